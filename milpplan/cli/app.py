@@ -1,0 +1,162 @@
+"""The commands: each reads its words, calls the library, and prints what it returns."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import milpplan
+from milpplan.cli import options as o
+from milpplan.cli.outcome import Commands, ExitCode, emit, say, show
+
+app = typer.Typer(
+    name="milpplan",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "Proved-best parallel training plans for large language models. Exit codes: 0 optimal within the "
+        "tolerance, 2 wrong usage or bad input, 3 proved infeasible, 4 stopped with a plan (its gap is "
+        "printed), 5 stopped with none, 6 internal failure."
+    ),
+)
+
+
+def main() -> None:
+    """Entry point of the ``milpplan`` program."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        say("Interrupted before anything was found.")
+        sys.exit(ExitCode.STOPPED_WITHOUT_PLAN)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        emit(f"milpplan {milpplan.__version__}\n")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def _milpplan(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+def solve(
+    model: o.Model,
+    hardware: o.Hardware,
+    gpus: o.Gpus,
+    global_batch: o.GlobalBatch,
+    seq_len: o.SeqLen = None,
+    precision: o.Precision = "bf16",
+    attention: o.Attention = "flash",
+    grad_dtype: o.GradDtype = "fp32",
+    space: o.SpaceKind = "free",
+    fix: o.Fix = None,
+    forbid: o.Forbid = None,
+    objective: o.ObjectiveName = "step_time_per_token",
+    deadline_hours: o.DeadlineHours = None,
+    tokens: o.Tokens = None,
+    backend: o.Backend = "auto",
+    time_limit: o.TimeLimit = None,
+    gap: o.Gap = 1e-4,
+    seed: o.Seed = 1,
+    witness: o.Witness = True,
+    warm_start: o.WarmStart = None,
+    out: o.Out = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Find the best plan for a model on a cluster, and prove it."""
+    from milpplan.cli import arguments, solving
+
+    job = {
+        "gpus": gpus,
+        "global_batch": global_batch,
+        "seq_len": seq_len,
+        "precision": precision,
+        "attention": attention,
+        "grad_dtype": grad_dtype,
+        "objective": objective,
+        "deadline_hours": deadline_hours,
+        "tokens": tokens,
+    }
+    problem = arguments.problem_of(model, hardware, job, space, fix or [])
+    chosen = milpplan.SolveOptions(
+        backend=backend,
+        gap=gap,
+        time_limit_s=time_limit,
+        seed=seed,
+        witness=witness,
+        warm_start=None if warm_start is None else solving.starting_plan(problem, warm_start),
+        forbid=arguments.forbidden_values(forbid or []),
+    )
+    raise typer.Exit(int(solving.run(problem, chosen, out, as_json)))
+
+
+@app.command()
+def simulate(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
+    as_json: o.AsJson = False,
+) -> None:
+    """Simulate one step of a plan. Exits with 3 if the plan does not fit in memory."""
+    from milpplan.cli import solving
+
+    raise typer.Exit(int(solving.simulate_file(plan, as_json)))
+
+
+@app.command("list")
+def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
+    """List the models or the hardware that ship with milpplan."""
+    from milpplan.cli import arguments
+    from milpplan.reports import presets
+
+    tables = {"models": presets.model_table, "hardware": presets.hardware_table}
+    show(tables[arguments.choice(kind, "list", tables)]())
+
+
+@app.command("show")
+def show_preset(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model or hardware, by name or path.")],
+) -> None:
+    """Print a model or hardware description; a file is checked first, a config.json translated."""
+    from milpplan.reports import presets
+
+    emit(presets.description(name))
+
+
+@app.command()
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="problem|plan|model|hardware|result")] = "problem",
+) -> None:
+    """Print the JSON Schema of a file that milpplan reads or writes."""
+    import json
+
+    from milpplan.cli import arguments
+
+    emit(json.dumps(arguments.schema_of(kind).model_json_schema(), indent=2) + "\n")
+
+
+@app.command()
+def doctor() -> None:
+    """Check the installed solvers on small programs that broken ones have got wrong."""
+    from milpplan.optimize.doctor import run_canaries
+    from milpplan.reports.canaries import canary_table
+
+    say("Running the canary programs; this takes a few seconds.")
+    results = run_canaries()
+    show(canary_table(results))
+    failed = sum(not result.passed for result in results)
+    say(f"{failed} of {len(results)} checks failed." if failed else f"All {len(results)} checks passed.")
+    raise typer.Exit(int(ExitCode.INTERNAL_FAILURE if failed else ExitCode.OPTIMAL))

@@ -1,0 +1,240 @@
+"""From the words on the command line to a problem; every mistake is an ``InvalidInputError``."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from milpplan.errors import InvalidInputError, UnknownNameError
+from milpplan.optimize.planner import fixed
+from milpplan.presets.catalog import load_hardware, load_model
+from milpplan.specs.plan import SCHEDULES, Layout
+from milpplan.specs.problem import Job, Problem, Range, Space
+from milpplan.specs.reading import RecordType, invalid_fields, shown
+
+MAX_GPUS: Final = 1_048_576
+MAX_BATCH: Final = 1_048_576
+MAX_SEQUENCE: Final = 16_777_216
+MAX_CANDIDATES: Final = 4_096
+"""Most combinations of a number of GPUs and a batch in one problem."""
+OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
+SECONDS_PER_HOUR: Final = 3600.0
+
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_SWITCHES = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather")
+_FIXABLE = tuple(name for name in Space.model_fields if name not in ("kind", "recompute"))
+
+
+def whole(text: str, option: str, most: int) -> int:
+    """A positive integer of at most ``most``."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= most:
+        raise InvalidInputError(
+            f"{option} is {shown(text)}.",
+            f"Expected a whole number from 1 to {most:,}, or a range such as 64:512 or 64:512:64.",
+            f"Correct {option}.",
+        )
+    return value
+
+
+def count_or_range(text: str, option: str, most: int) -> int | Range:
+    """``N``, ``LO:HI`` or ``LO:HI:STEP``."""
+    parts = text.split(":")
+    if len(parts) == 1:
+        return whole(text, option, most)
+    if len(parts) > 3:
+        raise InvalidInputError(
+            f"{option} is {shown(text)}.", "Expected N, LO:HI or LO:HI:STEP.", f"Correct {option}."
+        )
+    minimum, maximum, step = (whole(part, option, most) for part in [*parts, "1"][:3])
+    return record(Range, f"{option} {text}", minimum=minimum, maximum=maximum, step=step)
+
+
+def positive(value: float | None, option: str, what: str) -> None:
+    """Refuse an option's number that is not positive and finite."""
+    if value is not None and not 0 < value < math.inf:
+        raise InvalidInputError(f"{option} is {value}.", f"Expected a positive {what}.", f"Correct {option}.")
+
+
+def record(kind: type[RecordType], source: str, **values: Any) -> RecordType:
+    """A validated record; what is wrong is named after ``source``."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise invalid_fields(kind, error, source) from error
+
+
+def choice(text: str, option: str, known: Iterable[str]) -> str:
+    """One of the known words."""
+    names = tuple(known)
+    if text in names:
+        return text
+    close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
+    raise UnknownNameError(
+        f"{option} {shown(text)} does not exist.",
+        f"Expected one of {', '.join(names)}.",
+        f"Did you mean {close[0]}?" if close else "Give one of these names.",
+    )
+
+
+def assignments(text: str, option: str, known: tuple[str, ...]) -> dict[str, object]:
+    """``tp=8,pp=4`` as a mapping from fields of a layout to values."""
+    values: dict[str, object] = {}
+    for part in text.split(","):
+        name, equals, word = (piece.strip() for piece in part.partition("="))
+        if not equals or not word:
+            raise InvalidInputError(
+                f"{option} {shown(text)} has no value for {shown(part.strip())}.",
+                "Expected NAME=VALUE, several separated by commas, such as tp=8,pp=4.",
+                f"Correct {option}.",
+            )
+        if name not in known and name in ("num_gpus", "global_batch_size", "schema_version"):
+            raise InvalidInputError(
+                f"{option} names {name}.",
+                f"Expected one of {', '.join(known)}.",
+                "Use --gpus or --global-batch for it.",
+            )
+        known_name = choice(name, option, known)
+        values[known_name] = _value(known_name, word, option)
+    return values
+
+
+def _value(name: str, word: str, option: str) -> object:
+    value: object = word
+    if name in _SWITCHES:
+        value = {"1": True, "0": False, **_WORDS}.get(word.lower(), word)
+    elif name == "schedule":
+        value = choice(word, f"{option} schedule", SCHEDULES)
+    else:
+        try:
+            value = int(word)
+        except ValueError:
+            value = word
+    try:
+        Layout.model_validate({"global_batch_size": 1, name: value}, strict=True)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise InvalidInputError(
+            f"{option} {name}={shown(word)} makes no sense: {reason}.",
+            f"Expected a value of {name} that a layout can have.",
+            f"Correct the value; `milpplan schema plan` describes {name}.",
+        ) from error
+    return value
+
+
+def fixed_values(options: Iterable[str]) -> dict[str, object]:
+    """All ``--fix`` options together; naming a field twice is a contradiction."""
+    values: dict[str, object] = {}
+    for text in options:
+        for name, value in assignments(text, "--fix", _FIXABLE).items():
+            if values.setdefault(name, value) != value:
+                raise InvalidInputError(
+                    f"--fix gives {name} both {values[name]} and {value}.",
+                    "Expected one value for each field.",
+                    "Leave one of them out.",
+                )
+    return values
+
+
+def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]:
+    """One partial layout for each ``--forbid`` option."""
+    return tuple(assignments(text, "--forbid", tuple(Layout.model_fields)) for text in options)
+
+
+def problem_of(model: str, hardware: str, job: Mapping[str, Any], space: str, fix: list[str]) -> Problem:
+    """The problem of a command line; ``job`` holds the options that describe the job."""
+    spec = load_model(model)
+    length = job["seq_len"]
+    sequence_length = spec.default_sequence_length if length is None else whole(length, "--seq-len", MAX_SEQUENCE)
+    hours = job["deadline_hours"]
+    _check_deadline(job["objective"], hours, job["tokens"])
+    asked = record(
+        Job,
+        "the command line",
+        num_gpus=count_or_range(job["gpus"], "--gpus", MAX_GPUS),
+        global_batch_size=count_or_range(job["global_batch"], "--global-batch", MAX_BATCH),
+        sequence_length=sequence_length,
+        precision=choice(job["precision"], "--precision", ("bf16", "fp8")),
+        attention_kernel=choice(job["attention"], "--attention", ("flash", "unfused")),
+        grad_dtype=choice(job["grad_dtype"], "--grad-dtype", ("fp32", "bf16")),
+        objective=choice(job["objective"], "--objective", OBJECTIVES),
+        training_tokens=job["tokens"],
+        deadline_s=None if hours is None else hours * SECONDS_PER_HOUR,
+    )
+    check_size(asked)
+    declared = Space(kind=choice(space, "--space", ("uniform", "free")))
+    problem = record(
+        Problem, "the command line", model=spec, hardware=load_hardware(hardware), job=asked, space=declared
+    )
+    values = fixed_values(fix)
+    return fixed(problem, values) if values else problem
+
+
+def _check_deadline(objective: str, hours: float | None, tokens: float | None) -> None:
+    choice(objective, "--objective", OBJECTIVES)
+    positive(hours, "--deadline-hours", "number of hours")
+    positive(tokens, "--tokens", "number of tokens")
+    given = {"--deadline-hours": hours, "--tokens": tokens}
+    missing = [option for option, value in given.items() if value is None]
+    if len(missing) == 1 or (missing and objective != OBJECTIVES[0]):
+        raise InvalidInputError(
+            f"{' and '.join(missing)} is missing (objective {objective}).",
+            "Expected the deadline of the whole run in hours together with the tokens it trains on.",
+            f"Add {' and '.join(missing)}, or use --objective {OBJECTIVES[0]} without either.",
+        )
+
+
+def check_size(job: Job) -> None:
+    """Refuse jobs beyond any machine, whose layouts alone would fill the memory of this one."""
+    gpus, batches = _extent(job.num_gpus), _extent(job.global_batch_size)
+    checks = (
+        ("The number of GPUs", gpus[0], MAX_GPUS),
+        ("The global batch", batches[0], MAX_BATCH),
+        ("The sequence length", job.sequence_length, MAX_SEQUENCE),
+        ("The number of combinations of GPUs and batch", gpus[1] * batches[1], MAX_CANDIDATES),
+    )
+    for name, value, most in checks:
+        if value > most:
+            raise InvalidInputError(
+                f"{name} is {value:,}.",
+                f"Expected at most {most:,}.",
+                "Give a smaller number, or a larger step.",
+            )
+
+
+def _extent(values: int | Range) -> tuple[int, int]:
+    """Largest value and number of values."""
+    if isinstance(values, int):
+        return values, 1
+    return values.maximum, (values.maximum - values.minimum) // values.step + 1
+
+
+def admitted(values: int | Range, value: int) -> bool:
+    """Whether a job's number or range holds a value."""
+    if isinstance(values, int):
+        return value == values
+    return value in range(values.minimum, values.maximum + 1, values.step)
+
+
+def schema_of(kind: str) -> type[BaseModel]:
+    """The record whose JSON Schema ``milpplan schema`` prints."""
+    from milpplan.reports.document import ResultDocument
+    from milpplan.reports.plan_file import PlanFile
+    from milpplan.specs.hardware import HardwareSpec
+    from milpplan.specs.model import ModelSpec
+
+    records: dict[str, type[BaseModel]] = {
+        "problem": Problem,
+        "plan": PlanFile,
+        "model": ModelSpec,
+        "hardware": HardwareSpec,
+        "result": ResultDocument,
+    }
+    return records[choice(kind, "schema", records)]

@@ -1,0 +1,70 @@
+"""The options of ``milpplan solve``: name, meaning and shape on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A model's name, or a .toml, .json or Hugging Face config.json."),
+]
+Hardware = Annotated[
+    str, typer.Argument(metavar="HARDWARE", help="A hardware description's name, or a .toml or .json.")
+]
+Gpus = Annotated[str, typer.Option("--gpus", metavar="N|LO:HI[:STEP]", help="Number of GPUs, or a range.")]
+GlobalBatch = Annotated[
+    str, typer.Option("--global-batch", metavar="B|LO:HI[:STEP]", help="Sequences a step, or a range.")
+]
+SeqLen = Annotated[
+    str | None,
+    typer.Option("--seq-len", metavar="S", help="Tokens a sequence.", show_default="the model's own"),
+]
+Precision = Annotated[str, typer.Option("--precision", metavar="bf16|fp8", help="Format of the matrix products.")]
+Attention = Annotated[str, typer.Option("--attention", metavar="flash|unfused", help="Attention kernel.")]
+GradDtype = Annotated[
+    str, typer.Option("--grad-dtype", metavar="fp32|bf16", help="Format in which gradients are accumulated.")
+]
+Backend = Annotated[str, typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.")]
+SpaceKind = Annotated[
+    str,
+    typer.Option(
+        "--space",
+        metavar="uniform|free",
+        help="uniform: equal stages and one recompute setting; free: any split, any recompute counts.",
+    ),
+]
+Fix = Annotated[
+    list[str] | None,
+    typer.Option("--fix", metavar="NAME=VALUE", help="Fix a field of the layout, such as tp=8. Repeatable."),
+]
+Forbid = Annotated[
+    list[str] | None,
+    typer.Option("--forbid", metavar="NAME=VALUE,...", help="Forbid such layouts, as tp=8,pp=4. Repeatable."),
+]
+ObjectiveName = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        metavar="NAME",
+        help="step_time_per_token, or with a deadline num_gpus (the fewest) or gpu_hours (the least).",
+    ),
+]
+DeadlineHours = Annotated[
+    float | None, typer.Option("--deadline-hours", metavar="H", help="The whole run takes at most this.")
+]
+Tokens = Annotated[float | None, typer.Option("--tokens", metavar="T", help="Tokens of the whole run.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", metavar="S", help="Stop after S seconds with the best plan and its gap."),
+]
+Gap = Annotated[float, typer.Option("--gap", metavar="REL", help="Relative tolerance of the proof.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2_147_483_647, metavar="N", help="Solvers' seed.")]
+Witness = Annotated[
+    bool, typer.Option("--witness/--no-witness", help="A second solver confirms every bound that decides.")
+]
+WarmStart = Annotated[Path | None, typer.Option("--warm-start", metavar="PLAN.json", help="A plan to start from.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Also write the result here.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

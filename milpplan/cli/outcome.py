@@ -1,0 +1,140 @@
+"""Exit codes, and what is printed when a command cannot do what was asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from enum import IntEnum
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+from typer.core import TyperGroup
+
+import milpplan
+from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError, SolverError
+from milpplan.optimize.result import Status
+from milpplan.reports.terminal import printable
+
+WIDTH = 100
+"""Columns of output that does not go to a terminal."""
+
+
+class ExitCode(IntEnum):
+    """What scripts branch on."""
+
+    OPTIMAL = 0
+    BAD_INPUT = 2
+    INFEASIBLE = 3
+    STOPPED_WITH_PLAN = 4
+    STOPPED_WITHOUT_PLAN = 5
+    INTERNAL_FAILURE = 6
+
+
+OF_STATUS: dict[Status, ExitCode] = {
+    "optimal": ExitCode.OPTIMAL,
+    "infeasible": ExitCode.INFEASIBLE,
+    "feasible": ExitCode.STOPPED_WITH_PLAN,
+    "no_solution_found": ExitCode.STOPPED_WITHOUT_PLAN,
+}
+
+
+def of_error(error: MilpplanError) -> ExitCode:
+    """The exit code of an error."""
+    if isinstance(error, InfeasibleError):
+        return ExitCode.INFEASIBLE
+    return ExitCode.INTERNAL_FAILURE if isinstance(error, SolverError) else ExitCode.BAD_INPUT
+
+
+def say(text: str) -> None:
+    """One line of talk on stderr."""
+    _write(sys.stderr, text + "\n")
+
+
+def emit(text: str) -> None:
+    """Text of the result on stdout; a reader that has gone away is not an error."""
+    _write(sys.stdout, text)
+
+
+def show(renderable: RenderableType) -> None:
+    """A result for people on stdout: with colours and the terminal's width on a terminal, plain otherwise."""
+    emit(rendered(renderable, sys.stdout).strip("\n") + "\n")
+
+
+def rendered(renderable: RenderableType, stream: Any) -> str:
+    """The text of a renderable as that stream's terminal, or a file, should get it."""
+    width = None if stream.isatty() else WIDTH
+    console = Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    lines = capture.get().split("\n")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _write(stream: Any, text: str) -> None:
+    try:
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            stream.write(text.encode("ascii", "replace").decode("ascii"))
+        stream.flush()
+    except BrokenPipeError:
+        # What follows, and the flush when Python ends, must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def say_error(error: MilpplanError) -> None:
+    """The three parts of an error on stderr: what was seen, what was expected, what to do."""
+    say(f"error: {printable(error.seen)}")
+    say(f"  {printable(error.expected) or 'Expected input as the help describes it.'}")
+    say(f"  {printable(error.do) or 'See `milpplan --help` and `milpplan schema`.'}")
+
+
+def beyond_numbers(error: BaseException) -> InvalidInputError:
+    """An overflow, or memory for numbers nobody has: the input holds something absurd."""
+    return InvalidInputError(
+        f"The numbers given are beyond what can be computed ({type(error).__name__}: {error}).",
+        "Expected sizes, rates and counts of real models and clusters.",
+        "Check the numbers in the files and on the command line.",
+    )
+
+
+class Commands(TyperGroup):
+    """The group of commands; turns what they raise into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (ArithmeticError, MemoryError) as error:
+            code = self._refuse(ctx, beyond_numbers(error))
+        except MilpplanError as error:
+            code = self._refuse(ctx, error)
+        except KeyboardInterrupt:
+            say("Interrupted before anything was found.")
+            code = ExitCode.STOPPED_WITHOUT_PLAN
+        except Exception as error:
+            # typer's own exits and usage errors know their codes.
+            if hasattr(error, "exit_code") or isinstance(error, typer.Abort):
+                raise
+            code = self._fail(ctx, error)
+        raise typer.Exit(int(code))
+
+    @staticmethod
+    def _refuse(ctx: Any, error: MilpplanError) -> ExitCode:
+        say_error(error)
+        if ctx.params.get("debug"):
+            say(traceback.format_exc())
+        return of_error(error)
+
+    @staticmethod
+    def _fail(ctx: Any, error: Exception) -> ExitCode:
+        say(
+            f"error: Internal error of milpplan {milpplan.__version__}: {type(error).__name__}: "
+            f"{printable(str(error))}. This is a bug, not your mistake. Please report it with the command "
+            "you ran and the output of `milpplan --debug ...`, which adds the traceback."
+        )
+        if ctx.params.get("debug"):
+            say(traceback.format_exc())
+        return ExitCode.INTERNAL_FAILURE

@@ -1,0 +1,142 @@
+"""Solve and simulate as commands: progress, the result, the file, the exit code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from milpplan.cli import arguments
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show
+from milpplan.cli.progress import shown_progress
+from milpplan.costs.report import StepReport
+from milpplan.costs.simulator import check_plan
+from milpplan.costs.simulator import simulate as simulate_plan
+from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
+from milpplan.optimize.explain import explain
+from milpplan.optimize.layouts import broken_rules
+from milpplan.optimize.planner import solve
+from milpplan.optimize.result import PlanResult, SolveOptions
+from milpplan.reports.document import document_text, read_plan, result_document, simulation_document
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.terminal import simulation_report, solve_report
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+
+MAX_WORK_ITEMS = 33_554_432
+"""Most virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
+
+
+def run(problem: Problem, options: SolveOptions, out: Path | None, as_json: bool) -> ExitCode:
+    """Solve, print, write; the exit code says how it ended."""
+    arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
+    if out is not None:
+        check_writable(out)
+    with shown_progress(problem.job.objective) as callback, within_range():
+        result = solve(problem, replace(options, callback=callback))
+    if result.message:
+        say(result.message)
+    why = _why(result, options) if result.status == "infeasible" else None
+    text = document_text(result_document(result, options.gap, why)) if as_json or out else ""
+    if as_json:
+        emit(text)
+    elif why is None:
+        show(solve_report(result, options.gap))
+    if why is not None:
+        say_error(why)
+    return _written(out, text, OF_STATUS[result.status])
+
+
+def within_range() -> np.errstate:
+    """Numbers that leave the range of floats or 64-bit integers raise instead of becoming nonsense."""
+    return np.errstate(over="raise", invalid="raise", divide="raise")
+
+
+def _why(result: PlanResult, options: SolveOptions) -> MilpplanError:
+    """The explanation; without its alternatives if the user does not wait for them."""
+    try:
+        return explain(result.problem, options.forbid)
+    except KeyboardInterrupt:
+        return InfeasibleError(
+            "No plan satisfies the request: proved.",
+            "Expected a problem with a plan.",
+            "The search for what would help was interrupted; run it again to know.",
+        )
+
+
+def _written(out: Path | None, text: str, code: ExitCode) -> ExitCode:
+    """Write the document; a failure is told, after the result has been printed."""
+    if out is None:
+        return code
+    try:
+        write_whole(out, text)
+    except InvalidInputError as error:
+        say_error(error)
+        return of_error(error)
+    say(f"Written to {out}.")
+    return code
+
+
+def starting_plan(problem: Problem, path: Path) -> Plan:
+    """The plan of a file, as a start for a problem.
+
+    Raises:
+        IllegalPlanError: it is no plan for this model, or for none of these numbers of GPUs and batches.
+    """
+    plan = read_plan(path)[1]
+    _check(problem, plan)
+    return plan
+
+
+def simulate_file(path: Path, as_json: bool) -> ExitCode:
+    """Simulate the plan of a file and print the report."""
+    problem, plan = read_plan(path)
+    _check(problem, plan)
+    with within_range():
+        report = simulate_plan(problem, plan)
+    _check_numbers(report)
+    if as_json:
+        emit(document_text(simulation_document(problem, plan, report)))
+    else:
+        show(simulation_report(problem, plan, report))
+    return ExitCode.OPTIMAL if report.fits else ExitCode.INFEASIBLE
+
+
+def _check(problem: Problem, plan: Plan) -> None:
+    """The plan belongs to the problem, breaks no rule, and is of a size that can be simulated."""
+    job, layout = problem.job, plan.layout
+    arguments.check_size(job)
+    asked = (
+        ("GPUs", layout.num_gpus, job.num_gpus),
+        ("sequences a step", layout.global_batch_size, job.global_batch_size),
+    )
+    for name, value, values in asked:
+        if not arguments.admitted(values, value):
+            raise IllegalPlanError(
+                f"The plan has {value:,} {name}.",
+                f"The problem asks for {values}.",
+                "Change the degrees and the batch of the plan, or the problem.",
+            )
+    check_plan(problem, plan)
+    items = layout.num_virtual_stages * layout.num_micro_batches
+    if items > MAX_WORK_ITEMS:
+        raise IllegalPlanError(
+            f"The plan has {items:,} work items a pipeline (virtual stages x micro-batches).",
+            f"Expected at most {MAX_WORK_ITEMS:,}.",
+            "Use larger micro-batches or more replicas.",
+        )
+    broken = broken_rules(problem, layout)
+    if broken:
+        raise IllegalPlanError(
+            f"The layout breaks {'the rule' if len(broken) == 1 else 'the rules'} {', '.join(broken)}.",
+            "Expected a layout that keeps every rule of the frameworks.",
+            "Change the degrees and switches that the rule names.",
+        )
+
+
+def _check_numbers(report: StepReport) -> None:
+    """Sums that left the range of 64-bit integers come back negative."""
+    peaks = [stage.memory.peak_bytes for stage in report.stages]
+    if report.step_time_ns <= 0 or min(peaks) < 0:
+        raise OverflowError("a step time or a memory size left the range of 64-bit integers")

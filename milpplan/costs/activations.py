@@ -1,0 +1,118 @@
+"""Bytes one decoder layer keeps alive between its forward and its backward, by recompute mode.
+
+Source: Korthikanti et al. 2022 section 4 (the terms of sbh(34 + 5as/h)), with flash attention (no score
+matrix; one float of statistics a query and head), gated MLPs, grouped-query and latent attention, experts and
+fp8 (inputs of matrix products saved in one byte). Routed-expert activations are not divided by ep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.layers import BF16_BYTES, Shard, kv_heads_per_rank, routed_rows
+from milpplan.specs.model import DenseMlp, LatentAttention, LayerRun, MixtureOfExperts
+from milpplan.specs.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class LayerActivations:
+    """Bytes per micro-batch; arrays of shape [num_layouts].
+
+    ``kept`` without recomputation; ``dropped_selective`` and ``dropped_full``: how much less is kept; the
+    same bytes come back for one layer at a time while its backward replays them. ``workspace``: temporary
+    gradients of the largest operator.
+    """
+
+    kept: FloatArray
+    dropped_selective: FloatArray
+    dropped_full: FloatArray
+    workspace: FloatArray
+
+
+def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> LayerActivations:
+    """Activation bytes of one layer of ``kind`` for one micro-batch on one GPU."""
+    shard = Shard.of(problem, columns)
+    flash = problem.job.attention_kernel == "flash"
+    stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
+    linear_input = _input_bytes(problem) * shard.tokens * shard.hidden / shard.sequence_tp
+    attention_kept, attention_dropped = _attention(shard, kind)
+    mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
+    masks = 2 * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
+    # Two residual-stream inputs of the norms; the norm outputs feed the two matrix products.
+    kept = 2 * stream + linear_input + attention_kept + mlp_kept + masks
+    if flash:
+        moe_input = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input
+        selective = linear_input + moe_input + attention_dropped + mlp_dropped
+    else:
+        selective = attention_dropped
+    return LayerActivations(kept, selective, kept - stream, workspace + stream)
+
+
+def _input_bytes(problem: Problem) -> int:
+    """Bytes an element of a saved matrix-product input takes."""
+    return 1 if problem.job.precision == "fp8" else BF16_BYTES
+
+
+def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
+    """Bytes kept by attention, and the part that selective recomputation drops."""
+    attention, tokens, tp, job = kind.attention, shard.tokens, shard.tp, shard.problem.job
+    heads = attention.num_attention_heads / tp
+    if isinstance(attention, LatentAttention):
+        qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+        latent = (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim
+        expanded = BF16_BYTES * tokens * heads * (2 * qk_dim + attention.v_head_dim)
+        out = BF16_BYTES * tokens * heads * attention.v_head_dim
+        kept = BF16_BYTES * tokens * latent / shard.sequence_tp * 2 + expanded + out
+        dropped = expanded
+    else:
+        q_bytes = BF16_BYTES * tokens * heads * attention.head_dim
+        kv_bytes = BF16_BYTES * tokens * 2 * kv_heads_per_rank(attention, tp) * attention.head_dim
+        kept = 2 * q_bytes + kv_bytes
+        dropped = np.zeros_like(tokens)
+    if job.attention_kernel == "flash":
+        return kept + 4 * tokens * heads, dropped
+    per_score = 5 if shard.problem.model.dropout else 2
+    scores = per_score * tokens * job.sequence_length * heads
+    return kept + scores, scores
+
+
+def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Bytes kept by the MLP (its input included), the part selective recomputation drops, and the temporary
+    gradients of its widest operator."""
+    if isinstance(kind.mlp, DenseMlp):
+        return _dense(shard, kind.mlp)
+    moe, problem = kind.mlp, shard.problem
+    rows = routed_rows(shard, moe)
+    width = moe.intermediate_size / shard.columns.etp
+    matrices = 2 if moe.gated else 1
+    inputs = _input_bytes(problem) * rows * shard.hidden
+    up = BF16_BYTES * rows * matrices * width
+    down_input = _input_bytes(problem) * rows * width
+    # Router probabilities and indices in fp32, and the expert outputs that the probabilities weight.
+    local = shard.tokens / shard.tp
+    routing = 8 * local * moe.num_experts + BF16_BYTES * local * moe.num_experts_per_tok * shard.hidden
+    router_input = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
+    kept = router_input + inputs + up + down_input + routing
+    dropped = down_input
+    workspace = up + BF16_BYTES * rows * shard.hidden
+    if moe.shared_intermediate_size:
+        shared = _dense(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated))
+        kept, dropped = kept + shared[0], dropped + shared[1]
+        if problem.job.precision == "bf16":
+            # The router keeps the very tensor that the shared expert reads; fp8 keeps a copy of its own.
+            kept = kept - router_input
+    return kept, dropped, workspace
+
+
+def _dense(shard: Shard, mlp: DenseMlp) -> tuple[FloatArray, FloatArray, FloatArray]:
+    matrices = 2 if mlp.gated else 1
+    width = mlp.intermediate_size / shard.tp
+    element = _input_bytes(shard.problem)
+    up = BF16_BYTES * shard.tokens * matrices * width
+    down_input = element * shard.tokens * width
+    linear_input = element * shard.tokens * shard.hidden / shard.sequence_tp
+    workspace = up + BF16_BYTES * shard.tokens * shard.hidden
+    return linear_input + up + down_input, down_input, workspace

@@ -1,0 +1,243 @@
+"""Time of collectives and transfers for process groups of a given size and rank stride.
+
+Ranks are laid out consecutively: a scale-up domain holds ranks [i * D, (i + 1) * D); a group with stride t
+holds ranks r, r + t, r + 2 t, ... Message sizes follow nccl-tests: all-reduce, all-gather and reduce-scatter
+count the whole (reduced, gathered, to be scattered) buffer, all-to-all what one rank sends in total. Every
+function broadcasts floats and arrays and returns seconds; a group of one rank and an empty message cost 0.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.costs.compute import FloatArray, Numbers, grid_position, log_of
+from milpplan.specs.hardware import BusTable, CollectiveVariant, HardwareSpec
+
+IntArray = npt.NDArray[np.int64]
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+_TRANSFERS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""Passes over the message: bus bandwidth = passes * (n - 1) / n * bytes / time (nccl-tests PERFORMANCE)."""
+
+_PEERS_AT_ONCE = 8
+"""Peers an all-to-all serves at a time: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, NVIDIA/nccl src/include/device.h."""
+
+
+class _Group(NamedTuple):
+    """Where the ranks of the groups are, all of one shape."""
+
+    size: IntArray
+    members: IntArray
+    """Ranks of the group in one domain, the fewest over domains and groups."""
+    domains: IntArray
+    """Domains the group touches, the most over groups."""
+
+
+def members_per_domain(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> IntArray:
+    """Ranks of one group that share a scale-up domain, for the worst group and its worst domain.
+
+    clip(gcd(size * stride, D) // stride, 1, size) with D ranks a domain. A group occupies a block of size *
+    stride consecutive ranks whose start is a multiple of gcd(size * stride, D) into a domain, so no part is
+    smaller than that gcd; where everything is a power of two this is clip(D // stride, 1, size). Otherwise it
+    rounds down: 6 of 8 GPUs give groups split 2 + 4 and the answer 2, an upper bound of the time.
+    size, stride: positive integers, any shapes that broadcast.
+    """
+    ranks, step = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
+    smallest_part = np.gcd(ranks * step, np.int64(hardware.scale_up.num_gpus))
+    return np.asarray(np.clip(smallest_part // step, 1, ranks))
+
+
+def _group(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> _Group:
+    """Members and domains of groups; domains = ceil((size * stride + D - gcd) / D), at most ``size``."""
+    step = np.asarray(stride, dtype=np.int64)
+    block = np.asarray(size, dtype=np.int64) * step
+    ranks = block // step
+    domain = np.int64(hardware.scale_up.num_gpus)
+    members = members_per_domain(hardware, ranks, step)
+    touched = -((np.gcd(block, domain) - block - domain) // domain)
+    domains = np.where(members == ranks, 1, np.clip(touched, 2, np.maximum(ranks, 2)))
+    return _Group(ranks, members, domains)
+
+
+def _transfer_factor(operation: Operation, size: IntArray) -> FloatArray:
+    """Bytes a rank's link carries for each byte of message: passes * (n - 1) / n."""
+    return _TRANSFERS[operation] * (size - 1) / np.maximum(size, 1)
+
+
+@lru_cache(maxsize=64)
+def _bus_arrays(table: BusTable) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Logarithms of GPUs, message bytes and bus bandwidth [GPUs, messages], times made non-decreasing."""
+    counts = np.array(table.num_gpus, dtype=np.float64)
+    sizes = np.array(table.message_bytes, dtype=np.float64)
+    # In a row, time is proportional to bytes / bus bandwidth; the constant of the operation cancels.
+    times = np.maximum.accumulate(sizes / np.array(table.bus_bandwidth_bytes_per_s, dtype=np.float64), axis=1)
+    return np.log(counts), np.log(sizes), np.log(sizes / times)
+
+
+def _bus_table(hardware: HardwareSpec, operation: Operation) -> BusTable:
+    table: BusTable = getattr(hardware.scale_up, operation)
+    return table
+
+
+def bus_bandwidth_bytes_per_s(
+    hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, size: Numbers
+) -> FloatArray:
+    """Bus bandwidth inside a domain: bilinear in logarithms of GPUs, bytes and bandwidth, constant outside.
+
+    num_bytes: message; size: ranks; any shapes that broadcast. Source: the hardware file's measured table.
+    """
+    log_counts, log_sizes, values = _bus_arrays(_bus_table(hardware, operation))
+    row, row_weight = grid_position(log_counts, log_of(size))
+    column, column_weight = grid_position(log_sizes, log_of(num_bytes))
+    row_above = np.minimum(row + 1, len(log_counts) - 1)
+    column_above = np.minimum(column + 1, len(log_sizes) - 1)
+    low = (1 - column_weight) * values[row, column] + column_weight * values[row, column_above]
+    high = (1 - column_weight) * values[row_above, column] + column_weight * values[row_above, column_above]
+    return np.exp((1 - row_weight) * low + row_weight * high)
+
+
+def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, size: IntArray) -> FloatArray:
+    """factor * bytes / bus bandwidth; never below the time of the smallest measured message."""
+    floor = _bus_table(hardware, operation).message_bytes[0]
+    message = np.maximum(num_bytes, floor)
+    rate = bus_bandwidth_bytes_per_s(hardware, operation, message, size)
+    return _transfer_factor(operation, size) * message / rate
+
+
+def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, members: IntArray) -> FloatArray:
+    """Bus bandwidth across domains: the members' NICs, or the links inside a domain if those are slower."""
+    network = members * hardware.scale_out.bandwidth_bytes_per_s * hardware.scale_out.efficiency
+    largest = _bus_table(hardware, operation).message_bytes[-1]
+    inside = bus_bandwidth_bytes_per_s(hardware, operation, largest, members)
+    return np.where(members > 1, np.minimum(inside, network), network)
+
+
+def _ring_of(hardware: HardwareSpec) -> CollectiveVariant:
+    """The ring that the fields of ``ScaleUp`` and ``ScaleOut`` describe."""
+    return CollectiveVariant(
+        name="ring",
+        shape="ring",
+        base_latency_s=hardware.scale_out.collective_base_latency_s,
+        scale_up_hop_latency_s=hardware.scale_up.hop_latency_s,
+        scale_out_hop_latency_s=hardware.scale_out.hop_latency_s,
+        bandwidth_fraction=1.0,
+    )
+
+
+def _variant_latency_s(variant: CollectiveVariant, operation: Operation, group: _Group) -> FloatArray:
+    """base + passes * (inside hops * up + network hops * out).
+
+    Ring: size - domains inside and domains - 1 network hops; tree: members - 1 and ceil(log2(domains)).
+    Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel).
+    """
+    if variant.shape == "ring":
+        inside, network = group.size - group.domains, group.domains - 1
+    else:
+        inside = group.members - 1
+        network = np.ceil(np.log2(group.domains)).astype(np.int64)
+    hops = inside * variant.scale_up_hop_latency_s + network * variant.scale_out_hop_latency_s
+    return variant.base_latency_s + _TRANSFERS[operation] * hops
+
+
+def _across_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, group: _Group) -> FloatArray:
+    """Fastest variant: latency + factor * bytes / (fraction * ring bandwidth)."""
+    wire_s = _transfer_factor(operation, group.size) * num_bytes
+    wire_s = wire_s / _ring_bandwidth(hardware, operation, group.members)
+    times = [
+        _variant_latency_s(variant, operation, group) + wire_s / variant.bandwidth_fraction
+        for variant in (_ring_of(hardware), *hardware.scale_out.variants)
+        if variant.shape == "ring" or operation == "all_reduce"
+    ]
+    return np.asarray(np.minimum.reduce(times))
+
+
+def _collective_s(
+    hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, size: Numbers, stride: Numbers
+) -> FloatArray:
+    """Inside one domain the measured table, else the best variant across domains."""
+    group = _group(hardware, size, stride)
+    message = np.asarray(num_bytes, dtype=np.float64)
+    inside = _inside_s(hardware, operation, message, group.size)
+    across = _across_s(hardware, operation, message, group)
+    time = np.where(group.members == group.size, inside, across)
+    return np.where((group.size == 1) | (message == 0), 0.0, time)
+
+
+def all_reduce_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
+    """Time of an all-reduce of ``num_bytes`` among ``size`` ranks ``stride`` apart.
+
+    Inside a domain: 2 (n - 1) / n * bytes / busbw(n, bytes), measured. Across d domains with k members each:
+    min over ring and tree variants of base + 2 * hops * hop latency + 2 (n - 1) / n * bytes / (fraction *
+    min(busbw inside, k * NIC rate * efficiency)).
+    Source: nccl-tests PERFORMANCE.md; NVIDIA/nccl src/graph/tuning.cc.
+    """
+    return _collective_s(hardware, "all_reduce", num_bytes, size, stride)
+
+
+def all_gather_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
+    """Time of an all-gather whose gathered result has ``num_bytes``.
+
+    As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
+    """
+    return _collective_s(hardware, "all_gather", num_bytes, size, stride)
+
+
+def reduce_scatter_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
+    """Time of a reduce-scatter whose input on each rank has ``num_bytes``.
+
+    As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
+    """
+    return _collective_s(hardware, "reduce_scatter", num_bytes, size, stride)
+
+
+def all_to_all_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
+    """Time of an all-to-all in which each rank sends ``num_bytes`` in total, its own part included.
+
+    Inside a domain: (n - 1) / n * bytes / busbw(n, bytes), measured. Across domains with k members each:
+    max(bytes * (n - k) / n / (NIC rate * efficiency), bytes * (k - 1) / n / busbw inside) + base + transfer
+    latency + (n - k) / 8 * hop latency. Balanced traffic is assumed: a lower bound for skewed routing.
+    Source: nccl-tests PERFORMANCE.md; NCCL serves peers in batches of 8 (src/include/device.h).
+    """
+    group = _group(hardware, size, stride)
+    message = np.asarray(num_bytes, dtype=np.float64)
+    out, share = hardware.scale_out, message / np.maximum(group.size, 1)
+    outside = group.size - group.members
+    network_s = share * outside / (out.bandwidth_bytes_per_s * out.efficiency)
+    largest = hardware.scale_up.all_to_all.message_bytes[-1]
+    links = bus_bandwidth_bytes_per_s(hardware, "all_to_all", largest, group.members)
+    links_s = share * (group.members - 1) / links
+    batches = outside / _PEERS_AT_ONCE
+    latency_s = out.collective_base_latency_s + out.p2p_latency_s + batches * out.hop_latency_s
+    inside = _inside_s(hardware, "all_to_all", message, group.size)
+    time = np.where(outside == 0, inside, np.maximum(network_s, links_s) + latency_s)
+    return np.where((group.size == 1) | (message == 0), 0.0, time)
+
+
+def p2p_s(hardware: HardwareSpec, num_bytes: Numbers, stride: Numbers) -> FloatArray:
+    """Time to send ``num_bytes`` from rank r to rank r + stride.
+
+    bytes / (rate * efficiency) + latency with the links of the domain where stride < D, else one
+    accelerator's NIC share; 0 where bytes = 0. A stride below D counts as inside although ranks at the edge
+    leave the domain: a lower bound for those.
+    num_bytes, stride: any shapes that broadcast; returns seconds. Source: latency-bandwidth (Hockney) model.
+    """
+    up, out = hardware.scale_up, hardware.scale_out
+    message = np.asarray(num_bytes, dtype=np.float64)
+    inside = message / (up.bandwidth_bytes_per_s * up.p2p_efficiency) + up.p2p_latency_s
+    outside = message / (out.bandwidth_bytes_per_s * out.efficiency) + out.p2p_latency_s
+    time = np.where(np.asarray(stride) < up.num_gpus, inside, outside)
+    return np.where(message == 0, 0.0, time)
+
+
+def processor_fraction(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> FloatArray:
+    """Share of the accelerator's compute that a collective of the group takes while it runs beside kernels.
+
+    Source: Isaev et al. 2023 (Calculon), processor usage of a network; that of the outermost tier the group spans.
+    """
+    inside = np.asarray(size) * np.asarray(stride) <= hardware.scale_up.num_gpus
+    up, out = hardware.scale_up.processor_fraction, hardware.scale_out.processor_fraction
+    return np.where(inside, up, out)

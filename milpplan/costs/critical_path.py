@@ -1,0 +1,152 @@
+"""Critical paths of the step graph: which durations a step time is the sum of.
+
+A path found for one plan bounds the step time of every plan of the same structure and overlap switches from
+below: it is the row that the integer program is built of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.pipeline import IntegerArray, Sweep, Term, first_starts, sweeps
+from milpplan.costs.schedule import Int64Array, Structure
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CriticalPath:
+    """A path of the step graph: how often it passes each duration [Term, J], transfer and barrier."""
+
+    counts: Int64Array
+    num_transfers: int
+    barrier_count: int = 1
+
+    def length_ns(self, durations: IntegerArray, transfer_ns: int, barrier_ns: int) -> Int64Array:
+        """Sum of the path for ``durations`` [..., Term, J]: a lower bound of their step times, shape [...]."""
+        fixed_ns = self.num_transfers * transfer_ns + self.barrier_count * barrier_ns
+        return np.asarray((self.counts * durations).sum(axis=(-2, -1)) + fixed_ns, dtype=np.int64)
+
+
+def critical_paths(
+    structure: Structure,
+    durations: IntegerArray,
+    transfer_ns: int,
+    overlap_grad_reduce: bool,
+    overlap_param_gather: bool,
+    barrier_ns: int,
+) -> tuple[CriticalPath, ...]:
+    """A longest path of every plan of a batch [..., Term, J] (flattened), asserted to sum to its step time.
+
+    Among equally long ways back a path stays on its rank where it can.
+    """
+    paths: list[CriticalPath] = []
+    for sweep in sweeps(structure, durations, transfer_ns, overlap_grad_reduce, overlap_param_gather):
+        step_times = sweep.step_time(barrier_ns)
+        for plan, binding in enumerate(_binding_predecessors(structure, sweep, transfer_ns).T):
+            path = _backtrack(structure, sweep, plan, binding, overlap_grad_reduce, overlap_param_gather)
+            matrix = sweep.durations[..., plan].reshape(path.counts.shape)
+            assert path.length_ns(matrix, transfer_ns, barrier_ns) == step_times[plan], "path is not the step"
+            paths.append(path)
+    return tuple(paths)
+
+
+def critical_path(
+    structure: Structure,
+    durations: IntegerArray,
+    transfer_ns: int,
+    overlap_grad_reduce: bool,
+    overlap_param_gather: bool,
+    barrier_ns: int,
+) -> CriticalPath:
+    """A longest path of one plan, ``durations`` [Term, J]: see ``critical_paths``."""
+    (path,) = critical_paths(
+        structure, durations, transfer_ns, overlap_grad_reduce, overlap_param_gather, barrier_ns
+    )
+    return path
+
+
+def _binding_predecessors(structure: Structure, sweep: Sweep, transfer_ns: int) -> Int64Array:
+    """What each node's start waited for [N, B]: its rank's item p as p, a transfer from p as -2 - p, a
+    gather as -1."""
+    start = sweep.end[: structure.num_nodes] - sweep.node_durations
+    by_rank, by_transfer = structure.rank_predecessor[:, None], structure.transfer_predecessor[:, None]
+    on_rank = start == sweep.end.take(structure.rank_predecessor, axis=0)
+    transferred = start == sweep.end.take(structure.transfer_predecessor, axis=0) + transfer_ns
+    return np.where(on_rank, by_rank, np.where(transferred, -2 - by_transfer, -1)).astype(np.int64)
+
+
+def _backtrack(
+    structure: Structure,
+    sweep: Sweep,
+    plan: int,
+    binding: Int64Array,
+    overlap_grad_reduce: bool,
+    overlap_param_gather: bool,
+) -> CriticalPath:
+    """Walk from the slowest rank's end back to time 0 along what was waited for."""
+    num_stages, num_nodes = structure.num_stages, structure.num_nodes
+    counts = np.zeros((len(Term), structure.vpp, num_stages), dtype=np.int64)
+    counts[Term.OPTIMIZER, :, sweep.optimizer[:, plan].argmax()] = 1
+    rank = int(sweep.ready[:, plan].argmax())
+    if overlap_grad_reduce:
+        node, skip_node = _backtrack_stream(structure, sweep, plan, rank, counts)
+    else:
+        counts[Term.REDUCE, :, rank] = 1
+        node, skip_node = int(structure.last_node[rank]), False
+
+    waited_for = binding.tolist()
+    visited: list[int] = []
+    num_transfers = 0
+    source = node
+    while 0 <= source < num_nodes:
+        visited.append(source)
+        source = waited_for[source]
+        if source < -1:
+            source = -2 - source
+            num_transfers += 1
+    if source == -1:
+        _count_gather(structure, sweep, plan, visited[-1], counts)
+    elif not overlap_param_gather:
+        counts[Term.GATHER, :, source - num_nodes] = 1
+    durations_passed = structure.duration_index[visited[skip_node:]]
+    flat = counts.reshape(-1)
+    flat += np.bincount(durations_passed, minlength=flat.size)
+    return CriticalPath(flat.reshape(len(Term), -1), num_transfers)
+
+
+def _backtrack_stream(
+    structure: Structure, sweep: Sweep, plan: int, rank: int, counts: Int64Array
+) -> tuple[int, bool]:
+    """Count the reductions that a rank's gradients waited for; returns the last backward that they waited
+    for, and whether it was for its start only."""
+    last_backward = structure.backward_node[:, -1].reshape(structure.vpp, -1)[:, rank]
+    durations = sweep.durations[:, :, rank, plan]
+    backward_end = sweep.end[last_backward, plan]
+    reduce_end = sweep.reduce_end[:, rank, plan]
+    ready = sweep.ready[rank, plan]
+    by_trail = np.flatnonzero(backward_end + durations[Term.TRAIL] == ready)
+    if len(by_trail):
+        counts[Term.TRAIL, by_trail[0], rank] = 1
+        return int(last_backward[by_trail[0]]), False
+    chunk = int(np.flatnonzero(reduce_end == ready)[0])
+    released = backward_end - durations[Term.BACKWARD] + durations[Term.LEAD] + durations[Term.REDUCE]
+    counts[Term.REDUCE, chunk, rank] = 1
+    while reduce_end[chunk] != released[chunk]:
+        chunk += 1
+        counts[Term.REDUCE, chunk, rank] = 1
+    counts[Term.LEAD, chunk, rank] = 1
+    return int(last_backward[chunk]), True
+
+
+def _count_gather(structure: Structure, sweep: Sweep, plan: int, node: int, counts: Int64Array) -> None:
+    """Count what a first forward waited for: the bucket it starts with, or the last one it ends after."""
+    chunk, rank = divmod(int(structure.duration_index[node]), structure.num_stages)
+    first, _ = first_starts(sweep.durations[..., plan : plan + 1])
+    counts[Term.GATHER, :chunk, rank] = 1
+    if int(first[chunk, rank, 0]) == int(sweep.end[node, plan] - sweep.node_durations[node, plan]):
+        counts[Term.FIRST, chunk, rank] = 1
+        return
+    counts[Term.GATHER, chunk, rank] = 1
+    counts[Term.LAST, chunk, rank] = 1
+    counts[Term.FORWARD, chunk, rank] -= 1

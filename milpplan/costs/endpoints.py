@@ -1,0 +1,95 @@
+"""The embedding before the first layer and the final norm, LM head and loss after the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs import collectives, compute
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.layers import BF16_BYTES, Part, Phase, Shard
+from milpplan.costs.parameters import (
+    final_norm_parameters,
+    head_parameters,
+    padded_vocab_size,
+    position_parameters,
+)
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One end of the model, for one micro-batch: seconds [Part, 2, n], kept and workspace bytes [n]."""
+
+    model: ModelSpec
+    is_head: bool
+    seconds: FloatArray
+    kept_bytes: FloatArray
+    workspace_bytes: FloatArray
+
+    def matrix_parameters(self, tp: IntArray) -> FloatArray:
+        """Parameters of the (padded) vocabulary matrix on one GPU."""
+        rows = padded_vocab_size(self.model.vocab_size, tp) / tp
+        return np.asarray(rows * self.model.hidden_size, dtype=np.float64)
+
+    def parameters(self, tp: IntArray) -> FloatArray:
+        """Parameters of this end on one GPU; a tied head has only its norm of its own."""
+        if not self.is_head:
+            return self.matrix_parameters(tp) + position_parameters(self.model)
+        own = 0.0 if head_parameters(self.model) == 0 else self.matrix_parameters(tp)
+        return own + np.full(len(tp), float(final_norm_parameters(self.model)))
+
+
+def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Look-up (read and write one row a token), reduced over tp ranks because each holds a part of the
+    rows."""
+    shard = Shard.of(problem, columns)
+    message = BF16_BYTES * shard.tokens * shard.hidden
+    seconds = np.zeros((len(Part), 2, len(columns)))
+    lookup = shard.memory_bound(2 * message)
+    seconds[Part.COMPUTE, Phase.FORWARD] = lookup
+    seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * lookup
+    sp = columns.sequence_parallel
+    scatter = collectives.reduce_scatter_s(problem.hardware, message, columns.tp, 1)
+    gather = collectives.all_gather_s(problem.hardware, message, columns.tp, 1)
+    whole = collectives.all_reduce_s(problem.hardware, message, columns.tp, 1)
+    seconds[Part.TP, Phase.FORWARD] = np.where(sp, scatter, whole)
+    seconds[Part.TP, Phase.BACKWARD] = np.where(sp, gather, 0.0)
+    masks = shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
+    # Token ids, labels and position ids, eight bytes each.
+    kept = 24 * shard.tokens + masks
+    return Endpoint(problem.model, False, seconds, kept, np.zeros(len(columns)))
+
+
+def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Final norm, logits in bf16, cross-entropy in fp32 over the vocabulary split by tp.
+
+    The fp32 softmax is kept from forward to backward; bf16 logits are temporary (Megatron-LM
+    core/tensor_parallel/cross_entropy.py).
+    """
+    shard = Shard.of(problem, columns)
+    gpu = problem.hardware.accelerator
+    vocab = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
+    stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
+    seconds = np.zeros((len(Part), 2, len(columns)))
+    norm = shard.memory_bound(2 * stream)
+    loss = shard.memory_bound(16.0 * shard.tokens * vocab)
+    hidden = float(shard.hidden)
+    forward = compute.gemm_s(gpu, "bf16", shard.tokens, vocab, hidden)
+    backward = compute.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + compute.gemm_s(
+        gpu, "bf16", vocab, hidden, shard.tokens
+    )
+    seconds[Part.COMPUTE, Phase.FORWARD] = norm + forward + loss
+    seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * norm + backward + 0.5 * loss
+    message = BF16_BYTES * shard.tokens * shard.hidden
+    sp = columns.sequence_parallel
+    gather = collectives.all_gather_s(problem.hardware, message, columns.tp, 1)
+    scatter = collectives.reduce_scatter_s(problem.hardware, message, columns.tp, 1)
+    whole = collectives.all_reduce_s(problem.hardware, message, columns.tp, 1)
+    small = collectives.all_reduce_s(problem.hardware, 4 * shard.tokens, columns.tp, 1)
+    seconds[Part.TP, Phase.FORWARD] = np.where(sp, gather, 0.0) + 3 * small
+    seconds[Part.TP, Phase.BACKWARD] = np.where(sp, scatter, whole)
+    kept = 2 * stream + 4.0 * shard.tokens * vocab
+    return Endpoint(problem.model, True, seconds, kept, BF16_BYTES * shard.tokens * vocab)

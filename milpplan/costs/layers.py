@@ -1,0 +1,369 @@
+"""Time of one decoder layer on one GPU for one micro-batch, by phase and by part.
+
+Every quantity broadcasts over the rows of a ``LayoutColumns``. The sum over the exposed parts is the
+duration that the pipeline graph sees; hidden parts are reported, never added.
+
+Operators follow Megatron-LM's layer (source: Shoeybi et al. 2019 section 3 for tensor parallelism;
+Korthikanti et al. 2022 section 4 for sequence parallelism; Liu et al. 2023, Ring Attention, for context
+parallelism; Shazeer et al. 2017 and Megatron-LM core/transformer/moe for experts; DeepSeek-V2 section 2.1
+for latent attention).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from milpplan.costs import collectives, compute
+from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
+from milpplan.specs.problem import Problem
+
+BF16_BYTES = 2
+
+
+class Part(IntEnum):
+    """Where the time of a layer goes; the first five are exposed and add up to its duration."""
+
+    COMPUTE = 0
+    TP = 1
+    CP = 2
+    EP = 3
+    ZERO = 4
+    TP_HIDDEN = 5
+    CP_HIDDEN = 6
+    ZERO_HIDDEN = 7
+
+
+EXPOSED = slice(Part.COMPUTE, Part.ZERO + 1)
+
+
+class Phase(IntEnum):
+    """Forward, backward, and what recomputation adds to the backward of a layer."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    SELECTIVE = 2
+    FULL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The share of one micro-batch that a GPU works on; arrays of shape [num_layouts]."""
+
+    problem: Problem
+    columns: LayoutColumns
+    tokens: FloatArray
+    """Tokens of a context-parallel rank: micro_batch_size * sequence_length / cp."""
+    tp: FloatArray
+    sequence_tp: FloatArray
+    """Divisor of tensors outside the tensor-parallel region: tp with sequence parallelism, else 1."""
+
+    @staticmethod
+    def of(problem: Problem, columns: LayoutColumns) -> Shard:
+        """The shard of every layout."""
+        tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
+        tp = columns.tp.astype(np.float64)
+        return Shard(problem, columns, tokens, tp, np.where(columns.sequence_parallel, tp, 1.0))
+
+    @property
+    def hidden(self) -> int:
+        """Hidden size of the model."""
+        return self.problem.model.hidden_size
+
+    def gemm(
+        self, m: FloatArray, n: FloatArray | float, k: FloatArray | float
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Seconds of forward, input gradient and weight gradient of a linear layer of m tokens, k to n.
+
+        fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product.
+        """
+        gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
+        forward = compute.gemm_s(gpu, precision, m, n, k)
+        dgrad = compute.gemm_s(gpu, precision, m, k, n)
+        wgrad = compute.gemm_s(gpu, precision, n, k, m)
+        if precision == "fp8":
+            forward = forward + self.memory_bound(4.0 * m * k)
+            dgrad = dgrad + self.memory_bound(4.0 * m * n)
+        return forward, dgrad, wgrad
+
+    def memory_bound(self, num_bytes: FloatArray | float) -> FloatArray:
+        """Seconds of a memory-bound operator."""
+        return np.asarray(compute.memory_bound_s(self.problem.hardware.accelerator, num_bytes))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Accumulates seconds of one layer into an array [Part, Phase, num_layouts]."""
+
+    seconds: FloatArray
+
+    @staticmethod
+    def empty(num_layouts: int) -> Tally:
+        """All zero."""
+        return Tally(np.zeros((len(Part), len(Phase), num_layouts)))
+
+    def compute(self, forward: FloatArray, backward: FloatArray, *, selective: bool = False) -> None:
+        """Add an operator; ``selective`` ones are replayed by selective recomputation."""
+        self.seconds[Part.COMPUTE, Phase.FORWARD] += forward
+        self.seconds[Part.COMPUTE, Phase.BACKWARD] += backward
+        if selective:
+            self.seconds[Part.COMPUTE, Phase.SELECTIVE] += forward
+
+    def exposed(self, part: Part, phase: Phase, seconds: FloatArray) -> None:
+        """Add communication that nothing hides."""
+        self.seconds[part, phase] += seconds
+
+    def overlapped(
+        self,
+        parts: tuple[Part, Part],
+        phase: Phase,
+        seconds: FloatArray,
+        cover: FloatArray,
+        processor_fraction: FloatArray,
+    ) -> None:
+        """Add communication that runs beside ``cover`` seconds of compute: exposed are the excess and what
+        the communication takes from the compute beside it."""
+        exposed, hidden = overlap_s(seconds, cover, processor_fraction)
+        self.seconds[parts[0], phase] += exposed
+        self.seconds[parts[1], phase] += hidden
+
+
+def overlap_s(
+    seconds: FloatArray, cover: FloatArray, processor_fraction: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """(exposed, hidden) seconds of communication beside ``cover`` seconds of compute.
+
+    hidden = min(seconds, cover); exposed = seconds - hidden + processor_fraction * hidden, because compute
+    slows down while a share of the processor drives the network.
+    """
+    hidden = np.minimum(seconds, cover)
+    return seconds - hidden + processor_fraction * hidden, hidden
+
+
+def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
+    """Seconds of one layer of ``kind``: array [Part, Phase, num_layouts].
+
+    ``Phase.SELECTIVE`` and ``Phase.FULL`` are what recomputing the layer adds to its backward. ZeRO parts are
+    added by ``milpplan.costs.states``, because they depend on the data-parallel group.
+    """
+    shard = Shard.of(problem, columns)
+    tally = Tally.empty(len(columns))
+    _norms_and_residuals(shard, kind, tally)
+    if isinstance(kind.attention, LatentAttention):
+        _latent_attention(shard, kind.attention, tally)
+    else:
+        _grouped_query_attention(shard, kind.attention, tally)
+    if isinstance(kind.mlp, MixtureOfExperts):
+        _mixture_of_experts(shard, kind.mlp, tally)
+    else:
+        _dense_mlp(shard, kind.mlp, tally)
+    # A full recompute replays the whole forward, its communication included (Megatron-LM
+    # core/tensor_parallel/random.py).
+    tally.seconds[:, Phase.FULL] = tally.seconds[:, Phase.FORWARD]
+    return tally.seconds
+
+
+def average_keys(sequence_length: int, window: int | None) -> float:
+    """Keys a query attends to on average under a causal mask: s/2, or w - w^2/(2s) with a window w < s."""
+    if window is None or window >= sequence_length:
+        return sequence_length / 2
+    return window - window * window / (2 * sequence_length)
+
+
+def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
+    """Norms (read x, write y) are replayed by selective recomputation with flash attention; residual adds
+    (with bias and dropout fused) read two tensors and write one."""
+    elements = shard.tokens * shard.hidden / shard.sequence_tp
+    norm = shard.memory_bound(2 * BF16_BYTES * elements)
+    modules = shard.problem.job.attention_kernel == "flash"
+    for _ in range(kind.num_norms):
+        tally.compute(norm, 1.5 * norm, selective=modules)
+    residual = shard.memory_bound(3 * BF16_BYTES * elements)
+    tally.compute(2 * residual, 2 * residual)
+
+
+def _linear_pair(shard: Shard, tally: Tally, cover_dgrad: FloatArray, cover_wgrad: FloatArray) -> None:
+    """Tensor-parallel communication of a column-parallel linear followed by a row-parallel one.
+
+    With sequence parallelism: all-gather before, reduce-scatter after; backward: the output gradient is
+    all-gathered (exposed), the input is gathered again beside the input-gradient product and the input
+    gradient is reduce-scattered beside the weight-gradient product. Without: one all-reduce after, and in the
+    backward one all-reduce beside the weight-gradient product.
+    Source: Korthikanti et al. 2022 figure 5; Megatron-LM core/tensor_parallel/layers.py.
+    """
+    hardware = shard.problem.hardware
+    message = BF16_BYTES * shard.tokens * shard.hidden
+    gather = collectives.all_gather_s(hardware, message, shard.columns.tp, 1)
+    scatter = collectives.reduce_scatter_s(hardware, message, shard.columns.tp, 1)
+    reduce = collectives.all_reduce_s(hardware, message, shard.columns.tp, 1)
+    sp = shard.columns.sequence_parallel
+    none = np.zeros_like(shard.tokens)
+    tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, gather + scatter, reduce))
+    tally.exposed(Part.TP, Phase.BACKWARD, np.where(sp, gather, none))
+    parts = (Part.TP, Part.TP_HIDDEN)
+    share = collectives.processor_fraction(hardware, shard.columns.tp, 1)
+    tally.overlapped(parts, Phase.BACKWARD, np.where(sp, gather, none), cover_dgrad, share)
+    tally.overlapped(parts, Phase.BACKWARD, np.where(sp, scatter, reduce), cover_wgrad, share)
+
+
+def kv_heads_per_rank(attention: GroupedQueryAttention, tp: FloatArray) -> FloatArray:
+    """Key/value heads a tensor-parallel rank holds; replicated when there are fewer than tp."""
+    return np.maximum(attention.num_key_value_heads / tp, 1.0)
+
+
+def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tally: Tally) -> None:
+    tokens, tp = shard.tokens, shard.tp
+    q_width = attention.num_attention_heads * attention.head_dim / tp
+    kv_width = 2 * kv_heads_per_rank(attention, tp) * attention.head_dim
+    qkv = shard.gemm(tokens, q_width + kv_width, shard.hidden)
+    out = shard.gemm(tokens, shard.hidden, q_width)
+    rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + kv_width / 2))
+    if shard.problem.model.learned_positions:
+        rope = np.zeros_like(tokens)
+    if attention.qk_norm != "none":
+        rope = 2 * rope
+    tally.compute(qkv[0] + out[0] + rope, qkv[1] + qkv[2] + out[1] + out[2] + rope)
+    _linear_pair(shard, tally, qkv[1], qkv[2])
+    heads = attention.num_attention_heads / tp
+    ring_bytes = BF16_BYTES * tokens * kv_width
+    _core_attention(shard, tally, heads, (q_width, q_width), ring_bytes, attention.sliding_window)
+
+
+def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) -> None:
+    tokens, heads = shard.tokens, attention.num_attention_heads / shard.tp
+    qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    local = tokens / shard.sequence_tp
+    if attention.q_lora_rank is None:
+        q_down = tuple(np.zeros_like(tokens) for _ in range(3))
+        q_up = shard.gemm(tokens, heads * qk_dim, shard.hidden)
+    else:
+        q_down = shard.gemm(local, attention.q_lora_rank, shard.hidden)
+        q_up = shard.gemm(tokens, heads * qk_dim, attention.q_lora_rank)
+    kv_down = shard.gemm(local, attention.kv_lora_rank + attention.qk_rope_head_dim, shard.hidden)
+    kv_width = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+    kv_up = shard.gemm(tokens, kv_width, attention.kv_lora_rank)
+    out = shard.gemm(tokens, shard.hidden, heads * attention.v_head_dim)
+    rope = shard.memory_bound(2 * BF16_BYTES * tokens * heads * qk_dim * 2)
+    tally.compute(
+        q_down[0] + kv_down[0] + out[0] + rope,
+        q_down[1] + q_down[2] + kv_down[1] + kv_down[2] + out[1] + out[2] + rope,
+    )
+    modules = shard.problem.job.attention_kernel == "flash"
+    tally.compute(q_up[0] + kv_up[0], q_up[1] + q_up[2] + kv_up[1] + kv_up[2], selective=modules)
+    _linear_pair(shard, tally, q_up[1] + kv_up[1], q_up[2] + kv_up[2])
+    ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
+    _core_attention(shard, tally, heads, (heads * qk_dim, heads * attention.v_head_dim), ring_bytes, None)
+
+
+def _core_attention(
+    shard: Shard,
+    tally: Tally,
+    heads: FloatArray,
+    widths: tuple[FloatArray, FloatArray],
+    ring_bytes: FloatArray,
+    window: int | None,
+) -> None:
+    """Scores and weighted values, and the ring of key/value blocks among context-parallel ranks.
+
+    ``widths`` of queries and of values over the ``heads`` of a rank. FLOPs forward: 2 * tokens * keys *
+    (qk_width + v_width); flash attention backward 2.5 times as many (Dao 2023, section 4.1). The ring sends
+    the block of the next step beside the attention of this one.
+    """
+    job, gpu = shard.problem.job, shard.problem.hardware.accelerator
+    chunk = job.sequence_length / shard.columns.cp
+    if job.attention_kernel == "flash":
+        flops = 2 * shard.tokens * average_keys(job.sequence_length, window) * (widths[0] + widths[1])
+        forward = compute.attention_forward_s(gpu, flops, chunk)
+        backward = compute.attention_backward_s(gpu, 2.5 * flops, chunk)
+        tally.compute(forward, backward)
+    else:
+        forward, backward = _unfused_attention(shard, heads, widths)
+        tally.compute(forward, backward, selective=True)
+    steps = (shard.columns.cp - 1).astype(np.float64)
+    send = collectives.p2p_s(shard.problem.hardware, ring_bytes, shard.columns.tp)
+    send_back = collectives.p2p_s(shard.problem.hardware, 2 * ring_bytes, shard.columns.tp)
+    cover, cover_back = forward / shard.columns.cp, backward / shard.columns.cp
+    parts = (Part.CP, Part.CP_HIDDEN)
+    share = collectives.processor_fraction(shard.problem.hardware, shard.columns.cp, shard.columns.tp)
+    tally.overlapped(parts, Phase.FORWARD, steps * send, steps * cover, share)
+    tally.overlapped(parts, Phase.BACKWARD, steps * send_back, steps * cover_back, share)
+
+
+def _unfused_attention(
+    shard: Shard, heads: FloatArray, widths: tuple[FloatArray, FloatArray]
+) -> tuple[FloatArray, FloatArray]:
+    """Scores, softmax (with dropout) and values as separate kernels over the full s x s matrix."""
+    model, job = shard.problem.model, shard.problem.job
+    qk_width, v_width = widths
+    scores = shard.tokens * job.sequence_length * heads
+    keys = float(job.sequence_length)
+    gpu = shard.problem.hardware.accelerator
+    products = compute.gemm_s(gpu, "bf16", shard.tokens * heads, keys, qk_width / heads) + compute.gemm_s(
+        gpu, "bf16", shard.tokens * heads, v_width / heads, keys
+    )
+    softmax = shard.memory_bound(scores * (2 * BF16_BYTES + (5 if model.dropout else 0)))
+    return products + softmax, 2 * products + 1.5 * softmax
+
+
+def _dense_mlp(shard: Shard, mlp: DenseMlp, tally: Tally) -> None:
+    matrices = 2 if mlp.gated else 1
+    width = mlp.intermediate_size / shard.tp
+    up = shard.gemm(shard.tokens, matrices * width, shard.hidden)
+    down = shard.gemm(shard.tokens, shard.hidden, width)
+    activation = shard.memory_bound(BF16_BYTES * shard.tokens * width * (matrices + 1))
+    activation_back = shard.memory_bound(BF16_BYTES * shard.tokens * width * (2 * matrices + 1))
+    tally.compute(up[0] + down[0], up[1] + up[2] + down[1] + down[2])
+    tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
+    _linear_pair(shard, tally, up[1], up[2])
+
+
+def routed_rows(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
+    """Token copies an expert shard works on, balanced routing: etp * (tokens / tp) * top-k.
+
+    Not divided by ep: expert parallelism is carved out of data parallelism, so each rank receives on average
+    as many copies as it sends.
+    """
+    return shard.columns.etp * shard.tokens / shard.tp * moe.num_experts_per_tok
+
+
+def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> None:
+    hardware, gpu = shard.problem.hardware, shard.problem.hardware.accelerator
+    columns, hidden, precision = shard.columns, shard.hidden, shard.problem.job.precision
+    local = shard.tokens / shard.tp
+    rows = routed_rows(shard, moe)
+    experts = moe.num_experts / columns.ep
+    per_expert = rows / experts
+    matrices = 2 if moe.gated else 1
+    width = moe.intermediate_size / columns.etp.astype(np.float64)
+    router = compute.gemm_s(gpu, "bf16", local, float(moe.num_experts), float(hidden))
+    permute = shard.memory_bound(4 * BF16_BYTES * local * moe.num_experts_per_tok * hidden)
+    tally.compute(router + permute, 2 * router + permute)
+
+    def grouped(m: FloatArray | float, n: FloatArray | float, k: FloatArray | float) -> FloatArray:
+        return np.asarray(compute.batched_gemm_s(gpu, precision, m, n, k, experts))
+
+    forward = grouped(per_expert, matrices * width, hidden) + grouped(per_expert, hidden, width)
+    backward = (
+        grouped(per_expert, hidden, matrices * width)
+        + grouped(matrices * width, hidden, per_expert)
+        + grouped(per_expert, width, hidden)
+        + grouped(hidden, width, per_expert)
+    )
+    if precision == "fp8":
+        cast = shard.memory_bound(4.0 * rows * (hidden + width))
+        forward, backward = forward + cast, backward + cast
+    tally.compute(forward, backward)
+    activation = shard.memory_bound(BF16_BYTES * rows * width * (matrices + 1))
+    activation_back = shard.memory_bound(BF16_BYTES * rows * width * (2 * matrices + 1))
+    tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
+    sent = BF16_BYTES * local * moe.num_experts_per_tok * hidden
+    dispatch = collectives.all_to_all_s(hardware, sent, columns.ep, columns.etp)
+    inside = collectives.all_gather_s(hardware, sent * columns.etp, columns.etp, 1)
+    outside = collectives.reduce_scatter_s(hardware, sent * columns.etp, columns.etp, 1)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        tally.exposed(Part.EP, phase, 2 * dispatch + inside + outside)
+    if moe.shared_intermediate_size:
+        _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)

@@ -1,0 +1,219 @@
+"""All constants of a layout, in integer nanoseconds and bytes: what simulator, bounds and program share.
+
+Within one layout every duration and every byte count of a virtual stage is a sum of these constants over the
+layers it holds; ``milpplan.costs.stages`` adds them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.costs import collectives, states
+from milpplan.costs.activations import layer_activations
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
+from milpplan.costs.layers import BF16_BYTES, EXPOSED, Part, Phase, layer_seconds, overlap_s
+from milpplan.costs.states import LocalParameters
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+LAYER_KEYS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel")
+STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage")
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutCosts:
+    """Integer constants; the last axis is the layout. K kinds of layer.
+
+    Times in nanoseconds: ``layer_ns`` [K, Part, Phase, n] (its exposed parts are the durations),
+    ``embedding_ns`` and ``head_ns`` [Part, 2, n], ``reduce_ns``, ``gather_ns``, ``optimizer_ns`` [K + 2, n]
+    (kinds, embedding, head), ``transfer_ns``, ``barrier_ns`` [n].
+
+    Bytes: ``state_bytes`` [3, K + 2, n] (weights, gradients, optimizer); ``kept_bytes``,
+    ``dropped_selective_bytes``, ``dropped_full_bytes`` [K, n] a live micro-batch; ``embedding_kept_bytes``,
+    ``head_kept_bytes`` [n] likewise; ``workspace_bytes`` [K, n] and ``head_workspace_bytes`` [n];
+    ``buffer_bytes`` [n] once a GPU.
+    """
+
+    layer_ns: IntArray
+    duration_ns: IntArray
+    embedding_ns: IntArray
+    head_ns: IntArray
+    reduce_ns: IntArray
+    gather_ns: IntArray
+    optimizer_ns: IntArray
+    transfer_ns: IntArray
+    barrier_ns: IntArray
+    state_bytes: IntArray
+    kept_bytes: IntArray
+    dropped_selective_bytes: IntArray
+    dropped_full_bytes: IntArray
+    embedding_kept_bytes: IntArray
+    head_kept_bytes: IntArray
+    workspace_bytes: IntArray
+    head_workspace_bytes: IntArray
+    buffer_bytes: IntArray
+
+    def take(self, rows: npt.NDArray[np.integer]) -> LayoutCosts:
+        """The chosen layouts."""
+        return LayoutCosts(**{field.name: getattr(self, field.name)[..., rows] for field in fields(self)})
+
+    def at(self, row: int) -> LayoutCosts:
+        """One layout, without the layout axis."""
+        return LayoutCosts(**{field.name: getattr(self, field.name)[..., row] for field in fields(self)})
+
+
+def usable_memory_bytes(problem: Problem) -> int:
+    """Bytes of device memory a plan may fill: what the driver shows, less the reserve and fragmentation."""
+    hardware = problem.hardware
+    whole = hardware.accelerator.memory_bytes
+    return int(whole * (1 - hardware.fragmentation_fraction)) - hardware.reserved_bytes
+
+
+def layout_costs(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
+    """Constants of every layout, computed once for each distinct combination of the keys that matter."""
+    layer_rows, layer_inverse = _distinct(columns, LAYER_KEYS)
+    state_rows, state_inverse = _distinct(columns, STATE_KEYS)
+    layer_part = columns.take(layer_rows)
+    state_part = columns.take(state_rows)
+    kinds = problem.model.kinds
+    parameters = [states.local_layer_parameters(problem, kind, state_part) for kind in kinds]
+    embedding = embedding_endpoint(problem, layer_part)
+    head = head_endpoint(problem, layer_part)
+    seconds = np.stack([layer_seconds(problem, kind, layer_part) for kind in kinds])[..., layer_inverse]
+    reduce, gather = _add_sharding(problem, state_part, parameters, state_inverse, columns, seconds)
+    activations = [layer_activations(problem, kind, layer_part) for kind in kinds]
+
+    def kept(name: str) -> IntArray:
+        return _bytes(np.stack([getattr(item, name) for item in activations]))[:, layer_inverse]
+
+    ends = _endpoint_states(problem, columns, embedding, head)
+    optimizer = np.stack([states.optimizer_s(problem, state_part, local) for local in parameters])
+    sizes = np.stack([states.state_bytes(problem, state_part, local) for local in parameters], axis=1)
+    buffers = np.max([states.unsharded_buffer_bytes(problem, state_part, p) for p in parameters], axis=0)
+    layer_ns = _ns(seconds)
+    return LayoutCosts(
+        layer_ns=layer_ns,
+        duration_ns=np.asarray(layer_ns[:, EXPOSED].sum(axis=1)),
+        embedding_ns=_ns(embedding.seconds)[..., layer_inverse],
+        head_ns=_ns(head.seconds)[..., layer_inverse],
+        reduce_ns=_ns(np.concatenate([reduce, ends.reduce])),
+        gather_ns=_ns(np.concatenate([gather, ends.gather])),
+        optimizer_ns=_ns(np.concatenate([optimizer[:, state_inverse], ends.optimizer])),
+        transfer_ns=_transfer_ns(problem, columns),
+        barrier_ns=_barrier_ns(problem, columns),
+        state_bytes=_bytes(np.concatenate([sizes[..., state_inverse], ends.state], axis=1)),
+        kept_bytes=kept("kept"),
+        dropped_selective_bytes=kept("dropped_selective"),
+        dropped_full_bytes=kept("dropped_full"),
+        embedding_kept_bytes=_bytes(embedding.kept_bytes)[layer_inverse],
+        head_kept_bytes=_bytes(head.kept_bytes)[layer_inverse],
+        workspace_bytes=kept("workspace"),
+        head_workspace_bytes=_bytes(head.workspace_bytes)[layer_inverse],
+        buffer_bytes=_bytes(buffers)[state_inverse],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _EndpointStates:
+    """State costs of the embedding and the head, stacked: arrays [2, n]; ``state`` [3, 2, n]."""
+
+    reduce: FloatArray
+    gather: FloatArray
+    optimizer: FloatArray
+    state: FloatArray
+
+
+def _endpoint_states(
+    problem: Problem, columns: LayoutColumns, embedding: Endpoint, head: Endpoint
+) -> _EndpointStates:
+    """A tied head on another stage than the embedding keeps its own copy, and the two gradients are summed by
+    an all-reduce between the first and the last stage (Megatron-LM
+    core/distributed/finalize_model_grads.py)."""
+    rows, inverse = _distinct(columns, (*STATE_KEYS, "pp"))
+    part = columns.take(rows)
+    # The root unit of a sharded model stays gathered (PyTorch FSDP2, reshard_after_forward of the root).
+    part = replace(part, zero_stage=np.minimum(part.zero_stage, 1))
+    zero = np.zeros(len(part))
+    tied = problem.model.tie_word_embeddings
+    shared = np.where(tied & (part.pp > 1), embedding.matrix_parameters(part.tp), 0.0)
+    locals_ = (
+        LocalParameters(embedding.parameters(part.tp), zero),
+        LocalParameters(head.parameters(part.tp) + shared, zero),
+    )
+    stride = part.tp * part.cp * part.dp * (part.pp - 1)
+    pair = np.where(shared > 0, 2, 1)
+    tie = collectives.all_reduce_s(
+        problem.hardware, states.grad_bytes(problem) * shared, pair, np.maximum(stride, 1)
+    )
+    gathered = part.zero_stage >= 1
+    reduce = [states.reduce_s(problem, part, local) + tie for local in locals_]
+    gather = [np.where(gathered, states.gather_s(problem, part, local), 0.0) for local in locals_]
+    return _EndpointStates(
+        np.stack(reduce)[:, inverse],
+        np.stack(gather)[:, inverse],
+        np.stack([states.optimizer_s(problem, part, local) for local in locals_])[:, inverse],
+        np.stack([states.state_bytes(problem, part, local) for local in locals_], axis=1)[..., inverse],
+    )
+
+
+def _add_sharding(
+    problem: Problem,
+    part: LayoutColumns,
+    parameters: list[LocalParameters],
+    inverse: IntArray,
+    columns: LayoutColumns,
+    seconds: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Gradient and parameter communication of the layers.
+
+    Stages 0 and 1 reduce once a step, stage 1 and 2 gather once a step: these are the returned arrays [K, n].
+    Stage 2 reduces and stage 3 gathers and reduces in every micro-batch, beside the layer's compute: the
+    excess is added to ``seconds`` in place (Part.ZERO).
+    """
+    reduce = np.stack([states.reduce_s(problem, part, local) for local in parameters])[:, inverse]
+    gather = np.stack([states.gather_s(problem, part, local) for local in parameters])[:, inverse]
+    stage = columns.zero_stage
+    compute = seconds[:, EXPOSED].sum(axis=1)
+    forward = np.where(stage == 3, gather, 0.0)
+    backward = np.where(stage >= 2, reduce, 0.0) + forward
+    share = collectives.processor_fraction(problem.hardware, columns.cp * columns.dp, columns.tp)
+    for phase, busy in ((Phase.FORWARD, forward), (Phase.BACKWARD, backward)):
+        exposed, hidden = overlap_s(busy, compute[:, phase], share)
+        seconds[:, Part.ZERO, phase] += exposed
+        seconds[:, Part.ZERO_HIDDEN, phase] += hidden
+    once = np.where(stage >= 2, 0.0, reduce)
+    return once, np.where((stage == 1) | (stage == 2), gather, 0.0)
+
+
+def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
+    """Activation (or its gradient) from one stage to the next; with sequence parallelism each tensor-parallel
+    rank sends its own slice."""
+    rows, inverse = _distinct(columns, ("tp", "cp", "dp", "pp", "micro_batch_size", "sequence_parallel"))
+    part = columns.take(rows)
+    tokens = part.micro_batch_size * problem.job.sequence_length / part.cp
+    share = np.where(part.sequence_parallel, part.tp, 1)
+    num_bytes = BF16_BYTES * tokens * problem.model.hidden_size / share
+    seconds = collectives.p2p_s(problem.hardware, num_bytes, part.tp * part.cp * part.dp)
+    return _ns(np.where(part.pp > 1, seconds, 0.0))[inverse]
+
+
+def _barrier_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
+    """The global gradient norm: an all-reduce of one number over all GPUs (dominated by latency)."""
+    gpus, inverse = np.unique(columns.num_gpus, return_inverse=True)
+    return _ns(collectives.all_reduce_s(problem.hardware, 4.0, gpus, 1))[inverse]
+
+
+def _distinct(columns: LayoutColumns, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+    return unique_rows(*(getattr(columns, name) for name in names))
+
+
+def _ns(seconds: FloatArray) -> IntArray:
+    return np.rint(np.asarray(seconds) * NS_PER_S).astype(np.int64)
+
+
+def _bytes(values: FloatArray) -> IntArray:
+    return np.ceil(np.asarray(values) - 1e-6).astype(np.int64)

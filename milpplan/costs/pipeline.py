@@ -1,0 +1,262 @@
+"""The time of one training step: a longest path through a fixed graph, in whole nanoseconds.
+
+A step gathers parameters, runs the forwards and backwards of a schedule (see ``schedule.py``), reduces
+gradients, meets at a barrier (the global gradient norm) and updates the optimizer. The graph is fixed by the
+schedule; only durations vary. So the step time is a maximum of path sums, and each path sum
+
+    sum over (term, j) of counts[term, j] * durations[term, j] + num_transfers * transfer_ns + barrier_ns
+
+is a lower bound of the step time for ALL durations of the same structure and overlap switches, and equal to
+it for the durations the path was found with (``critical_path``).
+
+Durations are non-negative integers, ``durations`` [..., Term, J] with rows named by ``Term``; leading
+dimensions are a batch of plans that one sweep over the levels of the graph evaluates together.
+
+ - Gather: chunk 0, 1, ... of a rank one after another from time 0. Without overlap the rank waits for all of
+   them. With ``overlap_param_gather`` buckets arrive while layers run: the first forward on j starts no sooner
+   than FIRST_j after the gather of the chunk before, and ends no sooner than LAST_j after its own gather.
+ - Reduce: without overlap all of a rank's reductions after its last work item. With ``overlap_grad_reduce``
+   on a stream of the rank, chunk v - 1 first; that of j starts no sooner than LEAD_j after the START of the
+   last backward on j, and the rank is not done before the END of that backward + TRAIL_j.
+ - Barrier of all ranks, ``barrier_ns``, then each rank runs OPTIMIZER for its chunks.
+
+Source: the order of work is that of ``schedule.py``; overlap is Megatron-LM's ``overlap_grad_reduce`` and
+``overlap_param_gather`` (core/distributed) with one communication stream per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.costs.schedule import Int64Array, Structure, structure
+
+__all__ = [
+    "Structure",
+    "Sweep",
+    "Term",
+    "Timeline",
+    "first_starts",
+    "simulate_times",
+    "step_time_ns",
+    "structure",
+    "sweeps",
+]
+
+IntegerArray = npt.NDArray[np.integer]
+
+# Work items times plans simulated together: two int64 arrays of 32 MiB.
+_MAX_BATCH_NODES = 2**22
+
+
+class Term(IntEnum):
+    """Rows of a duration matrix: what virtual stage j takes, in nanoseconds."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    GATHER = 2
+    REDUCE = 3
+    OPTIMIZER = 4
+    LEAD = 5
+    TRAIL = 6
+    FIRST = 7
+    LAST = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """When everything of one step happens, in nanoseconds from its start.
+
+    Work items [J, m]; gathers and reductions [J]; ``gradients_ready_ns`` (before the barrier),
+    ``busy_ns`` (forwards and backwards), ``finish_ns`` (after the optimizer) [P]; a gather or reduction
+    starts at its end minus its duration, optimizers start at ``optimizer_start_ns``.
+    """
+
+    forward_start_ns: Int64Array
+    forward_end_ns: Int64Array
+    backward_start_ns: Int64Array
+    backward_end_ns: Int64Array
+    gather_end_ns: Int64Array
+    reduce_end_ns: Int64Array
+    gradients_ready_ns: Int64Array
+    optimizer_start_ns: int
+    busy_ns: Int64Array
+    finish_ns: Int64Array
+    step_time_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """Ends of all nodes [N + P + 1, B], and the tail of the step; a batch of B plans in the last axis.
+
+    Durations are [Term, v, P, B], so a chunk of all ranks is one slice.
+    """
+
+    durations: Int64Array
+    node_durations: Int64Array
+    end: Int64Array
+    gather_end: Int64Array
+    reduce_end: Int64Array
+    ready: Int64Array
+    optimizer: Int64Array
+
+    def step_time(self, barrier_ns: int) -> Int64Array:
+        """Slowest rank's gradients, the barrier, the slowest optimizer; shape [B]."""
+        return np.asarray(self.ready.max(axis=0) + barrier_ns + self.optimizer.max(axis=0))
+
+
+def _sweep(
+    structure: Structure,
+    durations: Int64Array,
+    transfer_ns: int,
+    overlap_grad_reduce: bool,
+    overlap_param_gather: bool,
+) -> Sweep:
+    """Longest path to the end of every node for ``durations`` [B, Term, J], level by level."""
+    num_nodes, num_stages, vpp = structure.num_nodes, structure.num_stages, structure.vpp
+    # One plan alone drops the batch axis inside the loop: one-dimensional takes are faster.
+    batch = (len(durations),) if len(durations) != 1 else ()
+    by_term = np.ascontiguousarray(durations.reshape(len(durations), -1).T)
+    node_durations = by_term.reshape(-1, *batch).take(structure.duration_index, axis=0)
+    matrix = by_term.reshape(len(Term), vpp, num_stages, -1)
+    gather_end = np.cumsum(matrix[Term.GATHER], axis=0)
+
+    # A node holds its earliest start until its level turns it into its end.
+    end = np.zeros((num_nodes + num_stages + 1, *batch), dtype=np.int64)
+    if overlap_param_gather:
+        end[structure.forward_node[:, 0]] = np.maximum(*first_starts(matrix)).reshape(-1, *batch)
+    else:
+        end[num_nodes:-1] = gather_end[-1].reshape(-1, *batch)
+    # "No predecessor" ends one transfer before time 0, so that arriving from it delays nothing.
+    end[-1] = -transfer_ns
+
+    by_rank = structure.rank_predecessor.astype(np.intp)
+    by_transfer = structure.transfer_predecessor.astype(np.intp)
+    offsets = structure.level_offsets
+    for low, high in pairwise(offsets):
+        arrival = end.take(by_transfer[low:high], axis=0)
+        arrival += transfer_ns
+        level = end[low:high]
+        np.maximum(level, arrival, out=level)
+        np.maximum(level, end.take(by_rank[low:high], axis=0), out=level)
+        level += node_durations[low:high]
+
+    end = end.reshape(len(end), -1)
+    node_durations = node_durations.reshape(num_nodes, -1)
+    reduce_end, ready = _reduce(structure, matrix, node_durations, end, overlap_grad_reduce)
+    return Sweep(matrix, node_durations, end, gather_end, reduce_end, ready, matrix[Term.OPTIMIZER].sum(axis=0))
+
+
+def first_starts(matrix: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Earliest starts of the first forwards [v, P, B] when gathers overlap: for the first bucket to be there,
+    and for the forward to end LAST after the last one (a forward that stalls inside counts as a later start)."""
+    gather_end = np.cumsum(matrix[Term.GATHER], axis=0)
+    first = gather_end - matrix[Term.GATHER] + matrix[Term.FIRST]
+    return first, gather_end + matrix[Term.LAST] - matrix[Term.FORWARD]
+
+
+def _reduce(
+    structure: Structure,
+    matrix: Int64Array,
+    node_durations: Int64Array,
+    end: Int64Array,
+    overlap_grad_reduce: bool,
+) -> tuple[Int64Array, Int64Array]:
+    """Ends of the gradient reductions [v, P, B] and when each rank's gradients are ready [P, B]."""
+    vpp, num_stages = structure.vpp, structure.num_stages
+    reduce_ns = matrix[Term.REDUCE]
+    if not overlap_grad_reduce:
+        after_work = np.cumsum(reduce_ns[::-1], axis=0)[::-1]
+        reduce_end = end[structure.last_node] + after_work
+        return reduce_end, reduce_end[0]
+    last = structure.backward_node[:, -1]
+    backward_end = end[last].reshape(vpp, num_stages, -1)
+    backward_start = backward_end - node_durations[last].reshape(vpp, num_stages, -1)
+    reduce_end = backward_start + matrix[Term.LEAD] + reduce_ns
+    for chunk in range(vpp - 2, -1, -1):
+        np.maximum(reduce_end[chunk], reduce_end[chunk + 1] + reduce_ns[chunk], out=reduce_end[chunk])
+    ready = np.maximum(reduce_end, backward_end + matrix[Term.TRAIL]).max(axis=0)
+    return reduce_end, ready
+
+
+def checked(structure: Structure, durations: IntegerArray, transfer_ns: int) -> Int64Array:
+    """``durations`` [..., Term, J] as int64 [B, Term, J]; raises ``ValueError`` where they make no sense."""
+    shape = (len(Term), structure.num_virtual_stages)
+    if durations.shape[-2:] != shape or not np.issubdtype(durations.dtype, np.integer):
+        raise ValueError(
+            f"durations must be integers of shape [..., {shape[0]}, {shape[1]}], "
+            f"got {durations.dtype} {list(durations.shape)}"
+        )
+    shortest_ns = min(transfer_ns, durations.min(initial=0))
+    if shortest_ns < 0:
+        raise ValueError(f"durations and transfers must not be negative, got {shortest_ns} ns")
+    return durations.astype(np.int64, copy=False).reshape(-1, *shape)
+
+
+def sweeps(
+    structure: Structure,
+    durations: IntegerArray,
+    transfer_ns: int,
+    overlap_grad_reduce: bool,
+    overlap_param_gather: bool,
+) -> Iterator[Sweep]:
+    """The batch in parts of bounded memory, in order."""
+    plans = checked(structure, durations, transfer_ns)
+    part = max(1, _MAX_BATCH_NODES // structure.num_nodes)
+    for first in range(0, len(plans), part):
+        yield _sweep(
+            structure, plans[first : first + part], transfer_ns, overlap_grad_reduce, overlap_param_gather
+        )
+
+
+def step_time_ns(
+    structure: Structure,
+    durations: IntegerArray,
+    transfer_ns: int,
+    overlap_grad_reduce: bool,
+    overlap_param_gather: bool,
+    barrier_ns: int,
+) -> Int64Array:
+    """Exact step times of a batch of plans: ``durations`` [..., Term, J] gives shape [...]."""
+    parts = sweeps(structure, durations, transfer_ns, overlap_grad_reduce, overlap_param_gather)
+    times = [sweep.step_time(barrier_ns) for sweep in parts]
+    flat = np.concatenate(times) if times else np.empty(0, dtype=np.int64)
+    return flat.reshape(durations.shape[:-2])
+
+
+def simulate_times(
+    structure: Structure,
+    durations: IntegerArray,
+    transfer_ns: int,
+    overlap_grad_reduce: bool,
+    overlap_param_gather: bool,
+    barrier_ns: int,
+) -> Timeline:
+    """The whole step of one plan, ``durations`` [Term, J]."""
+    plan = checked(structure, durations, transfer_ns)
+    if len(plan) != 1:
+        raise ValueError(f"a timeline is of one plan, got {len(plan)}")
+    sweep = _sweep(structure, plan, transfer_ns, overlap_grad_reduce, overlap_param_gather)
+    forward_end = sweep.end[structure.forward_node, 0]
+    backward_end = sweep.end[structure.backward_node, 0]
+    per_micro_batch = plan[0, Term.FORWARD] + plan[0, Term.BACKWARD]
+    busy = per_micro_batch.reshape(structure.vpp, -1).sum(axis=0) * structure.num_micro_batches
+    optimizer_start = int(sweep.ready.max()) + barrier_ns
+    return Timeline(
+        forward_start_ns=forward_end - plan[0, Term.FORWARD][:, None],
+        forward_end_ns=forward_end,
+        backward_start_ns=backward_end - plan[0, Term.BACKWARD][:, None],
+        backward_end_ns=backward_end,
+        gather_end_ns=sweep.gather_end.reshape(-1),
+        reduce_end_ns=sweep.reduce_end.reshape(-1),
+        gradients_ready_ns=sweep.ready[:, 0],
+        optimizer_start_ns=optimizer_start,
+        busy_ns=busy,
+        finish_ns=optimizer_start + sweep.optimizer[:, 0],
+        step_time_ns=int(sweep.step_time(barrier_ns)[0]),
+    )

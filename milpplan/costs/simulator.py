@@ -1,0 +1,273 @@
+"""The exact simulator: one step of a plan, its time, where the time goes, and memory.
+
+The step time is the longest path over the schedule's graph (``milpplan.costs.pipeline``) with the durations
+of the virtual stages (``milpplan.costs.stages``); memory follows from the fixed order of work on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs import pipeline
+from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.flops import mfu
+from milpplan.costs.layers import Part, Phase
+from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.pipeline import Term, Timeline
+from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
+from milpplan.costs.schedule import check_schedule, live_profiles
+from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages
+from milpplan.errors import IllegalPlanError
+from milpplan.specs.model import MixtureOfExperts
+from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+
+def simulate(problem: Problem, plan: Plan) -> StepReport:
+    """Simulate one training step of a plan.
+
+    Raises:
+        IllegalPlanError: the plan does not cover the model, or the schedule does not exist for its degrees.
+    """
+    check_plan(problem, plan)
+    layout = plan.layout
+    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
+    stages = plan_stages(costs, problem.model.layer_kinds, plan)
+    timeline = _timeline(layout, costs, stages)
+    reports = _stage_reports(problem, plan, costs, stages, timeline)
+    step_ns = timeline.step_time_ns
+    step_s = step_ns / NS_PER_S
+    rate = layout.global_batch_size * problem.job.sequence_length / step_s
+    usable = usable_memory_bytes(problem)
+    peak = max(report.memory.peak_bytes for report in reports)
+    return StepReport(
+        step_time_s=step_s,
+        step_time_ns=step_ns,
+        tokens_per_s=rate,
+        mfu=mfu(problem, rate, layout.num_gpus),
+        peak_memory_bytes=peak,
+        usable_memory_bytes=usable,
+        fits=peak <= usable,
+        breakdown_s=_mean([report.breakdown_s for report in reports], BREAKDOWN),
+        hidden_s=_mean([report.hidden_s for report in reports], HIDDEN),
+        stages=tuple(reports),
+    )
+
+
+def plan_timeline(problem: Problem, plan: Plan) -> Timeline:
+    """Start and end of every work item of a plan, for traces."""
+    check_plan(problem, plan)
+    costs = layout_costs(problem, LayoutColumns.of([plan.layout])).at(0)
+    return _timeline(plan.layout, costs, plan_stages(costs, problem.model.layer_kinds, plan))
+
+
+def check_plan(problem: Problem, plan: Plan) -> None:
+    """Raise ``IllegalPlanError`` where a plan cannot run at all (the space's rules are the planner's)."""
+    layout = plan.layout
+    if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
+        raise IllegalPlanError(
+            f"The plan holds {plan.virtual_stages[-1].layers[1]} layers.",
+            f"{problem.model.name} has {problem.model.num_layers}.",
+            "Make the virtual stages cover every layer once.",
+        )
+    share = layout.dp * layout.micro_batch_size
+    if layout.global_batch_size % share:
+        raise IllegalPlanError(
+            f"global_batch_size={layout.global_batch_size} is not a multiple of dp={layout.dp} x "
+            f"micro_batch_size={layout.micro_batch_size}.",
+            "Every replica runs a whole number of micro-batches.",
+            "Change one of the three.",
+        )
+    _check_degrees(problem, layout)
+    try:
+        check_schedule(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+    except ValueError as error:
+        raise IllegalPlanError(
+            f"The schedule cannot run: {error}.", "", "Change the schedule, pp, vpp or the batch."
+        ) from error
+
+
+def _check_degrees(problem: Problem, layout: Layout) -> None:
+    """Degrees that leave a rank with a fraction of a head, a token or an expert."""
+    experts = [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
+    ranks = layout.tp * layout.cp * layout.dp
+    expert_ranks = f"ep={layout.ep} x etp={layout.etp}"
+    rules = [
+        (
+            kind.attention.num_attention_heads % layout.tp == 0,
+            f"tp={layout.tp}",
+            "tp divides the attention heads",
+        )
+        for kind in problem.model.kinds
+    ]
+    rules += [
+        (problem.job.sequence_length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length"),
+        (
+            bool(experts) or layout.ep * layout.etp == 1,
+            expert_ranks,
+            "ep and etp are 1 in a model without experts",
+        ),
+        (ranks % (layout.ep * layout.etp) == 0, expert_ranks, "ep x etp divides tp x cp x dp"),
+    ]
+    rules += [(moe.num_experts % layout.ep == 0, f"ep={layout.ep}", "ep divides the experts") for moe in experts]
+    for legal, seen, expected in rules:
+        if not legal:
+            raise IllegalPlanError(f"The layout has {seen}.", f"Expected: {expected}.", "Change the layout.")
+
+
+def step_times_ns(layout: Layout, costs: LayoutCosts, matrices: IntArray) -> IntArray:
+    """Step times [B] of a batch of duration matrices [B, Term, J] of one layout."""
+    graph = pipeline.structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+    return np.asarray(
+        pipeline.step_time_ns(
+            graph,
+            matrices,
+            int(costs.transfer_ns),
+            layout.overlap_grad_reduce,
+            layout.overlap_param_gather,
+            int(costs.barrier_ns),
+        )
+    )
+
+
+def _timeline(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOptions]) -> Timeline:
+    graph = pipeline.structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+    return pipeline.simulate_times(
+        graph,
+        durations(stages),
+        int(costs.transfer_ns),
+        layout.overlap_grad_reduce,
+        layout.overlap_param_gather,
+        int(costs.barrier_ns),
+    )
+
+
+def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOptions]) -> list[StageMemory]:
+    """Peak memory of every pipeline rank: the most over the backwards of its schedule, whose live activations
+    are fixed by the order of work."""
+    profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+    reports = []
+    for rank, rows in enumerate(profiles):
+        held = [stages[chunk * layout.pp + rank] for chunk in range(layout.vpp)]
+        parts = np.sum([stage.state_bytes for stage in held], axis=0)
+        kept = np.array([int(stage.kept_bytes[0]) for stage in held], dtype=np.int64)
+        peak, live, transient = max(
+            (
+                int(np.dot(counts, kept)) + int(held[chunk].transient_bytes[0]),
+                int(np.dot(counts, kept)),
+                int(held[chunk].transient_bytes[0]),
+            )
+            for chunk, counts in rows
+        )
+        buffers = int(costs.buffer_bytes)
+        total = int(parts.sum()) + buffers + peak
+        weights, gradients, optimizer = (int(part) for part in parts)
+        reports.append(StageMemory(weights, gradients, optimizer, live, transient, buffers, total))
+    return reports
+
+
+@dataclass(frozen=True, slots=True)
+class _RankTimes:
+    """Nanoseconds of one rank's step."""
+
+    breakdown: dict[str, int]
+    hidden: dict[str, int]
+
+
+def _stage_reports(
+    problem: Problem, plan: Plan, costs: LayoutCosts, stages: Sequence[StageOptions], timeline: Timeline
+) -> list[StageReport]:
+    memory = rank_memory(plan.layout, costs, stages)
+    reports = []
+    for rank in range(plan.layout.pp):
+        times = _rank_times(problem, plan, costs, stages, timeline, rank)
+        reports.append(
+            StageReport(
+                {name: value / NS_PER_S for name, value in times.breakdown.items()},
+                {name: value / NS_PER_S for name, value in times.hidden.items()},
+                memory[rank],
+            )
+        )
+    return reports
+
+
+def _rank_times(
+    problem: Problem,
+    plan: Plan,
+    costs: LayoutCosts,
+    stages: Sequence[StageOptions],
+    timeline: Timeline,
+    rank: int,
+) -> _RankTimes:
+    layout = plan.layout
+    own = range(rank, layout.num_virtual_stages, layout.pp)
+    parts, recompute = _parts_ns(problem, plan, costs, own)
+    micro_batches = layout.num_micro_batches
+    terms = np.sum([stages[j].terms[:, 0] for j in own], axis=0)
+    last_end = int(max(timeline.backward_end_ns[j, -1] for j in own))
+    reduce_exposed = int(timeline.gradients_ready_ns[rank]) - last_end
+    gather_exposed = _gather_exposed(layout, costs, timeline, rank, int(terms[Term.GATHER]))
+    breakdown = dict.fromkeys(BREAKDOWN, 0) | {
+        "compute": micro_batches * int(parts[Part.COMPUTE]) - micro_batches * recompute[Part.COMPUTE],
+        "recompute": micro_batches * int(recompute[: Part.ZERO + 1].sum()),
+        "param_gather_exposed": gather_exposed,
+        "grad_reduce_exposed": reduce_exposed,
+        "grad_norm": int(costs.barrier_ns),
+        "optimizer": int(terms[Term.OPTIMIZER]),
+    }
+    for name, part in (("tp", Part.TP), ("cp", Part.CP), ("ep", Part.EP), ("zero", Part.ZERO)):
+        breakdown[f"{name}_exposed"] = micro_batches * int(parts[part] - recompute[part])
+    breakdown = {name: int(value) for name, value in breakdown.items()}
+    breakdown["bubble"] = timeline.step_time_ns - sum(breakdown.values())
+    hidden = {
+        "tp_hidden": micro_batches * int(parts[Part.TP_HIDDEN]),
+        "cp_hidden": micro_batches * int(parts[Part.CP_HIDDEN]),
+        "zero_hidden": micro_batches * int(parts[Part.ZERO_HIDDEN]),
+        "param_gather_hidden": max(0, int(terms[Term.GATHER]) - gather_exposed),
+        "grad_reduce_hidden": max(0, int(terms[Term.REDUCE]) - reduce_exposed),
+    }
+    return _RankTimes(breakdown, hidden)
+
+
+def _gather_exposed(layout: Layout, costs: LayoutCosts, timeline: Timeline, rank: int, gather_ns: int) -> int:
+    """How long the rank's first forward waits for parameters after its input has arrived."""
+    if not layout.overlap_param_gather and rank == 0:
+        return gather_ns
+    arrival = 0
+    if rank:
+        arrival = int(timeline.forward_end_ns[rank - 1, 0]) + int(costs.transfer_ns)
+    busy = int(timeline.forward_end_ns[rank, 0] - timeline.forward_start_ns[rank, 0])
+    waited = int(timeline.forward_end_ns[rank, 0]) - busy - arrival
+    return max(0, min(waited, gather_ns))
+
+
+def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: range) -> tuple[IntArray, IntArray]:
+    """Nanoseconds a micro-batch by part, [Part], of the rank's virtual stages: all of it, and the share that
+    recomputation adds."""
+    kinds = problem.model.layer_kinds
+    parts = np.zeros(len(Part), dtype=np.int64)
+    recompute = np.zeros(len(Part), dtype=np.int64)
+    final = plan.layout.num_virtual_stages - 1
+    for j in own:
+        stage = plan.virtual_stages[j]
+        held = np.array(kinds[stage.layers[0] : stage.layers[1]], dtype=np.int64)
+        split = stage.recompute.full, stage.recompute.full + stage.recompute.selective
+        parts += costs.layer_ns[held][:, :, (Phase.FORWARD, Phase.BACKWARD)].sum(axis=(0, 2))
+        recompute += costs.layer_ns[held[: split[0]], :, Phase.FULL].sum(axis=0)
+        recompute += costs.layer_ns[held[split[0] : split[1]], :, Phase.SELECTIVE].sum(axis=0)
+        if j == 0:
+            parts += costs.embedding_ns.sum(axis=1)
+        if j == final:
+            parts += costs.head_ns.sum(axis=1)
+    return parts + recompute, recompute
+
+
+def _mean(rows: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
+    return {name: float(np.mean([row[name] for row in rows])) for name in names}
+
+
+__all__ = ["EMBEDDING", "HEAD", "check_plan", "plan_timeline", "rank_memory", "simulate", "step_times_ns"]

@@ -1,0 +1,164 @@
+"""What one virtual stage costs: sums of a layout's constants over the layers it holds.
+
+Every duration is affine in the number of layers of each kind and in the recompute counts, which is what makes
+critical paths into valid rows of the integer program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.costs.layers import Phase
+from milpplan.costs.layout_costs import LayoutCosts
+from milpplan.costs.pipeline import Term
+from milpplan.specs.plan import Plan
+
+EMBEDDING, HEAD = -2, -1
+"""Positions of the two ends in the arrays that stack kinds, embedding and head."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """Costs of one virtual stage under several recompute choices (o options).
+
+    ``terms`` [Term, o] nanoseconds; ``state_bytes`` [3] (weights, gradients, optimizer); ``kept_bytes`` [o]
+    per live micro-batch; ``transient_bytes`` [o] while a backward of this stage runs; ``full`` and
+    ``selective`` [o] the choices.
+    """
+
+    full: IntArray
+    selective: IntArray
+    terms: IntArray
+    state_bytes: IntArray
+    kept_bytes: IntArray
+    transient_bytes: IntArray
+
+    def take(self, rows: IntArray) -> StageOptions:
+        """The chosen options."""
+        return StageOptions(
+            self.full[rows],
+            self.selective[rows],
+            self.terms[:, rows],
+            self.state_bytes,
+            self.kept_bytes[rows],
+            self.transient_bytes[rows],
+        )
+
+
+def stage_options(
+    costs: LayoutCosts,
+    kinds: Sequence[int],
+    full: IntArray,
+    selective: IntArray,
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> StageOptions:
+    """Costs of a virtual stage that holds layers of the given kinds, in order.
+
+    Args:
+        costs: constants of one layout (``LayoutCosts.at``).
+        kinds: index of the kind of each layer held; may be empty.
+        full, selective: [o] recompute counts: the first ``full`` layers wholly, the next ``selective`` ones
+            selectively.
+        is_first, is_last: whether the stage also holds the embedding, the head.
+    """
+    held = np.asarray(kinds, dtype=np.int64)
+    duration = costs.duration_ns
+    last_recomputed = full + selective
+
+    def over_range(per_kind: IntArray, start: IntArray, stop: IntArray) -> IntArray:
+        prefix = np.concatenate([[0], np.cumsum(per_kind[held])])
+        return np.asarray(prefix[stop] - prefix[start])
+
+    extra = over_range(duration[:, Phase.FULL], np.zeros_like(full), full)
+    extra = extra + over_range(duration[:, Phase.SELECTIVE], full, last_recomputed)
+    dropped = over_range(costs.dropped_full_bytes, np.zeros_like(full), full)
+    dropped = dropped + over_range(costs.dropped_selective_bytes, full, last_recomputed)
+    terms = np.repeat(_fixed_terms(costs, held, is_first, is_last)[:, None], len(full), axis=1)
+    terms[Term.BACKWARD] += extra
+    ends = [EMBEDDING] * is_first + [HEAD] * is_last
+    kept = int(costs.kept_bytes[held].sum()) + _end_kept(costs, is_first, is_last) - dropped
+    return StageOptions(
+        full,
+        selective,
+        terms,
+        costs.state_bytes[:, held].sum(axis=1) + costs.state_bytes[:, ends].sum(axis=1),
+        kept,
+        _transient(costs, held, full, last_recomputed, is_last),
+    )
+
+
+def _end_kept(costs: LayoutCosts, is_first: bool, is_last: bool) -> int:
+    return int(costs.embedding_kept_bytes) * is_first + int(costs.head_kept_bytes) * is_last
+
+
+def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bool) -> IntArray:
+    """Durations without recomputation: [Term]."""
+    duration = costs.duration_ns
+    embedding = costs.embedding_ns[:5].sum(axis=0) * is_first
+    head = costs.head_ns[:5].sum(axis=0) * is_last
+    ends = [EMBEDDING] * is_first + [HEAD] * is_last
+    any_layer = len(held) > 0
+    front = held[:1]
+    back = held[-1:]
+    terms = np.zeros(len(Term), dtype=np.int64)
+    terms[Term.FORWARD] = duration[held, Phase.FORWARD].sum() + embedding[0] + head[0]
+    terms[Term.BACKWARD] = duration[held, Phase.BACKWARD].sum() + embedding[1] + head[1]
+    for term, values in (
+        (Term.GATHER, costs.gather_ns),
+        (Term.REDUCE, costs.reduce_ns),
+        (Term.OPTIMIZER, costs.optimizer_ns),
+    ):
+        terms[term] = values[held].sum() + values[ends].sum()
+    # The first bucket that is ready, and the last one: one layer, with the end of the model beside it.
+    terms[Term.LEAD] = duration[back, Phase.BACKWARD].sum() + head[1] + (0 if any_layer else embedding[1])
+    terms[Term.TRAIL] = costs.reduce_ns[front].sum() + costs.reduce_ns[ends[:1] if is_first else ends[:0]].sum()
+    terms[Term.FIRST] = costs.gather_ns[front].sum() + costs.gather_ns[ends[:1] if is_first else ends[:0]].sum()
+    terms[Term.LAST] = duration[back, Phase.FORWARD].sum() + head[0] + (0 if any_layer else embedding[0])
+    if not any_layer:
+        terms[Term.TRAIL] = terms[Term.REDUCE]
+        terms[Term.FIRST] = terms[Term.GATHER]
+    return terms
+
+
+def _transient(
+    costs: LayoutCosts, held: IntArray, full: IntArray, last_recomputed: IntArray, is_last: bool
+) -> IntArray:
+    """Temporary bytes of a backward: gradients of the widest operator, plus the replay of one recomputed
+    layer."""
+    workspace = int(costs.workspace_bytes[held].max(initial=0))
+    if is_last:
+        workspace = max(workspace, int(costs.head_workspace_bytes))
+    replay = np.zeros(len(full), dtype=np.int64)
+    for kind in np.unique(held):
+        seen = np.concatenate([[0], np.cumsum(held == kind)])
+        in_full, in_selective = seen[full] > 0, seen[last_recomputed] > seen[full]
+        replay = np.maximum(replay, in_full * costs.dropped_full_bytes[kind])
+        replay = np.maximum(replay, in_selective * costs.dropped_selective_bytes[kind])
+    return workspace + replay
+
+
+def plan_stages(costs: LayoutCosts, layer_kinds: Sequence[int], plan: Plan) -> list[StageOptions]:
+    """Costs of every virtual stage of a plan (one option each)."""
+    final = len(plan.virtual_stages) - 1
+    return [
+        stage_options(
+            costs,
+            layer_kinds[stage.layers[0] : stage.layers[1]],
+            np.array([stage.recompute.full]),
+            np.array([stage.recompute.selective]),
+            is_first=index == 0,
+            is_last=index == final,
+        )
+        for index, stage in enumerate(plan.virtual_stages)
+    ]
+
+
+def durations(stages: Sequence[StageOptions]) -> IntArray:
+    """Duration matrix [Term, J] of single-option stages, as the pipeline graph takes it."""
+    return np.stack([stage.terms[:, 0] for stage in stages], axis=1)

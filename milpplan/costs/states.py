@@ -1,0 +1,128 @@
+"""Weights, gradients and optimizer states: their bytes, their communication and their update.
+
+Source: Rajbhandari et al. 2020 (ZeRO stages 1 to 3); Megatron-LM docs/user-guide/features/dist_optimizer.md
+(18 bytes a parameter without sharding in bf16 with fp32 gradients, 6 + 12/d with the distributed optimizer).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs import collectives
+from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.layers import BF16_BYTES
+from milpplan.costs.parameters import layer_parameters
+from milpplan.specs.model import GroupedQueryAttention, LayerRun
+from milpplan.specs.problem import Problem
+
+FP32_BYTES = 4
+ADAM_STATE_BYTES = 12
+"""fp32 master weight and two fp32 moments."""
+UPDATE_TRAFFIC_BYTES = 38
+"""Adam reads gradient, master and moments (16), writes master, moments and the bf16 weight (14), and the
+gradient is read for the norm and zeroed (8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalParameters:
+    """Parameters one GPU holds of a layer (or of the embedding, or of the head); arrays [num_layouts].
+
+    ``dense`` ones are replicated over the cp * dp ranks, ``expert`` ones over the expert replicas.
+    """
+
+    dense: FloatArray
+    expert: FloatArray
+
+
+def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> LocalParameters:
+    """Parameters of one layer on one GPU; key/value heads fewer than tp are replicated."""
+    counts = layer_parameters(problem.model, kind)
+    tp = columns.tp.astype(np.float64)
+    dense = counts.tensor_parallel / tp + counts.replicated
+    if isinstance(kind.attention, GroupedQueryAttention):
+        heads = kind.attention.num_key_value_heads
+        replicated_heads = np.maximum(heads / tp, 1.0) - heads / tp
+        dense = dense + 2 * problem.model.hidden_size * kind.attention.head_dim * replicated_heads
+    expert = counts.experts / (columns.ep * columns.etp).astype(np.float64)
+    return LocalParameters(dense, expert)
+
+
+def grad_bytes(problem: Problem) -> int:
+    """Bytes of one accumulated gradient."""
+    return FP32_BYTES if problem.job.grad_dtype == "fp32" else BF16_BYTES
+
+
+def weight_bytes(problem: Problem) -> int:
+    """Bytes of one weight: bf16, and with fp8 also an fp8 copy and its transpose (Transformer Engine's cached
+    weights)."""
+    return BF16_BYTES + (2 if problem.job.precision == "fp8" else 0)
+
+
+def state_bytes(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
+    """Bytes of weights, gradients and Adam states on one GPU under the layout's ZeRO stage: [3, n]."""
+    total = np.zeros((3, len(columns)))
+    for local, replicas in _groups(columns, parameters):
+        for part, (per_parameter, sharded_from) in enumerate(
+            ((weight_bytes(problem), 3), (grad_bytes(problem), 2), (ADAM_STATE_BYTES, 1))
+        ):
+            total[part] += local * per_parameter / np.where(columns.zero_stage >= sharded_from, replicas, 1)
+    return total
+
+
+def unsharded_buffer_bytes(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
+    """Whole-layer buffers that ZeRO needs beside the shards: one layer's gradients from stage 2, and two
+    layers' gathered weights (the current one and the prefetched one) at stage 3."""
+    local = parameters.dense + parameters.expert
+    grads = np.where(columns.zero_stage >= 2, grad_bytes(problem), 0)
+    weights = np.where(columns.zero_stage >= 3, 2 * weight_bytes(problem), 0)
+    return np.asarray(local * (grads + weights))
+
+
+def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
+    """Seconds to reduce the gradients once: all-reduce unsharded, reduce-scatter from ZeRO stage 1."""
+    total = np.zeros(len(columns))
+    for (local, _), (size, stride) in zip(_groups(columns, parameters), _group_shapes(columns), strict=True):
+        message = grad_bytes(problem) * local
+        whole = collectives.all_reduce_s(problem.hardware, message, size, stride)
+        scatter = collectives.reduce_scatter_s(problem.hardware, message, size, stride)
+        total = total + np.where(columns.zero_stage >= 1, scatter, whole)
+    return total
+
+
+def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
+    """Seconds to gather the bf16 weights of a layer once from their shards."""
+    total = np.zeros(len(columns))
+    for (local, _), (size, stride) in zip(_groups(columns, parameters), _group_shapes(columns), strict=True):
+        total = total + collectives.all_gather_s(problem.hardware, BF16_BYTES * local, size, stride)
+    return total
+
+
+def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
+    """Seconds of the Adam update of the GPU's share: bytes moved over memory bandwidth."""
+    gpu = problem.hardware.accelerator
+    rate = gpu.memory_bandwidth_bytes_per_s * gpu.memory_bandwidth_efficiency
+    total = np.zeros(len(columns))
+    for local, replicas in _groups(columns, parameters):
+        share = local / np.where(columns.zero_stage >= 1, replicas, 1)
+        total = total + UPDATE_TRAFFIC_BYTES * share / rate
+    return total
+
+
+def _groups(columns: LayoutColumns, parameters: LocalParameters) -> tuple[tuple[FloatArray, FloatArray], ...]:
+    """(local parameters, replicas) of the dense and the expert part."""
+    dense_replicas = (columns.cp * columns.dp).astype(np.float64)
+    return (
+        (parameters.dense, dense_replicas),
+        (parameters.expert, columns.expert_dp.astype(np.float64)),
+    )
+
+
+def _group_shapes(columns: LayoutColumns) -> tuple[tuple[FloatArray, FloatArray], ...]:
+    """(group size, rank stride) of the dense and the expert data-parallel groups; ranks are ordered
+    tp, cp, dp, pp from the inside, and etp, ep, expert replicas, pp for the experts."""
+    return (
+        ((columns.cp * columns.dp).astype(np.float64), columns.tp.astype(np.float64)),
+        (columns.expert_dp.astype(np.float64), (columns.ep * columns.etp).astype(np.float64)),
+    )

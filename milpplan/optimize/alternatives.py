@@ -1,0 +1,187 @@
+"""Problems near one that has no plan, and what the search's bounds prove about them without searching."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.optimize.bounds import layout_bounds
+from milpplan.optimize.layouts import LayoutSpace, divisors, layout_space
+from milpplan.optimize.planner import solve
+from milpplan.optimize.result import PlanResult
+from milpplan.optimize.uniform import uniform_bounds
+from milpplan.specs.plan import Layout
+from milpplan.specs.problem import Problem, Space
+from milpplan.units import NS_PER_S
+
+Forbidden = tuple[Mapping[str, object], ...]
+
+MOST_TIMES_GPUS = 64
+"""More GPUs are tried up to this many times those asked for."""
+_CHUNK = 100_000
+_MAX_CANDIDATES = 60
+_RESTRICTABLE = ("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size")
+_HALVINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Proved lower bounds over all layouts: the least peak in bytes and whose it is, and, of the layouts that
+    the memory bound admits, the least step per sequence in seconds (infinite without any)."""
+
+    memory_bytes: float
+    layout: Layout
+    seconds_per_sequence: float
+
+
+def floor(problem: Problem, space: LayoutSpace) -> Floor | None:
+    """The bounds of a problem's space, None if it is empty."""
+    columns = space.columns
+    if not len(columns):
+        return None
+    memory = np.zeros(len(columns))
+    fastest = np.inf
+    for start in range(0, len(columns), _CHUNK):
+        rows = np.arange(start, min(start + _CHUNK, len(columns)))
+        part = columns.take(rows)
+        costs = layout_costs(problem, part)
+        if problem.space.kind == "uniform":
+            uniform = uniform_bounds(problem, part, costs)
+            fits = uniform.memory_bytes <= usable_memory_bytes(problem)
+            memory[rows] = uniform.memory_bytes.min(axis=1)
+            time_ns = np.where(fits, uniform.step_time_ns, np.inf).min(axis=1)
+        else:
+            bounds = layout_bounds(problem, part, costs)
+            memory[rows] = bounds.memory_bytes
+            fits = bounds.memory_bytes <= usable_memory_bytes(problem)
+            time_ns = np.where(fits, bounds.step_time_ns, np.inf)
+        fastest = min(fastest, float((time_ns / part.global_batch_size).min()))
+    least = int(memory.argmin())
+    return Floor(float(memory[least]), columns.at(least), fastest / NS_PER_S)
+
+
+def admits(problem: Problem, forbidden: Forbidden) -> bool:
+    """Whether some layout is legal and the memory bound does not exclude it."""
+    bounds = floor(problem, layout_space(problem, forbidden))
+    return bounds is not None and bounds.memory_bytes <= usable_memory_bytes(problem)
+
+
+def with_job(problem: Problem, **changes: object) -> Problem:
+    """The problem with fields of the job changed."""
+    return problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
+
+
+def with_space(problem: Problem, **changes: object) -> Problem:
+    """The problem with fields of the space changed."""
+    return problem.model_copy(update={"space": problem.space.model_copy(update=changes)})
+
+
+@dataclass(frozen=True, slots=True)
+class MoreGpus:
+    """``count``: the first number of GPUs tried that the memory bound admits; ``excluded``: the multiples of
+    the node before it, from the first to the last, all of them proved too small (None if there are none)."""
+
+    count: int | None
+    excluded: tuple[int, int] | None
+    step: int
+
+
+def more_gpus(problem: Problem, forbidden: Forbidden, until: float) -> MoreGpus:
+    """The least multiple of the node, above what is asked for, that the memory bound admits."""
+    node = problem.hardware.gpus_per_node
+    most = max(problem.job.num_gpus_values)
+    first = (most // node + 1) * node
+    last_excluded = None
+    for count in range(first, MOST_TIMES_GPUS * max(most, node) + 1, node):
+        if time.monotonic() > until:
+            break
+        if admits(with_job(problem, num_gpus=count), forbidden):
+            excluded = None if last_excluded is None else (first, last_excluded)
+            return MoreGpus(count, excluded, node)
+        last_excluded = count
+    return MoreGpus(None, None if last_excluded is None else (first, last_excluded), node)
+
+
+def quick_plan(problem: Problem, forbidden: Forbidden, until: float) -> PlanResult | None:
+    """Some plan of the problem with equal stages, not a good one; None if none was found in time."""
+    left = until - time.monotonic()
+    if left <= 0:
+        return None
+    equal = with_space(problem, kind="uniform")
+    result = solve(equal, forbid=forbidden, gap=0.5, time_limit_s=left, witness=False)
+    return result if result.plan is not None else None
+
+
+def doublings(problem: Problem, start: int) -> Iterator[Problem]:
+    """The problem with ``start``, twice, four times, ... as many GPUs."""
+    most = MOST_TIMES_GPUS * max(max(problem.job.num_gpus_values), problem.hardware.gpus_per_node)
+    while start <= most:
+        yield with_job(problem, num_gpus=start)
+        start *= 2
+
+
+def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Changes other than more GPUs that may make room, in words and done."""
+    job, space = problem.job, problem.space
+    if space.kind == "uniform":
+        yield "the free space (uneven stages)", with_space(problem, kind="free")
+    yield from unrestricted(problem)
+    if set(space.recompute) != set(Space().recompute):
+        yield "every recompute mode", with_space(problem, recompute=Space().recompute)
+    if job.attention_kernel == "unfused":
+        yield "flash attention", with_job(problem, attention_kernel="flash")
+    if job.grad_dtype == "fp32":
+        yield "gradients in bf16", with_job(problem, grad_dtype="bf16")
+
+
+def shorter_sequences(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Half, a quarter, an eighth of the sequence length."""
+    length = problem.job.sequence_length
+    for _ in range(_HALVINGS):
+        length //= 2
+        if length:
+            yield f"sequences of {length:,} tokens", with_job(problem, sequence_length=length)
+
+
+def unrestricted(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Without one of the restrictions that the space puts on the degrees and switches."""
+    for name in Space.model_fields:
+        if name in ("kind", "recompute"):
+            continue
+        values, default = getattr(problem.space, name), getattr(Space(), name)
+        if values is not None and values != default:
+            shown = "|".join(str(value).lower() for value in values)
+            yield f"a free {name} (instead of {name}={shown})", with_space(problem, **{name: default})
+
+
+def nearest_batches(problem: Problem) -> Iterator[Problem]:
+    """Batches that some number of replicas divides, nearest first."""
+    asked = max(problem.job.global_batch_values)
+    gpus = max(problem.job.num_gpus_values)
+    sizes = problem.space.micro_batch_size or (1,)
+    candidates: set[int] = set()
+    for unit in {int(d) * size for d in divisors(gpus) for size in sizes}:
+        candidates |= {asked // unit * unit, -(-asked // unit) * unit}
+    candidates -= {0, asked}
+    for batch in sorted(candidates, key=lambda batch: (abs(batch - asked), batch))[:_MAX_CANDIDATES]:
+        yield with_job(problem, global_batch_size=batch)
+
+
+def nearest_gpus(problem: Problem) -> Iterator[Problem]:
+    """Whole nodes, powers of two, and multiples of the degrees that are fixed; nearest first."""
+    asked, node = max(problem.job.num_gpus_values), problem.hardware.gpus_per_node
+    fixed = 1
+    for name in ("tp", "cp", "pp", "dp"):
+        values = getattr(problem.space, name)
+        fixed *= values[0] if values and len(values) == 1 else 1
+    units = {1, node, fixed, int(np.lcm(node, fixed)) if fixed < asked else fixed}
+    candidates = {asked // unit * unit + k * unit for unit in units for k in range(-4, 6)}
+    candidates |= {1 << (asked.bit_length() - 1), 1 << asked.bit_length()}
+    wanted = [count for count in candidates if count > 0 and count != asked]
+    whole = sorted(wanted, key=lambda count: (count % node != 0, abs(count - asked), count))
+    for count in whole[:_MAX_CANDIDATES]:
+        yield with_job(problem, num_gpus=count)

@@ -1,0 +1,86 @@
+"""Names of the solver backends and which of them work here. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from milpplan.errors import MilpplanError, SolverError, UnknownNameError
+from milpplan.optimize.program import Program, ProgramBuilder
+from milpplan.optimize.solution import Backend, Limits, Solution
+
+
+def _cbc() -> Backend:
+    from milpplan.optimize.cbc import CbcBackend
+
+    return CbcBackend()
+
+
+def _cpsat() -> Backend:
+    from milpplan.optimize.cpsat import CpSatBackend
+
+    return CpSatBackend()
+
+
+def _highs() -> Backend:
+    from milpplan.optimize.highs import HighsBackend
+
+    return HighsBackend()
+
+
+BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
+AUTO: Final = "auto"
+
+
+class AutoBackend:
+    """HiGHS, the fastest on deep pipelines; CBC where it fails, then CP-SAT."""
+
+    name = AUTO
+
+    def version(self) -> str:
+        """Versions of all that may be asked."""
+        return "; ".join(backend(name).version() for name in ("highs", "cbc", "cpsat"))
+
+    def solve(self, program: Program, limits: Limits) -> Solution:
+        """The answer of the first backend that gives one that stands."""
+        for name in ("highs", "cbc"):
+            try:
+                return backend(name).solve(program, limits)
+            except (SolverError, ImportError):
+                continue
+        return backend("cpsat").solve(program, limits)
+
+
+def backend(name: str) -> Backend:
+    """The backend called ``name``, or ``auto``."""
+    if name == AUTO:
+        return AutoBackend()
+    if name not in BACKENDS:
+        known = [*BACKENDS, AUTO]
+        close = difflib.get_close_matches(name.lower().replace("-", ""), known, n=1)
+        raise UnknownNameError(
+            f"There is no solver backend {name!r}.",
+            f"One of {', '.join(known)} expected.",
+            f"Did you mean {close[0]!r}?" if close else "",
+        )
+    return BACKENDS[name]()
+
+
+@cache
+def available_backends() -> tuple[str, ...]:
+    """Names of the backends that solve a program of two variables here, found by letting them."""
+    return tuple(name for name in BACKENDS if _works(name))
+
+
+def _works(name: str) -> bool:
+    builder = ProgramBuilder("probe")
+    pair = builder.add_variables(("a", "b"), 0, 3)
+    builder.add_row("cover", pair, (2, 3), lower=7)
+    builder.minimize(pair, (3, 4))
+    try:
+        solution = backend(name).solve(builder.build(), Limits())
+    except (MilpplanError, ImportError, OSError, AttributeError):
+        return False
+    return solution.status == "optimal" and solution.objective == 10

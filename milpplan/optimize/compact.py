@@ -1,0 +1,222 @@
+"""The compact relaxation: layer and recompute counts as continuous variables, a few columns a virtual stage.
+
+    n_jk layers of kind k in stage j, of which f_jk are recomputed wholly and s_jk selectively; z above ``base``
+
+    minimise z + price * unplaced
+    kinds_are_placed     sum_j n_jk + unplaced_k = N_k                                     for every kind
+    recompute_is_held    f_jk + s_jk <= n_jk                                               for every j, k
+    stage_holds_layers   least_j <= sum_k n_jk <= most_j                                   for every j
+    rank_fits            bytes at every live vector of every rank <= capacity
+    critical_path        z >= path(x)                                                      for every path
+
+It forgets integrality, the order of kinds, and all but the mean of the replayed bytes, so its optimum bounds every
+plan of the layout from below; ``Relaxation.proved_bound`` makes that exact. It is solved before any menu is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.critical_path import CriticalPath
+from milpplan.costs.layers import EXPOSED, Phase
+from milpplan.costs.pipeline import Term
+from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, Rows
+
+RESOLUTION = 2_000_000
+"""Units between the base and the cutoff."""
+MEMORY_UNITS = 2**20
+UNPLACED_PRICE = 64 * RESOLUTION
+PRICE_MARGIN = 1.0
+COUNTS = ("layers", "full", "selective")
+
+
+@dataclass(slots=True)
+class CompactRelaxation:
+    """Columns: (count, stage, kind) in this order, then z, then unplaced layers of each kind."""
+
+    setting: Setting
+    cutoff_ns: int
+    empty: IntArray = field(init=False)
+    """Duration matrix of stages without layers, [Term, J]."""
+    slope: IntArray = field(init=False)
+    """Nanoseconds of one unit of each count, [Term, 3, J, K]."""
+
+    def __post_init__(self) -> None:
+        setting = self.setting
+        J, K = setting.num_stages, len(setting.problem.model.kinds)
+        zero = np.zeros(1, dtype=np.int64)
+        duration = setting.costs.duration_ns
+        self.slope = np.zeros((len(Term), 3, J, K), dtype=np.int64)
+        self.slope[Term.FORWARD, 0] = duration[:, Phase.FORWARD]
+        self.slope[Term.BACKWARD, 0] = duration[:, Phase.BACKWARD]
+        self.slope[Term.BACKWARD, 1] = duration[:, Phase.FULL]
+        self.slope[Term.BACKWARD, 2] = duration[:, Phase.SELECTIVE]
+        for term, values in (
+            (Term.GATHER, setting.costs.gather_ns),
+            (Term.REDUCE, setting.costs.reduce_ns),
+            (Term.OPTIMIZER, setting.costs.optimizer_ns),
+        ):
+            self.slope[term, 0] = values[:-2]
+        self.empty = np.stack(
+            [
+                stage_options(setting.costs, [], zero, zero, is_first=j == 0, is_last=j == J - 1).terms[:, 0]
+                for j in range(J)
+            ],
+            axis=1,
+        )
+        self._edges(duration)
+
+    def _edges(self, duration: IntArray) -> None:
+        """The buckets at a stage's edges (LEAD, LAST, TRAIL, FIRST) are not sums over its layers: take the least
+        they can be, with the cheapest layer at the edge, or without layers where the stage may have none."""
+        costs, J = self.setting.costs, self.setting.num_stages
+        head = costs.head_ns[EXPOSED].sum(axis=0)
+        # (least of a layer, added by the embedding on the first stage, added by the head on the last stage)
+        edges = {
+            Term.LEAD: (duration[:, Phase.BACKWARD], 0, head[Phase.BACKWARD]),
+            Term.LAST: (duration[:, Phase.FORWARD], 0, head[Phase.FORWARD]),
+            Term.TRAIL: (costs.reduce_ns[:-2], costs.reduce_ns[EMBEDDING], 0),
+            Term.FIRST: (costs.gather_ns[:-2], costs.gather_ns[EMBEDDING], 0),
+        }
+        for term, (layer, on_first, on_last) in edges.items():
+            for j in range(J):
+                least = int(layer.min()) + int(on_first) * (j == 0) + int(on_last) * (j == J - 1)
+                if J > 1 and self.setting.min_layers(j) == 0:
+                    least = min(least, int(self.empty[term, j]))
+                self.empty[term, j] = least
+
+    @property
+    def num_counts(self) -> int:
+        """Columns before z."""
+        return int(self.slope[0].size)
+
+    def durations(self, values: FloatArray) -> IntArray:
+        """Duration matrix [Term, J] of a fractional point."""
+        counts = values[: self.num_counts].reshape(self.slope.shape[1:])
+        return np.asarray(self.empty + np.rint((self.slope * counts).sum(axis=(1, 3))).astype(np.int64))
+
+    def base_ns(self, paths: list[CriticalPath]) -> int:
+        """Largest path of the empty stages: z starts there."""
+        return max(self._constant(path) for path in paths)
+
+    def _constant(self, path: CriticalPath) -> int:
+        costs = self.setting.costs
+        return int(path.length_ns(self.empty, int(costs.transfer_ns), int(costs.barrier_ns)))
+
+    def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
+        """z * unit - path >= constant - base, coefficients in units rounded down."""
+        matrix = np.zeros((len(paths), self.num_counts + 1), dtype=np.int64)
+        lower = np.zeros(len(paths), dtype=np.int64)
+        for row, path in enumerate(paths):
+            counts = np.einsum("tj,tcjk->cjk", path.counts, self.slope)
+            matrix[row, :-1] = -(counts.ravel() // unit)
+            matrix[row, -1] = 1
+            lower[row] = (self._constant(path) - base) // unit
+        names = [f"critical_path[{index}]" for index in range(len(paths))]
+        return Rows.dense(names, matrix, lower)
+
+    def program(self, base: int, unit: int) -> Program:
+        """All rows but the paths."""
+        setting, modes = self.setting, self.setting.problem.space.recompute
+        J, K, width = setting.num_stages, self.slope.shape[3], self.num_counts
+        total = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=K)
+        upper = np.zeros((3, J, K), dtype=np.int64)
+        for place, name in enumerate(COUNTS):
+            upper[place] = total if name == "layers" or name in modes else 0
+        most = np.array([setting.max_layers(j) for j in range(J)])
+        upper = np.minimum(upper, most[None, :, None])
+        columns = np.concatenate([upper.ravel(), [2**40], total])
+        names = [f"{name}[{j},{k}]" for name in COUNTS for j in range(J) for k in range(K)]
+        objective = np.zeros(len(columns), dtype=np.int64)
+        objective[width] = 1
+        objective[width + 1 :] = UNPLACED_PRICE
+        rows = [self._placed(total), self._held(), self._inner(), self._memory()]
+        return Program(
+            "compact",
+            (*names, "z", *(f"unplaced[{k}]" for k in range(K))),
+            np.zeros(len(columns), dtype=np.int64),
+            columns,
+            np.zeros(len(columns), dtype=np.bool_),
+            Rows.concatenate([part for part in rows if len(part)]),
+            objective,
+        )
+
+    def _placed(self, total: IntArray) -> Rows:
+        """kinds_are_placed: sum_j n_jk + unplaced_k = N_k."""
+        _, J, K = self.slope.shape[1:]
+        matrix = np.zeros((K, self.num_counts + 1 + K), dtype=np.int64)
+        for k in range(K):
+            matrix[k, k : J * K : K] = 1
+            matrix[k, self.num_counts + 1 + k] = 1
+        return Rows.dense([f"kinds_are_placed[{k}]" for k in range(K)], matrix, total, total)
+
+    def _held(self) -> Rows:
+        """recompute_is_held: f_jk + s_jk - n_jk <= 0, = 0 where every layer must be recomputed."""
+        size = self.num_counts // 3
+        eye = np.eye(size, dtype=np.int64)
+        lower = MINUS_INFINITY if "none" in self.setting.problem.space.recompute else 0
+        names = [f"recompute_is_held[{row}]" for row in range(size)]
+        return Rows.dense(names, np.hstack([-eye, eye, eye]), lower, 0)
+
+    def _inner(self) -> Rows:
+        """stage_holds_layers: least <= sum_k n_jk <= most."""
+        _, J, K = self.slope.shape[1:]
+        least = [self.setting.min_layers(j) for j in range(J)]
+        most = [self.setting.max_layers(j) for j in range(J)]
+        matrix = np.zeros((J, self.num_counts), dtype=np.int64)
+        for j in range(J):
+            matrix[j, j * K : (j + 1) * K] = 1
+        return Rows.dense([f"stage_holds_layers[{j}]" for j in range(J)], matrix, least, most)
+
+    def _memory(self) -> Rows:
+        """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation."""
+        setting, costs = self.setting, self.setting.costs
+        unit = max(1, setting.capacity_bytes // MEMORY_UNITS)
+        P, J = setting.layout.pp, setting.num_stages
+        states = costs.state_bytes.sum(axis=0)
+        flat = [(rank, running, live) for rank, rows in enumerate(setting.profiles) for running, live in rows]
+        matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
+        room = np.zeros(len(flat), dtype=np.int64)
+        for row, (rank, running, live) in enumerate(flat):
+            count = np.array(live, dtype=np.int64)[:, None]
+            own = matrix[row, :, rank::P]
+            own[0] = (states[:-2] + count * costs.kept_bytes) // unit
+            # The running stage replays one layer: with f + s of at most n layers recomputed, the largest replay
+            # is at least their mean, (f dropped_full + s dropped_selective) / n.
+            most = max(1, setting.max_layers(running * P + rank))
+            replay = np.zeros_like(count)
+            replay[running] = 1
+            for place, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
+                own[place] = (-count * dropped + replay * (dropped // most)) // unit
+            fixed, last = int(costs.buffer_bytes), running * P + rank == J - 1
+            if rank == 0:
+                fixed += int(states[EMBEDDING]) + live[0] * int(costs.embedding_kept_bytes)
+            if rank == P - 1:
+                fixed += int(states[HEAD]) + live[-1] * int(costs.head_kept_bytes)
+            workspace = int(costs.workspace_bytes.min()) if setting.min_layers(running * P + rank) else 0
+            workspace = max(workspace, int(costs.head_workspace_bytes) * last)
+            room[row] = (setting.capacity_bytes - fixed - workspace) // unit
+        names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]
+        return Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)
+
+    def item_prices(self, program: Program, duals: FloatArray) -> tuple[float, FloatArray]:
+        """(bound, prices [3, J, K]) in units: every plan of the layout has z >= bound + sum prices * counts.
+
+        Any duals of the right signs will do: z >= y b + (c - A' y) x; negative prices are taken at their worst
+        (all layers) into the bound. Sums are of doubles of at most 1e7 with 1e-15 relative error, so a margin of
+        ``PRICE_MARGIN`` units covers their rounding.
+        """
+        rows = program.rows
+        y = np.where(rows.lower == MINUS_INFINITY, np.minimum(duals, 0.0), duals)
+        y = np.where(rows.upper == INFINITY, np.maximum(y, 0.0), y)
+        side = np.where(y > 0, rows.lower, rows.upper).astype(np.float64)
+        reduced = program.objective.astype(np.float64)
+        np.subtract.at(reduced, rows.columns, rows.coefficients * y[rows.entry_rows()])
+        bound = float(np.sum(np.where(y != 0.0, y * side, 0.0)))
+        bound += float(np.sum(np.minimum(reduced, 0.0) * program.upper)) - PRICE_MARGIN
+        return bound, np.maximum(reduced[: self.num_counts], 0.0).reshape(self.slope.shape[1:])

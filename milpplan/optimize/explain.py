@@ -1,0 +1,208 @@
+"""Why a problem has no plan, and what would give it one.
+
+Nothing is claimed that is not proved: a number of GPUs is called too small only where the memory bound over
+all its layouts excludes it, and an alternative is named only where it has a legal layout that the bound
+admits. "A plan exists" means that one was found and simulated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.errors import InfeasibleError
+from milpplan.optimize import alternatives
+from milpplan.optimize.alternatives import Floor, Forbidden
+from milpplan.optimize.layouts import SHARDING_RULES, LayoutSpace, layout_space
+from milpplan.optimize.planner import solve
+from milpplan.specs.plan import Layout
+from milpplan.specs.problem import Job, Problem, Range, Space
+from milpplan.units import gib_text, seconds_text
+
+BUDGET_S = 12.0
+"""Time for looking for alternatives; what is known by then is said."""
+SECONDS_PER_HOUR = 3600.0
+_SHOWN_RULES = 5
+
+
+def explain(problem: Problem, forbidden: Forbidden = (), budget_s: float = BUDGET_S) -> InfeasibleError:
+    """The explanation of a problem that ``solve`` has proved infeasible (that proof is taken for granted).
+
+    Args:
+        problem: the infeasible problem.
+        forbidden: the partial layouts that were forbidden.
+        budget_s: how long to look for what would help, in seconds.
+    """
+    until = time.monotonic() + budget_s
+    space = layout_space(problem, forbidden)
+    bounds = alternatives.floor(problem, space)
+    if bounds is None:
+        return _no_layout(problem, space, forbidden, until)
+    if bounds.memory_bytes <= usable_memory_bytes(problem) and problem.job.deadline_s is not None:
+        timeless = alternatives.with_job(
+            problem, deadline_s=None, training_tokens=None, objective="step_time_per_token"
+        )
+        quick = until - 0.5 * budget_s
+        found = solve(timeless, forbid=forbidden, gap=1e-3, time_limit_s=max(0.1, quick - time.monotonic()))
+        if found.plan is not None and found.step_time_s is not None:
+            per_sequence = found.step_time_s / found.plan.layout.global_batch_size
+            return _too_slow(problem, bounds, forbidden, per_sequence, found.plan.layout, until)
+    return _too_large(problem, space, bounds, forbidden, until)
+
+
+def _until(until: float, options: Iterable[tuple[str, Problem]]) -> Iterator[tuple[str, Problem]]:
+    for option in options:
+        if time.monotonic() > until:
+            return
+        yield option
+
+
+def _first(until: float, options: Iterable[tuple[str, Problem]], works: Callable[[Problem], bool]) -> list[str]:
+    """The words of the first option that works, if one does in time."""
+    return next(([words] for words, option in _until(until, options) if works(option)), [])
+
+
+def _counted(gpus: int | Range) -> str:
+    return f"{gpus:,}" if isinstance(gpus, int) else f"{gpus.minimum:,} to {gpus.maximum:,}"
+
+
+def _layout_text(layout: Layout) -> str:
+    names = [name for name in ("tp", "cp", "ep", "etp", "pp", "dp", "vpp") if getattr(layout, name) > 1]
+    degrees = [f"{name}={getattr(layout, name)}" for name in names]
+    return ", ".join([*degrees, f"micro_batch_size={layout.micro_batch_size}", f"ZeRO {layout.zero_stage}"])
+
+
+def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, until: float) -> InfeasibleError:
+    job = problem.job
+    refused = _refusing_rules(problem, space)
+    if refused:
+        rules = ", ".join(f"{name} ({space.rejected[name]:,})" for name in refused[:_SHOWN_RULES])
+        reason = f"every (partial) layout breaks a rule: {rules}"
+    else:
+        reason = "no product tp x cp x pp x dp of the values allowed is that number of GPUs"
+
+    def legal(option: Problem) -> bool:
+        return len(layout_space(option, forbidden).columns) > 0
+
+    batches = ((_batch_words(p.job), p) for p in alternatives.nearest_batches(problem))
+    gpus = ((f"{_counted(p.job.num_gpus)} GPUs", p) for p in alternatives.nearest_gpus(problem))
+    ways = _first(until, alternatives.unrestricted(problem), legal)
+    ways += _first(until, batches, legal) + _first(until, gpus, legal)
+    if forbidden and len(layout_space(problem).columns):
+        ways.append("forbidding less")
+    return InfeasibleError(
+        f"There is no legal layout of {problem.model.name} for {_counted(job.num_gpus)} GPUs and "
+        f"{_batch_words(job)}: {reason}.",
+        f"Expected at least one layout that keeps every rule of the {problem.space.kind} space.",
+        f"What has legal layouts: {', or '.join(ways)}." if ways else "Fix fewer degrees, or change the batch.",
+    )
+
+
+def _refusing_rules(problem: Problem, space: LayoutSpace) -> list[str]:
+    """Rules that may have emptied the space, the likeliest first. Those of sharding always leave a choice
+    unless the switches that they speak about are fixed."""
+    default = Space()
+    switches = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
+    fixed = any(getattr(problem.space, name) != getattr(default, name) for name in switches)
+    names = [name for name, count in space.rejected.items() if count]
+    sharding = [name for name in names if name in SHARDING_RULES]
+    others = sorted((name for name in names if name not in SHARDING_RULES), key=lambda n: -space.rejected[n])
+    return [*sharding, *others] if fixed else others
+
+
+def _batch_words(job: Job) -> str:
+    return f"a global batch of {_counted(job.global_batch_size)}"
+
+
+def _too_large(
+    problem: Problem, space: LayoutSpace, bounds: Floor, forbidden: Forbidden, until: float
+) -> InfeasibleError:
+    usable, hardware = usable_memory_bytes(problem), problem.hardware
+    layouts = f"over {len(space.columns):,} layouts"
+    if bounds.memory_bytes > usable:
+        peak = f"the smallest peak {layouts} is at least {gib_text(bounds.memory_bytes)}"
+        seen = f"No plan fits: {peak} ({_layout_text(bounds.layout)})"
+    else:
+        seen = (
+            f"No plan fits: the memory bound {layouts} is {gib_text(bounds.memory_bytes)}, but every layout "
+            "that it admits was proved too large one by one"
+        )
+    now = time.monotonic()
+    enough = alternatives.more_gpus(problem, forbidden, now + 0.4 * (until - now))
+    ways = [_more_gpus_text(problem, forbidden, enough, until)] if enough.count else []
+    expected = f"Expected at most {gib_text(usable)} on every GPU."
+    if enough.excluded:
+        low, high = enough.excluded
+        counts = f"{low:,}" if low == high else f"{low:,} to {high:,} GPUs in steps of {enough.step}"
+        expected += f" The same bound excludes {counts}{' GPUs' if low == high else ''}."
+
+    def fits(option: Problem) -> bool:
+        return alternatives.admits(option, forbidden)
+
+    if bounds.memory_bytes > usable:
+        room = [words for words, option in _until(until, alternatives.relaxations(problem)) if fits(option)]
+        ways += room or _first(until, alternatives.shorter_sequences(problem), fits)
+    return InfeasibleError(
+        f"{seen}; {hardware.accelerator.name} has {gib_text(usable)} usable of "
+        f"{gib_text(hardware.accelerator.memory_bytes)}.",
+        expected,
+        f"Use {', or '.join(ways)}." if ways else "Use more GPUs, GPUs with more memory, or a smaller model.",
+    )
+
+
+def _more_gpus_text(problem: Problem, forbidden: Forbidden, enough: alternatives.MoreGpus, until: float) -> str:
+    """At least so many (proved), and a number for which a plan was found."""
+    assert enough.count is not None
+    text = f"at least {enough.count:,} GPUs"
+    now = time.monotonic()
+    for option in alternatives.doublings(problem, enough.count):
+        found = alternatives.quick_plan(option, forbidden, now + 0.5 * (until - now))
+        if found is not None and found.step_time_s is not None:
+            count = _counted(option.job.num_gpus)
+            return f"{text} (with {count} a plan exists)"
+    return text
+
+
+def _too_slow(
+    problem: Problem,
+    bounds: Floor,
+    forbidden: Forbidden,
+    per_sequence_s: float,
+    layout: Layout,
+    until: float,
+) -> InfeasibleError:
+    job = problem.job
+    assert job.deadline_s is not None
+    assert job.training_tokens is not None
+    sequences = job.training_tokens / job.sequence_length
+    needed_s = job.deadline_s / sequences
+    if bounds.seconds_per_sequence > needed_s:
+        proof = f"every run takes at least {_hours(bounds.seconds_per_sequence * sequences)}"
+    else:
+        proof = "every layout was proved slower, one by one"
+    step = layout.global_batch_size
+    ways = [f"Allow {_hours(per_sequence_s * sequences)} (a plan exists: {_layout_text(layout)})"]
+    # Scaling is never better than by the number of GPUs on the whole, so fewer are not worth a try.
+    times = 2
+    while times * needed_s < per_sequence_s and times <= alternatives.MOST_TIMES_GPUS:
+        times *= 2
+    for option in alternatives.doublings(problem, times * max(job.num_gpus_values)):
+        found = alternatives.quick_plan(option, forbidden, until)
+        if found is not None:
+            ways.append(f"use {_counted(option.job.num_gpus)} GPUs (a plan exists)")
+            break
+        if time.monotonic() > until:
+            break
+    return InfeasibleError(
+        f"No plan meets the deadline of {_hours(job.deadline_s)}: with {_counted(job.num_gpus)} GPUs "
+        f"{proof}; the fastest found takes {_hours(per_sequence_s * sequences)}.",
+        f"Expected a step of at most {seconds_text(needed_s * step)} for a batch of {step:,}; that of the "
+        f"fastest found is {seconds_text(per_sequence_s * step)}.",
+        f"{', or '.join(ways)}.",
+    )
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / SECONDS_PER_HOUR
+    return f"{hours:,.0f} h" if hours >= 100 else f"{hours:.3g} h"

@@ -1,0 +1,301 @@
+"""Cutting planes of one layout: critical paths are added until the relaxation's bound and its best point meet.
+
+Points are stabilised (in-out separation, Ben-Ameur and Neto 2007): besides the relaxation's optimum, paths are
+taken at points between it and the best point so far, which keeps the sequence of points from jumping about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.critical_path import CriticalPath, critical_paths
+from milpplan.costs.pipeline import Structure, Term
+from milpplan.costs.stages import durations, plan_stages
+from milpplan.optimize.compact import RESOLUTION as COMPACT_RESOLUTION
+from milpplan.optimize.compact import CompactRelaxation
+from milpplan.optimize.formulation import LayoutProgram
+from milpplan.optimize.menus import Menu, Prices, Setting, stage_menu
+from milpplan.optimize.program import Rows
+from milpplan.optimize.relaxation import Relaxation, RelaxationSolution
+from milpplan.optimize.rounding import fitted_plan, rounded_layers
+from milpplan.optimize.seeds import Choice, analytic_paths, best_choice, rank_costs
+from milpplan.specs.plan import Plan
+
+INWARD = (1.0, 0.5, 0.2)
+"""Shares of the relaxation's optimum in the points that are separated, the rest is the best point."""
+NEARBY = 4
+"""Further points with one rank slower, whose critical paths differ."""
+MAX_POOL = 96
+CONVERGED = 5e-6
+
+
+@dataclass(slots=True)
+class Counters:
+    """How much work was done."""
+
+    relaxations: int = 0
+    integer_programs: int = 0
+    witnessed: int = 0
+    paths: int = 0
+    simulations: int = 0
+    unwitnessed: int = 0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One layout against a cutoff: what is proved, the best plan found, and the paths known of its graph."""
+
+    setting: Setting
+    graph: Structure
+    pool: list[CriticalPath]
+    cutoff_ns: int
+    bound_ns: int
+    gap: float
+    deadline: float | None
+    counters: Counters
+    best: tuple[int, Plan] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether no plan at or below the cutoff is left."""
+        return self.bound_ns > self.cutoff_ns
+
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def keep(self, step: int, plan: Plan) -> None:
+        """Remember a plan that fits if it meets the cutoff, and lower the cutoff."""
+        if step <= self.cutoff_ns:
+            self.best = (step, plan)
+            self.cutoff_ns = min(int(step * (1.0 - self.gap)), step - 1)
+
+    def take_best(self, part: Attempt) -> None:
+        """The best plan and the cutoff of an attempt at a part of the same layout."""
+        if part.best is not None and (self.best is None or part.best[0] < self.best[0]):
+            self.best = part.best
+        self.cutoff_ns = min(self.cutoff_ns, part.cutoff_ns)
+
+    def paths_at(self, points: IntArray) -> tuple[list[CriticalPath], list[int]]:
+        """Critical paths and step times of duration matrices [B, Term, J]."""
+        layout, costs = self.setting.layout, self.setting.costs
+        transfer, barrier = int(costs.transfer_ns), int(costs.barrier_ns)
+        paths = critical_paths(
+            self.graph, points, transfer, layout.overlap_grad_reduce, layout.overlap_param_gather, barrier
+        )
+        self.counters.simulations += len(points)
+        steps = [int(path.length_ns(point, transfer, barrier)) for path, point in zip(paths, points, strict=True)]
+        return list(paths), steps
+
+    def try_plan(self, plan: Plan | None) -> CriticalPath | None:
+        """Simulate a plan that fits in memory; returns its critical path."""
+        if plan is None:
+            return None
+        stages = plan_stages(self.setting.costs, self.setting.problem.model.layer_kinds, plan)
+        paths, steps = self.paths_at(durations(stages)[None])
+        self.keep(steps[0], plan)
+        return paths[0]
+
+    def slower_ranks(self, point: IntArray) -> list[IntArray]:
+        """The point with one of some ranks two per cent slower."""
+        P = self.setting.layout.pp
+        nearby = []
+        for rank in np.unique(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
+            slower = point.copy()
+            slower[: Term.BACKWARD + 1, rank::P] += slower[: Term.BACKWARD + 1, rank::P] // 50
+            nearby.append(slower)
+        return nearby
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """One relaxation and the best point found for it."""
+
+    attempt: Attempt
+    relaxation: Relaxation
+    base: int
+    unit: int
+    matrix: Callable[[FloatArray], IntArray]
+    rows: Callable[[list[CriticalPath]], Rows]
+    center: FloatArray | None = None
+    center_ns: float = np.inf
+    improved: bool = False
+
+    def solve(self) -> RelaxationSolution | None:
+        """Solve and raise the proved bound; None when the solver stopped or time is up."""
+        solution = self.relaxation.solve()
+        self.attempt.counters.relaxations += 1
+        if solution.status != "optimal" or self.attempt.out_of_time():
+            return None
+        proved = self.relaxation.proved_bound(solution)
+        if proved is not None:
+            self.attempt.bound_ns = max(self.attempt.bound_ns, self.base + self.unit * proved)
+        return solution
+
+    def separate(self, solution: RelaxationSolution) -> bool:
+        """Add the critical paths near the optimum; False when it is met by its own step time."""
+        optimum = solution.values
+        points = [optimum]
+        if self.center is not None:
+            points += [share * optimum + (1.0 - share) * self.center for share in INWARD[1:]]
+        matrices = [self.matrix(point) for point in points]
+        matrices += self.attempt.slower_ranks(matrices[-1])
+        paths, steps = self.attempt.paths_at(np.stack(matrices))
+        self.improved = False
+        for point, step in zip(points, steps, strict=False):
+            if step < self.center_ns:
+                self.improved = step < self.center_ns * (1 - 1e-4)
+                self.center, self.center_ns = point, step
+        if self.center_ns <= self.attempt.bound_ns * (1 + CONVERGED):
+            return False
+        found = _distinct(paths)
+        self.attempt.counters.paths += len(found)
+        self.attempt.pool.extend(found)
+        rows = self.rows(found)
+        self.relaxation.add_rows(rows)
+        return len(rows) > 0
+
+
+def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
+    seen: dict[bytes, CriticalPath] = {}
+    for path in paths:
+        seen.setdefault(path.counts.tobytes() + path.num_transfers.to_bytes(8, "big"), path)
+    return list(seen.values())
+
+
+def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] | None:
+    """Rounds on the compact relaxation. None when its bound passes the cutoff, else the menus of the items that
+    its duals leave."""
+    compact = CompactRelaxation(attempt.setting, attempt.cutoff_ns)
+    base = compact.base_ns(attempt.pool)
+    if base > attempt.cutoff_ns:
+        attempt.bound_ns = max(attempt.bound_ns, base)
+        return None
+    unit = max(1, (attempt.cutoff_ns - base) // COMPACT_RESOLUTION)
+    relaxation = Relaxation(compact.program(base, unit))
+    relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
+    run = _Rounds(
+        attempt, relaxation, base, unit, compact.durations, lambda paths: compact.path_rows(paths, base, unit)
+    )
+    best, prices = -np.inf, None
+    for _ in range(rounds):
+        solution = run.solve()
+        if attempt.closed:
+            return None
+        if solution is None:
+            break
+        bound, price = compact.item_prices(relaxation.program, solution.row_duals)
+        if bound > best:
+            best, prices = bound, price
+        more = run.separate(solution)
+        if run.center is not None and run.improved and run.center_ns <= attempt.cutoff_ns:
+            _round(attempt, compact, run.center)
+        if not more or attempt.closed:
+            break
+    _trim(attempt.pool, attempt.setting.layout.pp)
+    if attempt.closed:
+        return None
+    return _menus(attempt, most, (attempt.cutoff_ns - base) / unit + 1.0 - best, prices)
+
+
+def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
+    """Keep the analytic paths, which come first, and the newest others."""
+    del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
+
+
+def _round(attempt: Attempt, compact: CompactRelaxation, values: FloatArray) -> None:
+    """A whole plan near a fractional point."""
+    counts = values[: compact.num_counts].reshape(compact.slope.shape[1:])
+    plan = fitted_plan(attempt.setting, rounded_layers(attempt.setting, counts[0].sum(axis=1)))
+    path = attempt.try_plan(plan)
+    if path is not None:
+        attempt.pool.append(path)
+
+
+def _menus(attempt: Attempt, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
+    """Stage menus of the items that can be in a plan at or below the cutoff; None if one is empty."""
+    menus = []
+    for j in range(attempt.setting.num_stages):
+        stage_prices = None if prices is None else Prices(slack, prices[:, j])
+        menu = stage_menu(attempt.setting, j, int(most[j]), stage_prices)
+        if not len(menu):
+            return None
+        menus.append(menu)
+    return menus
+
+
+def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
+    """Rounds on the relaxation of the menus: raises the proved bound, and tries whole plans on the way."""
+    base, unit = program.scaling()
+    if base > attempt.cutoff_ns:
+        attempt.bound_ns = max(attempt.bound_ns, base)
+        return
+    relaxation = Relaxation(program.program(base, unit, elastic=True))
+    num_items = int(program.offsets[-1])
+
+    def rows(paths: list[CriticalPath]) -> Rows:
+        known = len(program.paths)
+        for path in paths:
+            program.add_path(path)
+        return program.path_rows(known, base, unit)
+
+    run = _Rounds(attempt, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows)
+    for number in range(rounds):
+        solution = run.solve()
+        if attempt.closed or solution is None:
+            return
+        more = run.separate(solution)
+        if number % 6 == 0 or not more:
+            assert run.center is not None
+            _whole_plans(attempt, program, run.center[:num_items], solution.row_duals)
+        if not more or attempt.closed:
+            return
+
+
+def _whole_plans(attempt: Attempt, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:
+    """Whole plans near a fractional point."""
+    setting, menus = attempt.setting, program.menus
+    balanced = rank_costs(menus, analytic_paths(setting.layout), setting.layout.pp)
+    for choice in (
+        best_choice(setting, menus, balanced, True),
+        best_choice(setting, menus, _dual_costs(program, duals), False),
+        best_choice(setting, menus, _distances(program, values), False),
+    ):
+        try_choice(attempt, program, choice)
+
+
+def try_choice(attempt: Attempt, program: LayoutProgram, choice: Choice | None) -> None:
+    """Simulate a choice of items: its critical path joins the program with those of its neighbours, its plan
+    counts if it fits."""
+    if choice is None:
+        return
+    point = program.durations(choice)
+    paths, steps = attempt.paths_at(np.stack([point, *attempt.slower_ranks(point)]))
+    for path in paths:
+        program.add_path(path)
+    if program.overfull_rank(choice) is None:
+        attempt.keep(steps[0], program.plan(choice))
+
+
+def _dual_costs(program: LayoutProgram, duals: FloatArray) -> list[FloatArray]:
+    """Items' costs when paths are weighed by their duals (the last rows of the relaxation are its paths)."""
+    known = min(len(program.coefficients), len(duals))
+    total = np.zeros(int(program.offsets[-1]))
+    for row, dual in zip(program.coefficients[:known], duals[len(duals) - known :], strict=True):
+        total += max(float(dual), 0.0) * row
+    return program.split(total)
+
+
+def _distances(program: LayoutProgram, values: FloatArray) -> list[FloatArray]:
+    """Items' distances from a fractional point, in layers."""
+    costs = []
+    for menu, share in zip(program.menus, program.split(values), strict=True):
+        backward = menu.terms[Term.BACKWARD]
+        tie = backward / max(1.0, float(backward.max()))
+        costs.append((menu.layers - float(share @ menu.layers)) ** 2 + 0.01 * tie - 0.1 * share)
+    return costs

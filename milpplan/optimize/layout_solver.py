@@ -1,0 +1,315 @@
+"""Decide one layout against a cutoff: counting, two relaxations with critical-path cuts, the integer program.
+
+Each step either proves that no plan of the layout is at or below the cutoff, or finds one and lowers the cutoff.
+Menus that run empty prove by counting; the relaxations prove by their duals, checked in exact integers; the
+integer program proves by a backend, confirmed by a second one (``SolveOptions.witness``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from milpplan.costs import pipeline
+from milpplan.costs.columns import IntArray
+from milpplan.costs.critical_path import CriticalPath
+from milpplan.costs.layers import EXPOSED, Phase
+from milpplan.errors import SolverError
+from milpplan.optimize.backends import backend
+from milpplan.optimize.bounds import path_coefficients
+from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
+from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, LayoutProgram
+from milpplan.optimize.kelley import Attempt, Counters, compact_rounds, menu_rounds, try_choice
+from milpplan.optimize.menus import Menu, Setting, even_splits
+from milpplan.optimize.program import Program
+from milpplan.optimize.result import Fate, SolveOptions
+from milpplan.optimize.seeds import Choice, analytic_paths
+from milpplan.optimize.solution import Backend, Limits, Solution
+from milpplan.specs.plan import SCHEDULES, Plan
+
+QUICK_ROUNDS = 30
+FULL_ROUNDS = 150
+MENU_ROUNDS = 60
+MAX_PROGRAMS = 60
+MAX_SPLITS = 200
+WITNESS_S, WITNESS_FACTOR = 20.0, 5.0
+"""A witness gets this many seconds, or so many times what the first solver took."""
+COARSE_GAP = 0.02
+"""Relative gap (of the part above the program's base) of integer programs that only look for critical paths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What is proved of a layout: a lower bound in nanoseconds, the step that proved it, and the best plan at
+    or below the cutoff (with its exact step time), if one was found."""
+
+    bound_ns: int
+    fate: Fate
+    plan: Plan | None = None
+    step_time_ns: int | None = None
+
+
+@dataclass(slots=True)
+class LayoutSolver:
+    """Resolves layouts one after another; holds what they share."""
+
+    options: SolveOptions
+    backend: Backend
+    witnesses: tuple[Backend, ...]
+    """Asked in turn to confirm a bound that rests on an integer program; none: not confirmed."""
+    deadline: float | None
+    counters: Counters = field(default_factory=Counters)
+    known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
+    """Paths by graph: they hold for every layout with the same graph."""
+
+    def resolve(self, setting: Setting, cutoff_ns: int, bound_ns: int, deep: bool = True) -> Resolution:
+        """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best one within the gap.
+
+        Not ``deep``: stop after a few rounds on the compact relaxation, with the bound and a rounded plan if
+        that helps.
+        """
+        layout = setting.layout
+        most = _most(setting, cutoff_ns)
+        if most is None:
+            return Resolution(max(bound_ns, cutoff_ns + 1), "bounded")
+        shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+        key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
+        attempt = Attempt(
+            setting,
+            pipeline.structure(*shape),
+            self.known_paths.setdefault(key, analytic_paths(layout)),
+            cutoff_ns,
+            bound_ns,
+            self.options.gap,
+            self.deadline,
+            self.counters,
+        )
+        fate = self._run(attempt, most, deep)
+        if fate != "open":
+            attempt.bound_ns = max(attempt.bound_ns, attempt.cutoff_ns + 1)
+        if attempt.best is None:
+            return Resolution(attempt.bound_ns, fate)
+        step, plan = attempt.best
+        return Resolution(min(attempt.bound_ns, step), "open" if fate == "open" else "solved", plan, step)
+
+    def _run(self, attempt: Attempt, most: IntArray, deep: bool) -> Fate:
+        menus = compact_rounds(attempt, most, FULL_ROUNDS if deep else QUICK_ROUNDS)
+        if menus is None or attempt.closed:
+            return "relaxed"
+        if not deep or self.out_of_time():
+            return "open"
+        splits = even_splits(attempt.setting.problem, attempt.setting.layout)
+        if splits is not None and 1 < len(splits) <= MAX_SPLITS:
+            return self._splits(attempt, splits)
+        return self._whole(attempt, menus)
+
+    def _whole(self, attempt: Attempt, menus: list[Menu]) -> Fate:
+        """The menus' relaxation and, where it does not decide, integer programs."""
+        program = _start(attempt, menus)
+        if program is None:
+            return "relaxed"
+        menu_rounds(attempt, program, MENU_ROUNDS)
+        if attempt.closed:
+            return "relaxed"
+        return "open" if self.out_of_time() else self._programs(attempt, program)
+
+    def _splits(self, attempt: Attempt, splits: tuple[tuple[int, ...], ...]) -> Fate:
+        """Decide every split of the layers by itself, most promising first; the layout's bound is the least."""
+        parts: list[tuple[int, int, Attempt]] = []
+        for number, split in enumerate(splits):
+            part = replace(attempt, setting=attempt.setting.with_split(split), best=None)
+            most = _most(part.setting, part.cutoff_ns)
+            if most is not None and compact_rounds(part, most, FULL_ROUNDS) is not None and not part.closed:
+                parts.append((part.bound_ns, number, part))
+            attempt.take_best(part)
+        least, fate, programs = attempt.cutoff_ns + 1, "relaxed", self.counters.integer_programs
+        for _, _, part in sorted(parts, key=lambda entry: entry[:2]):
+            part.cutoff_ns = min(part.cutoff_ns, attempt.cutoff_ns)
+            if not part.closed:
+                most = _most(part.setting, part.cutoff_ns)
+                menus = None if most is None else compact_rounds(part, most, QUICK_ROUNDS)
+                if menus is not None and not part.closed and self._whole(part, menus) == "open":
+                    least, fate = min(least, part.bound_ns), "open"
+                attempt.take_best(part)
+        attempt.bound_ns = max(attempt.bound_ns, min(least, attempt.cutoff_ns + 1))
+        if fate == "open" and not attempt.closed:
+            return "open"
+        return "solved" if self.counters.integer_programs > programs else "relaxed"
+
+    def seconds_left(self) -> float | None:
+        """Until the time limit."""
+        return None if self.deadline is None else max(0.01, self.deadline - time.monotonic())
+
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def _programs(self, attempt: Attempt, program: LayoutProgram) -> Fate:
+        """Integer programs until bound and simulator meet, or the limit.
+
+        A bound of an integer program counts only when the second solver has proved it too.
+        """
+        solver, gap = self.backend, COARSE_GAP
+        for _ in range(MAX_PROGRAMS):
+            program.cutoff_ns = attempt.cutoff_ns
+            base, unit = program.scaling()
+            if attempt.closed or base > attempt.cutoff_ns:
+                return "solved"
+            current, unit = _scaled(program, base, unit, solver.name == "cpsat")
+            limits = Limits(time_limit_s=self.seconds_left(), seed=self.options.seed, relative_gap=gap)
+            solution = solver.solve(current, limits)
+            self.counters.integer_programs += 1
+            if solution.status == "infeasible":
+                above = int(current.upper[-1]) + 1
+                return self._settle(attempt, current, solution, above, base, unit)
+            if solution.bound is None or solution.values is None or solution.limit_reached:
+                return "open"
+            proved = int(np.ceil(solution.bound - 1e-6))
+            known, excluded = len(program.paths), len(program.forbidden)
+            choice = _choice_of(program, np.asarray(solution.values))
+            try_choice(attempt, program, choice)
+            if base + unit * proved > attempt.cutoff_ns:
+                return self._settle(attempt, current, solution, proved, base, unit)
+            rank = program.overfull_rank(choice)
+            if rank is not None:
+                program.forbid_rank_items(choice, rank)
+            if (len(program.paths), len(program.forbidden)) != (known, excluded):
+                continue
+            if gap > 0:
+                gap = 0.0
+            elif solver.name == "cpsat":
+                # The units that CP-SAT is trusted with may be too coarse for the gap: HiGHS takes finer ones.
+                solver, program.memory_units = backend("highs"), MEMORY_UNITS
+            else:
+                # Bound and simulator have met up to the rounding of the program.
+                return self._settle(attempt, current, solution, proved, base, unit)
+        return "open"
+
+    def _settle(
+        self, attempt: Attempt, program: Program, solution: Solution, proved: int, base: int, unit: int
+    ) -> Fate:
+        """Take over as much of a bound as is confirmed."""
+        confirmed = self._confirmed(program, solution, proved)
+        if confirmed is not None:
+            attempt.bound_ns = max(attempt.bound_ns, base + unit * confirmed)
+        return "solved" if attempt.closed else "open"
+
+    def _confirmed(self, program: Program, solution: Solution, proved: int) -> int | None:
+        """The part of a bound on z that a second solver proves too: all of it, or all but ``SLACK_UNITS``.
+
+        It is asked whether anything lies below the bound. An answer that breaks a row by its tolerance decides
+        nothing: then a little less is asked for. A solution that holds is a contradiction, which is an error.
+        """
+        if not self.witnesses or proved <= 0:
+            self.counters.unwitnessed += not self.witnesses
+            return proved
+        for bound in (proved, proved - SLACK_UNITS):
+            if bound <= 0:
+                break
+            below = program.with_upper_bound(program.num_variables - 1, bound - 1)
+            if self._nothing_below(below, solution, bound):
+                self.counters.witnessed += 1
+                return bound
+        self.counters.unwitnessed += 1
+        return None
+
+    def _nothing_below(self, below: Program, solution: Solution, bound: int) -> bool:
+        """Whether one of the witnesses proves a program infeasible."""
+        longest = max(WITNESS_S, WITNESS_FACTOR * solution.wall_time_s)
+        for witness in self.witnesses:
+            left = self.seconds_left()
+            limits = Limits(time_limit_s=longest if left is None else min(left, longest), seed=self.options.seed)
+            try:
+                second = witness.solve(below, limits)
+            except SolverError:
+                continue
+            if second.status == "infeasible":
+                return True
+            if second.values is not None:
+                raise SolverError(
+                    f"{solution.backend} says {solution.raw_status} (bound {bound}), but {witness.name} finds a "
+                    f"solution of {second.objective}.",
+                    "Two solvers must prove the same bound.",
+                    "Run `milpplan doctor`, and report this problem.",
+                )
+        return False
+
+
+def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
+    """Most layers each virtual stage can hold without its rank's path passing the cutoff, [J]."""
+    layout, costs = setting.layout, setting.costs
+    duration = costs.duration_ns
+    forward, backward = int(duration[:, Phase.FORWARD].min()), int(duration[:, Phase.BACKWARD].min())
+    P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
+    counts = np.bincount(np.array(setting.problem.model.layer_kinds))
+    ends = int(costs.embedding_ns[EXPOSED].sum() + costs.head_ns[EXPOSED].sum())
+    work = int((duration[:, Phase.FORWARD] + duration[:, Phase.BACKWARD]) @ counts) + ends
+    if v > 1:
+        least = np.array([setting.min_layers(j) for j in range(setting.num_stages)]).reshape(v, P)
+        room = np.full(P, cutoff_ns // max(1, m * (forward + backward)))
+        most = room[None, :] - (least.sum(axis=0, keepdims=True) - least)
+        return np.asarray(np.maximum(most, -1).reshape(-1))
+    schedule = np.array([SCHEDULES.index(layout.schedule)])
+    whole, on_forward, on_backward, _ = path_coefficients(np.array([[float(m)]]), schedule, P)
+    per_layer = np.maximum(on_forward[0] * forward + on_backward[0] * backward, 1.0)
+    room = (cutoff_ns - whole[0] * work) / per_layer
+    return np.asarray(np.maximum(np.floor(room + 1e-6), -1), dtype=np.int64)
+
+
+def _scaled(program: LayoutProgram, base: int, unit: int, limited: bool) -> tuple[Program, int]:
+    """The program and its unit; ``limited``: in units coarse enough for CP-SAT."""
+    current = program.program(base, unit)
+    while limited and current.max_row_magnitude() >= MAX_ROW_MAGNITUDE:
+        unit *= 4
+        program.memory_units = max(1, program.memory_units // 4)
+        current = program.program(base, unit)
+    return current, unit
+
+
+def longest_step_ns(setting: Setting) -> int:
+    """No plan of the layout takes longer: everything one after another, every layer recomputed wholly."""
+    costs, layout = setting.costs, setting.layout
+    duration = costs.duration_ns
+    counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(duration))
+    extra = np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE])
+    work = int((duration[:, Phase.FORWARD] + duration[:, Phase.BACKWARD] + extra) @ counts)
+    work += int(costs.embedding_ns[EXPOSED].sum() + costs.head_ns[EXPOSED].sum())
+    work += 2 * setting.num_stages * int(costs.transfer_ns)
+    weights = np.append(counts, [1, 1])
+    once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ weights) + int(costs.barrier_ns)
+    return 2 * (layout.num_micro_batches * work + once)
+
+
+def _most(setting: Setting, cutoff_ns: int) -> IntArray | None:
+    """Most layers of every stage, or None when counting shows that nothing is left."""
+    layers = setting.problem.model.num_layers
+    least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])
+    held = np.array([setting.max_layers(j) for j in range(setting.num_stages)])
+    most = np.minimum(most_layers(setting, cutoff_ns), held)
+    return None if (most < least).any() or most.sum() < layers else most
+
+
+def _start(attempt: Attempt, menus: list[Menu]) -> LayoutProgram | None:
+    """The program with all known paths, or None when counting shows that nothing is left."""
+    program = LayoutProgram(attempt.setting, menus, attempt.cutoff_ns)
+    for path in attempt.pool:
+        program.add_path(path)
+    if not program.drop_hopeless_items() or not _enough(program.menus, attempt.setting):
+        return None
+    return program
+
+
+def _enough(menus: Sequence[Menu], setting: Setting) -> bool:
+    """Whether the menus can hold all layers."""
+    total = setting.problem.model.num_layers
+    most = sum(int(menu.layers.max()) for menu in menus)
+    least = sum(int(menu.layers.min()) for menu in menus)
+    return least <= total <= most
+
+
+def _choice_of(program: LayoutProgram, values: IntArray) -> Choice:
+    """Item taken by each stage in an integer answer."""
+    return [int(np.argmax(part)) for part in program.split(values[: int(program.offsets[-1])].astype(np.float64))]

@@ -1,0 +1,349 @@
+"""The layout space: every legal layout as a row of columns, and what each rule rejected.
+
+Rules are applied as soon as the columns they need exist, so a rejected row stands for all its extensions; the
+counts say how many (partial) layouts each rule refused. Megatron-LM's rules are quoted from
+megatron/core/transformer/transformer_config.py, training/arguments.py, core/parallel_state.py and
+core/pipeline_parallel/schedules.py at d98e8a64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns
+from milpplan.specs.model import DenseMlp, MixtureOfExperts
+from milpplan.specs.plan import SCHEDULES, Layout
+from milpplan.specs.problem import Problem, Space
+
+Columns = dict[str, IntArray]
+Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSpace:
+    """All legal layouts of a problem, and how many partial layouts each named rule rejected."""
+
+    columns: LayoutColumns
+    rejected: dict[str, int]
+    enumerated: int
+
+
+@dataclass(slots=True)
+class _Sieve:
+    problem: Problem
+    rejected: dict[str, int] = field(default_factory=dict)
+    enumerated: int = 0
+
+    def keep(self, columns: Columns, rules: Mapping[str, Rule]) -> Columns:
+        """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
+        self.enumerated += len(next(iter(columns.values())))
+        for name, rule in rules.items():
+            legal = np.asarray(rule(self.problem, columns))
+            lost = int(len(legal) - legal.sum())
+            self.rejected[name] = self.rejected.get(name, 0) + lost
+            if lost:
+                columns = {key: values[legal] for key, values in columns.items()}
+        return columns
+
+
+def divisors(number: int) -> IntArray:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return np.array(sorted({*small, *(number // d for d in small)}), dtype=np.int64)
+
+
+def _attention(problem: Problem) -> tuple[int, tuple[int, ...]]:
+    """Query heads common to all layers' divisibility, and key/value head counts (none for latent attention)."""
+    heads = {kind.attention.num_attention_heads for kind in problem.model.kinds}
+    kv = {kind.attention.num_key_value_heads for kind in problem.model.kinds if kind.attention.type == "gqa"}
+    return int(np.gcd.reduce(list(heads))), tuple(kv)
+
+
+def _kv_heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    _, kv = _attention(problem)
+    legal = np.ones(len(c["tp"]), dtype=np.bool_)
+    for heads in kv:
+        legal &= (heads % c["tp"] == 0) | (c["tp"] % heads == 0)
+    return legal
+
+
+def _widths(problem: Problem) -> list[int]:
+    """Widths that tensor parallelism divides."""
+    widths = []
+    for kind in problem.model.kinds:
+        if isinstance(kind.mlp, DenseMlp):
+            widths.append(kind.mlp.intermediate_size)
+        elif kind.mlp.shared_intermediate_size:
+            widths.append(kind.mlp.shared_intermediate_size)
+    return widths
+
+
+def _experts(problem: Problem) -> list[MixtureOfExperts]:
+    return [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
+
+
+def _max_virtual_stages(problem: Problem) -> int:
+    """Free: every virtual stage but the first and the last holds a layer. Uniform: all of them do."""
+    layers = problem.model.num_layers
+    return layers + 2 if problem.space.kind == "free" else layers
+
+
+def _splits_evenly(problem: Problem, stages: IntArray) -> BoolArray:
+    """Uniform space: ceil(L / J) layers in all virtual stages but the last, which gets what is left."""
+    if problem.space.kind == "free":
+        return np.ones(len(stages), dtype=np.bool_)
+    layers = problem.model.num_layers
+    each = -(-layers // stages)
+    return np.asarray(layers - each * (stages - 1) >= 1)
+
+
+def _all_divide(values: list[int], by: IntArray) -> BoolArray:
+    legal = np.ones(len(by), dtype=np.bool_)
+    for value in values:
+        legal &= value % by == 0
+    return legal
+
+
+DEGREE_RULES: dict[str, Rule] = {
+    "heads_divisible_by_tp": lambda p, c: _attention(p)[0] % c["tp"] == 0,
+    "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
+    "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
+    "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),
+    "pp_not_above_stages": lambda p, c: c["pp"] <= _max_virtual_stages(p),
+    "batch_divisible_by_dp": lambda p, c: c["global_batch_size"] % c["dp"] == 0,
+}
+
+EXPERT_RULES: dict[str, Rule] = {
+    "experts_divisible_by_ep": lambda p, c: _all_divide([m.num_experts for m in _experts(p)], c["ep"]),
+    "expert_width_divisible_by_etp": lambda p, c: _all_divide(
+        [m.intermediate_size for m in _experts(p)], c["etp"]
+    ),
+    "expert_grid_divides_ranks": lambda p, c: (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"]) == 0,
+    "etp_divides_tp": lambda p, c: c["tp"] % c["etp"] == 0,
+}
+
+SEQUENCE_RULES: dict[str, Rule] = {
+    "sequence_parallel_needs_tp": lambda p, c: (c["sequence_parallel"] == 0) | (c["tp"] > 1),
+    "sequence_divisible_by_tp": lambda p, c: (
+        (c["sequence_parallel"] == 0) | ((p.job.sequence_length // c["cp"]) % c["tp"] == 0)
+    ),
+    "experts_with_tp_need_sequence_parallel": lambda p, c: (
+        (len(_experts(p)) == 0) | (c["tp"] == 1) | (c["sequence_parallel"] == 1)
+    ),
+}
+
+STAGE_RULES: dict[str, Rule] = {
+    "virtual_stages_not_above_layers": lambda p, c: c["pp"] * c["vpp"] <= _max_virtual_stages(p),
+    "interleaving_needs_two_stages": lambda p, c: (c["vpp"] == 1) | (c["pp"] > 1),
+    "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
+        (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0)
+    ),
+    "layers_split_uniformly": lambda p, c: _splits_evenly(p, c["pp"] * c["vpp"]),
+    "schedule_matches_vpp": lambda p, c: (c["schedule"] == SCHEDULES.index("interleaved")) == (c["vpp"] > 1),
+    "one_schedule_without_pipeline": lambda p, c: (c["pp"] > 1) | (c["schedule"] == _plain_schedule(p)),
+}
+
+SHARDING_RULES: dict[str, Rule] = {
+    "zero_needs_replicas": lambda p, c: (c["zero_stage"] == 0) | (c["cp"] * c["dp"] > 1),
+    "grad_overlap_needs_replicas": lambda p, c: (c["overlap_grad_reduce"] == 0) | (c["cp"] * c["dp"] > 1),
+    "param_overlap_needs_zero_and_grad_overlap": lambda p, c: (
+        (c["overlap_param_gather"] == 0) | ((c["zero_stage"] >= 1) & (c["overlap_grad_reduce"] == 1))
+    ),
+    "sharded_gradients_are_overlapped": lambda p, c: (c["zero_stage"] < 2) | (c["overlap_grad_reduce"] == 1),
+    "sharded_weights_are_overlapped": lambda p, c: (c["zero_stage"] < 3) | (c["overlap_param_gather"] == 1),
+}
+
+
+def _plain_schedule(problem: Problem) -> int:
+    """Without a pipeline all schedules are gradient accumulation; one stands for them."""
+    for name in ("1f1b", "gpipe"):
+        if name in problem.space.schedule:
+            return SCHEDULES.index(name)
+    return SCHEDULES.index("1f1b")
+
+
+def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """A layout without an overlap switch never beats its twin with it: memory is equal, and in the step graph
+    a stream that starts earlier ends no later (LEAD <= BACKWARD, TRAIL <= REDUCE, FIRST <= GATHER,
+    LAST <= FORWARD). Only where the twin is in the space."""
+    replicas = c["cp"] * c["dp"] > 1
+    grad_twin = replicas & (c["overlap_grad_reduce"] == 0)
+    param_twin = replicas & (c["overlap_param_gather"] == 0) & (c["zero_stage"] >= 1)
+    keep = np.ones(len(replicas), dtype=np.bool_)
+    if True in problem.space.overlap_grad_reduce:
+        keep &= ~grad_twin
+    if True in problem.space.overlap_param_gather:
+        keep &= ~(param_twin & (c["overlap_grad_reduce"] == 1))
+    return keep
+
+
+def layout_space(problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = ()) -> LayoutSpace:
+    """Every legal layout of the problem's space.
+
+    ``forbidden`` lists partial layouts (field to value) that the caller excludes.
+    """
+    sieve = _Sieve(problem)
+    space = problem.space
+    columns = sieve.keep(_degrees(problem), DEGREE_RULES)
+    if _experts(problem):
+        columns = _cross(
+            columns,
+            "ep",
+            _allowed(space.ep, divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))),
+        )
+        degrees = np.unique(np.concatenate([[1], *(divisors(int(tp)) for tp in np.unique(columns["tp"]))]))
+        columns = _cross(columns, "etp", _allowed(space.etp, degrees))
+        columns = sieve.keep(columns, EXPERT_RULES)
+    else:
+        columns |= {"ep": np.ones_like(columns["tp"]), "etp": np.ones_like(columns["tp"])}
+        columns = sieve.keep(
+            columns,
+            {
+                "experts_need_moe": lambda p, c: np.full(
+                    len(c["ep"]), 1 in (p.space.ep or (1,)) and 1 in (p.space.etp or (1,))
+                )
+            },
+        )
+    columns = _micro_batches(problem, columns)
+    columns = _cross(columns, "sequence_parallel", np.array(sorted(set(space.sequence_parallel)), dtype=np.int64))
+    columns = sieve.keep(columns, SEQUENCE_RULES)
+    columns = _virtual_stages(problem, columns)
+    columns = _cross(columns, "schedule", np.array([SCHEDULES.index(s) for s in space.schedule]))
+    columns = sieve.keep(columns, STAGE_RULES)
+    columns = _shardings(problem, sieve, columns)
+    if forbidden:
+        columns = sieve.keep(columns, {"forbidden_by_caller": lambda p, c: _not_forbidden(c, forbidden)})
+    return LayoutSpace(LayoutColumns.from_mapping(columns), sieve.rejected, sieve.enumerated)
+
+
+def _shardings(problem: Problem, sieve: _Sieve, columns: Columns) -> Columns:
+    """Every row with every legal choice of ZeRO stage and overlap switches.
+
+    Whether a choice is legal depends on the row only through having replicas, so the rules are applied to the
+    choices, once with and once without, and counted for all rows that they stand for.
+    """
+    space = problem.space
+    choices: Columns = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
+    for switch in ("overlap_grad_reduce", "overlap_param_gather"):
+        values = sorted({int(value) for value in getattr(space, switch)})
+        choices = _cross(choices, switch, np.array(values, dtype=np.int64))
+    rules = SHARDING_RULES | {"dominated_by_overlap": _dominated_by_overlap}
+    replicated = columns["cp"] * columns["dp"] > 1
+    parts = []
+    for has_replicas in (True, False):
+        rows = {key: values[replicated == has_replicas] for key, values in columns.items()}
+        group = _Sieve(problem)
+        size = len(choices["zero_stage"])
+        table = {"cp": np.full(size, 1 + has_replicas), "dp": np.ones(size, dtype=np.int64)}
+        legal = group.keep(choices | table, rules)
+        count = len(rows["tp"])
+        sieve.enumerated += group.enumerated * count
+        for name, lost in group.rejected.items():
+            sieve.rejected[name] = sieve.rejected.get(name, 0) + lost * count
+        place = np.tile(np.arange(len(legal["zero_stage"])), count)
+        crossed = {key: np.repeat(values, len(legal["zero_stage"])) for key, values in rows.items()}
+        parts.append(crossed | {name: legal[name][place] for name in choices})
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def _not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]) -> BoolArray:
+    keep = np.ones(len(c["tp"]), dtype=np.bool_)
+    for partial in forbidden:
+        hit = np.ones_like(keep)
+        for name, value in partial.items():
+            wanted = SCHEDULES.index(str(value)) if name == "schedule" else int(value)
+            hit &= c[name] == wanted
+        keep &= ~hit
+    return keep
+
+
+def _allowed(values: tuple[int, ...] | None, candidates: IntArray) -> IntArray:
+    """The candidates a space admits."""
+    return (
+        candidates if values is None else np.array(sorted(set(values) & set(candidates.tolist())), dtype=np.int64)
+    )
+
+
+def _degrees(problem: Problem) -> Columns:
+    """tp, cp, pp, dp with product equal to each candidate number of GPUs, and the global batch."""
+    space, rows = problem.space, []
+    batches = problem.job.global_batch_values
+    for gpus in problem.job.num_gpus_values:
+        for tp in _allowed(space.tp, divisors(gpus)):
+            for cp in _allowed(space.cp, divisors(gpus // tp)):
+                for pp in _allowed(space.pp, divisors(gpus // (tp * cp))):
+                    dp = gpus // (tp * cp * pp)
+                    if space.dp is None or dp in space.dp:
+                        rows.append((tp, cp, pp, dp))
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
+    return _cross(columns, "global_batch_size", np.array(batches, dtype=np.int64))
+
+
+def _cross(columns: Columns, name: str, values: IntArray) -> Columns:
+    """Every row with every value of a new column."""
+    length = len(next(iter(columns.values())))
+    crossed = {key: np.repeat(column, len(values)) for key, column in columns.items()}
+    crossed[name] = np.tile(np.asarray(values, dtype=np.int64), length)
+    return crossed
+
+
+def _expand(columns: Columns, name: str, options: list[IntArray]) -> Columns:
+    """Every row with its own values of a new column."""
+    counts = np.array([len(values) for values in options], dtype=np.int64)
+    expanded = {key: np.repeat(column, counts) for key, column in columns.items()}
+    expanded[name] = np.concatenate([*options, np.zeros(0, dtype=np.int64)])
+    return expanded
+
+
+def _micro_batches(problem: Problem, columns: Columns) -> Columns:
+    """Micro-batch sizes that divide a replica's share of the batch."""
+    share = columns["global_batch_size"] // columns["dp"]
+    by_share = {
+        int(value): _allowed(problem.space.micro_batch_size, divisors(int(value))) for value in np.unique(share)
+    }
+    columns = _expand(columns, "micro_batch_size", [by_share[int(value)] for value in share])
+    columns["num_micro_batches"] = columns["global_batch_size"] // (columns["dp"] * columns["micro_batch_size"])
+    return columns
+
+
+def _virtual_stages(problem: Problem, columns: Columns) -> Columns:
+    """Numbers of virtual stages a rank."""
+    options = {int(pp): _vpp_values(problem, int(pp)) for pp in np.unique(columns["pp"])}
+    return _expand(columns, "vpp", [options[int(pp)] for pp in columns["pp"]])
+
+
+def _vpp_values(problem: Problem, pp: int) -> IntArray:
+    """1 to as many as there can be; with ``distinct`` only those whose largest chunk is new."""
+    most = max(1, _max_virtual_stages(problem) // pp) if pp > 1 else 1
+    values = np.arange(1, most + 1)
+    if problem.space.vpp is not None:
+        return _allowed(problem.space.vpp, values)
+    if problem.space.vpp_values == "all":
+        return values
+    largest = -(-problem.model.num_layers // (pp * values))
+    _, first = np.unique(-largest, return_index=True)
+    return np.asarray(values[np.sort(first)])
+
+
+def broken_rules(problem: Problem, layout: Layout) -> list[str]:
+    """Names of the rules that a layout breaks (empty when it is legal); the space's value lists do not count."""
+    problem = problem.model_copy(update={"space": Space()})
+    columns = LayoutColumns.of([layout])
+    mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
+    mapping["num_micro_batches"] = columns.num_micro_batches
+    rules = DEGREE_RULES | SEQUENCE_RULES | STAGE_RULES | SHARDING_RULES
+    rules.pop("layers_split_uniformly")
+    rules.pop("one_schedule_without_pipeline")
+    if _experts(problem):
+        rules |= EXPERT_RULES
+    else:
+        rules |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
+    broken = [name for name, rule in rules.items() if not bool(np.asarray(rule(problem, mapping)).all())]
+    if layout.global_batch_size % (layout.dp * layout.micro_batch_size):
+        broken.append("micro_batch_divides_share_of_batch")
+    return broken

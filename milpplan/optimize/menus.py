@@ -1,0 +1,289 @@
+"""Stage menus: for every virtual stage, the choices that can be part of a plan better than a cutoff.
+
+An item says how many layers of each run the stage holds and how many are recomputed. Step time never falls when
+a backward gets longer, so of two items with the same layers the one with the shorter backward and no more
+memory is enough: where a rank has one virtual stage, one item a layer count remains (the least recomputation
+that fits); where it has several, the Pareto set of (backward, kept bytes, transient bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.costs.layout_costs import LayoutCosts
+from milpplan.costs.pipeline import Term
+from milpplan.costs.schedule import LiveProfile, live_profiles
+from milpplan.costs.stages import StageOptions, stage_options
+from milpplan.specs.plan import Layout
+from milpplan.specs.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Menu:
+    """Items of one virtual stage: ``runs`` [I, R] layers of each run, ``terms`` [Term, I] nanoseconds,
+    ``state_bytes``, ``kept_bytes``, ``transient_bytes``, ``full``, ``selective`` [I]."""
+
+    stage: int
+    runs: IntArray
+    terms: IntArray
+    state_bytes: IntArray
+    kept_bytes: IntArray
+    transient_bytes: IntArray
+    full: IntArray
+    selective: IntArray
+
+    @property
+    def layers(self) -> IntArray:
+        """Layers of every item, [I]."""
+        return np.asarray(self.runs.sum(axis=1))
+
+    def __len__(self) -> int:
+        return len(self.full)
+
+    def take(self, rows: IntArray | BoolArray) -> Menu:
+        """The chosen items."""
+        return Menu(
+            self.stage,
+            self.runs[rows],
+            self.terms[:, rows],
+            self.state_bytes[rows],
+            self.kept_bytes[rows],
+            self.transient_bytes[rows],
+            self.full[rows],
+            self.selective[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One layout with everything that is fixed about it; P ranks, J virtual stages."""
+
+    problem: Problem
+    layout: Layout
+    costs: LayoutCosts
+    capacity_bytes: int
+    profiles: tuple[tuple[LiveProfile, ...], ...]
+    runs: tuple[tuple[int, int], ...]
+    """(kind, layers) of every run of equal layers."""
+    layer_bounds: tuple[tuple[int, int], ...]
+    """(fewest, most) layers of every virtual stage."""
+
+    @staticmethod
+    def of(problem: Problem, layout: Layout, costs: LayoutCosts, capacity_bytes: int) -> Setting:
+        """Gather what menus and rows need."""
+        profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+        bounds = layer_bounds(problem, layout)
+        return Setting(problem, layout, costs, capacity_bytes, profiles, model_runs(problem), bounds)
+
+    def with_split(self, split: tuple[int, ...]) -> Setting:
+        """The same with the layers of every virtual stage fixed."""
+        return replace(self, layer_bounds=tuple((count, count) for count in split))
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual stages, J."""
+        return self.layout.num_virtual_stages
+
+    def min_layers(self, stage: int) -> int:
+        """Fewest layers a virtual stage holds."""
+        return self.layer_bounds[stage][0]
+
+    def max_layers(self, stage: int) -> int:
+        """Most layers a virtual stage holds, whatever the others do."""
+        return self.layer_bounds[stage][1]
+
+
+def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """(fewest, most) layers of every virtual stage in the free space: see ``Space``."""
+    layers, stages = problem.model.num_layers, layout.num_virtual_stages
+    inner = fewest_inner_layers(problem, layout.vpp, stages)
+    fewest = [0 if j in (0, stages - 1) else inner for j in range(stages)]
+    even = layout.vpp > 1 and problem.space.interleaved_layers == "even"
+    ceiling = max(1, -(-layers // stages)) if even else layers
+    total = sum(fewest)
+    return tuple((least, min(ceiling, layers - total + least)) for least in fewest)
+
+
+def even_splits(problem: Problem, layout: Layout) -> tuple[tuple[int, ...], ...] | None:
+    """Every split into virtual stages that even interleaving allows, [splits][J]; None where splits are free.
+
+    The ends hold 0 to ceil(L / J) layers each; of the inner stages the first ones hold ceil, the others floor
+    (at least one), as many of each as the total demands.
+    """
+    if layout.vpp == 1 or problem.space.interleaved_layers != "even":
+        return None
+    layers, inner = problem.model.num_layers, layout.num_virtual_stages - 2
+    small = fewest_inner_layers(problem, layout.vpp, inner + 2)
+    large = max(1, -(-layers // (inner + 2)))
+    splits = []
+    for first in range(large + 1):
+        for last in range(large + 1):
+            larger = layers - first - last - small * inner
+            if 0 <= larger <= inner * (large - small):
+                splits.append((first, *(large,) * larger, *(small,) * (inner - larger), last))
+    return tuple(splits)
+
+
+def fewest_inner_layers(problem: Problem, vpp: int, num_stages: int) -> int:
+    """Fewest layers of an inner virtual stage: one, or with even interleaving floor(L / J)."""
+    if vpp > 1 and problem.space.interleaved_layers == "even":
+        return max(1, problem.model.num_layers // num_stages)
+    return 1
+
+
+def model_runs(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """Runs of equal layers in the model: (kind, count)."""
+    runs: list[tuple[int, int]] = []
+    for kind in problem.model.layer_kinds:
+        if runs and runs[-1][0] == kind:
+            runs[-1] = (kind, runs[-1][1] + 1)
+        else:
+            runs.append((kind, 1))
+    return tuple(runs)
+
+
+def run_counts(runs: tuple[tuple[int, int], ...], fewest: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Layers of each run in every stretch of consecutive layers of allowed length, up to its position in a run."""
+    num_runs = len(runs)
+    if fewest <= 0:
+        yield (0,) * num_runs
+    for first in range(num_runs):
+        for head in range(1, runs[first][1] + 1):
+            if fewest <= head <= most:
+                yield tuple(head if r == first else 0 for r in range(num_runs))
+        for last in range(first + 1, num_runs):
+            inner = sum(runs[r][1] for r in range(first + 1, last))
+            if inner + 2 > most:
+                break
+            for head in range(1, runs[first][1] + 1):
+                for tail in range(max(1, fewest - inner - head), min(runs[last][1], most - inner - head) + 1):
+                    yield tuple(
+                        head if r == first else tail if r == last else runs[r][1] if first < r < last else 0
+                        for r in range(num_runs)
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Proved cost of every unit of a count in one stage, [3, K] for (layers, full, selective) by kind: an item
+    whose counts cost more than ``slack`` is in no plan at or below the cutoff."""
+
+    slack: float
+    price: FloatArray
+
+
+def stage_menu(setting: Setting, stage: int, most: int, prices: Prices | None = None) -> Menu:
+    """All items of a virtual stage with at most ``most`` layers that fit into its rank's memory alone."""
+    kinds = np.array([kind for kind, _ in setting.runs])
+    parts = []
+    for counts in run_counts(setting.runs, setting.min_layers(stage), most):
+        if prices is not None and float(prices.price[0, kinds] @ np.array(counts)) > prices.slack:
+            continue
+        part = _items(setting, stage, counts, prices)
+        if len(part):
+            parts.append(part)
+    if not parts:
+        return _empty_menu(stage, len(setting.runs))
+    return Menu(
+        stage,
+        np.concatenate([part.runs for part in parts]),
+        np.concatenate([part.terms for part in parts], axis=1),
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("state_bytes", "kept_bytes", "transient_bytes", "full", "selective")
+        ),
+    )
+
+
+def _empty_menu(stage: int, num_runs: int) -> Menu:
+    none = np.zeros(0, dtype=np.int64)
+    runs = np.zeros((0, num_runs), dtype=np.int64)
+    return Menu(stage, runs, np.zeros((len(Term), 0), dtype=np.int64), none, none, none, none, none)
+
+
+def _affordable(
+    setting: Setting, counts: tuple[int, ...], full: IntArray, selective: IntArray, prices: Prices
+) -> BoolArray:
+    """Which recompute choices cost no more than the slack."""
+    total = np.zeros(len(full))
+    before = 0
+    for (kind, _), count in zip(setting.runs, counts, strict=True):
+        wholly = np.clip(full - before, 0, count)
+        selectively = np.clip(full + selective - before, 0, count) - wholly
+        layers, price_full, price_selective = prices.price[:, kind]
+        total += count * layers + wholly * price_full + selectively * price_selective
+        before += count
+    return np.asarray(total <= prices.slack)
+
+
+def _recompute_choices(setting: Setting, num_layers: int) -> tuple[IntArray, IntArray]:
+    """Every (full, selective) pair the space allows for a number of layers."""
+    modes = setting.problem.space.recompute
+    grid = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
+    full, selective = grid[0], grid[1]
+    keep = full + selective <= num_layers
+    if "none" not in modes:
+        keep &= full + selective == num_layers
+    if "full" not in modes:
+        keep &= full == 0
+    if "selective" not in modes:
+        keep &= selective == 0
+    return full[keep].astype(np.int64), selective[keep].astype(np.int64)
+
+
+def _items(setting: Setting, stage: int, counts: tuple[int, ...], prices: Prices | None) -> Menu:
+    kinds = [kind for (kind, _), count in zip(setting.runs, counts, strict=True) for _ in range(count)]
+    full, selective = _recompute_choices(setting, len(kinds))
+    if prices is not None:
+        keep = _affordable(setting, counts, full, selective, prices)
+        full, selective = full[keep], selective[keep]
+    if not len(full):
+        return _empty_menu(stage, len(setting.runs))
+    options = stage_options(
+        setting.costs, kinds, full, selective, is_first=stage == 0, is_last=stage == setting.num_stages - 1
+    )
+    options = options.take(_useful(setting, stage, options))
+    size = len(options.full)
+    return Menu(
+        stage,
+        np.tile(np.array(counts, dtype=np.int64), (size, 1)),
+        options.terms,
+        np.full(size, int(options.state_bytes.sum()), dtype=np.int64),
+        options.kept_bytes,
+        options.transient_bytes,
+        options.full,
+        options.selective,
+    )
+
+
+def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
+    """Options that fit, and are not beaten by one with no longer backward and no more memory."""
+    rank, chunk = stage % setting.layout.pp, stage // setting.layout.pp
+    room = setting.capacity_bytes - int(options.state_bytes.sum()) - int(setting.costs.buffer_bytes)
+    fits = np.ones(len(options.full), dtype=np.bool_)
+    for running, counts in setting.profiles[rank]:
+        transient = options.transient_bytes if running == chunk else 0
+        fits &= counts[chunk] * options.kept_bytes + transient <= room
+    rows = np.flatnonzero(fits)
+    if not len(rows):
+        return rows
+    backward = options.terms[Term.BACKWARD, rows]
+    order = np.lexsort((options.transient_bytes[rows], options.kept_bytes[rows], backward))
+    rows = rows[order]
+    if setting.layout.vpp == 1:
+        return rows[:1]
+    return _pareto(options, rows)
+
+
+def _pareto(options: StageOptions, rows: IntArray) -> IntArray:
+    """Rows, sorted by backward, that no earlier one matches in both kept and transient bytes."""
+    kept, transient = options.kept_bytes[rows], options.transient_bytes[rows]
+    best: list[int] = []
+    for row in range(len(rows)):
+        if not best or not ((kept[best] <= kept[row]) & (transient[best] <= transient[row])).any():
+            best.append(row)
+    return rows[best]

@@ -1,0 +1,233 @@
+"""``solve``: the best plan of a problem, with its proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.simulator import simulate
+from milpplan.errors import InvalidInputError, SolverError
+from milpplan.optimize.backends import backend as backend_named
+from milpplan.optimize.layout_solver import LayoutSolver
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status
+from milpplan.optimize.search import Search
+from milpplan.optimize.solution import Backend
+from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.problem import Job, Problem, Space
+from milpplan.units import NS_PER_S
+
+WITNESSES = {
+    "highs": ("cpsat", "cbc"),
+    "auto": ("cpsat", "cbc"),
+    "cbc": ("cpsat", "highs"),
+    "cpsat": ("highs", "cbc"),
+}
+"""Who confirms a bound that rests on an integer program; the second is asked where the first cannot."""
+
+
+def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any) -> PlanResult:
+    """Find the plan with the least objective, and prove it.
+
+    Args:
+        problem: model, hardware, job and space.
+        options: how to solve; ``changes`` replace single fields, e.g. ``time_limit_s=60``.
+
+    Returns:
+        The best plan with a proved lower bound. ``status`` is ``optimal`` only where bound and simulated time
+        are within ``options.gap``; a time limit or Ctrl-C gives ``feasible`` with the gap reached.
+
+    Raises:
+        InvalidInputError: options that make no sense.
+        SolverError: two solvers contradict each other, or an answer fails its exact re-check.
+    """
+    chosen = replace(options or SolveOptions(), **changes)
+    _check(chosen)
+    if problem.job.objective == "num_gpus":
+        return _fewest_gpus(problem, chosen)
+    return _solve(problem, chosen)
+
+
+def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
+    """The problem with fields of the layout fixed, e.g. ``{"tp": 8, "sequence_parallel": True}``.
+
+    Raises:
+        InvalidInputError: a name or value that no layout has.
+    """
+    known = set(Space.model_fields) - {"kind", "recompute"}
+    for name in values:
+        if name not in known:
+            raise InvalidInputError(
+                f"Cannot fix {name!r}.", f"Expected one of {', '.join(sorted(known))}.", "Check the spelling."
+            )
+    changed = problem.space.model_dump() | {name: (value,) for name, value in values.items()}
+    try:
+        space = Space.model_validate(changed)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInputError(
+            f"Cannot fix {first['loc'][0]} to {first['input']!r}: {first['msg']}.",
+            "",
+            "See `milpplan schema`.",
+        ) from error
+    return problem.model_copy(update={"space": space})
+
+
+def _check(options: SolveOptions) -> None:
+    if not 0 <= options.gap < 1:
+        raise InvalidInputError(f"gap={options.gap}.", "Expected 0 <= gap < 1.", "The default is 1e-4.")
+    if options.time_limit_s is not None and not options.time_limit_s > 0:
+        raise InvalidInputError(
+            f"time_limit_s={options.time_limit_s}.", "Expected a positive number of seconds.", ""
+        )
+    for partial in options.forbid:
+        unknown = set(partial) - set(Layout.model_fields)
+        if unknown or not partial:
+            raise InvalidInputError(
+                f"forbid names {sorted(unknown) or 'nothing'}.",
+                f"Expected fields of a layout: {', '.join(Layout.model_fields)}.",
+                "Check the spelling.",
+            )
+
+
+def _witnesses(options: SolveOptions) -> tuple[Backend, ...]:
+    names = WITNESSES[options.backend] if options.witness else ()
+    return tuple(backend_named(name) for name in names)
+
+
+def _solve(problem: Problem, options: SolveOptions) -> PlanResult:
+    started = time.monotonic()
+    deadline = None if options.time_limit_s is None else started + options.time_limit_s
+    solver = LayoutSolver(options, backend_named(options.backend), _witnesses(options), deadline)
+    space = layout_space(problem, options.forbid)
+    search = Search(problem, space, solver, started)
+    interrupted = False
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    return _result(problem, options, search, started, interrupted)
+
+
+def _result(
+    problem: Problem, options: SolveOptions, search: Search, started: float, interrupted: bool
+) -> PlanResult:
+    value, plan = search.best if search.best else (None, None)
+    bound = min(search.global_bound(), search.best_value)
+    report = None if plan is None else simulate(problem, plan)
+    gap = None if value is None else max(0.0, (value - bound) / value)
+    status = _status(search, options, gap)
+    if report is not None and value is not None:
+        _cross_check(problem, search, report.step_time_ns, plan, value)
+    scale, name = _unit(problem)
+    single = _is_single(problem)
+    counters = search.solver.counters
+    work = SolverWork(
+        backend=options.backend,
+        versions=search.solver.backend.version() if counters.integer_programs else "",
+        relaxations=counters.relaxations,
+        integer_programs=counters.integer_programs,
+        witnessed=counters.witnessed,
+        paths=counters.paths,
+        simulations=counters.simulations,
+        proof=_proof(status, counters.integer_programs),
+    )
+    known = np.isfinite(bound)
+    return PlanResult(
+        status=status,
+        problem=problem,
+        plan=plan,
+        report=report,
+        objective_name=name,
+        objective=None if value is None else value * scale,
+        objective_bound=bound * scale if known else None,
+        lower_bound_s=bound / NS_PER_S if known and single else None,
+        gap=gap,
+        rejected=dict(search.space.rejected),
+        enumerated=search.space.enumerated,
+        layouts=search.result(),
+        log=tuple(search.log),
+        work=work,
+        wall_time_s=time.monotonic() - started,
+        message="Interrupted." if interrupted else "",
+        details={
+            "usable_memory_bytes": usable_memory_bytes(problem),
+            "least_memory_bytes": search.least_memory(),
+        },
+    )
+
+
+def _status(search: Search, options: SolveOptions, gap: float | None) -> Status:
+    if gap is not None:
+        return "optimal" if gap <= options.gap * (1 + 1e-9) else "feasible"
+    return "infeasible" if not np.isfinite(search.global_bound()) else "no_solution_found"
+
+
+def _proof(status: Status, integer_programs: int) -> Any:
+    """``exact``: no bound that decided rests on a solver's word: duals were re-checked in exact integers, closed
+    forms and item prices are floating point with a margin for rounding; ``tolerance``: some rest on integer
+    programs (confirmed by a second solver unless ``witness`` is off)."""
+    if status not in ("optimal", "infeasible"):
+        return "none"
+    return "tolerance" if integer_programs else "exact"
+
+
+def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan | None, value: float) -> None:
+    """The number printed is the simulator's: the search must have used the same."""
+    assert plan is not None
+    weights = search.weights
+    columns = search.space.columns
+    same = (columns.global_batch_size == plan.layout.global_batch_size) & (
+        columns.num_gpus == plan.layout.num_gpus
+    )
+    weight = float(weights[np.flatnonzero(same)[0]])
+    if abs(step_time_ns * weight - value) > 1e-9 * value:
+        raise SolverError(
+            f"The search valued the plan at {value}, the simulator at {step_time_ns * weight}.",
+            "They must be the same.",
+            "This is a bug: please report the problem file.",
+        )
+
+
+def _is_single(problem: Problem) -> bool:
+    job = problem.job
+    return len(job.num_gpus_values) == 1 and len(job.global_batch_values) == 1
+
+
+def _unit(problem: Problem) -> tuple[float, str]:
+    """Factor from the search's objective to the printed one, and its name."""
+    job: Job = problem.job
+    if job.objective == "gpu_hours":
+        return 1.0, "gpu_hours"
+    tokens = max(job.global_batch_values) * job.sequence_length
+    return 1.0 / NS_PER_S / tokens, "step_time_s_per_token"
+
+
+def _fewest_gpus(problem: Problem, options: SolveOptions) -> PlanResult:
+    """Numbers of GPUs in ascending order; each smaller one is proved to miss the deadline."""
+    result: PlanResult | None = None
+    for gpus in problem.job.num_gpus_values:
+        job = problem.job.model_copy(update={"num_gpus": gpus, "objective": "step_time_per_token"})
+        result = _solve(problem.model_copy(update={"job": job}), options)
+        if result.status != "infeasible":
+            break
+    assert result is not None
+    if result.plan is None:
+        return replace(result, problem=problem, objective_name="num_gpus", objective=None)
+    gpus = result.plan.layout.num_gpus
+    return replace(
+        result,
+        problem=problem,
+        status="optimal",
+        objective_name="num_gpus",
+        objective=float(gpus),
+        objective_bound=float(gpus),
+        gap=0.0,
+        details=result.details | {"step_time_gap": result.gap},
+    )

@@ -1,0 +1,111 @@
+"""What ``solve`` returns, and the callbacks it calls: records only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.report import StepReport
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+
+Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
+Fate = Literal["open", "does_not_fit", "bounded", "relaxed", "solved"]
+FATES: tuple[Fate, ...] = ("open", "does_not_fit", "bounded", "relaxed", "solved")
+"""``does_not_fit``: proved above memory; ``bounded``: by a closed-form bound or a menu that ran empty;
+``relaxed``: by the linear relaxation, its duals checked in exact arithmetic; ``solved``: by an integer program
+or, in the uniform space, by simulating every plan of the layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One line of the log: seconds since the start, incumbent and proved bound (seconds of step time for the
+    default objective), layouts not yet decided."""
+
+    wall_time_s: float
+    incumbent: float | None
+    bound: float | None
+    open_layouts: int
+
+
+@dataclass(frozen=True, slots=True)
+class SolveOptions:
+    """How to solve; what to solve is the problem.
+
+    ``gap``: relative tolerance of the proof. ``time_limit_s``: stop then, with the best plan and its proved gap.
+    ``witness``: have a second solver confirm every bound that rests on an integer program.
+    """
+
+    backend: str = "auto"
+    gap: float = 1e-4
+    time_limit_s: float | None = None
+    seed: int = 1
+    witness: bool = True
+    warm_start: Plan | None = None
+    forbid: tuple[Mapping[str, object], ...] = ()
+    callback: Callable[[Progress], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFates:
+    """The certificate: every legal layout, a proved lower bound on its objective, and what decided it."""
+
+    columns: LayoutColumns
+    bounds: npt.NDArray[np.float64]
+    fates: npt.NDArray[np.int8]
+    """Indices into ``FATES``."""
+
+    def count(self, fate: Fate) -> int:
+        """Layouts with a fate."""
+        return int((self.fates == FATES.index(fate)).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class SolverWork:
+    """What the solvers did, and with which versions."""
+
+    backend: str
+    versions: str = ""
+    relaxations: int = 0
+    integer_programs: int = 0
+    witnessed: int = 0
+    paths: int = 0
+    simulations: int = 0
+    proof: Literal["exact", "tolerance", "none"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """The best plan found and what is proved about it.
+
+    ``objective`` and ``objective_bound`` are in the unit of ``objective_name``; for a fixed batch and number of
+    GPUs ``lower_bound_s`` is the same bound as a step time. ``gap`` is (objective - bound) / objective.
+    """
+
+    status: Status
+    problem: Problem
+    plan: Plan | None
+    report: StepReport | None
+    objective_name: str
+    objective: float | None
+    objective_bound: float | None
+    lower_bound_s: float | None
+    gap: float | None
+    rejected: dict[str, int]
+    enumerated: int
+    layouts: LayoutFates | None
+    log: tuple[Progress, ...]
+    work: SolverWork
+    wall_time_s: float
+    message: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Simulated step time of the plan, in seconds."""
+        return None if self.report is None else self.report.step_time_s

@@ -1,0 +1,161 @@
+"""Whole plans from fractional ones: round the layers, then recompute as much as memory needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.layers import Phase
+from milpplan.costs.stages import StageOptions, stage_options
+from milpplan.optimize.menus import Setting, even_splits
+from milpplan.specs.plan import Plan, Recompute, VirtualStage
+
+
+def rounded_layers(setting: Setting, layers: FloatArray) -> IntArray:
+    """Whole layers of each stage, [J], from fractional ones: differences of the rounded running sum, each at
+    least what the space demands."""
+    splits = even_splits(setting.problem, setting.layout)
+    if splits is not None:
+        return _nearest_split(setting, splits, layers)
+    total = setting.problem.model.num_layers
+    least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])
+    most = np.array([setting.max_layers(j) for j in range(setting.num_stages)])
+    whole = np.clip(np.diff(np.rint(np.cumsum(layers)), prepend=0), least, most).astype(np.int64)
+    while (missing := total - int(whole.sum())) != 0:
+        step = 1 if missing > 0 else -1
+        movable = np.flatnonzero(whole < most) if missing > 0 else np.flatnonzero(whole > least)
+        if not len(movable):
+            break
+        furthest = movable[np.argsort(step * (whole - layers)[movable], kind="stable")]
+        whole[furthest[: abs(missing)]] += step
+    return whole
+
+
+def _nearest_split(setting: Setting, splits: tuple[tuple[int, ...], ...], layers: FloatArray) -> IntArray:
+    """The allowed split with the least summed distance."""
+    table = np.array(splits, dtype=np.int64).reshape(-1, setting.num_stages)
+    bounds = np.array(setting.layer_bounds)
+    table = table[((table >= bounds[:, 0]) & (table <= bounds[:, 1])).all(axis=1)]
+    if not len(table):
+        return np.zeros(setting.num_stages, dtype=np.int64)
+    return np.asarray(table[int(np.abs(table - layers).sum(axis=1).argmin())])
+
+
+@dataclass(slots=True)
+class _Rank:
+    """Virtual stages of one rank while recomputation is added to them."""
+
+    setting: Setting
+    rank: int
+    kinds: list[list[int]]
+    full: list[int]
+    selective: list[int]
+
+    def options(self, chunk: int) -> StageOptions:
+        """Costs of a chunk as it stands."""
+        stage = chunk * self.setting.layout.pp + self.rank
+        return stage_options(
+            self.setting.costs,
+            self.kinds[chunk],
+            np.array([self.full[chunk]]),
+            np.array([self.selective[chunk]]),
+            is_first=stage == 0,
+            is_last=stage == self.setting.num_stages - 1,
+        )
+
+    def worst(self) -> tuple[int, tuple[int, ...]]:
+        """(bytes above the capacity, live vector) of the fullest moment."""
+        held = [self.options(chunk) for chunk in range(len(self.kinds))]
+        state = sum(int(option.state_bytes.sum()) for option in held) + int(self.setting.costs.buffer_bytes)
+        kept = [int(option.kept_bytes[0]) for option in held]
+        return max(
+            (
+                state
+                + sum(count * size for count, size in zip(live, kept, strict=True))
+                + int(held[running].transient_bytes[0])
+                - self.setting.capacity_bytes,
+                live,
+            )
+            for running, live in self.setting.profiles[self.rank]
+        )
+
+    def relieve(self, excess: int, live: tuple[int, ...]) -> bool:
+        """Recompute a few more layers where it frees most bytes a nanosecond; False when all are recomputed."""
+        costs, modes = self.setting.costs, self.setting.problem.space.recompute
+        best: tuple[float, str, int, float] | None = None
+        for chunk, kinds in enumerate(self.kinds):
+            plain = len(kinds) - self.full[chunk] - self.selective[chunk]
+            if not kinds:
+                continue
+            kind = kinds[-1]
+            for mode, phase, dropped in (
+                ("selective", Phase.SELECTIVE, costs.dropped_selective_bytes),
+                ("full", Phase.FULL, costs.dropped_full_bytes),
+            ):
+                if mode not in modes or (plain == 0 and (mode == "selective" or not self.selective[chunk])):
+                    continue
+                freed = float(dropped[kind]) * live[chunk]
+                spent = float(costs.duration_ns[kind, phase])
+                if plain == 0:
+                    freed -= float(costs.dropped_selective_bytes[kind]) * live[chunk]
+                    spent -= float(costs.duration_ns[kind, Phase.SELECTIVE])
+                rate = freed / max(spent, 1.0)
+                if freed > 0 and (best is None or rate > best[0]):
+                    best = (rate, mode, chunk, freed)
+        if best is None:
+            return False
+        _, mode, chunk, freed = best
+        self._add(mode, chunk, max(1, int(excess // max(freed, 1.0))))
+        return True
+
+    def _add(self, mode: str, chunk: int, layers: int) -> None:
+        plain = len(self.kinds[chunk]) - self.full[chunk] - self.selective[chunk]
+        if mode == "selective":
+            self.selective[chunk] += min(layers, plain)
+        elif plain:
+            self.full[chunk] += min(layers, plain)
+        else:
+            moved = min(layers, self.selective[chunk])
+            self.full[chunk] += moved
+            self.selective[chunk] -= moved
+
+
+def fitted_plan(setting: Setting, layers: IntArray) -> Plan | None:
+    """The plan with the given layers in each stage and a greedy least recomputation; None if it cannot fit."""
+    kinds = setting.problem.model.layer_kinds
+    if int(layers.sum()) != len(kinds):
+        return None
+    P, v = setting.layout.pp, setting.layout.vpp
+    ends = np.cumsum(layers)
+    starts = ends - layers
+    must = "none" not in setting.problem.space.recompute
+    recompute: list[Recompute] = [Recompute()] * setting.num_stages
+    for rank in range(P):
+        stages = [chunk * P + rank for chunk in range(v)]
+        held = [list(kinds[starts[j] : ends[j]]) for j in stages]
+        lightest = "selective" if "selective" in setting.problem.space.recompute else "full"
+        whole = [len(part) if must else 0 for part in held]
+        none = [0] * v
+        state = _Rank(
+            setting,
+            rank,
+            held,
+            whole if must and lightest == "full" else list(none),
+            whole if must and lightest == "selective" else list(none),
+        )
+        excess, live = state.worst()
+        while excess > 0:
+            if not state.relieve(excess, live):
+                return None
+            excess, live = state.worst()
+        for chunk, j in enumerate(stages):
+            recompute[j] = Recompute(full=state.full[chunk], selective=state.selective[chunk])
+    return Plan(
+        layout=setting.layout,
+        virtual_stages=tuple(
+            VirtualStage(layers=(int(start), int(end)), recompute=choice)
+            for start, end, choice in zip(starts, ends, recompute, strict=True)
+        ),
+    )

@@ -1,0 +1,220 @@
+"""The JSON documents: what ``--json`` prints and ``--out`` writes. Seconds, bytes, rates per second.
+
+Both documents carry their problem and their plan, so both are plan files (``milpplan.reports.plan_file``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from milpplan.costs.report import StepReport
+from milpplan.errors import MilpplanError
+from milpplan.optimize.result import FATES, PlanResult
+from milpplan.reports import plan_file
+from milpplan.reports.plan_file import PlanDocument, plan_document
+from milpplan.reports.spaces import space_text
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.specs.records import Count, Record
+from milpplan.version import __version__
+
+LINE_WIDTH = 110
+
+
+class LayoutsDocument(Record):
+    """What happened to the layouts; ``rejected`` counts (partial) layouts by the rule that refused them."""
+
+    enumerated: Count
+    legal: Count
+    rejected: dict[str, Count]
+    does_not_fit: Count
+    bounded: Count
+    relaxed: Count
+    solved: Count
+    open: Count
+
+
+class ObjectiveDocument(Record):
+    """What was minimised: its name, the plan's value, and the proved lower bound."""
+
+    name: str
+    value: float | None
+    bound: float | None
+
+
+class ProgressDocument(Record):
+    """One line of the log over time."""
+
+    wall_time_s: float
+    incumbent: float | None
+    bound: float | None
+    open_layouts: Count
+
+
+class InfeasibleDocument(Record):
+    """Why there is no plan: what was seen, what is needed, what to do."""
+
+    seen: str
+    expected: str
+    do: str
+
+
+class ResultDocument(Record):
+    """The result of a solve. Fields without a value are null: no plan, or no single step time to bound."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    status: Literal["optimal", "feasible", "infeasible", "no_solution_found"]
+    step_time_s: float | None
+    lower_bound_s: float | None
+    gap: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    peak_memory_bytes: Count | None
+    usable_memory_bytes: int
+    wall_time_s: float
+    proof: str
+    """One sentence: the cost model, the declared space and the tolerance that the status speaks about."""
+    infeasible: InfeasibleDocument | None
+    objective: ObjectiveDocument
+    plan: PlanDocument | None
+    breakdown: dict[str, float] | None
+    """Seconds, the mean over the stages; they add up to the step time."""
+    hidden: dict[str, float] | None
+    """Seconds of communication that compute covers."""
+    layouts: LayoutsDocument
+    solver: dict[str, int | float | str]
+    log: tuple[ProgressDocument, ...]
+    problem: Problem
+
+
+class SimulationDocument(Record):
+    """One simulated step of a plan."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    step_time_s: float
+    tokens_per_s: float
+    mfu: float
+    peak_memory_bytes: Count
+    usable_memory_bytes: int
+    fits: bool
+    plan: PlanDocument
+    breakdown: dict[str, float]
+    hidden: dict[str, float]
+    problem: Problem
+
+
+def result_document(
+    result: PlanResult, tolerance: float, infeasible: MilpplanError | None = None
+) -> ResultDocument:
+    """The document of a result; ``infeasible`` explains why there is no plan, where that is proved."""
+    report = result.report
+    plan = None if result.plan is None else plan_document(result.plan, report)
+    why = None
+    if infeasible is not None:
+        why = InfeasibleDocument(seen=infeasible.seen, expected=infeasible.expected, do=infeasible.do)
+    return ResultDocument(
+        milpplan_version=__version__,
+        status=result.status,
+        step_time_s=result.step_time_s,
+        lower_bound_s=result.lower_bound_s,
+        gap=result.gap,
+        tokens_per_s=report.tokens_per_s if report else None,
+        mfu=report.mfu if report else None,
+        peak_memory_bytes=report.peak_memory_bytes if report else None,
+        usable_memory_bytes=result.details["usable_memory_bytes"],
+        wall_time_s=result.wall_time_s,
+        proof=proof_sentence(result, tolerance),
+        infeasible=why,
+        objective=ObjectiveDocument(
+            name=result.objective_name, value=result.objective, bound=result.objective_bound
+        ),
+        plan=plan,
+        breakdown=report.breakdown_s if report else None,
+        hidden=report.hidden_s if report else None,
+        layouts=layouts_document(result),
+        solver=asdict(result.work) | {"tolerance": tolerance},
+        log=tuple(ProgressDocument(**asdict(line)) for line in result.log),
+        problem=result.problem,
+    )
+
+
+def layouts_document(result: PlanResult) -> LayoutsDocument:
+    """What happened to every layout."""
+    fates = result.layouts
+    counts = {fate: fates.count(fate) if fates else 0 for fate in FATES}
+    return LayoutsDocument(
+        enumerated=result.enumerated,
+        legal=len(fates.bounds) if fates else 0,
+        rejected=result.rejected,
+        **counts,
+    )
+
+
+def simulation_document(problem: Problem, plan: Plan, report: StepReport) -> SimulationDocument:
+    """The document of one simulated plan."""
+    return SimulationDocument(
+        milpplan_version=__version__,
+        step_time_s=report.step_time_s,
+        tokens_per_s=report.tokens_per_s,
+        mfu=report.mfu,
+        peak_memory_bytes=report.peak_memory_bytes,
+        usable_memory_bytes=report.usable_memory_bytes,
+        fits=report.fits,
+        plan=plan_document(plan, report),
+        breakdown=report.breakdown_s,
+        hidden=report.hidden_s,
+        problem=problem,
+    )
+
+
+def read_plan(path: Path) -> tuple[Problem, Plan]:
+    """The problem and the plan of a plan file or of either document; other fields are not read."""
+    return plan_file.read_plan_file(
+        path, frozenset({*ResultDocument.model_fields, *SimulationDocument.model_fields})
+    )
+
+
+def proof_sentence(result: PlanResult, tolerance: float) -> str:
+    """What the status means: for which cost model, space and tolerance."""
+    model = f"cost model milpplan {__version__}, {space_text(result.problem.space)}"
+    if result.status == "optimal":
+        return f"Optimal within {tolerance_text(tolerance)} (relative) for {model}."
+    if result.status == "infeasible":
+        return f"Infeasible: proved that no plan satisfies the request for {model}."
+    if result.status == "feasible":
+        return f"Stopped: proved within the gap given, not within {tolerance_text(tolerance)}, for {model}."
+    return f"Nothing proved and no plan found before the search stopped, for {model}."
+
+
+def tolerance_text(tolerance: float) -> str:
+    """0.0001 as 1e-4, 0.01 as it is."""
+    mantissa, _, exponent = f"{tolerance:.3g}".partition("e")
+    if not exponent and 0 < tolerance < 1e-3:
+        mantissa, _, exponent = f"{tolerance:.0e}".partition("e")
+        if float(f"{mantissa}e{exponent}") != tolerance:
+            return f"{tolerance:.3g}"
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def document_text(document: Record) -> str:
+    """One JSON document in ASCII with a newline at its end; whatever fits on a line stays on one."""
+    return _pretty(document.model_dump(mode="json"), "") + "\n"
+
+
+def _pretty(value: Any, indent: str) -> str:
+    flat = json.dumps(value, allow_nan=False)
+    if not isinstance(value, dict | list) or not value or len(indent) + len(flat) <= LINE_WIDTH:
+        return flat
+    inner = indent + "  "
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(key)}: {_pretty(item, inner)}" for key, item in value.items()]
+        opening, closing = "{}"
+    else:
+        items = [inner + _pretty(item, inner) for item in value]
+        opening, closing = "[]"
+    return f"{opening}\n" + ",\n".join(items) + f"\n{indent}{closing}"

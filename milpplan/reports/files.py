@@ -1,0 +1,58 @@
+"""Files written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from milpplan.errors import InvalidInputError
+from milpplan.specs.reading import shown
+
+
+def check_writable(path: Path) -> None:
+    """Raise ``InvalidInputError`` where a file cannot be written, before time is spent on what goes in it."""
+    reason = ""
+    try:
+        target = path.resolve()
+        if target.is_dir():
+            reason = "it is a directory"
+        elif target.exists() and not target.is_file():
+            reason = "it is not a regular file"
+        elif not target.parent.is_dir():
+            reason = f"there is no directory {shown(str(target.parent))}"
+        elif not os.access(target.parent, os.W_OK):
+            reason = f"the directory {shown(str(target.parent))} is not writable"
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unwritable(path, str(error)) from error
+    if reason:
+        raise _unwritable(path, reason)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file completely or leave what was there: a temporary file beside it, then a rename.
+
+    Raises:
+        InvalidInputError: it cannot be written; no part of it remains.
+    """
+    check_writable(path)
+    target = path.resolve()
+    temporary = target.with_name(f".milpplan-{os.getpid()}.tmp")
+    try:
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, str(error)) from error
+
+
+def _unwritable(path: Path, reason: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{shown(str(path))} cannot be written: {reason}.",
+        "Expected a file in a directory that exists and that you may write to.",
+        "Give another path.",
+    )

@@ -1,0 +1,160 @@
+"""Plan files: a problem and a plan for it, in one JSON document that is enough by itself.
+
+A stage of the file is a pipeline rank: rank s holds the virtual stages s, s + pp, s + 2 pp, ..., so with
+vpp > 1 ``layers`` and ``recompute`` are lists with one entry a virtual stage. Nothing else is needed to
+restore the plan; the memory and the times beside them are for people and are ignored when the file is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from milpplan.costs.report import StepReport
+from milpplan.errors import InvalidInputError
+from milpplan.specs.plan import Layout, Plan, Recompute
+from milpplan.specs.problem import Problem
+from milpplan.specs.reading import parse_json, read_text, shown, validated
+from milpplan.specs.records import Count, Record
+
+Span = tuple[Count, Count]
+
+
+class MemoryDocument(Record):
+    """Bytes at the moment of a stage's peak; the parts add up to ``peak_bytes``."""
+
+    weights_bytes: Count
+    gradients_bytes: Count
+    optimizer_bytes: Count
+    activations_bytes: Count
+    transient_bytes: Count
+    buffers_bytes: Count
+    peak_bytes: Count
+
+
+class StageDocument(Record):
+    """One pipeline rank. ``layers``: [first, last + 1], or a list of such with one entry a virtual stage."""
+
+    layers: Span | tuple[Span, ...]
+    recompute: Recompute | tuple[Recompute, ...] = Recompute()
+    memory_bytes: Count | None = None
+    memory: MemoryDocument | None = None
+    breakdown: dict[str, float] | None = None
+    """Seconds of the step; they add up to the step time."""
+    hidden: dict[str, float] | None = None
+    """Seconds of communication that compute covers."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """[first, last + 1] of every virtual stage of the rank."""
+        held = self.layers
+        return (held,) if _is_span(held) else held  # type: ignore[return-value]
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """Recomputation of every virtual stage of the rank; one that recomputes nothing stands for all."""
+        if not isinstance(self.recompute, Recompute):
+            return self.recompute
+        return (self.recompute,) * (len(self.spans) if self.recompute == Recompute() else 1)
+
+
+def _is_span(layers: Span | tuple[Span, ...]) -> bool:
+    return bool(layers) and isinstance(layers[0], int)
+
+
+class PlanDocument(Record):
+    """A layout and what every pipeline rank holds."""
+
+    layout: Layout
+    stages: Annotated[tuple[StageDocument, ...], Field(min_length=1)]
+
+    def restored(self, source: str) -> Plan:
+        """The plan that was written; ``source`` names the file in messages.
+
+        Raises:
+            InvalidInputError: the stages do not fit the layout, or do not cover the layers in order.
+        """
+        pp, vpp = self.layout.pp, self.layout.vpp
+        held = [(len(stage.spans), len(stage.recomputes)) for stage in self.stages]
+        if len(held) != pp or any(counts != (vpp, vpp) for counts in held):
+            raise InvalidInputError(
+                f"{source}: plan.stages has {len(held)} stages with {sorted({n for n, _ in held})} virtual "
+                f"stages and {sorted({n for _, n in held})} recompute entries each.",
+                f"pp={shown(pp)} and vpp={shown(vpp)} need {shown(pp)} stages with {shown(vpp)} of both.",
+                "Correct the stages or the layout.",
+            )
+        stages = [
+            {"layers": list(stage.spans[chunk]), "recompute": stage.recomputes[chunk].model_dump()}
+            for chunk in range(vpp)
+            for stage in self.stages
+        ]
+        data = {"layout": self.layout.model_dump(), "virtual_stages": stages}
+        return validated(Plan, data, f"{source}: plan")
+
+
+class PlanFile(Record):
+    """What ``milpplan simulate`` needs: a problem and a plan for it."""
+
+    schema_version: Literal[1] = 1
+    plan: PlanDocument
+    problem: Problem
+
+
+def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
+    """A plan by pipeline rank, with each rank's memory and times where a report is given."""
+    layout = plan.layout
+    stages = []
+    for rank in range(layout.pp):
+        own = plan.virtual_stages[rank :: layout.pp]
+        spans = tuple(stage.layers for stage in own)
+        recomputes = tuple(stage.recompute for stage in own)
+        details: dict[str, Any] = {}
+        if report is not None:
+            stage = report.stages[rank]
+            details = {
+                "memory_bytes": stage.memory.peak_bytes,
+                "memory": MemoryDocument(**asdict(stage.memory)),
+                "breakdown": stage.breakdown_s,
+                "hidden": stage.hidden_s,
+            }
+        single = layout.vpp == 1
+        stages.append(
+            StageDocument(
+                layers=spans[0] if single else spans,
+                recompute=recomputes[0] if single else recomputes,
+                **details,
+            )
+        )
+    return PlanDocument(layout=layout, stages=tuple(stages))
+
+
+def read_plan_file(path: Path, known: frozenset[str]) -> tuple[Problem, Plan]:
+    """The problem and the plan of a plan file, or of the document that solve or simulate prints.
+
+    Args:
+        path: the JSON file.
+        known: fields that such a document may have beside those of a plan file; they are not read.
+
+    Raises:
+        InvalidInputError: what is wrong with the file, field by field.
+    """
+    data = parse_json(read_text(path), str(path))
+    own = tuple(PlanFile.model_fields)
+    unknown = sorted(set(data) - known - set(own))
+    if unknown:
+        raise InvalidInputError(
+            f"{path} has the unknown field {shown(unknown[0])}.",
+            f"Expected a plan file with {', '.join(own)}, or a result of milpplan.",
+            "Correct or delete the field; `milpplan schema plan` lists those of a plan file.",
+        )
+    if "plan" in data and data["plan"] is None:
+        raise InvalidInputError(
+            f"{path} is a result without a plan (status {shown(data.get('status'))}).",
+            "Expected a plan.",
+            "Give the file of a solve that found one.",
+        )
+    file = validated(PlanFile, {name: data[name] for name in own if name in data}, str(path))
+    return file.problem, file.plan.restored(str(path))

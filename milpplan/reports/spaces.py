@@ -1,0 +1,21 @@
+"""The declared space of a proof, in words."""
+
+from __future__ import annotations
+
+from milpplan.specs.problem import Space
+
+
+def space_text(space: Space) -> str:
+    """Kind of the space and everything that narrows it, e.g. ``space free (interleaved layers even; tp 8)``."""
+    default, narrowed = Space(), []
+    if space.kind == "free":
+        narrowed.append(f"interleaved layers {space.interleaved_layers}")
+    if space.vpp is None:
+        narrowed.append(f"vpp {space.vpp_values}")
+    for name in Space.model_fields:
+        if name in ("kind", "interleaved_layers", "vpp_values"):
+            continue
+        value = getattr(space, name)
+        if value is not None and value != getattr(default, name):
+            narrowed.append(f"{name} {', '.join(str(item) for item in value)}")
+    return f"space {space.kind} ({'; '.join(narrowed)})" if narrowed else f"space {space.kind}"

@@ -1,0 +1,235 @@
+"""What a person reads after solve and simulate; numbers get their units here, through ``milpplan.units``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import groupby
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.costs.report import StepReport
+from milpplan.optimize.result import PlanResult
+from milpplan.reports.document import layouts_document, tolerance_text
+from milpplan.reports.spaces import space_text
+from milpplan.specs.plan import Layout, Plan, VirtualStage
+from milpplan.specs.problem import Problem
+from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
+from milpplan.version import __version__
+
+MAX_STAGE_ROWS = 16
+"""With more pipeline ranks, equal neighbours share a row."""
+SHOWN_RULES = 3
+
+
+def printable(text: str) -> str:
+    """Text from a user's file with control characters spelled out: no line breaks, no terminal commands."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def solve_report(result: PlanResult, tolerance: float) -> RenderableType:
+    """Everything about a result that has a plan; the headline alone where there is none."""
+    parts: list[RenderableType] = [_headline(result, tolerance)]
+    if result.plan is not None and result.report is not None:
+        parts += [_rates(result.report), Text()]
+        parts += plan_report(result.problem, result.plan, result.report)
+    return Group(*parts, *_proof(result))
+
+
+def simulation_report(problem: Problem, plan: Plan, report: StepReport) -> RenderableType:
+    """Everything about one simulated plan."""
+    names = printable(problem.model.name), printable(problem.hardware.name)
+    headline = Text(f"{names[0]} on {plan.layout.num_gpus:,} x {names[1]}: ", "bold")
+    headline.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
+    if not report.fits:
+        headline.append(
+            f"; does not fit: {gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)}",
+            "bold red",
+        )
+    return Group(headline, _rates(report), Text(), *plan_report(problem, plan, report))
+
+
+def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:
+    """Layout, stages, where the time goes and where the memory goes."""
+    yield from _layout_lines(plan.layout)
+    yield Text()
+    yield _stage_table(plan, report)
+    side_by_side = Table.grid(padding=(0, 4))
+    side_by_side.add_row(_time_table(report), _memory_table(problem, report))
+    yield side_by_side
+
+
+def _headline(result: PlanResult, tolerance: float) -> Text:
+    model = f"cost model milpplan {__version__}, {space_text(result.problem.space)}"
+    if result.status == "optimal":
+        text, style = f"optimal within {tolerance_text(tolerance)} for {model}:\n", "bold green"
+    elif result.plan is not None:
+        text, style = f"stopped before the proof ({model}), best plan so far:\n", "bold yellow"
+    elif result.status == "infeasible":
+        return Text(f"infeasible: proved for {model}", "bold red")
+    else:
+        return Text(f"stopped before any plan was found ({model})", "bold yellow")
+    headline = Text(text, style)
+    if result.step_time_s is not None:
+        headline.append(f"{seconds_text(result.step_time_s)} a step")
+    if result.lower_bound_s is not None:
+        headline.append(f", bound {seconds_text(result.lower_bound_s)}")
+    if result.objective is not None and result.objective_name == "gpu_hours":
+        headline.append(f", {rate_text(result.objective)} GPU-hours")
+    if result.objective is not None and result.objective_name == "num_gpus":
+        headline.append(f", {rate_text(result.objective)} GPUs")
+    if result.gap is not None:
+        headline.append(f", gap {gap_text(result.gap)}")
+    return headline
+
+
+def _rates(report: StepReport) -> Text:
+    return Text(
+        f"{rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}, peak memory "
+        f"{gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)} usable"
+    )
+
+
+def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
+    degrees = " ".join(f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "vpp"))
+    if layout.ep > 1 or layout.etp > 1:
+        degrees += f" ep={layout.ep} etp={layout.etp}"
+    yield _hanging("layout", f"{degrees} ({layout.num_gpus:,} GPUs)")
+    yield _hanging(
+        "batch",
+        f"{layout.global_batch_size:,} sequences: {layout.num_micro_batches:,} micro-batches of "
+        f"{layout.micro_batch_size} on each of {layout.dp} replicas, schedule {layout.schedule}",
+    )
+    switches = {
+        "sequence parallel": layout.sequence_parallel,
+        "overlap of gradient reduction": layout.overlap_grad_reduce,
+        "of parameter gather": layout.overlap_param_gather,
+    }
+    chosen = ", ".join(f"{name}: {'yes' if on else 'no'}" for name, on in switches.items())
+    yield _hanging("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(Text(column), justify="right" if index else "left")
+    return table
+
+
+def _runs(values: Iterable[int]) -> str:
+    """5, 5, 5, 4 as ``3x5 4``; nothing but zeros as ``0``."""
+    lengths = [(value, len(list(same))) for value, same in groupby(values)]
+    if len(lengths) == 1 and not lengths[0][0]:
+        return "0"
+    return " ".join(f"{times}x{value}" if times > 1 else str(value) for value, times in lengths)
+
+
+def _held(stages: tuple[VirtualStage, ...]) -> tuple[str, ...]:
+    """Layers and recompute counts of one rank, for each of its virtual stages."""
+    return (
+        _runs(stage.num_layers for stage in stages),
+        _runs(stage.recompute.full for stage in stages),
+        _runs(stage.recompute.selective for stage in stages),
+    )
+
+
+def _stage_table(plan: Plan, report: StepReport) -> Table:
+    pp, vpp = plan.layout.pp, plan.layout.vpp
+    table = _table(
+        "Stages" if vpp == 1 else f"Stages (of {vpp} virtual stages each, in order)",
+        *("stage", "layers", "number", "full recompute", "selective", "memory", "bubble"),
+    )
+    ranks = range(pp)
+    held = [_held(plan.virtual_stages[rank::pp]) for rank in ranks]
+    alike = [held[rank] if pp > MAX_STAGE_ROWS else (str(rank),) for rank in ranks]
+    for _, same in groupby(ranks, key=lambda rank: alike[rank]):
+        group = list(same)
+        first, last = group[0], group[-1]
+        table.add_row(
+            str(first) if first == last else f"{first}-{last}",
+            _spans(plan, first, last),
+            *held[first],
+            _range_text([gib_text(report.stages[rank].memory.peak_bytes) for rank in group]),
+            _range_text([seconds_text(report.stages[rank].breakdown_s["bubble"]) for rank in group]),
+        )
+    return table
+
+
+def _spans(plan: Plan, first: int, last: int) -> str:
+    """Layers of ranks ``first`` to ``last``; of several virtual stages the first one's, then dots."""
+    start, end = plan.virtual_stages[first].layers[0], plan.virtual_stages[last].layers[1]
+    text = f"{start}-{end - 1}" if end > start else "none"
+    return text if plan.layout.vpp == 1 else f"{text}, ..."
+
+
+def _range_text(texts: list[str]) -> str:
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]} - {texts[-1]}"
+
+
+def _time_table(report: StepReport) -> Table:
+    table = _table("Time (mean of the stages)", "part", "time", "share")
+    for name, seconds in report.breakdown_s.items():
+        if seconds:
+            share = percent_text(seconds / report.step_time_s)
+            table.add_row(Text(name.replace("_", " ")), seconds_text(seconds), share)
+    table.add_section()
+    table.add_row("step", seconds_text(report.step_time_s), percent_text(1.0))
+    hidden = {name: seconds for name, seconds in report.hidden_s.items() if seconds}
+    if hidden:
+        table.add_section()
+    for name, seconds in hidden.items():
+        table.add_row(Text(name.replace("_", " ")), seconds_text(seconds), "")
+    return table
+
+
+def _memory_table(problem: Problem, report: StepReport) -> Table:
+    fullest = max(range(len(report.stages)), key=lambda rank: report.stages[rank].memory.peak_bytes)
+    table = _table(f"Memory (stage {fullest}, the fullest)", "part", "size", "share")
+    parts = asdict(report.stages[fullest].memory)
+    peak = parts.pop("peak_bytes")
+    usable = report.usable_memory_bytes
+    for name, size in parts.items():
+        if size:
+            table.add_row(name.removesuffix("_bytes"), gib_text(size), _share(size, usable))
+    table.add_section()
+    table.add_row("peak", gib_text(peak), _share(peak, usable))
+    table.add_row("usable", gib_text(usable), _share(usable, usable))
+    table.add_row("installed", gib_text(problem.hardware.accelerator.memory_bytes), "")
+    return table
+
+
+def _share(size: int, usable: int) -> str:
+    return percent_text(size / usable) if usable > 0 else "-"
+
+
+def _proof(result: PlanResult) -> Iterator[RenderableType]:
+    """What happened to the layouts, and who did the work."""
+    layouts = layouts_document(result)
+    fates = (
+        f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "
+        f"relaxations, {layouts.solved:,} solved, {layouts.open:,} open"
+    )
+    yield _hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
+    refused = sorted(((count, name) for name, count in layouts.rejected.items() if count), reverse=True)
+    if refused:
+        top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
+        more = f" and {len(refused) - SHOWN_RULES} more rules" if len(refused) > SHOWN_RULES else ""
+        yield _hanging("refused", f"by {top}{more}")
+    work = result.work
+    yield _hanging(
+        "solver",
+        f"backend {work.backend}{f' ({work.versions})' if work.versions else ''}: {work.simulations:,} "
+        f"simulations, {work.relaxations:,} relaxations, {work.integer_programs:,} integer programs "
+        f"({work.witnessed:,} witnessed); {seconds_text(result.wall_time_s)}",
+    )
+
+
+def _hanging(name: str, text: str) -> RenderableType:
+    grid = Table.grid(padding=0)
+    grid.add_column(width=10)
+    grid.add_column()
+    grid.add_row(Text(name), Text(text))
+    return grid

@@ -1,0 +1,169 @@
+"""What it is trained on: an accelerator, the tiers of network that join it, and measured tables.
+
+All rates are dense, per accelerator, one direction, SI units. No formulas here: interpolation is in
+``milpplan.costs.compute``, collectives in ``milpplan.costs.collectives``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from milpplan.specs.records import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Record
+
+Ascending = Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+Efficiency = Annotated[float, Field(gt=0, le=1.5)]
+
+
+def _check_ascending(name: str, values: tuple[float, ...]) -> None:
+    if any(low >= high for low, high in pairwise(values)):
+        raise ValueError(f"{name} must be strictly ascending, got {values}")
+
+
+class GemmTable(Record):
+    """Fraction of dense peak that an (m x k) by (k x n) product reaches: ``efficiency[i][j][l]`` belongs to
+    ``m[i]``, ``n[j]``, ``k[l]``; interpolated linearly in the logarithms, constant outside."""
+
+    m: Ascending
+    n: Ascending
+    k: Ascending
+    efficiency: tuple[tuple[tuple[Efficiency, ...], ...], ...]
+
+    @model_validator(mode="after")
+    def _shape(self) -> GemmTable:
+        for axis in ("m", "n", "k"):
+            _check_ascending(axis, getattr(self, axis))
+        shape = (len(self.m), len(self.n), len(self.k))
+        if (
+            len(self.efficiency) != shape[0]
+            or any(len(plane) != shape[1] for plane in self.efficiency)
+            or any(len(row) != shape[2] for plane in self.efficiency for row in plane)
+        ):
+            raise ValueError(f"efficiency must have the shape {shape} of its axes")
+        return self
+
+
+class SizeCurve(Record):
+    """A ratio as a function of one size, interpolated linearly in log(size), constant outside."""
+
+    size: Ascending
+    value: Annotated[tuple[Efficiency, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _shape(self) -> SizeCurve:
+        _check_ascending("size", self.size)
+        if len(self.size) != len(self.value):
+            raise ValueError(f"{len(self.size)} sizes but {len(self.value)} values")
+        return self
+
+
+class Precision(Record):
+    """One number format's matrix engine."""
+
+    peak_flops_per_s: PositiveFloat
+    gemm: GemmTable
+
+
+class Accelerator(Record):
+    """One accelerator as the framework sees it (a GPU; a GCD where a package holds two)."""
+
+    name: str = Field(min_length=1)
+    memory_bytes: PositiveInt
+    memory_bandwidth_bytes_per_s: PositiveFloat
+    memory_bandwidth_efficiency: Fraction
+    kernel_latency_s: NonNegativeFloat
+    """Fixed cost of one kernel on the critical path."""
+    bf16: Precision
+    fp8: Precision | None = None
+    attention_forward: SizeCurve
+    """Fraction of bf16 peak of a causal flash-attention forward, by sequence length."""
+    attention_backward: SizeCurve
+
+
+class BusTable(Record):
+    """Measured bus bandwidth (nccl-tests' definition) of one operation inside a tier:
+    ``bus_bandwidth_bytes_per_s[i][j]`` for ``num_gpus[i]`` ranks and a message of ``message_bytes[j]``."""
+
+    num_gpus: Ascending
+    message_bytes: Ascending
+    bus_bandwidth_bytes_per_s: tuple[tuple[PositiveFloat, ...], ...]
+
+    @model_validator(mode="after")
+    def _shape(self) -> BusTable:
+        _check_ascending("num_gpus", self.num_gpus)
+        _check_ascending("message_bytes", self.message_bytes)
+        rows = self.bus_bandwidth_bytes_per_s
+        if len(rows) != len(self.num_gpus) or any(len(row) != len(self.message_bytes) for row in rows):
+            raise ValueError(
+                f"bus_bandwidth_bytes_per_s must be {len(self.num_gpus)} rows of {len(self.message_bytes)}"
+            )
+        return self
+
+
+class ScaleUp(Record):
+    """The fast domain (NVLink, xGMI, PCIe inside a node, or a rack)."""
+
+    name: str = Field(min_length=1)
+    num_gpus: PositiveInt
+    """Accelerators in one domain."""
+    bandwidth_bytes_per_s: PositiveFloat
+    p2p_efficiency: Fraction
+    p2p_latency_s: NonNegativeFloat
+    hop_latency_s: NonNegativeFloat = 0.0
+    """Added for every neighbour inside the domain that a ring across several domains passes."""
+    processor_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the accelerator's compute that a collective takes while it runs beside kernels."""
+    all_reduce: BusTable
+    all_gather: BusTable
+    reduce_scatter: BusTable
+    all_to_all: BusTable
+
+
+class CollectiveVariant(Record):
+    """Another way the library can run a collective across domains; the fastest of all is used.
+
+    A ``tree`` serves all-reduce only: its network hops grow with log2 of the domains, not with their number.
+    """
+
+    name: str = Field(min_length=1)
+    shape: Literal["ring", "tree"]
+    base_latency_s: NonNegativeFloat
+    scale_up_hop_latency_s: NonNegativeFloat
+    scale_out_hop_latency_s: NonNegativeFloat
+    bandwidth_fraction: Fraction
+    """Share of the ring's bandwidth."""
+
+
+class ScaleOut(Record):
+    """The network between domains; every accelerator has an equal share of its domain's NICs."""
+
+    name: str = Field(min_length=1)
+    bandwidth_bytes_per_s: PositiveFloat
+    """Per accelerator, one direction."""
+    efficiency: Fraction
+    """Share of the wire rate that a large message reaches."""
+    p2p_latency_s: NonNegativeFloat
+    collective_base_latency_s: NonNegativeFloat
+    hop_latency_s: NonNegativeFloat
+    """Added for every domain a ring passes."""
+    processor_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the accelerator's compute that a collective takes while it runs beside kernels."""
+    variants: tuple[CollectiveVariant, ...] = ()
+    """Besides the ring that ``collective_base_latency_s`` and the hop latencies describe."""
+
+
+class HardwareSpec(Record):
+    """A homogeneous cluster's building blocks; the number of accelerators belongs to the job."""
+
+    schema_version: Literal[1] = 1
+    name: str = Field(min_length=1, max_length=200)
+    gpus_per_node: PositiveInt
+    accelerator: Accelerator
+    scale_up: ScaleUp
+    scale_out: ScaleOut
+    reserved_bytes: Annotated[int, Field(ge=0)]
+    """Context, libraries and communicator buffers that no plan can use."""
+    fragmentation_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of the memory that the caching allocator loses to fragmentation."""

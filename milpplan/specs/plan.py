@@ -1,0 +1,103 @@
+"""What is decided: a layout (degrees and switches of the whole run) and what every virtual stage holds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from milpplan.specs.records import Count, PositiveInt, Record
+
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
+
+
+class Layout(Record):
+    """The degrees and switches chosen for the whole run.
+
+    ``tp * cp * dp * pp`` is the number of GPUs; ``ep`` and ``etp`` are carved out of ``tp * cp * dp`` for
+    the routed experts. Virtual stage j runs on pipeline rank ``j % pp``.
+    """
+
+    tp: PositiveInt = 1
+    cp: PositiveInt = 1
+    ep: PositiveInt = 1
+    etp: PositiveInt = 1
+    pp: PositiveInt = 1
+    dp: PositiveInt = 1
+    vpp: PositiveInt = 1
+    micro_batch_size: PositiveInt = 1
+    global_batch_size: PositiveInt
+    sequence_parallel: bool = False
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    schedule: Schedule = "1f1b"
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        """Accelerators the layout occupies."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches a pipeline runs in a step (whole only for a legal layout)."""
+        return self.global_batch_size // (self.dp * self.micro_batch_size)
+
+    @property
+    def num_virtual_stages(self) -> int:
+        """Virtual stages of one pipeline."""
+        return self.pp * self.vpp
+
+
+class Recompute(Record):
+    """How many layers of a virtual stage are recomputed in the backward pass: its first ``full`` layers
+    wholly, the next ``selective`` ones selectively, the rest not at all."""
+
+    full: Count = 0
+    selective: Count = 0
+
+
+class VirtualStage(Record):
+    """Layers ``layers[0]`` to ``layers[1] - 1`` of the model and their recomputation."""
+
+    layers: tuple[Count, Count]
+    recompute: Recompute = Recompute()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers held."""
+        return self.layers[1] - self.layers[0]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> VirtualStage:
+        if self.layers[1] < self.layers[0]:
+            raise ValueError(f"layers must be [first, last + 1], got {list(self.layers)}")
+        if self.recompute.full + self.recompute.selective > self.num_layers:
+            raise ValueError(
+                f"recompute names {self.recompute.full + self.recompute.selective} layers "
+                f"but the virtual stage holds {self.num_layers}"
+            )
+        return self
+
+
+class Plan(Record):
+    """A layout and its virtual stages, in model order (virtual stage j on pipeline rank j % pp)."""
+
+    schema_version: Literal[1] = 1
+    layout: Layout
+    virtual_stages: tuple[VirtualStage, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _covers(self) -> Plan:
+        if len(self.virtual_stages) != self.layout.num_virtual_stages:
+            raise ValueError(
+                f"pp={self.layout.pp} x vpp={self.layout.vpp} needs {self.layout.num_virtual_stages} "
+                f"virtual stages, got {len(self.virtual_stages)}"
+            )
+        expected = 0
+        for index, stage in enumerate(self.virtual_stages):
+            if stage.layers[0] != expected:
+                raise ValueError(f"virtual stage {index} starts at layer {stage.layers[0]}, expected {expected}")
+            expected = stage.layers[1]
+        return self

@@ -1,0 +1,131 @@
+"""What is asked: a model, a cluster, a training job, and the space of plans a proof speaks about."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Schedule
+from milpplan.specs.records import PositiveFloat, PositiveInt, Record
+
+Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
+
+
+class Range(Record):
+    """An inclusive range of integers, in steps."""
+
+    minimum: PositiveInt
+    maximum: PositiveInt
+    step: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _order(self) -> Range:
+        if self.maximum < self.minimum:
+            raise ValueError(f"maximum={self.maximum} is below minimum={self.minimum}")
+        return self
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Every value of the range."""
+        return tuple(range(self.minimum, self.maximum + 1, self.step))
+
+
+class Job(Record):
+    """One training job. Batch sizes count sequences."""
+
+    num_gpus: PositiveInt | Range
+    global_batch_size: PositiveInt | Range
+    sequence_length: PositiveInt
+    precision: Literal["bf16", "fp8"] = "bf16"
+    attention_kernel: Literal["flash", "unfused"] = "flash"
+    grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    objective: Objective = "step_time_per_token"
+    training_tokens: PositiveFloat | None = None
+    """Tokens of the whole run; needed by a deadline and by ``gpu_hours``."""
+    deadline_s: PositiveFloat | None = None
+    """The whole run must take no longer than this."""
+
+    @property
+    def num_gpus_values(self) -> tuple[int, ...]:
+        """Candidate numbers of accelerators."""
+        return self.num_gpus.values if isinstance(self.num_gpus, Range) else (self.num_gpus,)
+
+    @property
+    def global_batch_values(self) -> tuple[int, ...]:
+        """Candidate global batch sizes, in sequences."""
+        if isinstance(self.global_batch_size, Range):
+            return self.global_batch_size.values
+        return (self.global_batch_size,)
+
+    @model_validator(mode="after")
+    def _objective_has_what_it_needs(self) -> Job:
+        if self.objective != "step_time_per_token" and self.deadline_s is None:
+            raise ValueError(f"objective={self.objective} needs deadline_s (and training_tokens)")
+        if (self.deadline_s is None) != (self.training_tokens is None):
+            raise ValueError("deadline_s and training_tokens belong together: give both or neither")
+        return self
+
+
+Values = tuple[int, ...]
+Switch = tuple[bool, ...]
+
+
+class Space(Record):
+    """The declared set of plans. ``None`` leaves a degree to its divisibility rules.
+
+    ``uniform``: every virtual stage holds ceil(layers / virtual stages) layers, the last one what is left;
+    one recompute setting (none, selective or full) for all layers.
+
+    ``free``: any recompute counts in each virtual stage, and layers split unevenly. Without interleaving any
+    split is allowed in which every stage holds at least one layer (the first and the last, which also hold the
+    embedding and the head, may hold none). With interleaving ``interleaved_layers`` says how uneven: ``even``
+    gives inner virtual stages ceil or floor of layers / virtual stages, the larger ones first, and the ends at
+    most ceil; ``any`` lifts that. ``vpp_values`` = ``distinct`` offers the numbers of virtual stages a rank that
+    make the largest chunk smaller than any smaller number does; ``all`` offers every number.
+    """
+
+    kind: Literal["uniform", "free"] = "free"
+    interleaved_layers: Literal["even", "any"] = "even"
+    vpp_values: Literal["distinct", "all"] = "distinct"
+    tp: Values | None = None
+    cp: Values | None = None
+    ep: Values | None = None
+    etp: Values | None = None
+    pp: Values | None = None
+    dp: Values | None = None
+    vpp: Values | None = None
+    micro_batch_size: Values | None = None
+    sequence_parallel: Switch = (False, True)
+    zero_stage: Annotated[tuple[Annotated[int, Field(ge=0, le=3)], ...], Field(min_length=1)] = (0, 1, 2, 3)
+    schedule: Annotated[tuple[Schedule, ...], Field(min_length=1)] = ("1f1b", "interleaved")
+    overlap_grad_reduce: Switch = (False, True)
+    overlap_param_gather: Switch = (False, True)
+    recompute: Annotated[tuple[Literal["none", "selective", "full"], ...], Field(min_length=1)] = (
+        "none",
+        "selective",
+        "full",
+    )
+
+
+class Problem(Record):
+    """Everything a proof speaks about, apart from the cost model (named by the package version)."""
+
+    schema_version: Literal[1] = 1
+    model: ModelSpec
+    hardware: HardwareSpec
+    job: Job
+    space: Space = Space()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Problem:
+        if self.job.precision == "fp8" and self.hardware.accelerator.fp8 is None:
+            raise ValueError(f"{self.hardware.accelerator.name} has no fp8; use precision bf16")
+        if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
+            raise ValueError(
+                f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
+                " learned positions"
+            )
+        return self

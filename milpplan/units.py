@@ -1,0 +1,47 @@
+"""The only place where SI values become something for people, and where bare powers of ten live."""
+
+from __future__ import annotations
+
+GIB = 2**30
+MIB = 2**20
+NS_PER_S = 1_000_000_000
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration in the unit a person would choose, e.g. ``13.75 s`` or ``412 us``."""
+    if seconds != seconds or seconds in (float("inf"), float("-inf")):
+        return "-"
+    magnitude = abs(seconds)
+    if magnitude >= 1.0:
+        return f"{seconds:,.4g} s" if magnitude < 1000 else f"{seconds:,.0f} s"
+    if magnitude >= 1e-3:
+        return f"{seconds * 1e3:.4g} ms"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def gib_text(num_bytes: float) -> str:
+    """A memory size in GiB (2**30 bytes), one decimal."""
+    return f"{num_bytes / GIB:,.1f} GiB"
+
+
+def rate_text(per_second: float) -> str:
+    """A rate with thousands separators, no unit."""
+    return f"{per_second:,.0f}"
+
+
+def count_text(number: float) -> str:
+    """A count such as a parameter number in the field's words: 70.6B, 1.01T."""
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= limit:
+            return f"{number / limit:.4g}{suffix}"
+    return f"{number:,.0f}"
+
+
+def percent_text(fraction: float, digits: int = 1) -> str:
+    """A fraction in [0, 1] as per cent."""
+    return f"{fraction * 100:.{digits}f} %"
+
+
+def gap_text(gap: float) -> str:
+    """A relative gap; tiny ones in scientific notation so that 1e-5 does not print as zero."""
+    return "0" if gap == 0 else f"{gap:.1e}"

@@ -1,0 +1,183 @@
+"""A slow, obviously correct simulation of a training step, for tests only.
+
+Plain dictionaries, one work item at a time, written from the definition of the schedules and of the step and
+sharing no code with ``milpplan.costs``. A work item is ``(kind, virtual stage, micro-batch)`` with kind "F"
+or "B"; durations are ``durations[row][j]`` with the rows named below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FORWARD, BACKWARD, GATHER, REDUCE, OPTIMIZER, LEAD, TRAIL, FIRST, LAST = range(9)
+
+Item = tuple[str, int, int]
+Case = tuple[str, int, int, int]
+
+
+@dataclass
+class Step:
+    """Everything that happened in one step."""
+
+    start: dict[Item, int] = field(default_factory=dict)
+    end: dict[Item, int] = field(default_factory=dict)
+    gather_end: dict[int, int] = field(default_factory=dict)
+    reduce_end: dict[int, int] = field(default_factory=dict)
+    ready: dict[int, int] = field(default_factory=dict)
+    finish: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def step_time(self) -> int:
+        """When the slowest rank has finished."""
+        return max(self.finish.values())
+
+
+def rank_order(schedule: str, num_stages: int, num_micro_batches: int, vpp: int, rank: int) -> list[Item]:
+    """Work items of a rank in the order they run, straight from the definition of the schedule."""
+    P, m, v = num_stages, num_micro_batches, vpp
+    forwards: list[Item] = []
+    backwards: list[Item] = []
+    if schedule == "interleaved" and v > 1:
+        for k in range(m * v):
+            chunk = (k % (P * v)) // P
+            micro_batch = (k // (P * v)) * P + k % P
+            forwards.append(("F", chunk * P + rank, micro_batch))
+            backwards.append(("B", (v - 1 - chunk) * P + rank, micro_batch))
+    else:
+        forwards = [("F", rank, i) for i in range(m)]
+        backwards = [("B", rank, i) for i in range(m)]
+    if P == 1:
+        warmup = 0
+    elif schedule == "gpipe":
+        warmup = m
+    elif schedule == "1f1b":
+        warmup = min(m, P - 1 - rank)
+    else:
+        warmup = min(m * v, 2 * (P - rank - 1) + (v - 1) * P)
+    order = forwards[:warmup]
+    waiting = forwards[warmup:]
+    while waiting:
+        order.append(waiting.pop(0))
+        order.append(backwards.pop(0))
+    return order + backwards
+
+
+def needs(item: Item, num_stages: int, num_virtual_stages: int) -> tuple[Item | None, bool]:
+    """The work item whose output an item needs, and whether it comes over the network."""
+    kind, stage, micro_batch = item
+    if kind == "F":
+        return (("F", stage - 1, micro_batch), num_stages > 1) if stage > 0 else (None, False)
+    if stage == num_virtual_stages - 1:
+        return ("F", stage, micro_batch), False
+    return ("B", stage + 1, micro_batch), num_stages > 1
+
+
+def simulate(
+    case: Case,
+    durations: list[list[int]],
+    transfer: int,
+    overlap_reduce: bool,
+    overlap_gather: bool,
+    barrier: int,
+) -> Step:
+    """Run the step: again and again the next item of any rank whose needs are met."""
+    schedule, P, m, v = case
+    orders = {rank: rank_order(schedule, P, m, v, rank) for rank in range(P)}
+    step = Step()
+    free = {}
+    for rank in range(P):
+        clock = 0
+        for stage in range(rank, P * v, P):
+            clock += durations[GATHER][stage]
+            step.gather_end[stage] = clock
+        free[rank] = 0 if overlap_gather else clock
+    todo = {rank: list(order) for rank, order in orders.items()}
+    while any(todo.values()):
+        ran = [
+            rank
+            for rank in range(P)
+            if run_next(step, todo[rank], free, rank, case, durations, transfer, overlap_gather)
+        ]
+        assert ran, "deadlock"
+    for rank in range(P):
+        finish_gradients(step, orders[rank], rank, durations, overlap_reduce)
+    everyone = max(step.ready.values()) + barrier
+    for rank in range(P):
+        step.finish[rank] = everyone + sum(durations[OPTIMIZER][rank : P * v : P])
+    return step
+
+
+def run_next(
+    step: Step,
+    todo: list[Item],
+    free: dict[int, int],
+    rank: int,
+    case: Case,
+    durations: list[list[int]],
+    transfer: int,
+    overlap_gather: bool,
+) -> bool:
+    """Run the next item of a rank if what it needs is there; whether it ran."""
+    _, P, _, v = case
+    if not todo:
+        return False
+    kind, stage, _ = item = todo[0]
+    needed, over_network = needs(item, P, P * v)
+    if needed is not None and needed not in step.end:
+        return False
+    start = free[rank]
+    if needed is not None:
+        start = max(start, step.end[needed] + (transfer if over_network else 0))
+    arrives = 0
+    if overlap_gather and item == ("F", stage, 0):
+        # The first bucket must be there to start; the last one arrives LAST before the earliest end.
+        before = step.gather_end[stage] - durations[GATHER][stage]
+        start = max(start, before + durations[FIRST][stage])
+        arrives = step.gather_end[stage] + durations[LAST][stage]
+    step.end[item] = free[rank] = max(start + durations[FORWARD if kind == "F" else BACKWARD][stage], arrives)
+    step.start[item] = step.end[item] - durations[FORWARD if kind == "F" else BACKWARD][stage]
+    todo.pop(0)
+    return True
+
+
+def finish_gradients(
+    step: Step, order: list[Item], rank: int, durations: list[list[int]], overlap_reduce: bool
+) -> None:
+    """Reduce the gradients of a rank, after its work or beside it."""
+    last: dict[int, Item] = {}
+    for item in order:
+        if item[0] == "B":
+            last.pop(item[1], None)
+            last[item[1]] = item
+    clock = 0 if overlap_reduce else step.end[order[-1]]
+    ready = clock
+    for stage, item in last.items():
+        if overlap_reduce:
+            clock = max(clock, step.start[item] + durations[LEAD][stage])
+            ready = max(ready, step.end[item] + durations[TRAIL][stage])
+        clock += durations[REDUCE][stage]
+        step.reduce_end[stage] = clock
+    step.ready[rank] = max(ready, clock)
+
+
+def live_profiles(case: Case) -> list[set[tuple[int, tuple[int, ...]]]]:
+    """Per rank the Pareto-maximal (chunk in backward, micro-batches live per chunk), counted item by item."""
+    schedule, P, m, v = case
+    profiles = []
+    for rank in range(P):
+        live = [0] * v
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        for kind, stage, _ in rank_order(schedule, P, m, v, rank):
+            if kind == "F":
+                live[stage // P] += 1
+            else:
+                seen.add((stage // P, tuple(live)))
+                live[stage // P] -= 1
+        assert live == [0] * v
+        profiles.append({row for row in seen if not any(dominates(other, row) for other in seen)})
+    return profiles
+
+
+def dominates(one: tuple[int, tuple[int, ...]], other: tuple[int, tuple[int, ...]]) -> bool:
+    """Whether ``one`` holds at least as much of every chunk in the same backward, and more of some."""
+    return one != other and one[0] == other[0] and all(a >= b for a, b in zip(one[1], other[1], strict=True))

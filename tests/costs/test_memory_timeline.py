@@ -1,0 +1,97 @@
+"""Memory over time against the simulator's peak and against a count item by item."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from milpplan.costs.memory_timeline import memory_timeline, memory_timelines
+from milpplan.costs.simulator import plan_timeline, simulate
+from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+from tests.costs.cases import even_plan, problem_of, random_cases
+
+
+@pytest.mark.parametrize(("problem", "plan"), random_cases(seed=21, count=60))
+def test_maximum_is_the_reported_peak(problem: Problem, plan: Plan) -> None:
+    """The highest point of a rank's memory is its peak to the byte, and its parts at that point are those
+    reported (the static part always)."""
+    report = simulate(problem, plan)
+    for stage, found in zip(report.stages, memory_timelines(problem, plan), strict=True):
+        assert found.total_bytes.max() == stage.memory.peak_bytes
+        assert found.static_bytes == stage.memory.peak_bytes - (
+            stage.memory.activations_bytes + stage.memory.transient_bytes
+        )
+
+
+@pytest.mark.parametrize(("problem", "plan"), random_cases(seed=22, count=30))
+def test_shape_of_the_curve(problem: Problem, plan: Plan) -> None:
+    """Time runs forward from 0 to the step time, nothing is negative, and a step ends as it began."""
+    step_s = simulate(problem, plan).step_time_s
+    for found in memory_timelines(problem, plan):
+        assert np.all(np.diff(found.time_s) >= 0)
+        assert (found.time_s[0], found.time_s[-1]) == (0, step_s)
+        assert found.activations_bytes.min() == found.transient_bytes.min() == 0
+        assert found.total_bytes[0] == found.total_bytes[-1] == found.static_bytes
+
+
+@pytest.mark.parametrize(("problem", "plan"), random_cases(seed=23, count=20))
+def test_counted_item_by_item(problem: Problem, plan: Plan) -> None:
+    """At the middle of every work item a rank holds what the forwards begun and the backwards not yet ended
+    by then keep."""
+    times = plan_timeline(problem, plan)
+    layout = plan.layout
+    for rank, found in enumerate(memory_timelines(problem, plan)):
+        own = range(rank, layout.num_virtual_stages, layout.pp)
+        kept = {}
+        for j in own:
+            alone = found.activations_bytes[
+                np.searchsorted(found.time_s, times.forward_start_ns[j, 0] / NS_PER_S, side="right") - 1
+            ]
+            live = [
+                int(
+                    (
+                        (times.forward_start_ns[i] <= times.forward_start_ns[j, 0])
+                        & (times.backward_end_ns[i] > times.forward_start_ns[j, 0])
+                    ).sum()
+                )
+                for i in own
+            ]
+            kept[j] = (live, int(alone))
+        matrix = np.array([live for live, _ in kept.values()], dtype=np.float64)
+        held = np.array([value for _, value in kept.values()], dtype=np.float64)
+        size = np.linalg.solve(matrix, held)
+        for j in own:
+            for i in range(layout.num_micro_batches):
+                middle = (int(times.backward_start_ns[j, i]) + int(times.backward_end_ns[j, i])) / 2
+                live = [
+                    int(((times.forward_start_ns[c] <= middle) & (times.backward_end_ns[c] > middle)).sum())
+                    for c in own
+                ]
+                at = np.searchsorted(found.time_s, middle / NS_PER_S, side="right") - 1
+                assert found.activations_bytes[at] == pytest.approx(np.dot(live, size), rel=1e-9)
+
+
+def test_pairs_are_the_totals() -> None:
+    """The short form gives the times and the sum of the parts."""
+    problem = problem_of("megatron-22b")
+    plan = even_plan(problem, Layout(pp=2, global_batch_size=4))
+    for (time_s, num_bytes), parts in zip(
+        memory_timeline(problem, plan), memory_timelines(problem, plan), strict=True
+    ):
+        assert np.array_equal(time_s, parts.time_s)
+        assert np.array_equal(num_bytes, parts.total_bytes)
+
+
+def test_one_rank_by_hand() -> None:
+    """Two micro-batches on one GPU: kept bytes rise with each forward, the backward adds its workspace and
+    frees both; nothing of the first micro-batch is left for the second."""
+    problem = problem_of("megatron-22b")
+    plan = even_plan(problem, Layout(global_batch_size=2))
+    (found,) = memory_timelines(problem, plan)
+    kept, transient = found.activations_bytes[1], found.transient_bytes[3]
+    assert found.activations_bytes.tolist() == [0, kept, kept, kept, 0, kept, kept, kept, 0, 0]
+    assert found.transient_bytes.tolist() == [0, 0, 0, transient, 0, 0, 0, transient, 0, 0]
+    assert kept > 0
+    assert transient > 0

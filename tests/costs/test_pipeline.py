@@ -1,0 +1,234 @@
+"""The fast step engine against the event simulation, closed forms and its own guarantees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milpplan.costs import critical_path as critical
+from milpplan.costs import pipeline as sut
+from milpplan.costs.pipeline import Term
+from tests.costs import event_simulation as events
+from tests.costs.test_schedule import cases
+
+NO_OVERLAP = (False, False)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A batch of plans of one schedule with its switches and constants."""
+
+    case: tuple[Any, int, int, int]
+    durations: npt.NDArray[np.int64]
+    transfer: int
+    overlaps: tuple[bool, bool]
+    barrier: int
+
+    @property
+    def graph(self) -> sut.Structure:
+        """The structure of the case."""
+        return sut.structure(*self.case)
+
+    def arguments(self, durations: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        """Arguments of the engine's functions for some durations."""
+        return (self.graph, durations, self.transfer, *self.overlaps, self.barrier)
+
+    def step_time(self, durations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Step times of some durations."""
+        return sut.step_time_ns(*self.arguments(durations))
+
+
+@st.composite
+def steps(draw: st.DrawFn, num_plans: int = 2) -> Steps:
+    """Random durations (small ones too, so that ties occur) for a random schedule and switches."""
+    case = draw(cases())
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    # Each term at its own scale, often zero, so that every kind of path is the longest now and then.
+    scale = np.array(draw(st.lists(st.sampled_from([1, 3, 30, 1000]), min_size=9, max_size=9)))
+    durations = random.integers(0, scale[:, None], (num_plans, len(Term), case[1] * case[3]))
+    transfer, barrier = draw(st.sampled_from([0, 1, 7, 400])), draw(st.integers(0, 5))
+    return Steps(case, durations, transfer, (draw(st.booleans()), draw(st.booleans())), barrier)
+
+
+def matrix(forward: list[int], backward: list[int]) -> npt.NDArray[np.int64]:
+    """Durations with forwards and backwards only."""
+    durations = np.zeros((len(Term), len(forward)), dtype=np.int64)
+    durations[Term.FORWARD], durations[Term.BACKWARD] = forward, backward
+    return durations
+
+
+def work_time(case: tuple[Any, int, int, int], durations: npt.NDArray[np.int64], transfer: int = 0) -> int:
+    """Step time without anything but work items and transfers."""
+    return int(sut.step_time_ns(sut.structure(*case), durations, transfer, *NO_OVERLAP, 0))
+
+
+@given(cases(), st.integers(0, 50), st.integers(0, 50))
+def test_equal_stages_give_the_textbook_time(case: tuple[Any, int, int, int], f: int, b: int) -> None:
+    """Equal stages without transfers take (m v + P - 1) (f + b), the closed form of all three schedules."""
+    schedule, P, m, v = case
+    if schedule == "interleaved" and m < P:
+        m = P
+    durations = matrix([f] * P * v, [b] * P * v)
+    assert work_time((schedule, P, m, v), durations) == (m * v + P - 1) * (f + b)
+
+
+def test_uneven_stages_are_faster_than_the_closed_form() -> None:
+    """sum(f + b) + (m - 1) max(f + b) = 13 + 11 is too high for 1F1B here: a backward hides, it takes 23."""
+    assert work_time(("1f1b", 2, 2, 1), matrix([10, 1], [1, 1])) == 23
+
+
+def test_transfers_cost_more_than_one_round_trip() -> None:
+    """The closed form with one round trip, 40 + 2 * 20 + 2 * 5 = 90, is too low for 1F1B: it takes 100."""
+    assert work_time(("1f1b", 2, 3, 1), matrix([10, 10], [10, 10]), transfer=5) == 100
+
+
+def test_one_rank_pays_no_transfer() -> None:
+    """One rank adds up: gathers, work, reductions, barrier and optimizer, and no transfer."""
+    durations = np.arange(1, 10, dtype=np.int64)[:, None]
+    graph = sut.structure("1f1b", 1, 4, 1)
+    assert int(sut.step_time_ns(graph, durations, 1000, False, False, 9)) == 3 + 4 * (1 + 2) + 4 + 9 + 5
+    # Overlapped: the first forward ends LAST 9 after the gather at 3, so at 12; the last backward starts at
+    # 12 + 3 * 3 = 21, LEAD 6 and REDUCE 4 after it is 31; its end 23 + TRAIL 7 is 30.
+    assert int(sut.step_time_ns(graph, durations, 1000, True, True, 9)) == 31 + 9 + 5
+
+
+@settings(max_examples=300)
+@given(steps())
+def test_engine_is_the_event_simulation(random: Steps) -> None:
+    """Every time of the timeline and the step time equal those of the event simulation."""
+    _, P, m, v = random.case
+    for durations in random.durations:
+        expected = events.simulate(
+            random.case, durations.tolist(), random.transfer, *random.overlaps, random.barrier
+        )
+        timeline = sut.simulate_times(*random.arguments(durations))
+        assert timeline.step_time_ns == expected.step_time == int(random.step_time(durations))
+        for kind, starts, ends in (
+            ("F", timeline.forward_start_ns, timeline.forward_end_ns),
+            ("B", timeline.backward_start_ns, timeline.backward_end_ns),
+        ):
+            stage_items = [[(kind, j, i) for i in range(m)] for j in range(P * v)]
+            assert starts.tolist() == [[expected.start[item] for item in row] for row in stage_items]
+            assert ends.tolist() == [[expected.end[item] for item in row] for row in stage_items]
+        assert timeline.gather_end_ns.tolist() == [expected.gather_end[j] for j in range(P * v)]
+        assert timeline.reduce_end_ns.tolist() == [expected.reduce_end[j] for j in range(P * v)]
+        assert timeline.gradients_ready_ns.tolist() == [expected.ready[rank] for rank in range(P)]
+        assert timeline.finish_ns.tolist() == [expected.finish[rank] for rank in range(P)]
+        assert timeline.optimizer_start_ns == max(expected.ready.values()) + random.barrier
+        busy = [sum(expected.end[i] - expected.start[i] for i in expected.end if i[1] % P == r) for r in range(P)]
+        assert timeline.busy_ns.tolist() == busy
+
+
+@given(steps(num_plans=6), st.sampled_from([1, 100, 2**22]))
+def test_a_batch_is_its_plans_one_by_one(random: Steps, batch_nodes: int) -> None:
+    """Step times and critical paths of a batch of any shape are those of its plans, whatever the parts."""
+    single = [int(random.step_time(durations)) for durations in random.durations]
+    paths = [critical.critical_path(*random.arguments(durations)) for durations in random.durations]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sut, "_MAX_BATCH_NODES", batch_nodes)
+        assert random.step_time(random.durations).tolist() == single
+        together = critical.critical_paths(*random.arguments(random.durations))
+    shaped = random.durations.reshape(2, 3, *random.durations.shape[1:])
+    assert random.step_time(shaped).tolist() == np.reshape(single, (2, 3)).tolist()
+    assert len(together) == len(paths)
+    for one, other in zip(together, paths, strict=True):
+        assert (one.counts == other.counts).all()
+        assert one.num_transfers == other.num_transfers
+
+
+def test_an_empty_batch_has_no_step_times() -> None:
+    """No plans give no step times and no paths."""
+    graph = sut.structure("1f1b", 2, 3, 1)
+    nothing = np.zeros((0, 9, 2), dtype=np.int64)
+    assert sut.step_time_ns(graph, nothing, 1, *NO_OVERLAP, 1).shape == (0,)
+    assert critical.critical_paths(graph, nothing, 1, *NO_OVERLAP, 1) == ()
+
+
+@settings(max_examples=300)
+@given(steps())
+def test_critical_path_sums_to_the_step_time(random: Steps) -> None:
+    """The counted durations, transfers and the barrier of a critical path sum exactly to its step time."""
+    for durations in random.durations:
+        path = critical.critical_path(*random.arguments(durations))
+        total = int((path.counts * durations).sum()) + path.num_transfers * random.transfer
+        assert total + path.barrier_count * random.barrier == int(random.step_time(durations))
+        assert path.counts.shape == durations.shape
+        assert path.counts.min() >= 0
+
+
+@settings(max_examples=500)
+@given(steps(num_plans=8), st.integers(0, 50), st.integers(0, 50))
+def test_every_critical_path_bounds_every_other_plan(random: Steps, transfer: int, barrier: int) -> None:
+    """The path of one plan never exceeds another plan's step time, whatever transfer and barrier it has."""
+    step_times = sut.step_time_ns(random.graph, random.durations, transfer, *random.overlaps, barrier)
+    for path in critical.critical_paths(*random.arguments(random.durations)):
+        assert (path.length_ns(random.durations, transfer, barrier) <= step_times).all()
+
+
+@given(steps(num_plans=1), st.integers(1, 100))
+def test_longer_durations_never_shorten_a_step(random: Steps, more: int) -> None:
+    """Increasing any one duration, the transfer or the barrier never lowers the step time."""
+    (durations,) = random.durations
+    before = int(random.step_time(durations))
+    bumps = np.eye(durations.size, dtype=np.int64).reshape(-1, *durations.shape) * more
+    assert (random.step_time(durations + bumps) >= before).all()
+    slower = sut.step_time_ns(random.graph, durations, random.transfer + more, *random.overlaps, random.barrier)
+    assert int(slower) >= before
+    later = sut.step_time_ns(random.graph, durations, random.transfer, *random.overlaps, random.barrier + more)
+    assert int(later) == before + more
+
+
+@given(steps(num_plans=4))
+def test_gathering_while_working_never_slows_a_step(random: Steps) -> None:
+    """Overlap never takes longer than waiting, where buckets are parts of what they belong to."""
+    durations = random.durations.copy()
+    for part, whole in (
+        (Term.FIRST, Term.GATHER),
+        (Term.LAST, Term.FORWARD),
+        (Term.LEAD, Term.BACKWARD),
+        (Term.TRAIL, Term.REDUCE),
+    ):
+        durations[:, part] = np.minimum(durations[:, part], durations[:, whole])
+    late = [
+        sut.step_time_ns(random.graph, durations, random.transfer, reduce, gather, 0)
+        for reduce, gather in ((False, False), (True, False), (False, True), (True, True))
+    ]
+    assert (late[1] <= late[0]).all()
+    assert (late[2] <= late[0]).all()
+    assert (late[3] <= np.minimum(late[1], late[2])).all()
+    common = (random.graph, durations, random.transfer, random.overlaps[0])
+    assert (sut.step_time_ns(*common, True, 0) <= sut.step_time_ns(*common, False, 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("durations", "transfer", "message"),
+    [
+        (np.zeros((9, 3), dtype=np.int64), 0, "shape"),
+        (np.zeros((6, 2), dtype=np.int64), 0, "shape"),
+        (np.zeros((9, 2)), 0, "integers"),
+        (np.full((9, 2), -1), 0, "negative"),
+        (np.zeros((9, 2), dtype=np.int64), -1, "negative"),
+    ],
+)
+def test_durations_that_make_no_sense_are_refused(
+    durations: npt.NDArray[np.int64], transfer: int, message: str
+) -> None:
+    """A wrong shape, fractions of a nanosecond or negative durations raise a ``ValueError``."""
+    graph = sut.structure("1f1b", 2, 3, 1)
+    with pytest.raises(ValueError, match=message):
+        sut.step_time_ns(graph, durations, transfer, *NO_OVERLAP, 0)
+    with pytest.raises(ValueError, match=message):
+        critical.critical_path(graph, durations, transfer, *NO_OVERLAP, 0)
+
+
+def test_a_timeline_is_of_one_plan() -> None:
+    """Two plans at once have no single timeline and are refused."""
+    graph = sut.structure("1f1b", 2, 3, 1)
+    with pytest.raises(ValueError, match="one plan"):
+        sut.simulate_times(graph, np.zeros((2, 9, 2), dtype=np.int64), 0, *NO_OVERLAP, 0)

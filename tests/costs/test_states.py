@@ -1,0 +1,136 @@
+"""Weights, gradients and optimizer states: ZeRO's published bytes a parameter, communication, update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milpplan.costs import collectives
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.parameters import layer_parameters
+from milpplan.costs.states import (
+    LocalParameters,
+    gather_s,
+    local_layer_parameters,
+    optimizer_s,
+    reduce_s,
+    state_bytes,
+    unsharded_buffer_bytes,
+)
+from milpplan.specs.problem import Problem
+from tests.costs.cases import columns_of, problem_of
+
+NUM_PARAMETERS = 1_000_000.0
+
+
+def of(columns: LayoutColumns, dense: float = NUM_PARAMETERS, expert: float = 0.0) -> LocalParameters:
+    """The same number of parameters under every layout."""
+    return LocalParameters(np.full(len(columns), dense), np.full(len(columns), expert))
+
+
+def a_parameter(problem: Problem, **fields: Any) -> float:
+    """Bytes of all states a parameter."""
+    columns = columns_of(**fields)
+    return float(state_bytes(problem, columns, of(columns)).sum() / NUM_PARAMETERS)
+
+
+@pytest.mark.parametrize("replicas", [1, 4, 64])
+def test_published_bytes_a_parameter(replicas: int) -> None:
+    """bf16 with fp32 gradients: 18 bytes; 6 + 12/d with sharded optimizer states (Megatron-LM's table); 2 +
+    16/d with sharded gradients too, 18/d with everything sharded (Rajbhandari et al. 2020, figure 1)."""
+    problem = problem_of("llama3-8b")
+    expected = {0: 18, 1: 6 + 12 / replicas, 2: 2 + 16 / replicas, 3: 18 / replicas}
+    for stage, size in expected.items():
+        assert a_parameter(problem, dp=replicas, zero_stage=stage) == pytest.approx(size)
+
+
+def test_context_ranks_are_replicas() -> None:
+    """States are sharded over the cp * dp ranks that hold the same weights."""
+    problem = problem_of("llama3-8b")
+    sizes = [a_parameter(problem, dp=16 // cp, cp=cp, zero_stage=1) for cp in (1, 2, 16)]
+    assert sizes == pytest.approx([6 + 12 / 16] * 3)
+
+
+def test_number_formats() -> None:
+    """bf16 gradients save two bytes; fp8 adds an fp8 copy of the weights and its transpose."""
+    assert a_parameter(problem_of("llama3-8b", grad_dtype="bf16")) == 16
+    assert a_parameter(problem_of("llama3-8b", "dgx-h100", precision="fp8")) == 20
+
+
+def test_experts_have_fewer_replicas() -> None:
+    """Expert states are sharded over tp * cp * dp / (ep * etp) ranks only."""
+    problem, columns = problem_of("mixtral-8x7b"), columns_of(dp=8, ep=4, zero_stage=1)
+    parts = state_bytes(problem, columns, of(columns, 0.0, NUM_PARAMETERS))
+    assert parts.sum() / NUM_PARAMETERS == pytest.approx(6 + 12 / 2)
+
+
+def test_local_parameters_of_a_layer() -> None:
+    """Matrices are divided by tp, experts by ep * etp, norms not at all; key/value heads are copied beyond
+    their number."""
+    problem = problem_of("mixtral-8x7b")
+    kind = problem.model.kinds[0]
+    counts = layer_parameters(problem.model, kind)
+    local = local_layer_parameters(problem, kind, columns_of(tp=4, dp=4, ep=4, etp=2))
+    assert local.dense == counts.tensor_parallel / 4 + counts.replicated
+    assert local.expert == counts.experts / 8
+    sixteen = local_layer_parameters(problem, kind, columns_of(tp=16))
+    half_a_head = 2 * 4096 * 128 * (1 - 8 / 16)
+    assert sixteen.dense == counts.tensor_parallel / 16 + counts.replicated + half_a_head
+
+
+def test_whole_layer_buffers() -> None:
+    """Stage 2 holds one layer's gradients whole, stage 3 two layers' weights as well."""
+    problem = problem_of("llama3-8b")
+    sizes = []
+    for stage in range(4):
+        columns = columns_of(dp=8, zero_stage=stage)
+        sizes.append(unsharded_buffer_bytes(problem, columns, of(columns)).item() / NUM_PARAMETERS)
+    assert sizes == [0, 0, 4, 4 + 2 * 2]
+
+
+def test_reduction_by_hand() -> None:
+    """Unsharded gradients are all-reduced, sharded ones reduce-scattered, fp32, over the replicas."""
+    problem = problem_of("llama3-8b", "dgx-h100")
+    fields = {"tp": 2, "cp": 2, "dp": 4}
+    whole, sharded = columns_of(**fields), columns_of(**fields, zero_stage=1)
+    message = 4 * NUM_PARAMETERS
+    hardware = problem.hardware
+    assert reduce_s(problem, whole, of(whole)) == collectives.all_reduce_s(hardware, message, 8, 2)
+    assert reduce_s(problem, sharded, of(sharded)) == collectives.reduce_scatter_s(hardware, message, 8, 2)
+
+
+def test_gather_by_hand() -> None:
+    """Updated weights are gathered in bf16; experts over their own, wider spaced, replicas."""
+    problem = problem_of("mixtral-8x7b", "dgx-h100")
+    columns = columns_of(dp=32, ep=8, zero_stage=1)
+    expected = collectives.all_gather_s(problem.hardware, 2 * NUM_PARAMETERS, 32, 1)
+    expected = expected + collectives.all_gather_s(problem.hardware, 2 * 5 * NUM_PARAMETERS, 4, 8)
+    assert gather_s(problem, columns, of(columns, NUM_PARAMETERS, 5 * NUM_PARAMETERS)) == expected
+
+
+def test_one_replica_sends_nothing() -> None:
+    """dp = cp = 1: nothing to reduce, nothing to gather."""
+    problem, columns = problem_of("llama3-8b"), columns_of(tp=4)
+    assert reduce_s(problem, columns, of(columns)) == 0
+    assert gather_s(problem, columns, of(columns)) == 0
+
+
+def test_update_is_bound_by_memory() -> None:
+    """Adam moves 38 bytes a parameter; a sharded update takes 1/d of the time."""
+    problem = problem_of("llama3-8b", "dgx-a100-80")
+    gpu = problem.hardware.accelerator
+    rate = gpu.memory_bandwidth_bytes_per_s * gpu.memory_bandwidth_efficiency
+    whole, sharded = columns_of(dp=8), columns_of(dp=8, zero_stage=1)
+    assert optimizer_s(problem, whole, of(whole)) == pytest.approx(38 * NUM_PARAMETERS / rate)
+    assert optimizer_s(problem, sharded, of(sharded)) == pytest.approx(38 * NUM_PARAMETERS / rate / 8)
+
+
+def test_sharding_more_never_needs_more_states() -> None:
+    """Each ZeRO stage keeps at most the states of the stage before."""
+    problem = problem_of("mixtral-8x7b")
+    columns = [columns_of(tp=2, dp=8, ep=2, zero_stage=stage, sequence_parallel=True) for stage in range(4)]
+    together = LayoutColumns.concatenate(columns)
+    local = local_layer_parameters(problem, problem.model.kinds[0], together)
+    assert np.all(np.diff(state_bytes(problem, together, local), axis=1) <= 0)

@@ -1,0 +1,279 @@
+"""Every plan of a small problem, costed by the simulator's own functions: what the optimiser is held to.
+
+Nothing here knows menus, bounds or programs. Plans that share a layout are evaluated together
+(``stage_options`` and ``step_times_ns``); ``test_optimality`` shows that this equals ``simulate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+from milpplan import Layout, Plan, Recompute, VirtualStage
+from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.schedule import live_profiles
+from milpplan.costs.simulator import step_times_ns
+from milpplan.costs.stages import StageOptions, stage_options
+from milpplan.optimize.layouts import broken_rules, layout_space
+from milpplan.specs.problem import Problem
+
+
+def recompute_choices(modes: Sequence[str], count: int) -> list[tuple[int, int]]:
+    """(full, selective) of a virtual stage with ``count`` layers that use only the given modes."""
+    return [
+        (full, selective)
+        for full in range(count + 1)
+        for selective in range(count + 1 - full)
+        if ("full" in modes or not full)
+        and ("selective" in modes or not selective)
+        and ("none" in modes or full + selective == count)
+    ]
+
+
+def is_even(problem: Problem, layout: Layout) -> bool:
+    """Whether the space wants virtual stages of nearly equal length."""
+    return layout.vpp > 1 and problem.space.interleaved_layers == "even"
+
+
+def layer_range(num_layers: int, stages: int, stage: int, even: bool) -> tuple[int, int]:
+    """(fewest, most) layers of a virtual stage of the free space: at least one, or none in the first and the
+    last; with ``even`` floor or ceil of the mean, in the ends any number up to ceil."""
+    is_end = stage in (0, stages - 1)
+    if not even:
+        return 0 if is_end else 1, num_layers
+    return 0 if is_end else max(1, num_layers // stages), max(1, -(-num_layers // stages))
+
+
+@cache
+def splits(num_layers: int, stages: int, even: bool) -> tuple[tuple[int, ...], ...]:
+    """Layers of each virtual stage, for every way the free space allows."""
+
+    def rest(stage: int, left: int) -> Iterator[tuple[int, ...]]:
+        fewest, most = layer_range(num_layers, stages, stage, even)
+        if stage == stages - 1:
+            if fewest <= left <= most:
+                yield (left,)
+            return
+        for count in range(fewest, min(most, left) + 1):
+            for tail in rest(stage + 1, left - count):
+                yield (count, *tail)
+
+    found = tuple(rest(0, num_layers))
+    if even:
+        # Of the inner virtual stages the larger ones come first.
+        return tuple(one for one in found if list(one[1:-1]) == sorted(one[1:-1], reverse=True))
+    return found
+
+
+def uniform_split(num_layers: int, stages: int) -> tuple[int, ...]:
+    """ceil(L / J) layers in every virtual stage, what is left in the last."""
+    each = -(-num_layers // stages)
+    return (each,) * (stages - 1) + (num_layers - each * (stages - 1),)
+
+
+def num_plans(problem: Problem, layouts: Iterable[Layout]) -> int:
+    """Plans of the free space in some layouts."""
+    modes, layers = problem.space.recompute, problem.model.num_layers
+    total = 0
+    for layout in layouts:
+        ways = [1] + [0] * layers
+        stages = layout.num_virtual_stages
+        for j in range(stages):
+            least, most = layer_range(layers, stages, j, is_even(problem, layout))
+            ways = [
+                sum(ways[n - k] * len(recompute_choices(modes, k)) for k in range(least, min(n, most) + 1))
+                for n in range(layers + 1)
+            ]
+        total += ways[layers]
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Costed:
+    """All plans of a layout: layers, full and selective counts [B, J], step time and peak memory [B]."""
+
+    layout: Layout
+    layers: IntArray
+    full: IntArray
+    selective: IntArray
+    step_time_ns: IntArray
+    peak_bytes: IntArray
+
+    def plan(self, row: int) -> Plan:
+        """One of them."""
+        return plan_of(self.layout, self.layers[row], self.full[row], self.selective[row])
+
+
+def plan_of(layout: Layout, layers: IntArray, full: IntArray, selective: IntArray) -> Plan:
+    """A plan from counts."""
+    stages, start = [], 0
+    for count, whole, part in zip(layers.tolist(), full.tolist(), selective.tolist(), strict=True):
+        recompute = Recompute(full=whole, selective=part)
+        stages.append(VirtualStage(layers=(start, start + count), recompute=recompute))
+        start += count
+    return Plan(layout=layout, virtual_stages=tuple(stages))
+
+
+def _choices(problem: Problem, layout: Layout) -> Iterator[list[list[tuple[int, int, int]]]]:
+    """For every split, the (layers, full, selective) of each virtual stage; their product are the plans."""
+    layers, modes, stages = problem.model.num_layers, problem.space.recompute, layout.num_virtual_stages
+    if problem.space.kind == "uniform":
+        split = uniform_split(layers, stages)
+        for mode in modes:
+            yield [[(n, n * (mode == "full"), n * (mode == "selective"))] for n in split]
+        return
+    for split in splits(layers, stages, is_even(problem, layout)):
+        yield [[(n, *choice) for choice in recompute_choices(modes, n)] for n in split]
+
+
+def costed_plans(problem: Problem, layout: Layout) -> Costed:
+    """Every plan of the space in one layout."""
+    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
+    stages = layout.num_virtual_stages
+    tables, matrices, peaks = [], [], []
+    for choices in _choices(problem, layout):
+        options, start = [], 0
+        for j, choice in enumerate(choices):
+            options.append(_options(problem, costs, start, choice, j == 0, j == stages - 1))
+            start += choice[0][0]
+        picked = np.array(list(product(*(range(len(choice)) for choice in choices))), dtype=np.int64)
+        tables.append(np.stack([np.array(c)[picked[:, j]] for j, c in enumerate(choices)], axis=1))
+        matrices.append(np.stack([o.terms[:, picked[:, j]].T for j, o in enumerate(options)], axis=2))
+        peaks.append(_peaks(layout, costs, options, picked))
+    table = np.concatenate(tables)
+    times = step_times_ns(layout, costs, np.concatenate(matrices))
+    return Costed(layout, table[..., 0], table[..., 1], table[..., 2], times, np.concatenate(peaks))
+
+
+def _options(
+    problem: Problem,
+    costs: LayoutCosts,
+    start: int,
+    choice: list[tuple[int, int, int]],
+    is_first: bool,
+    is_last: bool,
+) -> StageOptions:
+    kinds = problem.model.layer_kinds[start : start + choice[0][0]]
+    full, selective = (np.array([c[i] for c in choice], dtype=np.int64) for i in (1, 2))
+    return stage_options(costs, kinds, full, selective, is_first=is_first, is_last=is_last)
+
+
+def _peaks(layout: Layout, costs: LayoutCosts, options: list[StageOptions], picked: IntArray) -> IntArray:
+    """Peak bytes of the fullest rank of every plan."""
+    peak = np.zeros(len(picked), dtype=np.int64)
+    profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+    for rank, rows in enumerate(profiles):
+        own = range(rank, layout.num_virtual_stages, layout.pp)
+        fixed = sum(int(options[j].state_bytes.sum()) for j in own) + int(costs.buffer_bytes)
+        for running, counts in rows:
+            j = own[running]
+            total = fixed + options[j].transient_bytes[picked[:, j]]
+            for count, held in zip(counts, own, strict=True):
+                total = total + count * options[held].kept_bytes[picked[:, held]]
+            peak = np.maximum(peak, total)
+    return peak
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The optimum: step time weighed by (largest batch / batch), its plan, and its step time."""
+
+    value: float
+    plan: Plan
+    step_time_ns: int
+
+
+def brute_force(problem: Problem, layouts: Sequence[Layout] | None = None) -> Best | None:
+    """The plan of least step time per token among all that fit and meet the deadline; None without any."""
+    if layouts is None:
+        columns = layout_space(problem).columns
+        layouts = [columns.at(row) for row in range(len(columns))]
+    capacity = usable_memory_bytes(problem)
+    best: Best | None = None
+    for layout in layouts:
+        costed = costed_plans(problem, layout)
+        ok = costed.peak_bytes <= capacity
+        ok &= costed.step_time_ns <= deadline_ns(problem, layout)
+        if not ok.any():
+            continue
+        row = int(np.where(ok, costed.step_time_ns, np.iinfo(np.int64).max).argmin())
+        value = int(costed.step_time_ns[row]) * weight(problem, layout)
+        if best is None or value < best.value:
+            best = Best(value, costed.plan(row), int(costed.step_time_ns[row]))
+    return best
+
+
+def weight(problem: Problem, layout: Layout) -> float:
+    """What a nanosecond of this layout's step costs."""
+    job = problem.job
+    if job.objective == "gpu_hours":
+        assert job.training_tokens is not None
+        steps = job.training_tokens / (layout.global_batch_size * job.sequence_length)
+        return layout.num_gpus * steps / 3600e9
+    return max(job.global_batch_values) / layout.global_batch_size
+
+
+def deadline_ns(problem: Problem, layout: Layout) -> float:
+    """Longest step that meets the deadline."""
+    job = problem.job
+    if job.deadline_s is None or job.training_tokens is None:
+        return float("inf")
+    return job.deadline_s * 1e9 * layout.global_batch_size * job.sequence_length / job.training_tokens
+
+
+def naive_layouts(problem: Problem) -> list[Layout]:
+    """Legal layouts found by trying every combination of values, those dominated by their twins included."""
+    space, job, most = problem.space, problem.job, problem.model.num_layers + 2
+    found = []
+    for gpus, batch in product(job.num_gpus_values, job.global_batch_values):
+        degrees = range(1, gpus + 1)
+        for tp, cp, pp in product(space.tp or degrees, space.cp or degrees, space.pp or degrees):
+            if gpus % (tp * cp * pp):
+                continue
+            dp = gpus // (tp * cp * pp)
+            if batch % dp or (space.dp and dp not in space.dp):
+                continue
+            for micro, vpp in product(
+                space.micro_batch_size or range(1, batch + 1),
+                space.vpp or range(1, most + 1),
+            ):
+                if batch // dp % micro or pp * vpp > most or not vpp_is_offered(problem, pp, vpp):
+                    continue
+                base = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "micro_batch_size": micro}
+                base["global_batch_size"] = batch
+                found += [layout for layout in _switches(problem, base) if not broken_rules(problem, layout)]
+    return found
+
+
+def vpp_is_offered(problem: Problem, pp: int, vpp: int) -> bool:
+    """Whether the space has this number of virtual stages a rank: by default those that make the largest
+    chunk smaller than any smaller number does."""
+    if problem.space.vpp is not None or problem.space.vpp_values == "all":
+        return True
+    layers = problem.model.num_layers
+    return all(-(-layers // (pp * vpp)) < -(-layers // (pp * fewer)) for fewer in range(1, vpp))
+
+
+def _switches(problem: Problem, base: dict[str, int]) -> Iterator[Layout]:
+    space, degrees = problem.space, range(1, base["tp"] * base["cp"] * base["dp"] + 1)
+    has_experts = any(run.mlp.type == "moe" for run in problem.model.layers)
+    one = (1,)
+    for ep, etp, sp, zero, schedule, grad, param in product(
+        space.ep or (degrees if has_experts else one),
+        space.etp or (range(1, base["tp"] + 1) if has_experts else one),
+        space.sequence_parallel,
+        space.zero_stage,
+        space.schedule,
+        space.overlap_grad_reduce,
+        space.overlap_param_gather,
+    ):
+        if base["tp"] % etp == 0:
+            yield Layout(
+                **base, ep=ep, etp=etp, sequence_parallel=sp, zero_stage=zero, schedule=schedule,
+                overlap_grad_reduce=grad, overlap_param_gather=param,
+            )  # fmt: skip

@@ -1,0 +1,164 @@
+"""Lower bounds on time and memory: random plans try to get below them.
+
+A plan is given exactly the memory that it needs: the tightest case for a bound that prices memory.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from milpplan import Layout, Plan, load_hardware, load_model, simulate
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.optimize.bounds import layout_bounds
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.uniform import uniform_bounds, uniform_plan
+from milpplan.specs.problem import Job, Problem, Space
+from tests.optimize.brute_force import costed_plans
+from tests.optimize.problems import problems, random_plan, random_problem, with_memory
+
+REAL = {
+    "llama2-7b": ("dgx-a100-80", 64, 128),
+    "gpt3-175b": ("dgx-a100-80", 512, 256),
+    "llama3-70b": ("dgx-h100", 256, 512),
+    "mixtral-8x7b": ("dgx-h100", 128, 256),
+    "gpt-oss-120b": ("gb200-nvl72", 144, 144),
+    "deepseek-v3": ("dgx-h100", 1024, 2048),
+    "gemma-7b": ("l40s", 48, 96),
+}
+
+
+def real_problem(name: str) -> Problem:
+    """A shipped model on a shipped cluster."""
+    hardware, gpus, batch = REAL[name]
+    model = load_model(name)
+    job = Job(num_gpus=gpus, global_batch_size=batch, sequence_length=model.default_sequence_length)
+    schedules = ("1f1b", "interleaved", "gpipe")
+    space = Space(schedule=schedules, interleaved_layers="any", vpp_values="all")
+    return Problem(model=model, hardware=load_hardware(hardware), job=job, space=space)
+
+
+def even(problem: Problem) -> Problem:
+    """The same problem with nearly equal virtual stages where they are interleaved."""
+    space = problem.space.model_copy(update={"interleaved_layers": "even"})
+    return problem.model_copy(update={"space": space})
+
+
+def modest(layout: Layout) -> bool:
+    """Simulated quickly."""
+    return layout.num_virtual_stages * layout.num_micro_batches <= 4096
+
+
+def assert_bounds_hold(problem: Problem, plan: Plan) -> None:
+    """Both bounds of the plan's layout, on devices that the plan fills to the last byte, are not above it."""
+    report = simulate(problem, plan)
+    tight = with_memory(problem, report.peak_memory_bytes)
+    columns = LayoutColumns.of([plan.layout])
+    bounds = layout_bounds(tight, columns, layout_costs(tight, columns))
+    assert bounds.memory_bytes[0] <= report.peak_memory_bytes
+    assert bounds.step_time_ns[0] <= report.step_time_ns
+
+
+@given(problems())
+@settings(max_examples=60, deadline=None)
+def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
+    """No plan of a small problem that fits is faster, and none is smaller, than its layout's bounds."""
+    columns = layout_space(problem).columns
+    bounds = layout_bounds(problem, columns, layout_costs(problem, columns))
+    for row in range(len(columns)):
+        plans = costed_plans(problem, columns.at(row))
+        assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
+        fits = plans.peak_bytes <= usable_memory_bytes(problem)
+        if fits.any():
+            assert bounds.step_time_ns[row] <= plans.step_time_ns[fits].min()
+
+
+@given(problems())
+@settings(max_examples=60, deadline=None)
+def test_layout_bounds_hold_at_the_memory_of_each_plan(problem: Problem) -> None:
+    """A plan that fills the device to the last byte is not faster than the bound for that memory."""
+    columns = layout_space(problem).columns
+    rng = random.Random(len(columns))
+    for row in rng.sample(range(len(columns)), min(3, len(columns))):
+        for _ in range(4):
+            assert_bounds_hold(problem, random_plan(rng, problem, columns.at(row)))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_layout_bounds_hold_for_real_models(name: str) -> None:
+    """Balanced, lopsided and extreme plans of real models keep both bounds of their layout."""
+    problem, rng = real_problem(name), random.Random(5)
+    columns = layout_space(problem).columns
+    tried = 0
+    while tried < 60:
+        layout = columns.at(rng.randrange(len(columns)))
+        if modest(layout):
+            for chosen in (problem, even(problem)):
+                assert_bounds_hold(chosen, random_plan(rng, chosen, layout))
+                tried += 1
+
+
+@given(problems(kind="uniform"))
+@settings(max_examples=60, deadline=None)
+def test_uniform_bounds_hold_for_the_uniform_plans(problem: Problem) -> None:
+    """Every uniform plan takes at least its bound in time and in memory."""
+    columns = layout_space(problem).columns
+    bounds = uniform_bounds(problem, columns, layout_costs(problem, columns))
+    for row in range(len(columns)):
+        for index, mode in enumerate(problem.space.recompute):
+            report = simulate(problem, uniform_plan(problem, columns.at(row), mode))
+            assert bounds.step_time_ns[row, index] <= report.step_time_ns
+            assert bounds.memory_bytes[row, index] <= report.peak_memory_bytes
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_uniform_bounds_hold_for_real_models(name: str) -> None:
+    """Uniform plans of real models keep their bounds, and where memory is concerned come near them."""
+    problem, rng = real_problem(name), random.Random(6)
+    problem = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
+    columns = layout_space(problem).columns
+    rows = np.array(rng.sample(range(len(columns)), min(400, len(columns))))
+    part = columns.take(rows)
+    bounds = uniform_bounds(problem, part, layout_costs(problem, part))
+    tried = [row for row in range(len(part)) if modest(part.at(row))][:40]
+    assert tried
+    for row in tried:
+        for index, mode in enumerate(problem.space.recompute):
+            report = simulate(problem, uniform_plan(problem, part.at(row), mode))
+            assert bounds.step_time_ns[row, index] <= report.step_time_ns
+            assert bounds.memory_bytes[row, index] <= report.peak_memory_bytes
+
+
+@given(problems())
+@settings(max_examples=40, deadline=None)
+def test_free_bounds_are_below_uniform_plans(problem: Problem) -> None:
+    """Whatever a uniform plan costs, its layout's bound for the free space is not above it."""
+    columns = layout_space(problem).columns
+    bounds = layout_bounds(problem, columns, layout_costs(problem, columns))
+    layers = problem.model.num_layers
+    for row in range(len(columns)):
+        layout = columns.at(row)
+        stages = layout.num_virtual_stages
+        if layers - -(-layers // stages) * (stages - 1) < 1:
+            continue
+        for mode in problem.space.recompute:
+            report = simulate(problem, uniform_plan(problem, layout, mode))
+            assert bounds.memory_bytes[row] <= report.peak_memory_bytes
+            assert not report.fits or bounds.step_time_ns[row] <= report.step_time_ns
+
+
+def test_bounds_do_not_depend_on_company() -> None:
+    """A layout's bounds are the same alone and among others (they are computed in groups)."""
+    for seed in range(20):
+        problem = random_problem(seed)
+        columns = layout_space(problem).columns
+        together = layout_bounds(problem, columns, layout_costs(problem, columns), chunk_rows=1)
+        for row in range(len(columns)):
+            one = columns.take(np.array([row]))
+            alone = layout_bounds(problem, one, layout_costs(problem, one))
+            assert alone.step_time_ns[0] == pytest.approx(together.step_time_ns[row], rel=1e-9)
+            assert alone.memory_bytes[0] == pytest.approx(together.memory_bytes[row], rel=1e-9)

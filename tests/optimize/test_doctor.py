@@ -1,0 +1,49 @@
+"""The canaries: all sing here, and a broken solver silences one."""
+
+from dataclasses import replace
+
+import pytest
+
+from milpplan.errors import InvalidInputError
+from milpplan.optimize import doctor
+from milpplan.optimize.cbc import CbcBackend
+from milpplan.optimize.doctor import brute_force, run_canaries
+from milpplan.optimize.program import Program, ProgramBuilder
+from milpplan.optimize.solution import Limits, Solution
+
+
+def test_all_canaries_pass() -> None:
+    """With the pinned solvers every check passes, and every result explains itself."""
+    results = run_canaries()
+    assert [(r.name, r.expected, r.seen) for r in results if not r.passed] == []
+    assert all(r.meaning for r in results)
+    assert len({r.name for r in results}) == len(results) >= 10
+
+
+def test_a_wrong_solver_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CBC that answers one too much fails its random programs."""
+    honest = CbcBackend.solve
+
+    def solve(self: CbcBackend, program: Program, limits: Limits) -> Solution:
+        solution = honest(self, program, limits)
+        return solution if solution.objective is None else replace(solution, objective=solution.objective + 1)
+
+    monkeypatch.setattr(CbcBackend, "solve", solve)
+    result = doctor._random_programs("cbc")()
+    assert not result.passed
+    assert "instead of" in result.seen
+
+
+def test_brute_force_on_a_program_solved_by_hand() -> None:
+    """min 3a + 4b with 2a + 3b >= 7, a, b in 0..3 is 10, at a=2, b=1."""
+    builder = ProgramBuilder()
+    pair = builder.add_variables(("a", "b"), 0, 3)
+    builder.add_row("cover", pair, (2, 3), lower=7)
+    builder.minimize(pair, (3, 4))
+    assert brute_force(builder.build()) == 10
+
+
+def test_brute_force_refuses_large_programs() -> None:
+    """It says so instead of running for hours."""
+    with pytest.raises(InvalidInputError, match="too many points"):
+        brute_force(doctor.hard_program())

@@ -1,0 +1,309 @@
+"""The layout space against a naive enumeration, and each of its rules against an example made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from milpplan.costs.simulator import simulate
+from milpplan.errors import InvalidInputError
+from milpplan.optimize.layouts import broken_rules, divisors, layout_space
+from milpplan.optimize.planner import fixed
+from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
+from milpplan.specs.plan import Layout, Plan, VirtualStage
+from milpplan.specs.problem import Problem, Space
+from tests.costs.cases import problem_of
+
+LAYERS = 5
+
+
+def model(experts: int = 0) -> ModelSpec:
+    """Five small layers with 8 query heads over 4 key/value heads."""
+    attention = GroupedQueryAttention(num_attention_heads=8, num_key_value_heads=4, head_dim=32)
+    mlp: Any = DenseMlp(intermediate_size=768)
+    if experts:
+        mlp = MixtureOfExperts(num_experts=experts, num_experts_per_tok=2, intermediate_size=96)
+    return ModelSpec(
+        name="small",
+        hidden_size=256,
+        vocab_size=1000,
+        max_position_embeddings=64,
+        layers=(LayerRun(count=LAYERS, attention=attention, mlp=mlp),),
+        default_sequence_length=64,
+    )
+
+
+def small(experts: int = 0, *, space: Space | None = None, **job: Any) -> Problem:
+    """A problem on a few H100s."""
+    defaults: dict[str, Any] = {"num_gpus": 4, "global_batch_size": 4, "sequence_length": 16}
+    problem = problem_of(model(experts), "dgx-h100", **(defaults | job))
+    return problem.model_copy(update={"space": space or Space()})
+
+
+def naive(problem: Problem) -> Iterator[Layout]:
+    """Every legal layout, by loops over everything and the rules in plain words."""
+    degrees = range(1, 33)
+    for gpus in problem.job.num_gpus_values:
+        factors = [d for d in degrees if gpus % d == 0]
+        for tp, cp, pp in product(factors, repeat=3):
+            if gpus % (tp * cp * pp):
+                continue
+            dp = gpus // (tp * cp * pp)
+            for batch in problem.job.global_batch_values:
+                for ep, etp, micro_batch in product(degrees, factors, degrees):
+                    head = {"tp": tp, "cp": cp, "ep": ep, "etp": etp, "pp": pp, "dp": dp}
+                    head |= {"micro_batch_size": micro_batch, "global_batch_size": batch}
+                    if batch % (dp * micro_batch) == 0 and degrees_are_legal(problem, head):
+                        yield from with_switches(problem, head)
+
+
+def degrees_are_legal(problem: Problem, c: dict[str, int]) -> bool:
+    """What Megatron-LM demands of the degrees, and what the space's lists admit."""
+    space, run = problem.space, problem.model.layers[0]
+    for name in ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size"):
+        allowed = getattr(space, name)
+        if allowed is not None and c[name] not in allowed:
+            return False
+    if isinstance(run.mlp, MixtureOfExperts):
+        experts = run.mlp.num_experts % c["ep"] == 0 and run.mlp.intermediate_size % c["etp"] == 0
+        grid = (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"]) == 0 and c["tp"] % c["etp"] == 0
+        widths = experts and grid
+    else:
+        widths = c["ep"] == c["etp"] == 1 and run.mlp.intermediate_size % c["tp"] == 0
+    kv = getattr(run.attention, "num_key_value_heads")  # noqa: B009
+    return (
+        widths
+        and run.attention.num_attention_heads % c["tp"] == 0
+        and (kv % c["tp"] == 0 or c["tp"] % kv == 0)
+        and (c["cp"] == 1 or problem.job.sequence_length % (2 * c["cp"]) == 0)
+    )
+
+
+def with_switches(problem: Problem, c: dict[str, int]) -> Iterator[Layout]:
+    """Virtual stages, schedule, sharding and switches of legal degrees."""
+    space = problem.space
+    for vpp, schedule, sp, zero, grad, param in product(
+        space.vpp or range(1, LAYERS + 3),
+        space.schedule,
+        space.sequence_parallel,
+        space.zero_stage,
+        space.overlap_grad_reduce,
+        space.overlap_param_gather,
+    ):
+        micro_batches = c["global_batch_size"] // (c["dp"] * c["micro_batch_size"])
+        if not stages_are_legal(problem, c["pp"], vpp, schedule, micro_batches):
+            continue
+        moe = isinstance(problem.model.layers[0].mlp, MixtureOfExperts)
+        if sp and (c["tp"] == 1 or (problem.job.sequence_length // c["cp"]) % c["tp"]):
+            continue
+        if moe and c["tp"] > 1 and not sp:
+            continue
+        if sharding_is_legal(space, c["cp"] * c["dp"], zero, grad, param):
+            switches: dict[str, Any] = {
+                "vpp": vpp,
+                "schedule": schedule,
+                "sequence_parallel": sp,
+                "zero_stage": zero,
+                "overlap_grad_reduce": grad,
+                "overlap_param_gather": param,
+            }
+            yield Layout(**(c | switches))
+
+
+def stages_are_legal(problem: Problem, pp: int, vpp: int, schedule: str, micro_batches: int) -> bool:
+    """Enough layers for the virtual stages, and a schedule that exists."""
+    stages = pp * vpp
+    if problem.space.kind == "uniform":
+        if LAYERS - -(-LAYERS // stages) * (stages - 1) < 1:
+            return False
+    elif stages > LAYERS + 2:
+        return False
+    if pp == 1:
+        plain = "1f1b" if "1f1b" in problem.space.schedule else "gpipe"
+        return vpp == 1 and schedule == plain
+    if schedule == "interleaved":
+        return vpp > 1 and micro_batches % pp == 0
+    return vpp == 1
+
+
+def sharding_is_legal(space: Space, replicas: int, zero: int, grad: bool, param: bool) -> bool:
+    """Sharding and overlap need replicas; a switch is on wherever it may be."""
+    if replicas == 1:
+        return zero == 0 and not grad and not param
+    if zero >= 2 and not grad:
+        return False
+    if zero == 3 and not param:
+        return False
+    if param and not (zero >= 1 and grad):
+        return False
+    if not grad and True in space.overlap_grad_reduce:
+        return False
+    return not (not param and zero >= 1 and grad and True in space.overlap_param_gather)
+
+
+PROBLEMS = [
+    small(),
+    small(space=Space(kind="uniform")),
+    small(4, num_gpus=8, global_batch_size=8),
+    small(6, num_gpus=6, global_batch_size=12, space=Space(kind="uniform")),
+    small(num_gpus=6, global_batch_size=6, space=Space(schedule=("gpipe", "1f1b"))),
+    small(num_gpus=8, space=Space(schedule=("gpipe", "interleaved"), vpp=(1, 2, 3))),
+    small(num_gpus=8, sequence_length=12, space=Space(overlap_grad_reduce=(False,))),
+    small(num_gpus=8, space=Space(overlap_param_gather=(False,), zero_stage=(0, 1))),
+    small(num_gpus=8, space=Space(overlap_param_gather=(True,), overlap_grad_reduce=(True,))),
+    small(4, num_gpus=16, global_batch_size=16, space=Space(tp=(2, 4), ep=(1, 2), etp=(1, 2), pp=(1, 2))),
+    small(
+        num_gpus={"minimum": 2, "maximum": 6, "step": 2},
+        global_batch_size={"minimum": 4, "maximum": 8, "step": 4},
+        space=Space(sequence_parallel=(True,), micro_batch_size=(1, 4)),
+    ),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_equals_a_naive_enumeration(problem: Problem) -> None:
+    """The space holds exactly the layouts that plain loops find, each once, and each passes every rule."""
+    columns = layout_space(problem).columns
+    found = [columns.at(row) for row in range(len(columns))]
+    expected = set(naive(problem))
+    assert len(found) == len(set(found)) > 0
+    assert set(found) == expected
+    assert all(broken_rules(problem, layout) == [] for layout in found)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:5])
+def test_every_layout_has_a_plan(problem: Problem) -> None:
+    """A layout of the space can be simulated with some split of the layers (40 layouts of each space)."""
+    columns = layout_space(problem).columns
+    for row in range(0, len(columns), -(-len(columns) // 40)):
+        layout = columns.at(row)
+        stages = layout.num_virtual_stages
+        counts = [LAYERS // stages + (j < LAYERS % stages) for j in range(stages)]
+        if stages > LAYERS:
+            counts = [0] + [1] * LAYERS + [0] * (stages - LAYERS - 1)
+        ends = [sum(counts[: j + 1]) for j in range(stages)]
+        held = tuple(VirtualStage(layers=(end - n, end)) for end, n in zip(ends, counts, strict=True))
+        assert simulate(problem, Plan(layout=layout, virtual_stages=held)).step_time_s > 0
+
+
+LEGAL: dict[str, Any] = {"global_batch_size": 24}
+BROKEN: list[tuple[str, int, dict[str, Any]]] = [
+    ("heads_divisible_by_tp", 0, {"tp": 3}),
+    ("kv_heads_multiple_or_divisor_of_tp", 0, {"tp": 6}),
+    ("intermediate_size_divisible_by_tp", 0, {"tp": 5}),
+    ("sequence_divisible_by_twice_cp", 0, {"cp": 16}),
+    ("pp_not_above_stages", 0, {"pp": 8}),
+    ("batch_divisible_by_dp", 0, {"dp": 5}),
+    ("experts_divisible_by_ep", 4, {"dp": 3, "ep": 3}),
+    ("expert_width_divisible_by_etp", 4, {"tp": 5, "etp": 5, "sequence_parallel": True}),
+    ("expert_grid_divides_ranks", 4, {"dp": 2, "ep": 4}),
+    ("etp_divides_tp", 4, {"tp": 2, "dp": 2, "etp": 4, "sequence_parallel": True}),
+    ("experts_need_moe", 0, {"dp": 2, "ep": 2}),
+    ("sequence_parallel_needs_tp", 0, {"sequence_parallel": True}),
+    ("sequence_divisible_by_tp", 0, {"tp": 8, "cp": 4, "sequence_parallel": True}),
+    ("experts_with_tp_need_sequence_parallel", 4, {"tp": 2}),
+    ("virtual_stages_not_above_layers", 0, {"pp": 4, "vpp": 2, "schedule": "interleaved"}),
+    ("interleaving_needs_two_stages", 0, {"vpp": 2, "schedule": "interleaved"}),
+    (
+        "interleaved_micro_batches_divisible_by_pp",
+        0,
+        {"pp": 2, "vpp": 2, "schedule": "interleaved", "micro_batch_size": 8},
+    ),
+    ("schedule_matches_vpp", 0, {"pp": 2, "schedule": "interleaved"}),
+    ("zero_needs_replicas", 0, {"tp": 2, "zero_stage": 1}),
+    ("grad_overlap_needs_replicas", 0, {"tp": 2, "overlap_grad_reduce": True}),
+    ("param_overlap_needs_zero_and_grad_overlap", 0, {"dp": 2, "overlap_param_gather": True}),
+    ("sharded_gradients_are_overlapped", 0, {"dp": 2, "zero_stage": 2}),
+    ("sharded_weights_are_overlapped", 0, {"dp": 2, "zero_stage": 3, "overlap_grad_reduce": True}),
+    ("micro_batch_divides_share_of_batch", 0, {"dp": 2, "micro_batch_size": 5}),
+]
+
+
+@pytest.mark.parametrize(("rule", "experts", "fields"), BROKEN, ids=[rule for rule, _, _ in BROKEN])
+def test_rule_rejects_an_example(rule: str, experts: int, fields: dict[str, Any]) -> None:
+    """Each named rule refuses a layout made to break it, and the layout is not in the space."""
+    layout = Layout(**(LEGAL | fields))
+    problem = small(experts, num_gpus=layout.num_gpus, global_batch_size=24)
+    assert rule in broken_rules(problem, layout)
+    columns = layout_space(problem).columns
+    assert layout not in [columns.at(row) for row in range(len(columns))]
+
+
+def test_every_rule_has_an_example() -> None:
+    """No rule of the module goes without an example (those that only the space knows are tested by it)."""
+    from milpplan.optimize import layouts as sut
+
+    rules = {
+        *sut.DEGREE_RULES,
+        *sut.EXPERT_RULES,
+        *sut.SEQUENCE_RULES,
+        *sut.STAGE_RULES,
+        *sut.SHARDING_RULES,
+    }
+    of_the_space = {"layers_split_uniformly", "one_schedule_without_pipeline"}
+    assert rules - of_the_space <= {rule for rule, _, _ in BROKEN}
+
+
+def test_rejections_are_counted_by_name() -> None:
+    """What is enumerated and not legal was refused by a rule with a name."""
+    space = layout_space(small(4, num_gpus=8, global_batch_size=8))
+    assert space.rejected["experts_with_tp_need_sequence_parallel"] > 0
+    assert all(count >= 0 for count in space.rejected.values())
+    assert space.enumerated >= len(space.columns) + max(space.rejected.values())
+
+
+def test_fixed_values_are_kept() -> None:
+    """Fixing fields keeps exactly the layouts that have those values."""
+    problem = small(4, num_gpus=8, global_batch_size=8)
+    every = layout_space(problem).columns
+    for values in ({"tp": 2}, {"pp": 2, "vpp": 1}, {"zero_stage": 1, "ep": 4}, {"sequence_parallel": False}):
+        found = layout_space(fixed(problem, values)).columns
+        rows = [every.at(row) for row in range(len(every))]
+        expected = [row for row in rows if all(getattr(row, name) == v for name, v in values.items())]
+        assert {found.at(row) for row in range(len(found))} == set(expected)
+
+
+def test_a_forbidden_overlap_brings_its_twin_back() -> None:
+    """Layouts without overlap are left out only because their twin is in the space: fixing the switch off
+    brings them back."""
+    problem = small(num_gpus=4)
+    assert layout_space(problem).rejected["dominated_by_overlap"] > 0
+    off = layout_space(fixed(problem, {"overlap_grad_reduce": False})).columns
+    assert (off.dp * off.cp > 1).any()
+    assert not off.overlap_grad_reduce.any()
+
+
+def test_forbidden_layouts_are_left_out() -> None:
+    """Forbidding partial layouts drops those that match one of them in every named field, and counts them."""
+    problem = small(num_gpus=8)
+    every = layout_space(problem).columns
+    rows = {every.at(row) for row in range(len(every))}
+    forbidden = ({"tp": 2, "schedule": "1f1b"}, {"zero_stage": 3})
+    space = layout_space(problem, forbidden)
+    left = {space.columns.at(row) for row in range(len(space.columns))}
+    dropped = {row for row in rows if (row.tp == 2 and row.schedule == "1f1b") or row.zero_stage == 3}
+    assert left == rows - dropped
+    assert space.rejected["forbidden_by_caller"] == len(dropped) > 0
+
+
+def test_unknown_fields_are_refused() -> None:
+    """Fixing a name that no layout has is the caller's mistake."""
+    with pytest.raises(InvalidInputError, match="tensor_parallel"):
+        fixed(small(), {"tensor_parallel": 8})
+
+
+def test_an_empty_space() -> None:
+    """Values that no rule admits give an empty space, not an error."""
+    assert len(layout_space(small(space=Space(tp=(3,)))).columns) == 0
+    assert len(layout_space(small(4, space=Space(ep=(3,)))).columns) == 0
+    assert len(layout_space(small(global_batch_size=1, space=Space(dp=(4,)))).columns) == 0
+
+
+def test_divisors() -> None:
+    """All divisors in ascending order, squares once."""
+    assert divisors(36).tolist() == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+    assert divisors(1).tolist() == [1]
+    assert all(divisors(n).tolist() == [d for d in range(1, n + 1) if n % d == 0] for n in range(1, 200))

@@ -1,0 +1,242 @@
+"""The optimum of ``solve`` is that of brute force over the simulator, plan by plan, on every backend."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
+from milpplan.optimize.layouts import layout_space
+from milpplan.specs.problem import Problem, Range
+from tests.optimize.brute_force import Best, brute_force, costed_plans, naive_layouts, weight
+from tests.optimize.problems import FAMILIES, batch_range, problems, random_plan, random_problem
+
+BACKENDS = ("cpsat", "cbc", "highs")
+EXACT = 0.0
+PROVED = 1e-4
+"""Programs are in units of about 1e-6 of a step, so that ``gap=0`` ends with the optimum and a bound this near."""
+
+
+def assert_optimal(problem: Problem, result: PlanResult, best: Best | None) -> None:
+    """Both say that nothing fits, or they agree to the nanosecond and the bound is not above the optimum."""
+    if best is None:
+        assert result.status == "infeasible"
+        assert result.plan is None
+        return
+    assert result.plan is not None
+    assert result.report is not None
+    value = result.report.step_time_ns * weight(problem, result.plan.layout)
+    assert value == pytest.approx(best.value, rel=1e-12)
+    assert result.report == simulate(problem, result.plan)
+    assert result.report.fits
+    assert result.status in ("optimal", "feasible")
+    assert result.gap is not None
+    assert result.gap <= PROVED
+    if result.lower_bound_s is not None:
+        assert result.lower_bound_s * 1e9 <= best.step_time_ns * (1 + 1e-12)
+
+
+def check(problem: Problem, backend: str, **options: Any) -> None:
+    """``solve`` against brute force."""
+    assert_optimal(problem, solve(problem, backend=backend, gap=EXACT, **options), brute_force(problem))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block", range(7))
+def test_optimum_is_that_of_brute_force(backend: str, block: int) -> None:
+    """On 70 random problems a backend (210 in all), all families of models, ``solve`` finds the optimum or
+    proves that no plan fits."""
+    first = 1000 * BACKENDS.index(backend) + 10 * block
+    for seed in range(first, first + 10):
+        check(random_problem(seed, family=FAMILIES[seed % len(FAMILIES)]), backend)
+
+
+def test_default_gap_is_proved() -> None:
+    """With the default gap the status is optimal, and the plan is within 1e-4 of brute force."""
+    for seed in range(3000, 3030):
+        problem = random_problem(seed)
+        best, result = brute_force(problem), solve(problem)
+        assert result.status == ("infeasible" if best is None else "optimal")
+        if best is not None:
+            assert result.gap is not None
+            assert result.gap <= 1e-4
+            assert result.report is not None
+            assert best.step_time_ns <= result.report.step_time_ns <= best.step_time_ns * (1 + 1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block", range(20))
+def test_optimum_is_that_of_brute_force_often(backend: str, block: int) -> None:
+    """The same on 400 more random problems, each on every backend."""
+    for seed in range(10_000 + 20 * block, 10_020 + 20 * block):
+        check(random_problem(seed), backend)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_backends_agree(backend: str) -> None:
+    """Every backend finds the same optimum of the same problems."""
+    for seed in range(4000, 4012):
+        check(random_problem(seed), backend)
+
+
+def test_uniform_optimum_is_that_of_brute_force() -> None:
+    """In the uniform space ``solve`` finds the best of the equal splits with one recompute setting."""
+    for seed in range(60):
+        check(random_problem(seed, kind="uniform"), "auto")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_best_batch_of_a_range(backend: str) -> None:
+    """Where the batch may vary, the least step time per token of brute force is found."""
+    for seed in range(5000, 5006):
+        rng = random.Random(seed)
+        check(random_problem(seed, global_batch_size=batch_range(rng)), backend)
+
+
+def with_deadline(problem: Problem, objective: str, slack: float) -> Problem | None:
+    """A run that must be ``slack`` times as fast as the largest cluster's best plan allows."""
+    largest = problem.job.num_gpus_values[-1]
+    alone = problem.model_copy(update={"job": problem.job.model_copy(update={"num_gpus": largest})})
+    best = brute_force(alone)
+    if best is None:
+        return None
+    tokens = best.plan.layout.global_batch_size * problem.job.sequence_length
+    changes = {
+        "objective": objective,
+        "training_tokens": 1e6 * tokens,
+        "deadline_s": 1e6 * best.step_time_ns / 1e9 * slack,
+    }
+    return problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
+
+
+def fewest_gpus(problem: Problem) -> int | None:
+    """Least number of GPUs with a plan that meets the deadline."""
+    for gpus in problem.job.num_gpus_values:
+        job = problem.job.model_copy(update={"num_gpus": gpus, "objective": "step_time_per_token"})
+        if brute_force(problem.model_copy(update={"job": job})) is not None:
+            return gpus
+    return None
+
+
+def cluster_problems(objective: str, slack: float, seeds: range) -> list[Problem]:
+    """Problems with 2 to 8 GPUs and a deadline."""
+    found = []
+    for seed in seeds:
+        free = random_problem(seed, num_gpus=Range(minimum=2, maximum=8, step=2))
+        problem = with_deadline(free, objective, slack)
+        if problem is not None:
+            found.append(problem)
+    return found
+
+
+@pytest.mark.parametrize("slack", [0.5, 1.0, 3.0])
+def test_fewest_gpus_is_that_of_brute_force(slack: float) -> None:
+    """The fewest GPUs that meet a deadline are found; an impossible deadline is proved impossible."""
+    for problem in cluster_problems("num_gpus", slack, range(6000, 6006)):
+        expected = fewest_gpus(problem)
+        result = solve(problem, gap=EXACT)
+        assert result.status == ("infeasible" if expected is None else "optimal")
+        assert result.objective == expected
+
+
+@pytest.mark.parametrize("slack", [1.0, 4.0])
+def test_gpu_hours_are_those_of_brute_force(slack: float) -> None:
+    """The least GPU-hours of a run that meets its deadline are found."""
+    for problem in cluster_problems("gpu_hours", slack, range(6100, 6106)):
+        best = brute_force(problem)
+        result = solve(problem, gap=EXACT)
+        if best is None:
+            assert result.status == "infeasible"
+        else:
+            assert result.status in ("optimal", "feasible")
+            assert result.objective == pytest.approx(best.value, rel=1e-12)
+
+
+def feasible_problems(seeds: range) -> list[tuple[Problem, Best]]:
+    """Problems that have a plan, with their optimum."""
+    pairs = [(problem, brute_force(problem)) for problem in (random_problem(seed) for seed in seeds)]
+    return [(problem, best) for problem, best in pairs if best is not None]
+
+
+def test_warm_start_changes_nothing_but_the_way() -> None:
+    """Starting from the optimum, from a random plan or from one that does not fit gives the same optimum."""
+    for problem, best in feasible_problems(range(7000, 7010)):
+        rng = random.Random(7)
+        starts: list[Plan] = [best.plan, random_plan(rng, problem, best.plan.layout)]
+        for start in starts:
+            assert_optimal(problem, solve(problem, SolveOptions(gap=EXACT, warm_start=start)), best)
+
+
+def test_forbidden_layouts_are_left_out() -> None:
+    """With the best layout forbidden, the optimum is that of brute force over the others."""
+    for problem, best in feasible_problems(range(7100, 7112)):
+        columns = layout_space(problem).columns
+        layouts = [columns.at(row) for row in range(len(columns))]
+        others = [layout for layout in layouts if layout != best.plan.layout]
+        forbid = (best.plan.layout.model_dump(),)
+        result = solve(problem, gap=EXACT, forbid=forbid)
+        assert_optimal(problem, result, brute_force(problem, others))
+
+
+def test_fixed_fields_are_kept() -> None:
+    """With a field fixed, the optimum is that of brute force over the layouts that have it."""
+    for problem, _ in feasible_problems(range(7200, 7212)):
+        columns = layout_space(problem).columns
+        layouts = [columns.at(row) for row in range(len(columns))]
+        name = random.Random(len(layouts)).choice(("tp", "pp", "dp", "micro_batch_size", "zero_stage"))
+        value = getattr(layouts[0], name)
+        kept = [layout for layout in layouts if getattr(layout, name) == value]
+        result = solve(fixed(problem, {name: value}), gap=EXACT)
+        assert_optimal(problem, result, brute_force(problem, kept))
+
+
+@given(problems())
+@settings(max_examples=40, deadline=None)
+def test_layout_space_is_that_of_trying_everything(problem: Problem) -> None:
+    """The layouts are those that break no rule, found by trying all combinations, without those that a twin
+    with more overlap dominates."""
+    columns = layout_space(problem).columns
+    found = {columns.at(row) for row in range(len(columns))}
+    every = naive_layouts(problem)
+    legal = {layout for layout in every if layout.pp > 1 or layout.schedule != unused(problem)}
+    assert found <= legal
+    for layout in legal - found:
+        twins = [
+            layout.model_copy(update={"overlap_grad_reduce": grad, "overlap_param_gather": param})
+            for grad, param in ((True, False), (True, True))
+        ]
+        assert any(twin in found for twin in twins)
+
+
+def unused(problem: Problem) -> str | None:
+    """Without a pipeline gpipe is 1f1b, and is left out where 1f1b is allowed."""
+    return "gpipe" if "1f1b" in problem.space.schedule else None
+
+
+@given(problems())
+@settings(max_examples=20, deadline=None)
+def test_dominated_layouts_are_not_better(problem: Problem) -> None:
+    """Brute force over all legal layouts finds nothing better than over the layout space."""
+    best, whole = brute_force(problem), brute_force(problem, naive_layouts(problem))
+    assert (best is None) == (whole is None)
+    if best is not None and whole is not None:
+        assert best.value == whole.value
+
+
+@given(problems())
+@settings(max_examples=30, deadline=None)
+def test_batches_of_plans_are_simulated_exactly(problem: Problem) -> None:
+    """Brute force is the simulator: step time and peak memory of single plans are those of ``simulate``."""
+    columns = layout_space(problem).columns
+    rng = random.Random(len(columns))
+    for row in rng.sample(range(len(columns)), min(3, len(columns))):
+        plans = costed_plans(problem, columns.at(row))
+        size = len(plans.step_time_ns)
+        for number in rng.sample(range(size), min(5, size)):
+            report = simulate(problem, plans.plan(number))
+            assert report.step_time_ns == plans.step_time_ns[number]
+            assert report.peak_memory_bytes == plans.peak_bytes[number]

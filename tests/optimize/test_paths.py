@@ -1,0 +1,315 @@
+"""Paths, menus and rows: what the integer programs are built of must hold for every plan it claims to."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milpplan import Layout, Plan, load_hardware, load_model
+from milpplan.costs import pipeline
+from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.critical_path import CriticalPath, critical_path
+from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.pipeline import Term
+from milpplan.costs.simulator import rank_memory, step_times_ns
+from milpplan.costs.stages import durations, plan_stages
+from milpplan.optimize.compact import CompactRelaxation
+from milpplan.optimize.formulation import LayoutProgram
+from milpplan.optimize.layout_solver import most_layers
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.menus import Setting, stage_menu
+from milpplan.optimize.program import Program
+from milpplan.optimize.seeds import analytic_paths
+from milpplan.specs.problem import Job, Problem, Space
+from tests.optimize.brute_force import costed_plans
+from tests.optimize.problems import problems, random_plan, random_problem, with_memory
+
+SEEDS = st.integers(0, 10**6)
+EDGES = (
+    (Term.LEAD, Term.BACKWARD),
+    (Term.TRAIL, Term.REDUCE),
+    (Term.FIRST, Term.GATHER),
+    (Term.LAST, Term.FORWARD),
+)
+
+
+def a_layout(problem: Problem, seed: int) -> Layout:
+    """One of the legal layouts."""
+    columns = layout_space(problem).columns
+    return columns.at(seed % len(columns))
+
+
+def constants(problem: Problem, layout: Layout) -> LayoutCosts:
+    """Costs of one layout."""
+    return layout_costs(problem, LayoutColumns.of([layout])).at(0)
+
+
+def matrix(problem: Problem, costs: LayoutCosts, plan: Plan) -> IntArray:
+    """Durations of a plan, [Term, J]."""
+    return durations(plan_stages(costs, problem.model.layer_kinds, plan))
+
+
+def path_of(layout: Layout, costs: LayoutCosts, plan_durations: IntArray) -> CriticalPath:
+    """A longest path of the plan."""
+    return critical_path(
+        pipeline.structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp),
+        plan_durations,
+        int(costs.transfer_ns),
+        layout.overlap_grad_reduce,
+        layout.overlap_param_gather,
+        int(costs.barrier_ns),
+    )
+
+
+def length(path: CriticalPath, costs: LayoutCosts, plan_durations: IntArray) -> int:
+    """Nanoseconds of a path at the durations of a plan."""
+    return int(path.length_ns(plan_durations, int(costs.transfer_ns), int(costs.barrier_ns)))
+
+
+@given(problems(), SEEDS)
+@settings(max_examples=80, deadline=None)
+def test_paths_bound_every_plan_of_their_layout(problem: Problem, seed: int) -> None:
+    """Analytic paths, and critical paths of other plans, are not longer than the step of any plan; a plan's
+    own critical path is exactly as long."""
+    rng, layout = random.Random(seed), a_layout(problem, seed)
+    costs = constants(problem, layout)
+    plans = [matrix(problem, costs, random_plan(rng, problem, layout)) for _ in range(12)]
+    steps = step_times_ns(layout, costs, np.stack(plans))
+    own = [path_of(layout, costs, plan) for plan in plans]
+    for plan, step, mine in zip(plans, steps, own, strict=True):
+        assert length(mine, costs, plan) == step
+        for path in (*analytic_paths(layout), *own):
+            assert length(path, costs, plan) <= step
+
+
+@given(problems(), SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_paths_of_fractional_points_bound_every_plan(problem: Problem, seed: int) -> None:
+    """The critical path of a mean of plans, as a relaxation gives it, is not longer than any plan's step."""
+    rng, layout = random.Random(seed), a_layout(problem, seed)
+    costs = constants(problem, layout)
+    plans = np.stack([matrix(problem, costs, random_plan(rng, problem, layout)) for _ in range(8)])
+    path = path_of(layout, costs, np.rint(plans[:4].mean(axis=0)).astype(np.int64))
+    for plan, step in zip(plans, step_times_ns(layout, costs, plans), strict=True):
+        assert length(path, costs, plan) <= step
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "mixtral-8x7b", "deepseek-v3"])
+def test_paths_bound_real_plans(name: str) -> None:
+    """The same for real models on deep pipelines, plans with nearly all layers in one stage included."""
+    model, rng = load_model(name), random.Random(3)
+    job = Job(num_gpus=256, global_batch_size=256, sequence_length=4096)
+    schedules = ("1f1b", "interleaved", "gpipe")
+    space = Space(schedule=schedules, interleaved_layers="any", vpp_values="all")
+    problem = Problem(model=model, hardware=load_hardware("dgx-h100"), job=job, space=space)
+    columns = layout_space(problem).columns
+    for _ in range(20):
+        layout = columns.at(rng.randrange(len(columns)))
+        if layout.num_virtual_stages * layout.num_micro_batches > 2048:
+            continue
+        costs = constants(problem, layout)
+        plans = [matrix(problem, costs, random_plan(rng, problem, layout)) for _ in range(6)]
+        steps = step_times_ns(layout, costs, np.stack(plans))
+        paths = [path_of(layout, costs, plan) for plan in plans[:3]]
+        for plan, step in zip(plans, steps, strict=True):
+            assert all(length(path, costs, plan) <= step for path in (*paths, *analytic_paths(layout)))
+
+
+@given(problems(), SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_most_layers_keeps_good_plans(problem: Problem, seed: int) -> None:
+    """No virtual stage of a plan at or below the cutoff holds more layers than ``most_layers`` says."""
+    layout = a_layout(problem, seed)
+    setting = Setting.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
+    plans = costed_plans(problem, layout)
+    for cutoff in np.quantile(plans.step_time_ns, [0.0, 0.1, 0.5, 1.0], method="lower").tolist():
+        most = most_layers(setting, int(cutoff))
+        assert (plans.layers[plans.step_time_ns <= cutoff] <= most).all()
+
+
+@given(problems(), SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_menus_keep_something_as_good(problem: Problem, seed: int) -> None:
+    """For every virtual stage of a plan that fits, the menu has an item with the same layers, no longer a
+    backward, no more memory where ranks hold several stages, and room on its rank where they hold one."""
+    rng, layout = random.Random(seed), a_layout(problem, seed)
+    costs = constants(problem, layout)
+    for _ in range(6):
+        plan = random_plan(rng, problem, layout)
+        stages = plan_stages(costs, problem.model.layer_kinds, plan)
+        peak = max(part.peak_bytes for part in rank_memory(layout, costs, stages))
+        setting = Setting.of(with_memory(problem, peak), layout, costs, peak)
+        for j, (stage, held) in enumerate(zip(stages, plan.virtual_stages, strict=True)):
+            menu = stage_menu(setting, j, problem.model.num_layers)
+            same = (menu.runs == runs_of(setting, *held.layers)).all(axis=1)
+            good = same & (menu.terms[Term.BACKWARD] <= stage.terms[Term.BACKWARD, 0])
+            if layout.vpp > 1:
+                good &= menu.kept_bytes <= stage.kept_bytes[0]
+                good &= menu.transient_bytes <= stage.transient_bytes[0]
+            assert good.any()
+            others = np.delete(menu.terms[:, good], Term.BACKWARD, axis=0)
+            assert (others == np.delete(stage.terms, Term.BACKWARD, axis=0)).all()
+
+
+def runs_of(setting: Setting, start: int, stop: int) -> list[int]:
+    """Layers of each run among layers ``start`` to ``stop - 1``."""
+    held, first = [], 0
+    for _, count in setting.runs:
+        held.append(max(0, min(stop, first + count) - max(start, first)))
+        first += count
+    return held
+
+
+def best_in_memory(problem: Problem, setting: Setting) -> list[tuple[int, Plan]]:
+    """(step time, plan) of the best plans that fit, and of some others."""
+    plans = costed_plans(problem, setting.layout)
+    fits = np.flatnonzero(plans.peak_bytes <= setting.capacity_bytes)
+    order = fits[np.argsort(plans.step_time_ns[fits], kind="stable")]
+    rows = [*order[:20], *order[20 :: max(1, len(order) // 20)]]
+    return [(int(plans.step_time_ns[row]), plans.plan(int(row))) for row in rows]
+
+
+def choice_of(program: LayoutProgram, setting: Setting, plan: Plan) -> list[int] | None:
+    """Items of the menus that make up exactly this plan; None if one was left out of them."""
+    choice = []
+    for menu, stage in zip(program.menus, plan.virtual_stages, strict=True):
+        same = (menu.runs == runs_of(setting, *stage.layers)).all(axis=1)
+        same &= (menu.full == stage.recompute.full) & (menu.selective == stage.recompute.selective)
+        found = np.flatnonzero(same)
+        if not len(found):
+            return None
+        choice.append(int(found[0]))
+    return choice
+
+
+def assert_rows_hold(problem: Problem, layout: Layout, share: float) -> int:
+    """Every plan at or below a cutoff satisfies every row of a program with many paths; returns how many
+    plans the menus contain."""
+    costs = constants(problem, layout)
+    setting = Setting.of(problem, layout, costs, usable_memory_bytes(problem))
+    plans = best_in_memory(problem, setting)
+    if not plans:
+        return 0
+    steps = sorted(step for step, _ in plans)
+    cutoff = steps[int(share * (len(steps) - 1))]
+    menus = [stage_menu(setting, j, problem.model.num_layers) for j in range(setting.num_stages)]
+    program = LayoutProgram(setting, menus, cutoff)
+    for path in analytic_paths(layout):
+        program.add_path(path)
+    rng = random.Random(layout.num_gpus)
+    for _ in range(10):
+        any_plan = random_plan(rng, problem, layout)
+        program.add_path(path_of(layout, costs, matrix(problem, costs, any_plan)))
+    assert program.drop_hopeless_items(), "a plan at the cutoff exists, so no menu may run empty"
+    base, unit = program.scaling()
+    built = program.program(base, unit)
+    contained = 0
+    for step, plan in plans:
+        choice = choice_of(program, setting, plan) if step <= cutoff else None
+        if choice is None:
+            continue
+        contained += 1
+        values = np.zeros(built.num_variables, dtype=np.int64)
+        values[program.offsets[:-1] + np.array(choice)] = 1
+        values[built.variable_names.index("z")] = max(0, (step - base) // unit)
+        assert built.violations(values) == []
+        assert program.overfull_rank(choice) is None
+        assert program.plan(choice) == plan
+        assert base <= step
+    return contained
+
+
+@given(problems(), SEEDS, st.sampled_from((0.0, 0.1, 0.5)))
+@settings(max_examples=60, deadline=None)
+def test_rows_hold_for_every_plan_below_the_cutoff(problem: Problem, seed: int, share: float) -> None:
+    """A plan at or below the cutoff satisfies every row of its layout's program, with its z."""
+    assert_rows_hold(problem, a_layout(problem, seed), share)
+
+
+def test_rows_hold_for_plans_that_the_menus_contain() -> None:
+    """The test above is not empty: most layouts' menus contain plans at the cutoff, the best one included."""
+    contained = 0
+    for seed in range(40):
+        problem = random_problem(seed)
+        contained += assert_rows_hold(problem, a_layout(problem, seed), 0.2) > 0
+    assert contained >= 20
+
+
+@given(problems(), SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_step_time_is_monotone_in_durations(problem: Problem, seed: int) -> None:
+    """Making a virtual stage's backward longer, as recomputation does, never makes the step shorter."""
+    rng, layout = random.Random(seed), a_layout(problem, seed)
+    costs = constants(problem, layout)
+    plan = matrix(problem, costs, random_plan(rng, problem, layout))
+    longer = np.repeat(plan[None], 8, axis=0)
+    for row in range(8):
+        longer[row, Term.BACKWARD, rng.randrange(plan.shape[1])] += rng.choice((1, 10**3, 10**6, 10**8))
+    assert (step_times_ns(layout, costs, longer) >= step_times_ns(layout, costs, plan[None])).all()
+
+
+@given(problems(), SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_edge_terms_are_parts(problem: Problem, seed: int) -> None:
+    """The buckets at the edges of a stage take no longer than the whole: LEAD <= BACKWARD, TRAIL <= REDUCE,
+    FIRST <= GATHER, LAST <= FORWARD. Overlap never costs, because of that."""
+    rng, layout = random.Random(seed), a_layout(problem, seed)
+    costs = constants(problem, layout)
+    for _ in range(5):
+        plan = matrix(problem, costs, random_plan(rng, problem, layout))
+        for part, whole in EDGES:
+            assert (plan[part] <= plan[whole]).all()
+
+
+@given(problems(), SEEDS)
+@settings(max_examples=80, deadline=None)
+def test_compact_relaxation_holds_for_every_plan(problem: Problem, seed: int) -> None:
+    """A plan that fits satisfies every row and bound of the compact relaxation with its z, and its durations
+    are nowhere below what the relaxation takes them for."""
+    rng, layout = random.Random(seed), a_layout(problem, seed)
+    costs = constants(problem, layout)
+    for _ in range(4):
+        plan = random_plan(rng, problem, layout)
+        stages = plan_stages(costs, problem.model.layer_kinds, plan)
+        peak = max(part.peak_bytes for part in rank_memory(layout, costs, stages))
+        setting = Setting.of(with_memory(problem, peak), layout, costs, peak)
+        step = int(step_times_ns(layout, costs, durations(stages)))
+        compact = CompactRelaxation(setting, step)
+        values = compact_values(compact, problem, plan)
+        assert (compact.durations(values.astype(np.float64)) <= durations(stages)).all()
+        others = [
+            path_of(layout, costs, matrix(problem, costs, random_plan(rng, problem, layout))) for _ in range(3)
+        ]
+        paths = [*analytic_paths(layout), path_of(layout, costs, durations(stages)), *others]
+        base, unit = compact.base_ns(paths), rng.choice((1, 7, 1000))
+        assert base <= step
+        program = compact.program(base, unit).with_rows(compact.path_rows(paths, base, unit))
+        values[compact.num_counts] = (step - base) // unit
+        assert program.violations(values) == []
+        assert_prices_hold(compact, program, values, rng)
+
+
+def compact_values(compact: CompactRelaxation, problem: Problem, plan: Plan) -> IntArray:
+    """Layer and recompute counts of a plan by virtual stage and kind, then zeros for z and the rest."""
+    kinds = np.array(problem.model.layer_kinds)
+    counts = np.zeros(compact.slope.shape[1:], dtype=np.int64)
+    for j, stage in enumerate(plan.virtual_stages):
+        held = kinds[slice(*stage.layers)]
+        full = stage.recompute.full
+        parts = (held, held[:full], held[full : full + stage.recompute.selective])
+        for place, part in enumerate(parts):
+            np.add.at(counts[place, j], part, 1)
+    return np.concatenate([counts.ravel(), np.zeros(1 + counts.shape[2], dtype=np.int64)])
+
+
+def assert_prices_hold(compact: CompactRelaxation, program: Program, values: IntArray, rng: random.Random) -> None:
+    """Whatever the duals: z >= bound + prices * counts, for the whole plan and so for each of its stages."""
+    for _ in range(5):
+        duals = np.array([rng.uniform(-1.0, 1.0) * rng.choice((0.0, 0.3)) for _ in program.rows.names])
+        bound, prices = compact.item_prices(program, duals)
+        counts = values[: compact.num_counts].reshape(prices.shape)
+        assert bound + float((prices * counts).sum()) <= values[compact.num_counts]

@@ -1,0 +1,143 @@
+"""The shape of the house: imports point one way, modules and functions stay small, names say something."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import milpplan
+
+PACKAGE = Path(milpplan.__file__).parent
+MODULES = {
+    ".".join(("milpplan", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager"}
+
+BASE = ("milpplan.errors", "milpplan.units")
+ALLOWED = {
+    "milpplan.errors": (),
+    "milpplan.units": (),
+    "milpplan.version": (),
+    "milpplan.specs": (*BASE, "milpplan.specs"),
+    "milpplan.presets": (*BASE, "milpplan.specs", "milpplan.presets"),
+    "milpplan.costs": (*BASE, "milpplan.specs", "milpplan.costs"),
+    "milpplan.optimize": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize"),
+    "milpplan.exporters": (*BASE, "milpplan.specs", "milpplan.exporters"),
+    "milpplan.reports": (
+        *BASE,
+        "milpplan.specs",
+        "milpplan.costs.report",
+        "milpplan.costs.parameters",
+        "milpplan.optimize.result",
+        "milpplan.optimize.doctor",
+        "milpplan.presets",
+        "milpplan.version",
+        "milpplan.reports",
+    ),
+}
+"""What the modules of a room may import of the package; the front door (cli, __init__) may import all."""
+
+SOLVER_SIDE = ("program", "solution", "scaling", "cpsat", "cbc", "highs", "relaxation", "export")
+SOLVER_SIDE_ALLOWED = {"milpplan.errors", *(f"milpplan.optimize.{name}" for name in SOLVER_SIDE)}
+"""Programs and backends: they know no GPUs."""
+
+
+def tree(path: Path) -> ast.Module:
+    """The parsed module."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports, wherever in it."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "milpplan")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module and node.module.split(".")[0] == "milpplan":
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    yield inner if inner in MODULES else node.module
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function and method."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def room(name: str) -> str | None:
+    """The room a module belongs to, None for the front door."""
+    return next((key for key in ALLOWED if name == key or name.startswith(f"{key}.")), None)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_one_way(name: str) -> None:
+    """units, errors <- specs <- costs <- optimize <- cli; exporters and reports see records only."""
+    here = room(name)
+    if here is None:
+        assert name in ("milpplan.__init__", "milpplan.__main__") or name.startswith("milpplan.cli"), name
+        return
+    for target in imported(MODULES[name]):
+        assert any(target == ok or target.startswith(f"{ok}.") for ok in ALLOWED[here]), f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("name", [f"milpplan.optimize.{part}" for part in SOLVER_SIDE])
+def test_backends_know_no_gpus(name: str) -> None:
+    """A backend imports programs, solutions, scaling and errors only."""
+    assert set(imported(MODULES[name])) <= SOLVER_SIDE_ALLOWED
+
+
+@pytest.mark.parametrize("module", ["milpplan", "milpplan.cli"])
+def test_solvers_are_not_imported_early(module: str) -> None:
+    """Importing the package or the command line loads no solver (it would cost a second)."""
+    code = f"import sys, {module}; sys.exit(' '.join({{'ortools', 'pulp'}} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{module} imports {done.stderr}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_one_idea(name: str) -> None:
+    """A module beyond 400 lines holds two ideas; a module called utils holds none."""
+    path = MODULES[name]
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_MODULE_LINES
+    assert path.stem not in VAGUE_NAMES
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_functions_are_short(name: str) -> None:
+    """No function is longer than 60 lines, docstring included."""
+    long = [f.name for f in functions(MODULES[name]) if (f.end_lineno or 0) - f.lineno + 1 > MAX_FUNCTION_LINES]
+    assert long == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_things_say_what_they_are(name: str) -> None:
+    """Every module, and every public class, function and method, has a docstring."""
+    module = tree(MODULES[name])
+    if module.body:
+        assert ast.get_docstring(module), name
+    assert [definition for definition in silent(module.body) if definition] == []
+
+
+def silent(body: list[ast.stmt]) -> Iterator[str]:
+    """Public classes, functions and methods without a docstring."""
+    for node in body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("_"):
+            continue
+        if not ast.get_docstring(node):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{inner}" for inner in silent(node.body))
