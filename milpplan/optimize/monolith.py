@@ -32,6 +32,7 @@ from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import backend as backend_named
 from milpplan.optimize.degrees import Degrees
+from milpplan.optimize.formulation import RESOLUTION, SLACK_UNITS
 from milpplan.optimize.layout_block import ROW_MAGNITUDE, LayoutBlock, coarsened, under_literal
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting
@@ -45,9 +46,6 @@ from milpplan.specs.problem import Problem
 MAX_LAYOUTS = 400
 MAX_ITEMS = 60_000
 MAX_PROGRAMS = 400
-RESOLUTION = 400_000
-"""Most units between base and cutoff."""
-
 
 WITNESSES = {"highs": "cpsat", "cbc": "cpsat", "cpsat": "cbc", "auto": "cbc"}
 """Who proves the last bound again."""
@@ -173,7 +171,8 @@ class _Monolith:
 
     def _assembled(self) -> Program:
         builder = ProgramBuilder(f"monolith, objective >= {self.base} + {self.unit} z")
-        z = builder.add_variable("z", 0, max(0, floor((self.cutoff - self.base) / self.unit)))
+        most = max(0, floor((self.cutoff - self.base) / self.unit)) + SLACK_UNITS
+        z = builder.add_variable("z", 0, most)
         builder.minimize([z], [1])
         layouts = Degrees.add(self.problem, builder).add_layouts(builder, self.columns)
         parts = []
