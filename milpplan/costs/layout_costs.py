@@ -73,6 +73,13 @@ def usable_memory_bytes(problem: Problem) -> int:
     return int(whole * (1 - hardware.fragmentation_fraction)) - hardware.reserved_bytes
 
 
+def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
+    """Durations of one layer of each kind without sharded states, [K, Phase, n]: at most what ``layout_costs``
+    says, which adds what ZeRO 2 and 3 do beside the layer."""
+    seconds = np.stack([layer_seconds(problem, kind, columns) for kind in problem.model.kinds])
+    return np.asarray(_ns(seconds)[:, EXPOSED].sum(axis=1))
+
+
 def layout_costs(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     """Constants of every layout, computed once for each distinct combination of the keys that matter."""
     layer_rows, layer_inverse = _distinct(columns, LAYER_KEYS)

@@ -7,7 +7,7 @@ critical paths into valid rows of the integer program.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -143,15 +143,33 @@ def _transient(
     return workspace + replay
 
 
+@dataclass(slots=True)
+class StageMemo:
+    """Single options of one layout's virtual stages, each distinct one computed once."""
+
+    costs: LayoutCosts
+    known: dict[tuple[tuple[int, ...], int, int, bool, bool], StageOptions] = field(default_factory=dict)
+
+    def option(
+        self, kinds: Sequence[int], full: int, selective: int, *, is_first: bool, is_last: bool
+    ) -> StageOptions:
+        """``stage_options`` with one choice."""
+        key = (tuple(kinds), full, selective, is_first, is_last)
+        if key not in self.known:
+            self.known[key] = stage_options(
+                self.costs, kinds, np.array([full]), np.array([selective]), is_first=is_first, is_last=is_last
+            )
+        return self.known[key]
+
+
 def plan_stages(costs: LayoutCosts, layer_kinds: Sequence[int], plan: Plan) -> list[StageOptions]:
     """Costs of every virtual stage of a plan (one option each)."""
-    final = len(plan.virtual_stages) - 1
+    final, memo = len(plan.virtual_stages) - 1, StageMemo(costs)
     return [
-        stage_options(
-            costs,
+        memo.option(
             layer_kinds[stage.layers[0] : stage.layers[1]],
-            np.array([stage.recompute.full]),
-            np.array([stage.recompute.selective]),
+            stage.recompute.full,
+            stage.recompute.selective,
             is_first=index == 0,
             is_last=index == final,
         )

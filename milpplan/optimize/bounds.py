@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.costs.layers import EXPOSED, Phase
-from milpplan.costs.layout_costs import LayoutCosts, usable_memory_bytes
+from milpplan.costs.layout_costs import LAYER_KEYS, LayoutCosts, layer_durations_ns, usable_memory_bytes
 from milpplan.costs.stages import EMBEDDING, HEAD
 from milpplan.optimize.pricing import (
     GPIPE,
@@ -53,6 +53,25 @@ class LayoutBounds:
 
     step_time_ns: FloatArray
     memory_bytes: FloatArray
+
+
+def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Lower bounds of the step time from the layers' compute alone, nanoseconds [n].
+
+    No memory and no sharding, so only the distinct layers are costed. It is the mean over the ranks of the paths
+    above, F and B being the forwards and backwards of the whole model: (m F + (m + P - 1) B) / P for 1f1b,
+    m (F + B) / P in general, and at least one micro-batch through the whole model.
+    """
+    rows, inverse = unique_rows(*(getattr(columns, name) for name in LAYER_KEYS))
+    layers = layer_durations_ns(problem, columns.take(rows))
+    counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(layers)).astype(np.float64)
+    forward = over_kinds(counts, layers[:, Phase.FORWARD].astype(np.float64))[inverse]
+    backward = over_kinds(counts, layers[:, Phase.BACKWARD].astype(np.float64))[inverse]
+    m, P = columns.num_micro_batches, columns.pp
+    deep = (columns.schedule != INTERLEAVED) & (m >= P)
+    ramp = np.where(deep, P - 1, 0)
+    bound = (m * forward + (m + ramp) * backward) / P
+    return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
 
 
 def layout_bounds(

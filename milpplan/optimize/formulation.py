@@ -34,6 +34,8 @@ from milpplan.specs.plan import Plan, Recompute, VirtualStage
 
 RESOLUTION = 400_000
 """Units between the base and the cutoff: fine enough for 1e-5, small enough for every solver."""
+FINEST = 4_000_000
+"""Most units of an item in a path's row: with more the solvers' tolerances would exceed ``SLACK_UNITS``."""
 SLACK_UNITS = 32
 """Units above the cutoff that z may take, so that a proof with this much tolerance still passes the cutoff."""
 MEMORY_UNITS = 2**20
@@ -113,11 +115,17 @@ class LayoutProgram:
         self.coefficients = [row[keep] for row in self.coefficients]
         return True
 
-    def scaling(self) -> tuple[int, int]:
-        """(base_ns, unit_ns) of z: step time >= base + unit * z."""
-        base = int(self.bases().max())
-        unit = max(1, -(-(self.cutoff_ns - base) // RESOLUTION))
-        return base, unit
+    def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
+        """(base_ns, unit_ns) of z: step time >= base + unit * z.
+
+        The base is the largest least path, or a bound that is ``proved_ns`` already: the unit is finer then, but
+        no finer than ``FINEST`` allows.
+        """
+        starts = self.offsets[:-1]
+        spans = [np.maximum.reduceat(row, starts) - np.minimum.reduceat(row, starts) for row in self.coefficients]
+        base = max(int(self.bases().max()), proved_ns)
+        longest = max(int(span.max()) for span in spans)
+        return base, max(1, -(-(self.cutoff_ns - base) // RESOLUTION), -(-longest // FINEST))
 
     def path_rows(self, first: int, base: int, unit: int) -> Rows:
         """critical_path rows of the paths from number ``first`` on: z - sum q x >= floor((base_p - base) / unit),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +32,8 @@ NEARBY = 4
 """Further points with one rank slower, whose critical paths differ."""
 MAX_POOL = 96
 CONVERGED = 5e-6
+STALL_ROUNDS, STALL_SHARE = 6, 0.02
+"""Rounds stop when so many of them closed less than this share of what was left to the cutoff."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class Attempt:
     deadline: float | None
     counters: Counters
     best: tuple[int, Plan] | None = None
+    rounded: bool = False
+    """Whether an integer program was solved to the end and only its rounding keeps bound and best plan apart."""
 
     @property
     def closed(self) -> bool:
@@ -125,6 +129,15 @@ class _Rounds:
     center: FloatArray | None = None
     center_ns: float = np.inf
     improved: bool = False
+    left: list[int] = field(default_factory=list)
+    """Nanoseconds from the bound to the cutoff, after every round."""
+
+    def stalled(self) -> bool:
+        """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""
+        self.left.append(self.attempt.cutoff_ns - self.attempt.bound_ns)
+        if len(self.left) <= STALL_ROUNDS:
+            return False
+        return self.left[-1] > self.left[-1 - STALL_ROUNDS] * (1.0 - STALL_SHARE)
 
     def solve(self) -> RelaxationSolution | None:
         """Solve and raise the proved bound; None when the solver stopped or time is up."""
@@ -195,7 +208,7 @@ def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] 
         more = run.separate(solution)
         if run.center is not None and run.improved and run.center_ns <= attempt.cutoff_ns:
             _round(attempt, compact, run.center)
-        if not more or attempt.closed:
+        if not more or attempt.closed or run.stalled():
             break
     _trim(attempt.pool, attempt.setting.layout.pp)
     if attempt.closed:
@@ -253,7 +266,7 @@ def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
         if number % 6 == 0 or not more:
             assert run.center is not None
             _whole_plans(attempt, program, run.center[:num_items], solution.row_duals)
-        if not more or attempt.closed:
+        if not more or attempt.closed or run.stalled():
             return
 
 

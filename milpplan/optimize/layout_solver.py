@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -30,13 +32,16 @@ from milpplan.optimize.seeds import Choice, analytic_paths
 from milpplan.optimize.solution import Backend, Limits, Solution
 from milpplan.specs.plan import SCHEDULES, Plan
 
+AIM = 0.9
+"""Share of the gap that proofs aim at: what a witness does not confirm must not leave the bound just short."""
 QUICK_ROUNDS = 30
 FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
-WITNESS_S, WITNESS_FACTOR = 20.0, 5.0
-"""A witness gets this many seconds, or so many times what the first solver took."""
+WITNESS_LIMITS = ((1.0, 2.0), (20.0, 5.0))
+"""(seconds, times what the first solver took): a witness gets the longer. All are asked with the short limit
+before any with the long one, because which solver is fast differs from program to program."""
 COARSE_GAP = 0.02
 """Relative gap (of the part above the program's base) of integer programs that only look for critical paths."""
 
@@ -83,7 +88,7 @@ class LayoutSolver:
             self.known_paths.setdefault(key, analytic_paths(layout)),
             cutoff_ns,
             bound_ns,
-            self.options.gap,
+            AIM * self.options.gap,
             self.deadline,
             self.counters,
         )
@@ -148,14 +153,24 @@ class LayoutSolver:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _programs(self, attempt: Attempt, program: LayoutProgram) -> Fate:
-        """Integer programs until bound and simulator meet, or the limit.
+        """Integer programs until bound and simulator meet up to rounding; once more in finer units where that
+        leaves more than the gap. Finer units try the solvers' tolerances: where they then fail or contradict each
+        other, what the coarser ones proved stays."""
+        fate = self._programs_in(attempt, program, 0)
+        if fate == "open" and attempt.rounded and attempt.gap > 0 and not self.out_of_time():
+            with suppress(SolverError):
+                return self._programs_in(attempt, program, attempt.bound_ns)
+        return fate
+
+    def _programs_in(self, attempt: Attempt, program: LayoutProgram, proved_ns: int) -> Fate:
+        """Integer programs above a base of ``proved_ns`` until bound and simulator meet, or the limit.
 
         A bound of an integer program counts only when the second solver has proved it too.
         """
         solver, gap = self.backend, COARSE_GAP
         for _ in range(MAX_PROGRAMS):
             program.cutoff_ns = attempt.cutoff_ns
-            base, unit = program.scaling()
+            base, unit = program.scaling(proved_ns)
             if attempt.closed or base > attempt.cutoff_ns:
                 return "solved"
             current, unit = _scaled(program, base, unit, solver.name == "cpsat")
@@ -185,6 +200,7 @@ class LayoutSolver:
                 solver, program.memory_units = backend("highs"), MEMORY_UNITS
             else:
                 # Bound and simulator have met up to the rounding of the program.
+                attempt.rounded = True
                 return self._settle(attempt, current, solution, proved, base, unit)
         return "open"
 
@@ -218,9 +234,8 @@ class LayoutSolver:
 
     def _nothing_below(self, below: Program, solution: Solution, bound: int) -> bool:
         """Whether one of the witnesses proves a program infeasible."""
-        longest = max(WITNESS_S, WITNESS_FACTOR * solution.wall_time_s)
-        for witness in self.witnesses:
-            left = self.seconds_left()
+        for (seconds, factor), witness in product(WITNESS_LIMITS, self.witnesses):
+            left, longest = self.seconds_left(), max(seconds, factor * solution.wall_time_s)
             limits = Limits(time_limit_s=longest if left is None else min(left, longest), seed=self.options.seed)
             try:
                 second = witness.solve(below, limits)

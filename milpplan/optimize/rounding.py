@@ -8,7 +8,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.layers import Phase
-from milpplan.costs.stages import StageOptions, stage_options
+from milpplan.costs.stages import StageMemo, StageOptions
 from milpplan.optimize.menus import Setting, even_splits
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
 
@@ -48,6 +48,7 @@ class _Rank:
     """Virtual stages of one rank while recomputation is added to them."""
 
     setting: Setting
+    memo: StageMemo
     rank: int
     kinds: list[list[int]]
     full: list[int]
@@ -56,11 +57,10 @@ class _Rank:
     def options(self, chunk: int) -> StageOptions:
         """Costs of a chunk as it stands."""
         stage = chunk * self.setting.layout.pp + self.rank
-        return stage_options(
-            self.setting.costs,
+        return self.memo.option(
             self.kinds[chunk],
-            np.array([self.full[chunk]]),
-            np.array([self.selective[chunk]]),
+            self.full[chunk],
+            self.selective[chunk],
             is_first=stage == 0,
             is_last=stage == self.setting.num_stages - 1,
         )
@@ -132,6 +132,7 @@ def fitted_plan(setting: Setting, layers: IntArray) -> Plan | None:
     starts = ends - layers
     must = "none" not in setting.problem.space.recompute
     recompute: list[Recompute] = [Recompute()] * setting.num_stages
+    memo = StageMemo(setting.costs)
     for rank in range(P):
         stages = [chunk * P + rank for chunk in range(v)]
         held = [list(kinds[starts[j] : ends[j]]) for j in stages]
@@ -140,6 +141,7 @@ def fitted_plan(setting: Setting, layers: IntArray) -> Plan | None:
         none = [0] * v
         state = _Rank(
             setting,
+            memo,
             rank,
             held,
             whole if must and lightest == "full" else list(none),

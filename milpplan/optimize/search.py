@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
 from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.bounds import layout_bounds
-from milpplan.optimize.layout_solver import LayoutSolver, longest_step_ns
+from milpplan.optimize.bounds import compute_bounds, layout_bounds
+from milpplan.optimize.layout_solver import AIM, LayoutSolver, longest_step_ns
 from milpplan.optimize.layouts import LayoutSpace
 from milpplan.optimize.menus import Setting, even_splits, layer_bounds
 from milpplan.optimize.result import FATES, Fate, LayoutFates, Progress
@@ -23,7 +22,8 @@ from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-CHUNK = 65_536
+FIRST_CHUNK, CHUNK = 8_192, 65_536
+"""Layouts bounded together: few until there is an incumbent."""
 BLOCK = 2048
 PROMISING = 5000
 """Layouts of the free space whose uniform plans are looked at for a first incumbent."""
@@ -43,37 +43,61 @@ class Search:
     limits_ns: FloatArray = field(init=False)
     bounds_ns: FloatArray = field(init=False)
     memory: FloatArray = field(init=False)
+    candidates: npt.NDArray[np.int64] = field(init=False)
+    """Layouts that may improve the incumbent; all others have objectives from ``rest_bound`` on."""
+    rest_bound: float = field(init=False)
+    detailed: BoolArray = field(init=False)
+    """Layouts whose bound takes memory and sharding into account."""
     fates: np.ndarray[tuple[int], np.dtype[np.int8]] = field(init=False)
     best: tuple[float, Plan] | None = None
     log: list[Progress] = field(default_factory=list)
     last_log: float = 0.0
     uniform_ns: FloatArray = field(init=False)
+    """Bounds of the uniform plans [n, modes], exact where ``simulated``; infinite where they do not fit."""
+    simulated: BoolArray = field(init=False)
+    queue: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Layouts about to be looked at, in order."""
     block: dict[int, tuple[LayoutCosts, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         columns = self.space.columns
-        size = len(columns)
+        shape = (len(columns), len(self.problem.space.recompute))
         self.weights, self.limits_ns = objective_weights(self.problem, columns)
-        self.bounds_ns, self.memory = np.zeros(size), np.zeros(size)
-        self.fates = np.zeros(size, dtype=np.int8)
-        modes = len(self.problem.space.recompute)
-        self.uniform_ns = np.full((size, modes), np.inf)
-        capacity = usable_memory_bytes(self.problem)
-        for start in range(0, size, CHUNK):
-            rows = np.arange(start, min(size, start + CHUNK))
-            part = columns.take(rows)
-            costs = layout_costs(self.problem, part)
-            if self.problem.space.kind == "uniform":
-                self._bound_uniform(rows, part, costs)
-            else:
-                bounds = layout_bounds(self.problem, part, costs)
-                self.bounds_ns[rows], self.memory[rows] = bounds.step_time_ns, bounds.memory_bytes
-        if self.problem.space.kind == "free":
-            self.fates[self.memory > capacity] = FATES.index("does_not_fit")
-            rows = np.argsort(self.values(), kind="stable")[:PROMISING]
-            part = columns.take(rows)
-            self._bound_uniform(rows, part, layout_costs(self.problem, part))
-        self.fates[self.memory > capacity] = FATES.index("does_not_fit")
+        self.bounds_ns = compute_bounds(self.problem, columns)
+        self.memory = np.zeros(len(columns))
+        self.candidates, self.rest_bound = np.arange(len(columns)), np.inf
+        self.detailed = np.zeros(len(columns), dtype=np.bool_)
+        self.fates = np.zeros(len(columns), dtype=np.int8)
+        self.uniform_ns, self.simulated = np.full(shape, np.inf), np.zeros(shape, dtype=np.bool_)
+
+    def _bound_all(self) -> None:
+        """Bounds with memory and sharding, in the order of the bounds without them, and uniform plans as
+        incumbents on the way; until whatever is left computes for longer than the incumbent takes."""
+        order = self._by_value(self.candidates, self.values(self.candidates))
+        start, size = 0, FIRST_CHUNK
+        while start < len(order) and not self.solver.out_of_time():
+            rows = order[start : start + size]
+            rows = np.sort(rows[self.values(rows) < self._threshold()])
+            if not len(rows):
+                break
+            self._bound(rows)
+            self._uniform(FIRST_PLANS)
+            start, size = start + size, CHUNK
+
+    def _bound(self, rows: npt.NDArray[np.int64]) -> None:
+        part = self.space.columns.take(rows)
+        costs = layout_costs(self.problem, part)
+        if self.problem.space.kind == "uniform":
+            self._bound_uniform(rows, part, costs)
+        else:
+            bounds = layout_bounds(self.problem, part, costs)
+            self.bounds_ns[rows] = np.maximum(self.bounds_ns[rows], bounds.step_time_ns)
+            self.memory[rows] = bounds.memory_bytes
+            fits = np.flatnonzero(bounds.memory_bytes <= usable_memory_bytes(self.problem))
+            best = fits[np.argsort((self.bounds_ns * self.weights)[rows[fits]], kind="stable")[:PROMISING]]
+            self._bound_uniform(rows[best], part.take(best), costs.take(best))
+        self.detailed[rows] = True
+        self.fates[rows[self.memory[rows] > usable_memory_bytes(self.problem)]] = FATES.index("does_not_fit")
 
     def _bound_uniform(self, rows: npt.NDArray[np.int64], part: LayoutColumns, costs: LayoutCosts) -> None:
         """Bounds of the uniform plans of some layouts; in the uniform space they are the layouts' bounds."""
@@ -91,11 +115,11 @@ class Search:
 
     def run(self) -> None:
         """Until every layout is decided, or the time limit."""
+        self._warm_start()
+        self._bound_all()
         if self.problem.space.kind == "uniform":
-            self._uniform(len(self.space.columns) * len(self.problem.space.recompute))
+            self._uniform(self.uniform_ns.size)
         else:
-            self._warm_start()
-            self._uniform(FIRST_PLANS)
             self._free()
         self._note(force=True)
 
@@ -104,20 +128,26 @@ class Search:
         """Incumbent objective, infinite without one."""
         return self.best[0] if self.best else np.inf
 
-    def values(self) -> FloatArray:
-        """Proved lower bound of every layout's objective; infinite where no plan fits or meets the deadline."""
-        value = self.bounds_ns * self.weights
-        value = np.where(self.bounds_ns > self.limits_ns, np.inf, value)
-        return np.where(self.fates == FATES.index("does_not_fit"), np.inf, value)
+    def values(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> FloatArray:
+        """Proved lower bound of the layouts' objective; infinite where no plan fits or meets the deadline."""
+        value = self.bounds_ns[rows] * self.weights[rows]
+        value = np.where(self.bounds_ns[rows] > self.limits_ns[rows], np.inf, value)
+        return np.where(self.fates[rows] == FATES.index("does_not_fit"), np.inf, value)
 
     def global_bound(self) -> float:
         """Proved lower bound over all layouts."""
-        values = self.values()
-        return float(values.min()) if len(values) else np.inf
+        return float(self.values(self.candidates).min(initial=self.rest_bound))
+
+    def _narrow(self) -> None:
+        """Leave out the layouts that cannot improve the incumbent: there may be millions of them."""
+        values = self.values(self.candidates)
+        keep = values < self._threshold()
+        self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
+        self.candidates = self.candidates[keep]
 
     def least_memory(self) -> float | None:
-        """Least peak (a proved lower bound, bytes) over all layouts; None without any."""
-        return float(self.memory.min()) if len(self.memory) else None
+        """Least peak (a proved lower bound, bytes) over all layouts; None where some were never asked."""
+        return float(self.memory.min()) if len(self.memory) and self.detailed.all() else None
 
     def result(self) -> LayoutFates:
         """The certificate."""
@@ -131,13 +161,15 @@ class Search:
         return self.best_value * (1.0 - self.solver.options.gap)
 
     def _cutoff_ns(self, row: int) -> int:
-        limit = min(self._threshold() / float(self.weights[row]), float(self.limits_ns[row]))
+        target = self.best_value * (1.0 - AIM * self.solver.options.gap)
+        limit = min(target / float(self.weights[row]), float(self.limits_ns[row]))
         return int(min(limit, 2.0**53))
 
     def _offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
         value = step_time_ns * float(self.weights[row])
         if value < self.best_value and step_time_ns <= self.limits_ns[row]:
             self.best = (value, plan)
+            self._narrow()
             self._note(force=True)
 
     def _note(self, force: bool = False) -> None:
@@ -146,7 +178,8 @@ class Search:
             return
         self.last_log = now
         bound = self.global_bound()
-        open_layouts = int(((self.fates == 0) & (self.values() < self._threshold())).sum())
+        undecided = (self.fates == 0)[self.candidates] & (self.values(self.candidates) < self._threshold())
+        open_layouts = int(undecided.sum())
         incumbent = self.best_value * self.scale if self.best else None
         proved = bound * self.scale if np.isfinite(bound) else None
         progress = Progress(now, incumbent, proved, open_layouts)
@@ -154,45 +187,51 @@ class Search:
         if self.solver.options.callback is not None:
             self.solver.options.callback(progress)
 
-    def _by_value(self, values: FloatArray) -> Iterator[int]:
-        for row in np.argsort(values, kind="stable"):
-            if not np.isfinite(values[row]):
-                return
-            yield int(row)
+    def _by_value(self, rows: npt.NDArray[np.int64], values: FloatArray) -> npt.NDArray[np.int64]:
+        """The rows whose value can improve the incumbent, least first."""
+        hopeful = values < self._threshold()
+        rows, values = rows[hopeful], values[hopeful]
+        return np.asarray(rows[np.argsort(values, kind="stable")])
 
     def _uniform(self, most: int) -> None:
         """Simulate uniform plans in the order of their bounds. In the uniform space this decides every layout."""
         modes = self.problem.space.recompute
-        deciding = self.problem.space.kind == "uniform"
-        in_time = np.where(self.uniform_ns <= self.limits_ns[:, None], self.uniform_ns, np.inf)
-        values = (in_time * self.weights[:, None]).ravel()
-        exact = np.where(np.isfinite(self.uniform_ns), self.uniform_ns, np.inf)
-        for simulated, index in enumerate(self._by_value(values)):
-            if simulated >= most or values[index] >= self._threshold() or self.solver.out_of_time():
+        rows, places = np.nonzero(np.isfinite(self.uniform_ns) & ~self.simulated)
+        step_ns = self.uniform_ns[rows, places]
+        values = np.where(step_ns <= self.limits_ns[rows], step_ns * self.weights[rows], np.inf)
+        order = self._by_value(np.arange(len(rows)), values)[:most]
+        self.queue = rows[order]
+        for index in order:
+            if values[index] >= self._threshold() or self.solver.out_of_time():
                 break
-            row, mode = divmod(index, len(modes))
+            row, mode = int(rows[index]), int(places[index])
             step = self._simulate(row, modes[mode])
-            exact[row, mode] = np.inf if step is None else step
-            if deciding:
-                self.bounds_ns[row] = exact[row].min()
-                self.fates[row] = FATES.index("solved" if np.isfinite(exact[row].min()) else "does_not_fit")
-                if (exact[row] < self.bounds_ns[row]).any():
-                    self.fates[row] = 0
+            self.uniform_ns[row, mode] = np.inf if step is None else step
+            self.simulated[row, mode] = True
+            if self.problem.space.kind == "uniform":
+                self._decide(row)
             self._note()
+
+    def _decide(self, row: int) -> None:
+        """Bound and fate of a layout of the uniform space from its plans."""
+        best = int(self.uniform_ns[row].argmin())
+        self.bounds_ns[row] = self.uniform_ns[row, best]
+        if not np.isfinite(self.bounds_ns[row]):
+            self.fates[row] = FATES.index("does_not_fit")
+        elif self.simulated[row, best]:
+            self.fates[row] = FATES.index("solved")
 
     def _costs(self, row: int) -> LayoutCosts:
         """Constants of one layout, from a block computed together with its neighbours in the visiting order."""
         if row not in self.block:
-            rows = self._next_rows(row)
+            rows = np.array([row])
+            ahead = np.flatnonzero(self.queue == row)
+            if len(ahead):
+                rows = np.unique(self.queue[ahead[0] : ahead[0] + BLOCK])
             costs = layout_costs(self.problem, self.space.columns.take(rows))
             self.block = {int(number): (costs, place) for place, number in enumerate(rows)}
         costs, place = self.block[row]
         return costs.at(place)
-
-    def _next_rows(self, row: int) -> npt.NDArray[np.int64]:
-        order = np.argsort(self.values(), kind="stable")
-        start = int(np.flatnonzero(order == row)[0])
-        return order[start : start + BLOCK]
 
     def _simulate(self, row: int, mode: str) -> int | None:
         """Exact step time of a uniform plan, offered as incumbent; None if it does not fit."""
@@ -234,7 +273,8 @@ class Search:
         """Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
         left in full."""
         for deep in (False, True):
-            for row in self._by_value(self.values()):
+            self.queue = self._by_value(self.candidates, self.values(self.candidates))
+            for row in self.queue.tolist():
                 if self.bounds_ns[row] * self.weights[row] >= self._threshold():
                     continue
                 if self.solver.out_of_time():
@@ -254,6 +294,8 @@ class Search:
             self.fates[row] = FATES.index("does_not_fit")
         if resolution.plan is not None and resolution.step_time_ns is not None:
             self._offer(row, resolution.step_time_ns, resolution.plan)
+        if deep and resolution.fate == "open" and self.bounds_ns[row] * self.weights[row] >= self._threshold():
+            self.fates[row] = FATES.index("solved")
         self._note()
 
 

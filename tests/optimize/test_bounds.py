@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from milpplan import Layout, Plan, load_hardware, load_model, simulate
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
-from milpplan.optimize.bounds import layout_bounds
+from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.problem import Job, Problem, Space
@@ -61,6 +61,7 @@ def assert_bounds_hold(problem: Problem, plan: Plan) -> None:
     bounds = layout_bounds(tight, columns, layout_costs(tight, columns))
     assert bounds.memory_bytes[0] <= report.peak_memory_bytes
     assert bounds.step_time_ns[0] <= report.step_time_ns
+    assert compute_bounds(tight, columns)[0] <= report.step_time_ns
 
 
 @given(problems())
@@ -69,8 +70,10 @@ def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
     """No plan of a small problem that fits is faster, and none is smaller, than its layout's bounds."""
     columns = layout_space(problem).columns
     bounds = layout_bounds(problem, columns, layout_costs(problem, columns))
+    compute_ns = compute_bounds(problem, columns)
     for row in range(len(columns)):
         plans = costed_plans(problem, columns.at(row))
+        assert compute_ns[row] <= plans.step_time_ns.min()
         assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
         fits = plans.peak_bytes <= usable_memory_bytes(problem)
         if fits.any():
@@ -149,6 +152,19 @@ def test_free_bounds_are_below_uniform_plans(problem: Problem) -> None:
             report = simulate(problem, uniform_plan(problem, layout, mode))
             assert bounds.memory_bytes[row] <= report.peak_memory_bytes
             assert not report.fits or bounds.step_time_ns[row] <= report.step_time_ns
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_compute_bounds_are_near_what_compute_takes(name: str) -> None:
+    """The bound without memory is no formality: with memory for anything, a uniform plan comes within a quarter."""
+    problem = with_memory(real_problem(name), 2**50)
+    problem = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
+    columns = layout_space(problem).columns
+    bounds = compute_bounds(problem, columns)
+    least = np.argsort(bounds, kind="stable")[:2000]
+    part = columns.take(least)
+    uniform = uniform_bounds(problem, part, layout_costs(problem, part)).step_time_ns
+    assert (uniform.min(axis=1) / bounds[least]).min() < 1.25
 
 
 def test_bounds_do_not_depend_on_company() -> None:
