@@ -32,6 +32,16 @@ ALLOWED = {
     "milpplan.costs": (*BASE, "milpplan.specs", "milpplan.costs"),
     "milpplan.optimize": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize"),
     "milpplan.exporters": (*BASE, "milpplan.specs", "milpplan.exporters"),
+    "milpplan.validation": (
+        *BASE,
+        "milpplan.specs",
+        "milpplan.costs",
+        "milpplan.presets",
+        "milpplan.reports.files",
+        "milpplan.reports.terminal",
+        "milpplan.version",
+        "milpplan.validation",
+    ),
     "milpplan.reports": (
         *BASE,
         "milpplan.specs",

@@ -116,6 +116,28 @@ def simulate(
     raise typer.Exit(int(solving.simulate_file(plan, as_json)))
 
 
+@app.command()
+def validate(
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            "--runs",
+            metavar="FILE",
+            help="Measured runs as JSON, plain or gzipped.",
+            show_default="published runs",
+        ),
+    ] = None,
+    as_json: o.AsJson = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Write figures (SVG) into this directory.")
+    ] = None,
+) -> None:
+    """Compare the simulator with measured training runs: step time, memory, and the order of layouts."""
+    from milpplan.cli import validate as validation
+
+    raise typer.Exit(int(validation.run(runs, as_json, plot)))
+
+
 @app.command("list")
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
     """List the models or the hardware that ship with milpplan."""

@@ -55,7 +55,8 @@ def read_text(path: Path) -> str:
         raise InvalidInputError(f"{path} cannot be read: {reason}.", "Expected a text file.", do) from error
 
 
-def _whole_or_float(text: str) -> int | float:
+def whole_or_float(text: str) -> int | float:
+    """A number's text as an integer where its value is whole, such as ``80e9``."""
     value = float(text)
     return int(value) if abs(value) <= _EXACT_FLOAT_INTEGER and value.is_integer() else value
 
@@ -63,7 +64,7 @@ def _whole_or_float(text: str) -> int | float:
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The table of a TOML text; ``source`` names it in messages."""
     try:
-        return tomllib.loads(text, parse_float=_whole_or_float)
+        return tomllib.loads(text, parse_float=whole_or_float)
     except (ValueError, RecursionError) as error:
         raise _unparsable(source, "TOML", error) from error
 
@@ -71,7 +72,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 def parse_json(text: str, source: str) -> dict[str, Any]:
     """The object of a JSON text; ``source`` names it in messages."""
     try:
-        data = json.loads(text, parse_float=_whole_or_float)
+        data = json.loads(text, parse_float=whole_or_float)
     except (ValueError, RecursionError) as error:
         raise _unparsable(source, "JSON", error) from error
     if not isinstance(data, dict):

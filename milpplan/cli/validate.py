@@ -1,0 +1,49 @@
+"""Predictions against measured runs as a command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
+from milpplan.cli.solving import within_range
+from milpplan.validation.comparison import Validation, compare
+from milpplan.validation.document import document_text
+from milpplan.validation.figures import write_figures
+from milpplan.validation.reading import RunFile, read_runs
+from milpplan.validation.summary import summarise
+from milpplan.validation.tables import report
+
+MAX_TOLD = 20
+"""Most rejected records that are told one by one."""
+
+
+def run(runs: Path | None, as_json: bool, plot: Path | None) -> ExitCode:
+    """Compare, print, draw; bad input where a record was rejected, although the others are reported."""
+    file = read_runs(runs)
+    for error in file.rejected[:MAX_TOLD]:
+        say_error(error)
+    if len(file.rejected) > MAX_TOLD:
+        say(f"and {len(file.rejected) - MAX_TOLD} more records were rejected.")
+    with within_range():
+        validation = _compared(file)
+    summary = summarise(validation)
+    if as_json:
+        emit(document_text(validation, summary))
+    else:
+        show(report(validation, summary))
+    if plot is not None:
+        for path in write_figures(validation, plot):
+            say(f"Written to {path}.")
+    return ExitCode.BAD_INPUT if file.rejected else ExitCode.OPTIMAL
+
+
+def _compared(file: RunFile) -> Validation:
+    """The comparison, with a bar on a terminal."""
+    console = Console(file=sys.stderr)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulating", total=len(file.runs))
+        return compare(file, lambda done: progress.update(task, completed=done))

@@ -1,0 +1,1 @@
+"""The simulator against published, measured training runs."""

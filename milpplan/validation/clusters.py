@@ -1,0 +1,92 @@
+"""Which hardware description stands for the cluster of a run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from milpplan.presets.catalog import load_hardware
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.units import GIB
+from milpplan.validation.records import Cluster
+from milpplan.validation.unstated import UnstatedError
+
+PRESETS: Final = {
+    "a100": "dgx-a100-80",
+    "a100-sxm4": "dgx-a100-80",
+    "h100": "dgx-h100",
+    "h100-sxm": "dgx-h100",
+    "h200": "dgx-h200",
+    "b200": "dgx-b200",
+    "gb200": "gb200-nvl72",
+    "mi300x": "mi300x",
+    "l40s": "l40s",
+    "rtx4090": "rtx4090",
+    "rtx 4090": "rtx4090",
+}
+GENERATIONS: Final = {
+    "dgx-a100-40": "Ampere",
+    "dgx-a100-80": "Ampere",
+    "rtx4090": "Ada",
+    "l40s": "Ada",
+    "dgx-h100": "Hopper",
+    "dgx-h200": "Hopper",
+    "dgx-b200": "Blackwell",
+    "gb200-nvl72": "Blackwell",
+    "mi300x": "CDNA 3",
+}
+NETWORKS: Final = (
+    ("4x omni-path per node", 4 * 12.5e9 / 8, "4 Omni-Path links of 100 Gb/s a node"),
+    ("4x 100 gb/s roce per node", 4 * 12.5e9 / 8, "4 RoCE links of 100 Gb/s a node"),
+    ("1600 gbps node-node", 200e9 / 8, "1600 Gb/s a node"),
+)
+"""Words of the source's interconnect, bytes/s a GPU and direction that they mean, and how it is told."""
+_MEMORY_TOLERANCE: Final = 0.08
+"""GB or GiB, and what the driver keeps: differences below this are not another product."""
+
+
+def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
+    """The description, and what was assumed to choose it.
+
+    Raises:
+        UnstatedError: no description of this accelerator ships with milpplan.
+    """
+    gpu = cluster.gpu.strip().lower()
+    name = PRESETS.get(gpu)
+    if name is None:
+        raise UnstatedError(f"no hardware description for {cluster.gpu}")
+    memory = cluster.gpu_mem_GB
+    if name == "dgx-a100-80" and memory is not None and memory <= 40:
+        name = "dgx-a100-40"
+    spec, told = _preset(name), []
+    if memory is not None and abs(memory * 1e9 / spec.accelerator.memory_bytes - 1) > 2 * _MEMORY_TOLERANCE:
+        usable = int(memory * GIB * (1 - _MEMORY_TOLERANCE / 4))
+        told.append(f"{name} with {memory:g} GB of memory; speed as in the description")
+        accelerator = spec.accelerator.model_copy(update={"memory_bytes": usable})
+        spec = spec.model_copy(update={"accelerator": accelerator})
+    spec, network = _with_network(spec, cluster.interconnect)
+    nodes_differ = cluster.gpus_per_node not in (None, spec.gpus_per_node)
+    if nodes_differ:
+        told.append(f"{cluster.gpus_per_node} GPUs a node in the source, {spec.gpus_per_node} in {name}")
+    return spec, told + network
+
+
+def _with_network(spec: HardwareSpec, interconnect: str | None) -> tuple[HardwareSpec, list[str]]:
+    words = (interconnect or "").lower()
+    for known, bytes_per_s, text in NETWORKS:
+        if known in words:
+            out = spec.scale_out.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
+            return spec.model_copy(update={"scale_out": out}), [f"network of {text}, latencies of {spec.name}"]
+    if interconnect is None:
+        return spec, [f"network between nodes as {spec.name} ({spec.scale_out.name})"]
+    return spec, []
+
+
+def generation_of(spec: HardwareSpec) -> str:
+    """The architecture's name, for summaries."""
+    return GENERATIONS.get(spec.name, spec.name)
+
+
+@lru_cache(maxsize=32)
+def _preset(name: str) -> HardwareSpec:
+    return load_hardware(name)

@@ -1,0 +1,131 @@
+"""Simulate every run that can be stated and put the prediction beside the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from milpplan.costs.report import StepReport
+from milpplan.costs.simulator import simulate
+from milpplan.specs.model import MixtureOfExperts
+from milpplan.validation.clusters import generation_of
+from milpplan.validation.frameworks import framework_of
+from milpplan.validation.measures import (
+    MemoryMeasure,
+    StepMeasure,
+    memory_measure,
+    predicted_memory,
+    rates,
+    step_measure,
+)
+from milpplan.validation.reading import RunFile
+from milpplan.validation.records import Run
+from milpplan.validation.statement import Statement, state
+from milpplan.validation.unstated import UnstatedError
+
+UNSCORED_FLAGS = frozenset({"old_pp_engine", "conflicting_reruns", "modified_model", "heterogeneous_stages"})
+"""Flags of runs that say nothing about the model: another engine, contradictory reruns, another model."""
+OOM_FLAGS = UNSCORED_FLAGS | {"success_with_oom_flag"}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One run: predicted beside measured. Times in seconds, memory in bytes."""
+
+    run: Run
+    statement: Statement
+    report: StepReport
+    step: StepMeasure | None
+    memory: MemoryMeasure | None
+
+    @property
+    def error_fraction(self) -> float | None:
+        """Predicted over measured step time, minus 1: negative where the prediction is too fast."""
+        return None if self.step is None else self.report.step_time_s / self.step.step_time_s - 1
+
+    @property
+    def predicted_memory_bytes(self) -> float:
+        """Predicted peak of the rank and kind that was measured; of the fullest rank if none was."""
+        if self.memory is None:
+            return float(self.report.peak_memory_bytes)
+        return predicted_memory(self.report, self.statement.problem, self.memory)
+
+    @property
+    def memory_error_fraction(self) -> float | None:
+        """Predicted over measured peak memory, minus 1."""
+        return None if self.memory is None else self.predicted_memory_bytes / self.memory.peak_bytes - 1
+
+    @property
+    def scored(self) -> bool:
+        """Whether the run counts for accuracy: complete, measured, nothing wrong with it."""
+        return self.step is not None and self.run.grade == "A" and not UNSCORED_FLAGS & set(self.run.flags)
+
+    @property
+    def decides_fit(self) -> bool:
+        """Whether it says if the plan fits: it ran, or ran out of memory."""
+        return self.run.measured.status in ("ok", "oom") and not OOM_FLAGS & set(self.run.flags)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has routed experts."""
+        return any(isinstance(kind.mlp, MixtureOfExperts) for kind in self.statement.problem.model.layers)
+
+    @property
+    def generation(self) -> str:
+        """The accelerator's architecture."""
+        return generation_of(self.statement.problem.hardware)
+
+    @property
+    def predicted_rates(self) -> dict[str, float]:
+        """Rates of the predicted step in the source's way of counting."""
+        return rates(self.statement, self.report.step_time_s, framework_of(self.run.group).flops)
+
+
+@dataclass(frozen=True, slots=True)
+class Unstated:
+    """A run that was not simulated, and why."""
+
+    run: Run
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All runs of a file, compared or not."""
+
+    comparisons: tuple[Comparison, ...]
+    unstated: tuple[Unstated, ...]
+    rejected: tuple[str, ...]
+
+
+def compare(file: RunFile, progress: Callable[[int], None] | None = None) -> Validation:
+    """Every run of a file; ``progress`` is called with the number of runs done."""
+    comparisons, unstated = [], []
+    for done, run in enumerate(file.runs, start=1):
+        try:
+            comparisons.append(compare_run(run, file.unknown.get(run.id, ())))
+        except UnstatedError as error:
+            unstated.append(Unstated(run, str(error)))
+        except (ArithmeticError, MemoryError) as error:
+            unstated.append(Unstated(run, f"its numbers are beyond what can be computed: {error}"))
+        if progress is not None:
+            progress(done)
+    return Validation(tuple(comparisons), tuple(unstated), tuple(str(error) for error in file.rejected))
+
+
+def compare_run(run: Run, unknown: tuple[str, ...] = ()) -> Comparison:
+    """Simulate one run.
+
+    Raises:
+        UnstatedError: it cannot be stated as a problem and a plan.
+    """
+    statement = state(run, unknown)
+    report = simulate(statement.problem, statement.plan)
+    if report.step_time_ns <= 0 or report.peak_memory_bytes < 0:
+        raise UnstatedError("its numbers leave the range of 64-bit integers")
+    return Comparison(run, statement, report, step_measure(run, statement), memory_measure(run, statement))
+
+
+def scored(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Those that count for accuracy."""
+    return [comparison for comparison in comparisons if comparison.scored]

@@ -1,0 +1,135 @@
+"""The one JSON document of ``milpplan validate --json``; SI units, errors as fractions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any, Final
+
+from milpplan.validation.comparison import Comparison, Unstated, Validation
+from milpplan.validation.families import Family
+from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summary
+from milpplan.version import __version__
+
+SCHEMA_VERSION: Final = 1
+
+
+def document_text(validation: Validation, summary: Summary) -> str:
+    """The document as text, ending in a newline."""
+    return json.dumps(document(validation, summary), indent=1, allow_nan=False) + "\n"
+
+
+def document(validation: Validation, summary: Summary) -> dict[str, Any]:
+    """Every run, compared or not, and the figures of accuracy."""
+    runs = [_compared(one) for one in validation.comparisons] + [_unstated(one) for one in validation.unstated]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "milpplan_version": __version__,
+        "runs": runs,
+        "rejected": list(validation.rejected),
+        "summary": summary_document(summary),
+    }
+
+
+def summary_document(summary: Summary) -> dict[str, Any]:
+    """The figures. The three plain ones are over the sources of scored dense runs."""
+    dense = summary.dense
+    return {
+        "mean_abs_error": dense.mean_abs_error if dense else None,
+        "median_abs_error": dense.median_abs_error if dense else None,
+        "max_abs_error": dense.max_abs_error if dense else None,
+        "dense": _plain(dense),
+        "moe": _plain(summary.moe),
+        "korthikanti_table_5": _plain(summary.korthikanti),
+        "by_source": {source.group: _source(source) for source in summary.sources},
+        "by_generation": {
+            name: {part: _plain(errors) for part, errors in parts.items()}
+            for name, parts in summary.by_generation.items()
+        },
+        "oom_accuracy": summary.fit.accuracy if summary.fit else None,
+        "oom": _fit(summary.fit),
+        "oom_by_source": {group: _fit(fit) for group, fit in summary.fit_by_source.items()},
+        "memory": {kind: _plain(errors) for kind, errors in summary.memory.items()},
+        "memory_by_source": {group: _plain(errors) for group, errors in summary.memory_by_source.items()},
+        "sweeps": [asdict(sweep) for sweep in summary.sweeps],
+        "families": [_family(family) for family in summary.families],
+    }
+
+
+def _source(source: Source) -> dict[str, Any]:
+    return {
+        "num_runs": source.num_runs,
+        "num_simulated": source.num_simulated,
+        "timed": _plain(source.timed),
+        "scored": _plain(source.scored),
+    }
+
+
+def _fit(fit: Fit | None) -> dict[str, Any] | None:
+    if fit is None:
+        return None
+    return asdict(fit) | {"accuracy": fit.accuracy, "precision": fit.precision, "recall": fit.recall}
+
+
+def _family(family: Family) -> dict[str, Any]:
+    return asdict(family) | {"slope_error_fraction": family.slope_error_fraction}
+
+
+def _plain(errors: Errors | GroupedErrors | None) -> dict[str, Any] | None:
+    return None if errors is None else asdict(errors)
+
+
+def _compared(one: Comparison) -> dict[str, Any]:
+    run, report, memory = one.run, one.report, one.memory
+    layout = one.statement.plan.layout
+    return {
+        "id": run.id,
+        "group": run.group,
+        "sweep_id": run.sweep_id,
+        "grade": run.grade,
+        "flags": list(run.flags),
+        "model": run.model.name,
+        "hardware": one.statement.problem.hardware.name,
+        "layout": layout.model_dump(mode="json"),
+        "scored": one.scored,
+        "moe": one.has_experts,
+        "measured": {
+            "status": run.measured.status,
+            "step_time_s": one.step.step_time_s if one.step else None,
+            "from": one.step.how if one.step else None,
+            "peak_memory_bytes": memory.peak_bytes if memory else None,
+            "memory_kind": memory.kind if memory else None,
+            "memory_stage": memory.stage if memory else None,
+        },
+        "predicted": {
+            "step_time_s": report.step_time_s,
+            "peak_memory_bytes": one.predicted_memory_bytes,
+            "fits": report.fits,
+            "mfu": report.mfu,
+            "breakdown_s": report.breakdown_s,
+            **one.predicted_rates,
+        },
+        "error_fraction": one.error_fraction,
+        "memory_error_fraction": one.memory_error_fraction,
+        "assumptions": list(one.statement.assumptions),
+        "not_simulated": None,
+    }
+
+
+def _unstated(one: Unstated) -> dict[str, Any]:
+    run = one.run
+    return {
+        "id": run.id,
+        "group": run.group,
+        "sweep_id": run.sweep_id,
+        "grade": run.grade,
+        "flags": list(run.flags),
+        "model": run.model.name,
+        "scored": False,
+        "measured": {"status": run.measured.status, "step_time_s": run.measured.step_time_s},
+        "predicted": None,
+        "error_fraction": None,
+        "memory_error_fraction": None,
+        "assumptions": [],
+        "not_simulated": one.reason,
+    }

@@ -1,0 +1,122 @@
+"""Families of runs that differ in one number only: slope and intercept, measured and predicted apart.
+
+An error of the slope says that work is priced wrongly, an error of the intercept that what happens once is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.specs.plan import Layout
+from milpplan.validation.comparison import UNSCORED_FLAGS, Comparison
+
+MIN_POINTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """step time = intercept_s + slope_s * x, least squares."""
+
+    slope_s: float
+    intercept_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Runs in which only ``varies`` differs, over ``values`` (ascending)."""
+
+    varies: str
+    group: str
+    ids: tuple[str, ...]
+    values: tuple[float, ...]
+    measured: Line
+    predicted: Line
+
+    @property
+    def slope_error_fraction(self) -> float | None:
+        """Predicted over measured slope, minus 1; None where the measured one is not positive."""
+        return self.predicted.slope_s / self.measured.slope_s - 1 if self.measured.slope_s > 0 else None
+
+
+def fitted(values: Sequence[float], times_s: Sequence[float]) -> Line:
+    """The least-squares line of step times (seconds) over values that are not all equal."""
+    slope, intercept = np.polyfit(np.asarray(values, dtype=np.float64), np.asarray(times_s, dtype=np.float64), 1)
+    return Line(float(slope), float(intercept))
+
+
+def families(comparisons: Sequence[Comparison]) -> list[Family]:
+    """Every family with three or more different values."""
+    found: list[Family] = []
+    for varies, (value, same) in _KINDS.items():
+        groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
+        for one in comparisons:
+            if one.step is not None and not UNSCORED_FLAGS & set(one.run.flags):
+                groups[(one.run.group, one.run.source, *_shared(one), *same(one))].append(one)
+        large = [members for members in groups.values() if len({value(one) for one in members}) >= MIN_POINTS]
+        found += [_family(varies, value, members) for members in large]
+    return found
+
+
+def _family(varies: str, value: Callable[[Comparison], int], members: list[Comparison]) -> Family:
+    members.sort(key=lambda one: (value(one), one.run.id))
+    values = [float(value(one)) for one in members]
+    measured = [one.step.step_time_s for one in members if one.step is not None]
+    return Family(
+        varies,
+        members[0].run.group,
+        tuple(one.run.id for one in members),
+        tuple(values),
+        fitted(values, measured),
+        fitted(values, [one.report.step_time_s for one in members]),
+    )
+
+
+def _layout_without(layout: Layout, *names: str) -> tuple[object, ...]:
+    return tuple(getattr(layout, name) for name in Layout.model_fields if name not in names)
+
+
+def _shared(one: Comparison) -> tuple[object, ...]:
+    """What the members of every kind of family share."""
+    problem, run = one.statement.problem, one.run
+    job = problem.job
+    return (
+        problem.hardware,
+        run.parallel.recompute,
+        run.parallel.schedule,
+        run.parallel.precision,
+        str(run.parallel.noted("attention_kernel")),
+        str(run.parallel.noted("measurement_era")),
+        str(run.parallel.noted("mode")),
+        str(run.parallel.noted("mp_mode")),
+        str(run.parallel.noted("zero1_group")),
+        job.sequence_length,
+        job.precision,
+    )
+
+
+def _same_but_micro_batches(one: Comparison) -> tuple[object, ...]:
+    return one.statement.problem.model, _layout_without(one.statement.plan.layout, "global_batch_size")
+
+
+def _same_but_layers(one: Comparison) -> tuple[object, ...]:
+    model = one.statement.problem.model
+    dims = (model.hidden_size, model.vocab_size, model.kinds)
+    return dims, _layout_without(one.statement.plan.layout)
+
+
+def _same_but_gpus(one: Comparison) -> tuple[object, ...]:
+    """Weak scaling: more replicas, each with the same number of micro-batches."""
+    layout = one.statement.plan.layout
+    model = one.statement.problem.model
+    return model, layout.num_micro_batches, _layout_without(layout, "global_batch_size", "dp", "ep")
+
+
+_KINDS: dict[str, tuple[Callable[[Comparison], int], Callable[[Comparison], tuple[object, ...]]]] = {
+    "micro_batches": (lambda one: one.statement.plan.layout.num_micro_batches, _same_but_micro_batches),
+    "layers": (lambda one: one.statement.problem.model.num_layers, _same_but_layers),
+    "gpus": (lambda one: one.statement.plan.layout.num_gpus, _same_but_gpus),
+}

@@ -1,0 +1,147 @@
+"""Does milpplan put the layouts of a sweep in the right order, and is its first choice a good one?
+
+A sweep is cut into runs that really compete: same model, GPUs, global batch, sequence length and precision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+
+from milpplan.validation.comparison import UNSCORED_FLAGS, Comparison
+
+_RECOMPUTE_ORDER = {"none": 0, "selective": 1, "full": 2, None: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One sweep. Regrets are measured time of a choice over the best measured time, minus 1.
+
+    ``regret``: of the layout that milpplan predicts to be the fastest of those that ran.
+    ``pick_regret``: of the first layout in milpplan's order that runs, trying only layouts that it predicts
+    to fit, after ``failed_trials`` that ran out of memory; None if it predicts that nothing fits.
+    ``rule_regret``: of the rule "least model parallelism that fits" (mean over ties), then least recompute.
+    ``random_regret``: mean over all that ran.
+    """
+
+    id: str
+    group: str
+    num_ok: int
+    num_oom: int
+    kendall_tau: float | None
+    regret: float
+    pick_regret: float | None
+    failed_trials: int
+    rule_regret: float
+    random_regret: float
+    best_id: str
+    first_id: str
+
+
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Kendall's tau-b of two rankings, None where one of them is constant.
+
+    (concordant - discordant) / sqrt(pairs not tied in the first * pairs not tied in the second).
+    Source: Kendall 1945, "The treatment of ties in ranking problems".
+    """
+    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    signs_x = np.sign(x[:, None] - x[None, :])
+    signs_y = np.sign(y[:, None] - y[None, :])
+    untied = float(np.abs(signs_x).sum()) * float(np.abs(signs_y).sum())
+    return float((signs_x * signs_y).sum() / np.sqrt(untied)) if untied else None
+
+
+def sweeps(comparisons: Sequence[Comparison]) -> list[Sweep]:
+    """Every sweep with at least two runs that finished."""
+    groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
+    for one in comparisons:
+        if one.run.sweep_id is None or UNSCORED_FLAGS & set(one.run.flags):
+            continue
+        if one.run.measured.status == "oom" or one.step is not None:
+            groups[_competition(one)].append(one)
+    found = []
+    for members in groups.values():
+        ran = [one for one in members if one.step is not None]
+        if len({_layout_key(one) for one in ran}) > 1:
+            found.append(_sweep(members, ran))
+    return _named_apart(sorted(found, key=lambda sweep: (sweep.id, -sweep.num_ok)))
+
+
+def _named_apart(found: Sequence[Sweep]) -> list[Sweep]:
+    """Parts of one sweep that differ in the model or the precision only get a number."""
+    seen: Counter[str] = Counter()
+    named = []
+    for sweep in found:
+        seen[sweep.id] += 1
+        times = seen[sweep.id]
+        named.append(sweep if times == 1 else replace(sweep, id=f"{sweep.id} [{times}]"))
+    return named
+
+
+def _competition(one: Comparison) -> tuple[object, ...]:
+    """What runs must share to compete."""
+    problem, layout = one.statement.problem, one.statement.plan.layout
+    return (
+        one.run.group,
+        one.run.sweep_id,
+        problem.model,
+        problem.hardware.name,
+        problem.job.precision,
+        problem.job.sequence_length,
+        layout.num_gpus,
+        layout.global_batch_size,
+    )
+
+
+def _layout_key(one: Comparison) -> tuple[object, ...]:
+    return one.statement.plan, one.statement.problem.job.attention_kernel
+
+
+def _time(one: Comparison) -> float:
+    assert one.step is not None
+    return one.step.step_time_s
+
+
+def _predicted(one: Comparison) -> float:
+    return one.report.step_time_s
+
+
+def _sweep(members: Sequence[Comparison], ran: Sequence[Comparison]) -> Sweep:
+    best = min(ran, key=_time)
+    first = min(ran, key=_predicted)
+    pick, failed = _pick(members)
+    run, layout = best.run, best.statement.plan.layout
+    least = min(_model_parallelism(one) for one in ran)
+    by_rule = [_time(one) for one in ran if _model_parallelism(one) == least]
+    return Sweep(
+        id=f"{run.sweep_id} ({layout.num_gpus} GPUs, batch {layout.global_batch_size})",
+        group=run.group,
+        num_ok=len(ran),
+        num_oom=len(members) - len(ran),
+        kendall_tau=kendall_tau([_predicted(one) for one in ran], [_time(one) for one in ran]),
+        regret=_time(first) / _time(best) - 1,
+        pick_regret=None if pick is None else _time(pick) / _time(best) - 1,
+        failed_trials=failed,
+        rule_regret=fmean(by_rule) / _time(best) - 1,
+        random_regret=fmean(_time(one) for one in ran) / _time(best) - 1,
+        best_id=run.id,
+        first_id=first.run.id,
+    )
+
+
+def _pick(members: Sequence[Comparison]) -> tuple[Comparison | None, int]:
+    failed = 0
+    for one in sorted((one for one in members if one.report.fits), key=_predicted):
+        if one.step is not None:
+            return one, failed
+        failed += 1
+    return None, failed
+
+
+def _model_parallelism(one: Comparison) -> tuple[int, int]:
+    layout = one.statement.plan.layout
+    return layout.tp * layout.pp * layout.cp, _RECOMPUTE_ORDER[one.run.parallel.recompute]

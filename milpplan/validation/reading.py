@@ -1,0 +1,137 @@
+"""From a file of measured runs to records; a wrong record is told and left out, the others stay."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from milpplan.errors import InvalidInputError
+from milpplan.specs.reading import shown, validated, whole_or_float
+from milpplan.units import MIB
+from milpplan.validation.records import Cluster, Measured, ModelDims, Parallel, Run
+
+MAX_FILE_BYTES: Final = 64 * MIB
+MAX_TEXT_BYTES: Final = 256 * MIB
+"""Most bytes of a file, and of what a compressed one unpacks to."""
+MAX_RUNS: Final = 200_000
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_DO = "Give a JSON file of runs, plain or gzipped, as described in docs/validation.md."
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "": Run,
+    "model": ModelDims,
+    "hardware": Cluster,
+    "parallel": Parallel,
+    "measured": Measured,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """Records of one or more files.
+
+    ``unknown`` maps the id of a run to the fields of it that were ignored; ``rejected`` are the records that
+    could not be read, each with its reason.
+    """
+
+    runs: tuple[Run, ...]
+    unknown: dict[str, tuple[str, ...]]
+    rejected: tuple[InvalidInputError, ...]
+
+
+def read_runs(path: Path | None) -> RunFile:
+    """The runs of a file, or without one the published runs that ship with milpplan.
+
+    Raises:
+        InvalidInputError: the file cannot be read, is no JSON, or is no list of records.
+    """
+    files = [(path, str(path))] if path is not None else [(entry, entry.name) for entry in shipped_files()]
+    runs: dict[str, Run] = {}
+    unknown: dict[str, tuple[str, ...]] = {}
+    rejected: list[InvalidInputError] = []
+    for file, name in files:
+        for source, data in _records(_text(file, name), name):
+            try:
+                run = validated(Run, data, source)
+                _refuse_second(run, runs, source)
+            except InvalidInputError as error:
+                rejected.append(InvalidInputError(error.seen, error.expected, "Correct or remove the record."))
+                continue
+            runs[run.id] = run
+            ignored = tuple(_unknown_fields(data))
+            if ignored:
+                unknown[run.id] = ignored
+    return RunFile(tuple(runs.values()), unknown, tuple(rejected))
+
+
+def shipped_files() -> tuple[Traversable, ...]:
+    """The published runs: inside the installed package, else at the root of the source checkout."""
+    packaged: Traversable = resources.files("milpplan.presets") / "runs"
+    directory = packaged if packaged.is_dir() else _CHECKOUT / "runs"
+    found = [entry for entry in directory.iterdir() if entry.name.endswith((".json", ".json.gz"))]
+    return tuple(sorted(found, key=lambda entry: entry.name))
+
+
+def _refuse_second(run: Run, runs: dict[str, Run], source: str) -> None:
+    if run.id in runs:
+        raise InvalidInputError(
+            f"{source}: id {shown(run.id)} appears a second time.", "Expected ids to be unique."
+        )
+
+
+def _text(file: Path | Traversable, name: str) -> str:
+    """The text of a plain or gzipped file, its size checked before and while it unpacks."""
+    try:
+        if isinstance(file, Path) and not file.is_file():
+            raise InvalidInputError(f"{name} does not exist or is not a regular file.", "Expected a file.", _DO)
+        with file.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise _too_large(name, MAX_FILE_BYTES)
+        if data.startswith(_GZIP_MAGIC):
+            with file.open("rb") as stream, gzip.GzipFile(fileobj=stream) as unpacked:
+                data = unpacked.read(MAX_TEXT_BYTES + 1)
+            if len(data) > MAX_TEXT_BYTES:
+                raise _too_large(name, MAX_TEXT_BYTES)
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise InvalidInputError(f"{name} cannot be read: {reason}.", "Expected runs as JSON.", _DO) from error
+
+
+def _too_large(name: str, limit: int) -> InvalidInputError:
+    return InvalidInputError(
+        f"{name} holds more than {limit:,} bytes.", "Expected records of runs.", "Split the file."
+    )
+
+
+def _records(text: str, name: str) -> Iterator[tuple[str, object]]:
+    """Every record of a text with the words that name it in messages."""
+    try:
+        data = json.loads(text, parse_float=whole_or_float)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidInputError(f"{name} is not valid JSON: {reason}.", "Expected JSON.", _DO) from error
+    if not isinstance(data, list):
+        raise InvalidInputError(f"{name} holds {shown(data)}.", "Expected a list of records at its top.", _DO)
+    if len(data) > MAX_RUNS:
+        raise InvalidInputError(f"{name} holds {len(data):,} records.", f"Expected at most {MAX_RUNS:,}.", _DO)
+    for index, record in enumerate(data):
+        label = record.get("id") if isinstance(record, dict) else None
+        yield f"{name}, record {index} ({shown(label) if label is not None else 'no id'})", record
+
+
+def _unknown_fields(data: Any) -> Iterator[str]:
+    for section, record in _SECTIONS.items():
+        part = data[section] if section else data
+        yield from (f"{section}.{name}".lstrip(".") for name in part if name not in record.model_fields)

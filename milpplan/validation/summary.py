@@ -1,0 +1,222 @@
+"""From comparisons to the figures of accuracy: per source, per generation, and of memory, fit and ranking."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from milpplan.validation.comparison import Comparison, Validation, scored
+from milpplan.validation.families import Family, families
+from milpplan.validation.ranking import Sweep, sweeps
+
+KORTHIKANTI = "korthikanti-2022"
+"""The source of Korthikanti et al. 2022, table 5: the classical reference, shown in a row of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Errors of a set of runs, as fractions of the measured value; ``mean_error`` keeps the sign."""
+
+    num_runs: int
+    mean_error: float
+    mean_abs_error: float
+    median_abs_error: float
+    max_abs_error: float
+    worst_id: str
+
+    @staticmethod
+    def of(errors: Sequence[tuple[str, float]]) -> Errors | None:
+        """The figures of (id, error) pairs; None of none."""
+        if not errors:
+            return None
+        sizes = [abs(error) for _, error in errors]
+        worst = max(errors, key=lambda pair: abs(pair[1]))
+        return Errors(
+            len(errors),
+            fmean(error for _, error in errors),
+            fmean(sizes),
+            median(sizes),
+            max(sizes),
+            worst[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedErrors:
+    """Errors over sources: every source weighs the same, however many runs it has.
+
+    ``mean_abs_error`` and ``median_abs_error``: mean and median of the sources' mean absolute errors;
+    ``max_abs_error``: worst single run.
+    """
+
+    num_sources: int
+    num_runs: int
+    mean_error: float
+    mean_abs_error: float
+    median_abs_error: float
+    max_abs_error: float
+    worst_id: str
+
+    @staticmethod
+    def of(sources: Sequence[Errors]) -> GroupedErrors | None:
+        """The figures over sources; None of none."""
+        if not sources:
+            return None
+        worst = max(sources, key=lambda source: source.max_abs_error)
+        return GroupedErrors(
+            len(sources),
+            sum(source.num_runs for source in sources),
+            fmean(source.mean_error for source in sources),
+            fmean(source.mean_abs_error for source in sources),
+            median(source.mean_abs_error for source in sources),
+            worst.max_abs_error,
+            worst.worst_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One source: how many of its runs were simulated, and the errors of step time."""
+
+    group: str
+    num_runs: int
+    num_simulated: int
+    timed: Errors | None
+    """All runs with a measured time."""
+    scored: Errors | None
+    """Those that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Does a plan fit: prediction against what happened. Counts of runs; "positive" is out of memory."""
+
+    num_oom: int
+    num_ok: int
+    oom_predicted: int
+    """Of ``num_oom``, those predicted not to fit."""
+    ok_predicted: int
+    """Of ``num_ok``, those predicted to fit."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right predictions."""
+        return (self.oom_predicted + self.ok_predicted) / (self.num_oom + self.num_ok)
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the runs out of memory that were predicted so."""
+        return self.oom_predicted / self.num_oom if self.num_oom else None
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the runs predicted not to fit that did not."""
+        said = self.oom_predicted + self.num_ok - self.ok_predicted
+        return self.oom_predicted / said if said else None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All figures of accuracy. Generations and sources map names to errors of scored runs."""
+
+    sources: tuple[Source, ...]
+    dense: GroupedErrors | None
+    moe: GroupedErrors | None
+    by_generation: dict[str, dict[str, GroupedErrors | None]]
+    korthikanti: Errors | None
+    fit: Fit | None
+    fit_by_source: dict[str, Fit]
+    memory: dict[str, Errors | None]
+    memory_by_source: dict[str, Errors | None]
+    sweeps: tuple[Sweep, ...]
+    families: tuple[Family, ...]
+
+
+def summarise(validation: Validation) -> Summary:
+    """Every figure of a validation."""
+    all_runs = validation.comparisons
+    counted = scored(all_runs)
+    dense = [one for one in counted if not one.has_experts]
+    moe = [one for one in counted if one.has_experts]
+    deciding = [one for one in all_runs if one.decides_fit]
+    by_group = _by(deciding, lambda one: one.run.group)
+    generations = _by(counted, lambda one: one.generation)
+    return Summary(
+        sources=tuple(_sources(validation)),
+        dense=grouped(dense),
+        moe=grouped(moe),
+        by_generation={
+            name: {
+                "dense": grouped([one for one in runs if not one.has_experts]),
+                "moe": grouped([one for one in runs if one.has_experts]),
+            }
+            for name, runs in generations.items()
+        },
+        korthikanti=step_errors([one for one in counted if one.run.group == KORTHIKANTI]),
+        fit=_fit(deciding),
+        fit_by_source={group: fit for group, runs in by_group.items() if (fit := _fit(runs)) is not None},
+        memory={kind: memory_errors(_of_kind(all_runs, kind)) for kind in ("allocated", "reserved", "device")},
+        memory_by_source={
+            group: errors
+            for group, runs in _by(all_runs, lambda one: one.run.group).items()
+            if (errors := memory_errors(runs)) is not None
+        },
+        sweeps=tuple(sweeps(all_runs)),
+        families=tuple(families(all_runs)),
+    )
+
+
+def step_errors(runs: Sequence[Comparison]) -> Errors | None:
+    """Errors of step time."""
+    return Errors.of([(one.run.id, one.error_fraction) for one in runs if one.error_fraction is not None])
+
+
+def memory_errors(runs: Sequence[Comparison]) -> Errors | None:
+    """Errors of peak memory."""
+    usable = [one for one in runs if "old_pp_engine" not in one.run.flags]
+    pairs = [(one.run.id, one.memory_error_fraction) for one in usable]
+    return Errors.of([(name, error) for name, error in pairs if error is not None])
+
+
+def grouped(runs: Sequence[Comparison]) -> GroupedErrors | None:
+    """Errors of step time with every source weighing the same."""
+    errors = [step_errors(members) for members in _by(runs, lambda one: one.run.group).values()]
+    return GroupedErrors.of([one for one in errors if one is not None])
+
+
+def _sources(validation: Validation) -> list[Source]:
+    simulated = _by(validation.comparisons, lambda one: one.run.group)
+    others: dict[str, int] = defaultdict(int)
+    for one in validation.unstated:
+        others[one.run.group] += 1
+    return [
+        Source(
+            group,
+            len(runs := simulated.get(group, [])) + others.get(group, 0),
+            len(runs),
+            step_errors(runs),
+            step_errors(scored(runs)),
+        )
+        for group in sorted(set(simulated) | set(others))
+    ]
+
+
+def _of_kind(runs: Sequence[Comparison], kind: str) -> list[Comparison]:
+    return [one for one in runs if one.memory is not None and one.memory.kind == kind]
+
+
+def _fit(runs: Sequence[Comparison]) -> Fit | None:
+    if not runs:
+        return None
+    oom = [one for one in runs if one.run.measured.status == "oom"]
+    ran = [one for one in runs if one.run.measured.status == "ok"]
+    return Fit(len(oom), len(ran), sum(not o.report.fits for o in oom), sum(o.report.fits for o in ran))
+
+
+def _by(runs: Sequence[Comparison], key: Callable[[Comparison], str]) -> dict[str, list[Comparison]]:
+    groups: dict[str, list[Comparison]] = defaultdict(list)
+    for one in runs:
+        groups[key(one)].append(one)
+    return dict(sorted(groups.items()))

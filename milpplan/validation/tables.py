@@ -1,0 +1,202 @@
+"""The accuracy for people: tables of errors, fit, ranking, lines and what could not be simulated."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.reports.terminal import printable
+from milpplan.units import gap_text, percent_text, seconds_text
+from milpplan.validation.comparison import Validation
+from milpplan.validation.families import Family
+from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summary
+
+MAX_ROWS = 40
+"""Most rows of a table of single things; the rest is counted, and in the JSON document."""
+
+
+def report(validation: Validation, summary: Summary) -> RenderableType:
+    """Everything ``milpplan validate`` prints."""
+    parts: list[RenderableType] = [_headline(validation, summary), Text()]
+    for title, table in (
+        ("Step time by source (errors: predicted over measured, minus 1, in per cent)", _source_table(summary)),
+        (
+            "Step time by hardware generation (scored runs, per cent; every source weighs the same)",
+            _generations(summary),
+        ),
+        ("Memory (errors in per cent)", _memory_table(summary)),
+        ("Fits or runs out of memory (accuracy, precision and recall in per cent)", _fit_table(summary)),
+        ("Sweeps: order, and regret of the first choice in per cent", _sweep_table(summary)),
+        ("Slopes and intercepts (start) of the step time", _family_table(summary)),
+        ("Not simulated", _unstated_table(validation)),
+    ):
+        if table.row_count:
+            parts += [Text(title, style="bold"), table]
+    return Group(*parts)
+
+
+def _headline(validation: Validation, summary: Summary) -> Text:
+    lines = [
+        f"{len(validation.comparisons):,} runs simulated, {len(validation.unstated):,} not"
+        + (f", {len(validation.rejected):,} records rejected" if validation.rejected else "")
+    ]
+    for name, errors in (("dense", summary.dense), ("mixture of experts", summary.moe)):
+        if errors is not None:
+            lines.append(
+                f"{name}: mean absolute error of the step time {percent_text(errors.mean_abs_error)} over "
+                f"{errors.num_sources} sources ({errors.num_runs:,} scored runs), worst run "
+                f"{percent_text(errors.max_abs_error)}"
+            )
+    return Text("\n".join(lines))
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, column in enumerate(columns):
+        kept = index >= left or (index > 0 and column != "reason")
+        table.add_column(column, justify="left" if index < left else "right", overflow="fold", no_wrap=kept)
+    return table
+
+
+def _signed(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{'+' if fraction >= 0 else '-'}{_bare(abs(fraction))}"
+
+
+def _bare(fraction: float) -> str:
+    """Per cent without the sign, for columns whose title says so."""
+    return percent_text(fraction).removesuffix(" %")
+
+
+def _share(fraction: float | None) -> str:
+    return "-" if fraction is None else _bare(fraction)
+
+
+def _figures(errors: Errors | GroupedErrors | None) -> tuple[str, ...]:
+    if errors is None:
+        return ("0", "-", "-", "-", "-")
+    return (
+        f"{errors.num_runs:,}",
+        _signed(errors.mean_error),
+        _bare(errors.mean_abs_error),
+        _bare(errors.median_abs_error),
+        _bare(errors.max_abs_error),
+    )
+
+
+def _source_table(summary: Summary) -> Table:
+    table = _table("source", "runs", "stated", "timed", "mean", "scored", "mean", "abs", "median", "worst")
+    for source in summary.sources:
+        table.add_row(*_source_row(source, source.group))
+    if summary.korthikanti is not None:
+        table.add_section()
+        table.add_row("Korthikanti et al., table 5", "", "", "", "", *_figures(summary.korthikanti))
+    return table
+
+
+def _source_row(source: Source, name: str) -> tuple[str, ...]:
+    timed = source.timed
+    return (
+        printable(name),
+        f"{source.num_runs:,}",
+        f"{source.num_simulated:,}",
+        f"{timed.num_runs:,}" if timed else "0",
+        _signed(timed.mean_error if timed else None),
+        *_figures(source.scored),
+    )
+
+
+def _generations(summary: Summary) -> Table:
+    table = _table("generation", "models", "sources", "runs", "mean", "abs", "median", "worst", left=2)
+    for name, parts in summary.by_generation.items():
+        for part, errors in parts.items():
+            if errors is not None:
+                table.add_row(printable(name), part, f"{errors.num_sources}", *_figures(errors))
+    return table
+
+
+def _memory_table(summary: Summary) -> Table:
+    table = _table("source", "runs", "mean", "abs", "median", "worst")
+    for kind, errors in summary.memory.items():
+        if errors is not None:
+            table.add_row(f"all, {kind}", *_figures(errors))
+    for group, errors in summary.memory_by_source.items():
+        table.add_row(printable(group), *_figures(errors))
+    return table
+
+
+def _fit_table(summary: Summary) -> Table:
+    table = _table("source", "ran", "predicted", "out of memory", "predicted", "accuracy", "precision", "recall")
+    if summary.fit is not None:
+        table.add_row("all", *_fit_row(summary.fit))
+    for group, fit in summary.fit_by_source.items():
+        if fit.num_oom:
+            table.add_row(printable(group), *_fit_row(fit))
+    return table
+
+
+def _fit_row(fit: Fit) -> tuple[str, ...]:
+    return (
+        f"{fit.num_ok:,}",
+        f"{fit.ok_predicted:,}",
+        f"{fit.num_oom:,}",
+        f"{fit.oom_predicted:,}",
+        _bare(fit.accuracy),
+        _share(fit.precision),
+        _share(fit.recall),
+    )
+
+
+def _sweep_table(summary: Summary) -> Table:
+    table = _table("sweep", "ran", "oom", "tau", "regret", "pick", "failed", "rule", "random")
+    for sweep in sorted(summary.sweeps, key=lambda one: -one.num_ok)[:MAX_ROWS]:
+        table.add_row(
+            printable(sweep.id),
+            f"{sweep.num_ok}",
+            f"{sweep.num_oom}",
+            "-" if sweep.kendall_tau is None else f"{sweep.kendall_tau:.2f}",
+            _bare(sweep.regret),
+            _share(sweep.pick_regret),
+            f"{sweep.failed_trials}",
+            _bare(sweep.rule_regret),
+            _bare(sweep.random_regret),
+        )
+    left = len(summary.sweeps) - MAX_ROWS
+    if left > 0:
+        table.add_row(f"and {left} smaller sweeps", *("",) * 8)
+    return table
+
+
+def _family_table(summary: Summary) -> Table:
+    table = _table("source", "varies", "runs", "slope", "predicted", "error", "start", "predicted", left=2)
+    for family in sorted(summary.families, key=lambda one: -len(one.ids))[:MAX_ROWS]:
+        table.add_row(*_family_row(family))
+    return table
+
+
+def _family_row(family: Family) -> tuple[str, ...]:
+    return (
+        printable(family.group),
+        f"{family.varies} {family.values[0]:,.0f} to {family.values[-1]:,.0f}",
+        f"{len(family.ids)}",
+        seconds_text(family.measured.slope_s),
+        seconds_text(family.predicted.slope_s),
+        _signed(family.slope_error_fraction) if abs(family.slope_error_fraction or 0) < 10 else _large(family),
+        seconds_text(family.measured.intercept_s),
+        seconds_text(family.predicted.intercept_s),
+    )
+
+
+def _large(family: Family) -> str:
+    return gap_text(family.slope_error_fraction or 0.0)
+
+
+def _unstated_table(validation: Validation) -> Table:
+    table = _table("source", "reason", "runs", left=2)
+    reasons = Counter((one.run.group, one.reason) for one in validation.unstated)
+    for (group, reason), count in sorted(reasons.items()):
+        table.add_row(printable(group), printable(reason), f"{count}")
+    return table

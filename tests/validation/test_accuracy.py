@@ -1,0 +1,186 @@
+"""Errors, ranking and lines on runs whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from milpplan.cli import app
+from milpplan.validation.comparison import compare
+from milpplan.validation.families import fitted
+from milpplan.validation.ranking import kendall_tau
+from milpplan.validation.reading import read_runs
+from milpplan.validation.summary import Errors, GroupedErrors, summarise
+from tests.validation.cases import exact_record, record, written
+
+LAYOUTS = ((1, 1, 1), (1, 2, 1), (2, 2, 1), (2, 1, 2), (4, 1, 1), (8, 1, 2))
+
+
+def sweep_records() -> list[dict[str, object]]:
+    """Six layouts of one job, measured exactly as simulated."""
+    records = []
+    for index, (tp, pp, micro) in enumerate(LAYOUTS):
+        degrees = {"parallel__tp": tp, "parallel__pp": pp, "parallel__dp": 16 // (tp * pp)}
+        records.append(exact_record(id=f"case-{index}", parallel__micro_batch=micro, **degrees))
+    return records
+
+
+def test_a_file_that_milpplan_measured_has_no_error(tmp_path: Path) -> None:
+    """Zero error of time and memory, tau 1, regret 0."""
+    summary = summarise(compare(read_runs(written(tmp_path / "runs.json", sweep_records()))))
+    assert summary.dense is not None
+    assert summary.dense.max_abs_error < 1e-12
+    allocated = summary.memory["allocated"]
+    assert allocated is not None
+    assert allocated.max_abs_error < 1e-12
+    (sweep,) = summary.sweeps
+    assert sweep.kendall_tau == pytest.approx(1)
+    assert (sweep.regret, sweep.pick_regret, sweep.failed_trials) == (0, 0, 0)
+    assert sweep.num_ok == len(LAYOUTS)
+    assert summary.fit is not None
+    assert summary.fit.accuracy == 1
+
+
+def test_wrong_predictions_cost_regret(tmp_path: Path) -> None:
+    """With the times turned round tau is -1 and the first choice is the worst: slowest over best, minus 1."""
+    records = sweep_records()
+    times = [float(one["measured"]["step_time_s"]) for one in records]  # type: ignore[index]
+    for one, time in zip(records, times, strict=True):
+        one["measured"]["step_time_s"] = 1 / time  # type: ignore[index]
+    (sweep,) = summarise(compare(read_runs(written(tmp_path / "runs.json", records)))).sweeps
+    assert sweep.kendall_tau == pytest.approx(-1)
+    assert sweep.regret == pytest.approx(max(times) / min(times) - 1)
+
+
+def test_layouts_that_ran_out_of_memory_count_as_failed_trials(tmp_path: Path) -> None:
+    """The pick goes on to the next layout; the regret of the time does not look at them."""
+    records = sweep_records()
+    best = min(records, key=lambda one: one["measured"]["step_time_s"])  # type: ignore[index]
+    best["measured"] = {"status": "oom"}
+    summary = summarise(compare(read_runs(written(tmp_path / "runs.json", records))))
+    (sweep,) = summary.sweeps
+    assert (sweep.failed_trials, sweep.pick_regret, sweep.num_oom) == (1, 0, 1)
+    assert summary.fit is not None
+    assert summary.fit.accuracy == pytest.approx((len(LAYOUTS) - 1) / len(LAYOUTS))
+    assert summary.fit.recall == 0
+
+
+def test_runs_of_other_jobs_do_not_compete(tmp_path: Path) -> None:
+    """Another batch, another model or another number of GPUs is another sweep."""
+    records = [
+        exact_record(id="a"),
+        exact_record(id="b", parallel__global_batch=128),
+        exact_record(id="c", model__layers=16),
+        exact_record(id="d", hardware__gpus_total=32),
+        exact_record(id="e", flags=["old_pp_engine"], parallel__pp=1),
+    ]
+    assert summarise(compare(read_runs(written(tmp_path / "runs.json", records)))).sweeps == ()
+
+
+def test_only_complete_sound_runs_are_scored(tmp_path: Path) -> None:
+    """Grade, status and flags decide."""
+    records = [
+        record(id="scored"),
+        record(id="grade", grade="B"),
+        record(id="flag", flags=["conflicting_reruns"]),
+        record(id="oom", measured={"status": "oom"}),
+    ]
+    validation = compare(read_runs(written(tmp_path / "runs.json", records)))
+    assert [one.run.id for one in validation.comparisons if one.scored] == ["scored"]
+
+
+def test_micro_batches_lie_on_a_line(tmp_path: Path) -> None:
+    """Measured = 2 x predicted + 3 s: the slope is half, the intercept shifted by 3 s."""
+    records = []
+    for batch in (64, 128, 256):
+        one = exact_record(id=f"m-{batch}", parallel__global_batch=batch)
+        one["measured"]["step_time_s"] = 2 * one["measured"]["step_time_s"] + 3
+        records.append(one)
+    families = summarise(compare(read_runs(written(tmp_path / "runs.json", records)))).families
+    (family,) = [one for one in families if one.varies == "micro_batches"]
+    assert family.values == (16.0, 32.0, 64.0)
+    assert family.slope_error_fraction == pytest.approx(-0.5)
+    assert family.measured.intercept_s == pytest.approx(2 * family.predicted.intercept_s + 3)
+
+
+def test_a_line_is_found_exactly() -> None:
+    """Points of 3 x + 2."""
+    line = fitted([1, 2, 5], [5, 8, 17])
+    assert (line.slope_s, line.intercept_s) == (pytest.approx(3), pytest.approx(2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 4], 1.0),
+        ([1, 2, 3, 4], [4, 3, 2, 1], -1.0),
+        ([1, 2, 3], [1, 3, 2], 1 / 3),
+        ([1, 1, 2], [1, 2, 3], 2 / math.sqrt(2 * 3)),
+        ([1, 1, 1], [1, 2, 3], None),
+    ],
+)
+def test_kendall_tau(first: list[float], second: list[float], expected: float | None) -> None:
+    """Concordant minus discordant pairs over the geometric mean of the pairs not tied, worked out by hand."""
+    tau = kendall_tau(first, second)
+    assert tau == (None if expected is None else pytest.approx(expected))
+
+
+def test_sources_weigh_the_same() -> None:
+    """A source with a hundred runs counts like one with a single run."""
+    many, one = Errors.of([(f"{i}", 0.1) for i in range(100)]), Errors.of([("x", -0.3)])
+    assert many is not None
+    assert one is not None
+    both = GroupedErrors.of([many, one])
+    assert both is not None
+    assert both.mean_abs_error == pytest.approx(0.2)
+    assert both.mean_error == pytest.approx(-0.1)
+    assert (both.max_abs_error, both.worst_id) == (pytest.approx(0.3), "x")
+
+
+def test_the_command_prints_one_document(tmp_path: Path) -> None:
+    """--json is JSON with the figures promised, and a run that cannot be stated is in it with its reason."""
+    records = [*sweep_records(), record(id="tpu", hardware__gpu="TPUv4")]
+    path = written(tmp_path / "runs.json", records)
+    result = CliRunner().invoke(app, ["validate", "--runs", str(path), "--json"])
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    by_id = {one["id"]: one for one in document["runs"]}
+    assert by_id["case-0"]["error_fraction"] == pytest.approx(0, abs=1e-12)
+    assert by_id["case-0"]["assumptions"]
+    assert "TPUv4" in by_id["tpu"]["not_simulated"]
+    summary = document["summary"]
+    for key in ("by_source", "by_generation", "mean_abs_error", "median_abs_error", "max_abs_error"):
+        assert key in summary
+    assert summary["oom_accuracy"] == 1
+    assert summary["sweeps"][0]["regret"] == 0
+
+
+def test_the_command_draws_figures(tmp_path: Path) -> None:
+    """--plot writes well-formed SVG with a point a run; hostile names are escaped."""
+    records = [exact_record(id="<script>&\x1b[31m"), exact_record(id="b", parallel__pp=1)]
+    path = written(tmp_path / "runs.json", records)
+    result = CliRunner().invoke(app, ["validate", "--runs", str(path), "--plot", str(tmp_path / "figures")])
+    assert result.exit_code == 0
+    names = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert names == {"step_time_hopper.svg", "memory.svg"}
+    text = (tmp_path / "figures" / "step_time_hopper.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    titles = [node for node in root.iter() if node.tag.endswith("title")]
+    assert len(titles) == 2
+    assert "\x1b" not in text
+
+
+def test_the_command_reports_the_rest_of_a_bad_file(tmp_path: Path) -> None:
+    """Exit code 2, a message on stderr, and the sound runs on stdout."""
+    path = written(tmp_path / "runs.json", [record(id="bad", grade=7), exact_record(id="good")])
+    result = CliRunner().invoke(app, ["validate", "--runs", str(path)])
+    assert result.exit_code == 2
+    assert "'bad'" in result.stderr
+    assert "1 runs simulated" in result.stdout
+    assert re.search(r"simumax-b200\s+1\s+1\s+1", result.stdout)

@@ -1,0 +1,150 @@
+"""From a run to a problem and a plan: faithful where it is printed, told where it is assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from milpplan.presets.catalog import load_model
+from milpplan.specs.model import LatentAttention, MixtureOfExperts
+from milpplan.units import GIB
+from milpplan.validation.frameworks import FRAMEWORKS
+from milpplan.validation.reading import read_runs
+from milpplan.validation.splits import ceil_split, even_split, split_by_cost, split_with_embeddings
+from milpplan.validation.statement import state
+from milpplan.validation.unstated import UnstatedError
+from tests.validation.cases import run
+
+
+def test_what_is_printed_is_what_is_planned() -> None:
+    """Degrees, batch, sharding and dimensions of a complete record arrive unchanged."""
+    statement = state(run())
+    layout, model = statement.plan.layout, statement.problem.model
+    assert (layout.tp, layout.pp, layout.dp, layout.cp, layout.vpp) == (2, 2, 4, 1, 1)
+    assert (layout.global_batch_size, layout.micro_batch_size, layout.num_micro_batches) == (64, 1, 16)
+    assert layout.sequence_parallel
+    assert layout.zero_stage == 1
+    assert (model.num_layers, model.hidden_size, model.vocab_size) == (8, 1024, 32000)
+    assert statement.problem.hardware.name == "dgx-h100"
+    assert statement.problem.job.num_gpus == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"parallel__zero": None}, "ZeRO 1"),
+        ({"parallel__sp": None}, "sequence parallelism"),
+        ({"parallel__recompute": None}, "recomputation none"),
+        ({"parallel__vpp": None}, "no interleaving"),
+        ({"parallel__micro_batch": None}, "micro-batch from"),
+        ({"parallel__precision": None}, "precision bf16"),
+        ({"parallel__precision": "fp16"}, "fp16 priced as bf16"),
+        ({"model__vocab": None}, "vocabulary"),
+        ({"model__ffn_hidden": None}, "feed-forward width"),
+        ({"model__heads": None}, "heads of"),
+        ({"model__tied_embeddings": None}, "embeddings not tied"),
+        ({"model__seq_len": None}, "sequences of 8,192"),
+        ({"parallel__cp": None}, "cp=1"),
+        ({"parallel__dp": 2}, "not dp=2 as printed"),
+        ({"hardware__interconnect": None}, "network between nodes"),
+        ({"hardware__gpu_mem_GB": 141}, "141 GB"),
+        ({"group": "nobody's table"}, "unknown framework"),
+    ],
+)
+def test_every_assumption_is_told(changes: dict[str, Any], word: str) -> None:
+    """What the record does not say is filled in, and the filling is listed."""
+    told = state(run(**changes)).assumptions
+    assert any(word in text for text in told), told
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"hardware__gpu": "TPUv4"}, "TPUv4"),
+        ({"hardware__gpus_total": None}, "number of GPUs"),
+        ({"hardware__gpus_total": 15}, "do not divide"),
+        ({"parallel__tp": None}, "tp"),
+        ({"parallel__schedule": "ZB-1p"}, "ZB-1p"),
+        ({"parallel__precision": "NVFP4"}, "NVFP4"),
+        ({"parallel__global_batch": 66}, "does not divide"),
+        ({"parallel__global_batch": None, "parallel__grad_accum": None}, "global batch"),
+        ({"parallel__global_batch": 10**12}, "too many"),
+        ({"model__layers": None}, "dimensions"),
+        ({"model__layers": 10**9}, "layers"),
+        ({"model__kv_heads": 7}, "groups"),
+        ({"model__name": "Nemotron-H-8B"}, "state-space"),
+        ({"kind": "lora"}, "lora"),
+        ({"flags": ["heterogeneous_stages"]}, "stages differ"),
+        ({"flags": ["layout_unknown"]}, "layout"),
+        ({"parallel__extra": {"cp_comm_type": "a2a"}}, "Ulysses"),
+        ({"measured": {"status": "error"}}, "error"),
+        ({"parallel__tp": 16, "parallel__pp": 1, "model__heads": 24}, "heads"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_with_its_reason(changes: dict[str, Any], word: str) -> None:
+    """Nothing is dropped silently."""
+    with pytest.raises(UnstatedError, match=word):
+        state(run(**changes))
+
+
+def test_a_known_model_is_the_preset() -> None:
+    """Dimensions that agree with a shipped model give that model."""
+    dims = {"name": "Llama-3/3.1-8B", "layers": 32, "hidden": 4096, "heads": 32, "vocab": 128256, "seq_len": 8192}
+    assert state(run(model=dims)).problem.model == load_model("llama3-8b")
+
+
+def test_latent_attention_and_experts_arrive() -> None:
+    """A record like DeepSeek's gives dense layers first, then experts, all with latent attention."""
+    mla = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    moe = {"num_experts": 8, "topk": 2, "moe_ffn_hidden": 512, "shared_experts": 1, "first_dense_layers": 1}
+    statement = state(run(model__moe=moe | {"mla": mla}, parallel__ep=4, parallel__etp=1))
+    first, rest = statement.problem.model.layers
+    assert (first.count, rest.count) == (1, 7)
+    assert isinstance(first.attention, LatentAttention)
+    assert isinstance(rest.mlp, MixtureOfExperts)
+    assert rest.mlp.shared_intermediate_size == 512
+
+
+def test_the_network_of_the_source_is_used() -> None:
+    """4 links of 100 Gb/s a node of 8 are 6.25 GB/s a GPU and direction."""
+    statement = state(run(hardware__gpu="A100", hardware__interconnect="NVLink in node; 4x Omni-Path per node"))
+    assert statement.problem.hardware.scale_out.bandwidth_bytes_per_s == 6.25e9
+    assert statement.problem.hardware.name == "dgx-a100-80"
+
+
+def test_the_small_a100_is_another_description() -> None:
+    """A100 with 40 GB."""
+    hardware = state(run(hardware__gpu="A100", hardware__gpu_mem_GB=40)).problem.hardware
+    assert hardware.name == "dgx-a100-40"
+    assert hardware.accelerator.memory_bytes == 40 * GIB
+
+
+@pytest.mark.parametrize("split", [even_split, ceil_split, split_by_cost, split_with_embeddings])
+@pytest.mark.parametrize("stages", [1, 2, 3, 8, 20, 40])
+def test_splits_deal_every_layer_once(split: Any, stages: int) -> None:
+    """The numbers add up to the layers, and there is one a stage."""
+    model = state(run(model__layers=30)).problem.model
+    counts = split(model, stages)
+    assert len(counts) == stages
+    assert sum(counts) == 30
+    assert min(counts) >= 0
+
+
+def test_ends_are_shorter_where_embedding_and_loss_count() -> None:
+    """126 layers over 64 virtual stages: 1, then 2 each, then 1 (Megatron-LM's account-for options)."""
+    counts = even_split(load_model("llama3-405b"), 64)
+    assert counts == (1, *(2,) * 62, 1)
+
+
+def test_nanotron_deals_as_its_playbook_prints() -> None:
+    """16 layers that each cost a quarter of the head, 2 stages: 20 / 2 = 10, and 11 > 10 fills the first."""
+    model = state(
+        run(model__layers=16, model__hidden=2048, model__ffn_hidden=8192, model__vocab=131072, model__kv_heads=16)
+    ).problem.model
+    assert split_by_cost(model, 2) == (11, 5)
+
+
+def test_every_shipped_source_has_a_framework() -> None:
+    """No published run relies on the fallback."""
+    assert {one.group for one in read_runs(None).runs} <= set(FRAMEWORKS)
