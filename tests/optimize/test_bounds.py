@@ -156,7 +156,7 @@ def test_free_bounds_are_below_uniform_plans(problem: Problem) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_compute_bounds_are_near_what_compute_takes(name: str) -> None:
-    """The bound without memory is no formality: with memory for anything, a uniform plan comes within a quarter."""
+    """The bound without memory is no formality: given any memory, a uniform plan comes within a quarter."""
     problem = with_memory(real_problem(name), 2**50)
     problem = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
     columns = layout_space(problem).columns
