@@ -25,16 +25,17 @@ BF16_BYTES = 2
 
 
 class Part(IntEnum):
-    """Where the time of a layer goes; the first five are exposed and add up to its duration."""
+    """Where the time of a layer goes; the first six are exposed and add up to its duration."""
 
     COMPUTE = 0
     TP = 1
     CP = 2
     EP = 3
-    ZERO = 4
-    TP_HIDDEN = 5
-    CP_HIDDEN = 6
-    ZERO_HIDDEN = 7
+    LAUNCH = 4
+    ZERO = 5
+    TP_HIDDEN = 6
+    CP_HIDDEN = 7
+    ZERO_HIDDEN = 8
 
 
 EXPOSED = slice(Part.COMPUTE, Part.ZERO + 1)
@@ -160,10 +161,19 @@ def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> F
         _mixture_of_experts(shard, kind.mlp, tally)
     else:
         _dense_mlp(shard, kind.mlp, tally)
+    _wait_for_launches(shard, tally)
     # A full recompute replays the whole forward, its communication included (Megatron-LM
     # core/tensor_parallel/random.py).
     tally.seconds[:, Phase.FULL] = tally.seconds[:, Phase.FORWARD]
     return tally.seconds
+
+
+def _wait_for_launches(shard: Shard, tally: Tally) -> None:
+    """What the device waits for the host where a layer's kernels are shorter than their launches."""
+    launch = shard.problem.hardware.software.layer_launch_s
+    for phase, launches in ((Phase.FORWARD, 1), (Phase.BACKWARD, 2)):
+        busy = tally.seconds[EXPOSED, phase].sum(axis=0)
+        tally.exposed(Part.LAUNCH, phase, np.maximum(launches * launch - busy, 0.0))
 
 
 def average_keys(sequence_length: int, window: int | None) -> float:
@@ -205,8 +215,9 @@ def _linear_pair(shard: Shard, tally: Tally, cover_dgrad: FloatArray, cover_wgra
     tally.exposed(Part.TP, Phase.BACKWARD, np.where(sp, gather, none))
     parts = (Part.TP, Part.TP_HIDDEN)
     share = collectives.processor_fraction(hardware, shard.columns.tp, 1)
-    tally.overlapped(parts, Phase.BACKWARD, np.where(sp, gather, none), cover_dgrad, share)
-    tally.overlapped(parts, Phase.BACKWARD, np.where(sp, scatter, reduce), cover_wgrad, share)
+    beside = 1.0 if hardware.software.overlap_tensor_parallel else 0.0
+    tally.overlapped(parts, Phase.BACKWARD, np.where(sp, gather, none), beside * cover_dgrad, share)
+    tally.overlapped(parts, Phase.BACKWARD, np.where(sp, scatter, reduce), beside * cover_wgrad, share)
 
 
 def kv_heads_per_rank(attention: GroupedQueryAttention, tp: FloatArray) -> FloatArray:

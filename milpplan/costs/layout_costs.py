@@ -208,10 +208,17 @@ def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
     return _ns(np.where(part.pp > 1, seconds, 0.0))[inverse]
 
 
+def step_overhead_ns(problem: Problem) -> int:
+    """What the framework does once a step beside nothing else."""
+    return int(_ns(np.array(problem.hardware.software.step_overhead_s)))
+
+
 def _barrier_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
-    """The global gradient norm: an all-reduce of one number over all GPUs (dominated by latency)."""
+    """The global gradient norm: an all-reduce of one number over all GPUs (dominated by latency), and the
+    framework's overhead of a step."""
     gpus, inverse = np.unique(columns.num_gpus, return_inverse=True)
-    return _ns(collectives.all_reduce_s(problem.hardware, 4.0, gpus, 1))[inverse]
+    norm = _ns(collectives.all_reduce_s(problem.hardware, 4.0, gpus, 1))[inverse]
+    return norm + step_overhead_ns(problem)
 
 
 def _distinct(columns: LayoutColumns, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:

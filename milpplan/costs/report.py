@@ -12,10 +12,12 @@ BREAKDOWN = (
     "cp_exposed",
     "ep_exposed",
     "zero_exposed",
+    "launch",
     "param_gather_exposed",
     "grad_reduce_exposed",
     "bubble",
     "grad_norm",
+    "step_overhead",
     "optimizer",
 )
 """Names whose seconds add up to the step time, for each stage and for their mean."""

@@ -14,8 +14,8 @@ import numpy as np
 from milpplan.costs import pipeline
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.flops import mfu
-from milpplan.costs.layers import Part, Phase
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.layers import EXPOSED, Part, Phase
+from milpplan.costs.layout_costs import LayoutCosts, layout_costs, step_overhead_ns, usable_memory_bytes
 from milpplan.costs.pipeline import Term, Timeline
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.costs.schedule import check_schedule, live_profiles
@@ -211,12 +211,15 @@ def _rank_times(
     last_end = int(max(timeline.backward_end_ns[j, -1] for j in own))
     reduce_exposed = int(timeline.gradients_ready_ns[rank]) - last_end
     gather_exposed = _gather_exposed(layout, costs, timeline, rank, int(terms[Term.GATHER]))
+    overhead_ns = step_overhead_ns(problem)
     breakdown = dict.fromkeys(BREAKDOWN, 0) | {
         "compute": micro_batches * int(parts[Part.COMPUTE]) - micro_batches * recompute[Part.COMPUTE],
-        "recompute": micro_batches * int(recompute[: Part.ZERO + 1].sum()),
+        "recompute": micro_batches * int(recompute[EXPOSED].sum()),
         "param_gather_exposed": gather_exposed,
         "grad_reduce_exposed": reduce_exposed,
-        "grad_norm": int(costs.barrier_ns),
+        "launch": micro_batches * int(parts[Part.LAUNCH] - recompute[Part.LAUNCH]),
+        "grad_norm": int(costs.barrier_ns) - overhead_ns,
+        "step_overhead": overhead_ns,
         "optimizer": int(terms[Term.OPTIMIZER]),
     }
     for name, part in (("tp", Part.TP), ("cp", Part.CP), ("ep", Part.EP), ("zero", Part.ZERO)):

@@ -154,6 +154,19 @@ class ScaleOut(Record):
     """Besides the ring that ``collective_base_latency_s`` and the hop latencies describe."""
 
 
+class Software(Record):
+    """What a framework does on this hardware that no table of the hardware says; the defaults add nothing."""
+
+    name: str = Field(default="none", min_length=1, max_length=200)
+    layer_launch_s: NonNegativeFloat = 0.0
+    """Least time of a layer's forward, and half of the least time of its backward: the host launches the kernels
+    one after another, and small ones wait for it."""
+    step_overhead_s: NonNegativeFloat = 0.0
+    """Once a step, beside nothing: data, logging, the optimizer's launches, synchronisation."""
+    overlap_tensor_parallel: bool = True
+    """Whether the backward's tensor-parallel collectives run beside its weight and input gradients."""
+
+
 class HardwareSpec(Record):
     """A homogeneous cluster's building blocks; the number of accelerators belongs to the job."""
 
@@ -167,3 +180,4 @@ class HardwareSpec(Record):
     """Context, libraries and communicator buffers that no plan can use."""
     fragmentation_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the memory that the caching allocator loses to fragmentation."""
+    software: Software = Software()

@@ -1,0 +1,86 @@
+"""What a framework adds to the hardware: launches, a step's overhead, collectives beside the backward or not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milpplan import HardwareSpec, Job, Plan, Problem, Space, load_hardware, load_model, simulate
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.layers import EXPOSED, Part, Phase, layer_seconds
+from milpplan.optimize.uniform import uniform_plan
+from milpplan.specs.hardware import Software
+from milpplan.specs.plan import Layout
+
+LAYOUT = Layout(
+    tp=4,
+    cp=1,
+    ep=1,
+    etp=1,
+    pp=2,
+    dp=2,
+    vpp=1,
+    micro_batch_size=1,
+    global_batch_size=32,
+    sequence_parallel=True,
+    zero_stage=1,
+    schedule="1f1b",
+    overlap_grad_reduce=True,
+    overlap_param_gather=True,
+)
+
+
+def problem(**software: float | bool) -> Problem:
+    """Llama-3 8B on 16 GPUs of a DGX H100 with a framework's constants."""
+    plain = load_hardware("dgx-h100")
+    hardware = HardwareSpec.model_validate(plain.model_dump() | {"software": Software(**software)})
+    job = Job(num_gpus=16, global_batch_size=32, sequence_length=8192)
+    return Problem(model=load_model("llama3-8b"), hardware=hardware, job=job, space=Space())
+
+
+def plan(mode: str = "none") -> Plan:
+    """Equal stages."""
+    return uniform_plan(problem(), LAYOUT, mode)
+
+
+def test_defaults_add_nothing() -> None:
+    """Without a framework's constants nothing is launched late and a step has no overhead."""
+    report = simulate(problem(), plan())
+    assert report.breakdown_s["launch"] == report.breakdown_s["step_overhead"] == 0.0
+
+
+def test_overhead_is_added_once_a_step() -> None:
+    """A second of overhead makes the step a second longer."""
+    plain, slow = simulate(problem(), plan()), simulate(problem(step_overhead_s=1.0), plan())
+    assert slow.step_time_ns - plain.step_time_ns == 1_000_000_000
+    assert slow.breakdown_s["step_overhead"] == 1.0
+
+
+@given(st.floats(0.0, 0.1))
+@settings(max_examples=40, deadline=None)
+def test_launches_are_a_floor(launch_s: float) -> None:
+    """A layer takes what its kernels take, or their launches if those take longer: twice in the backward."""
+    columns = LayoutColumns.of([LAYOUT])
+    kind = problem().model.kinds[0]
+    plain = layer_seconds(problem(), kind, columns)[EXPOSED].sum(axis=0)
+    slow = layer_seconds(problem(layer_launch_s=launch_s), kind, columns)
+    took = slow[EXPOSED].sum(axis=0)
+    for phase, launches in ((Phase.FORWARD, 1), (Phase.BACKWARD, 2)):
+        assert took[phase, 0] == pytest.approx(max(plain[phase, 0], launches * launch_s))
+    assert (slow[Part.LAUNCH] >= 0).all()
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_breakdown_adds_up_where_launches_bind(mode: str) -> None:
+    """Launches of 20 ms a layer: the parts still sum to the step time."""
+    report = simulate(problem(layer_launch_s=0.02, step_overhead_s=0.3), plan(mode))
+    assert report.breakdown_s["launch"] > 0
+    assert sum(report.breakdown_s.values()) == pytest.approx(report.step_time_s, abs=1e-9)
+
+
+def test_collectives_beside_nothing_take_longer() -> None:
+    """A framework that does not overlap the backward's collectives exposes what others hide."""
+    beside, alone = simulate(problem(), plan()), simulate(problem(overlap_tensor_parallel=False), plan())
+    assert alone.breakdown_s["tp_exposed"] > beside.breakdown_s["tp_exposed"]
+    assert alone.step_time_s > beside.step_time_s
