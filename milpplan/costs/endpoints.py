@@ -66,8 +66,9 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
 def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     """Final norm, logits in bf16, cross-entropy in fp32 over the vocabulary split by tp.
 
-    The fp32 softmax is kept from forward to backward; bf16 logits are temporary (Megatron-LM
-    core/tensor_parallel/cross_entropy.py).
+    The fp32 softmax is kept from forward to backward (or what the framework's loss keeps); bf16 logits are
+    temporary (Megatron-LM core/tensor_parallel/cross_entropy.py), and so is a bf16 weight gradient, which stands
+    for the accumulated one even where that is fused (core/tensor_parallel/layers.py).
     """
     shard = Shard.of(problem, columns)
     gpu = problem.hardware.accelerator
@@ -91,5 +92,8 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     small = collectives.all_reduce_s(problem.hardware, 4 * shard.tokens, columns.tp, 1)
     seconds[Part.TP, Phase.FORWARD] = np.where(sp, gather, 0.0) + 3 * small
     seconds[Part.TP, Phase.BACKWARD] = np.where(sp, scatter, whole)
-    kept = 2 * stream + 4.0 * shard.tokens * vocab
-    return Endpoint(problem.model, True, seconds, kept, BF16_BYTES * shard.tokens * vocab)
+    software = problem.hardware.software
+    logits = shard.tokens * vocab * (columns.tp if software.gathered_logits else 1)
+    kept = 2 * stream + software.logit_kept_bytes * logits
+    workspace = BF16_BYTES * (logits + vocab * hidden)
+    return Endpoint(problem.model, True, seconds, kept, workspace)

@@ -100,7 +100,14 @@ def layout_costs(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     ends = _endpoint_states(problem, columns, embedding, head)
     optimizer = np.stack([states.optimizer_s(problem, state_part, local) for local in parameters])
     sizes = np.stack([states.state_bytes(problem, state_part, local) for local in parameters], axis=1)
-    buffers = np.max([states.unsharded_buffer_bytes(problem, state_part, p) for p in parameters], axis=0)
+    buffers = np.max(
+        [
+            states.unsharded_buffer_bytes(problem, state_part, local)
+            + states.dummy_gradient_bytes(problem, kind, state_part, local)
+            for kind, local in zip(kinds, parameters, strict=True)
+        ],
+        axis=0,
+    )
     layer_ns = _ns(seconds)
     return LayoutCosts(
         layer_ns=layer_ns,

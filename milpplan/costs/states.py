@@ -14,7 +14,7 @@ from milpplan.costs import collectives
 from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.layers import BF16_BYTES
 from milpplan.costs.parameters import layer_parameters
-from milpplan.specs.model import GroupedQueryAttention, LayerRun
+from milpplan.specs.model import GroupedQueryAttention, LayerRun, MixtureOfExperts
 from milpplan.specs.problem import Problem
 
 FP32_BYTES = 4
@@ -78,6 +78,22 @@ def unsharded_buffer_bytes(problem: Problem, columns: LayoutColumns, parameters:
     grads = np.where(columns.zero_stage >= 2, grad_bytes(problem), 0)
     weights = np.where(columns.zero_stage >= 3, 2 * weight_bytes(problem), 0)
     return np.asarray(local * (grads + weights))
+
+
+def dummy_gradient_bytes(
+    problem: Problem, kind: LayerRun, columns: LayoutColumns, parameters: LocalParameters
+) -> FloatArray:
+    """Buffers that stand for weight gradients up to ZeRO stage 1: one a shape of weight in bf16, so one layer's
+    weights, of the experts those of one.
+
+    Source: get_dummy_wgrad of Transformer Engine 2.3 and later (transformer_engine/pytorch/module/base.py).
+    Without it the peaks of Megatron-LM on 8 B200 (MooreThreads/SimuMax) come out up to 7 % too low.
+    """
+    if not problem.hardware.software.dummy_weight_gradients:
+        return np.zeros(len(columns))
+    experts = kind.mlp.num_experts / columns.ep if isinstance(kind.mlp, MixtureOfExperts) else 1.0
+    shapes = parameters.dense + parameters.expert / experts
+    return np.asarray(np.where(columns.zero_stage <= 1, BF16_BYTES * shapes, 0.0))
 
 
 def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:

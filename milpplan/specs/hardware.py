@@ -165,6 +165,32 @@ class Software(Record):
     """Once a step, beside nothing: data, logging, the optimizer's launches, synchronisation."""
     overlap_tensor_parallel: bool = True
     """Whether the backward's tensor-parallel collectives run beside its weight and input gradients."""
+    logit_kept_bytes: Annotated[float, Field(ge=2, le=64)] = 4.0
+    """Bytes of every logit from the forward of the loss to its backward: the fp32 softmax of Megatron-LM's fused
+    loss; 10 or more where the loss makes copies in fp32."""
+    gathered_logits: bool = False
+    """Whether every tensor-parallel rank holds the logits of the whole vocabulary."""
+    dummy_weight_gradients: bool = True
+    """Whether a bf16 buffer stays for every shape of weight (Transformer Engine from 2.3 on hands it to autograd
+    where the gradient itself is accumulated elsewhere)."""
+
+
+class Uncertainty(Record):
+    """One sigma of what an overlay fitted; zero: exact, or not identified and kept as it was.
+
+    Efficiencies and ``residual_fraction`` are relative (0.05: 5 %), the others seconds.
+    """
+
+    overlay: str = Field(min_length=1, max_length=200)
+    gemm_efficiency: NonNegativeFloat = 0.0
+    memory_efficiency: NonNegativeFloat = 0.0
+    attention_efficiency: NonNegativeFloat = 0.0
+    scale_up_efficiency: NonNegativeFloat = 0.0
+    scale_out_efficiency: NonNegativeFloat = 0.0
+    layer_launch_s: NonNegativeFloat = 0.0
+    step_overhead_s: NonNegativeFloat = 0.0
+    residual_fraction: NonNegativeFloat = 0.0
+    """Scatter of the measured steps around the fit: what no constant explains."""
 
 
 class HardwareSpec(Record):
@@ -181,3 +207,5 @@ class HardwareSpec(Record):
     fragmentation_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the memory that the caching allocator loses to fragmentation."""
     software: Software = Software()
+    uncertainty: Uncertainty | None = None
+    """Of constants that an overlay fitted; None where nothing is known."""

@@ -47,8 +47,9 @@ class Statement:
     assumptions: tuple[str, ...]
 
 
-def state(run: Run, unknown: tuple[str, ...] = ()) -> Statement:
-    """The problem and the plan of a run; ``unknown`` are fields of the record that were ignored.
+def state(run: Run, unknown: tuple[str, ...] = (), hardware: HardwareSpec | None = None) -> Statement:
+    """The problem and the plan of a run; ``unknown`` are fields of the record that were ignored, ``hardware``
+    replaces the description that the record's words would choose.
 
     Raises:
         UnstatedError: something the run uses cannot be said, or too little of it is known.
@@ -59,7 +60,10 @@ def state(run: Run, unknown: tuple[str, ...] = ()) -> Statement:
     told += framework.notes
     if framework is UNKNOWN:
         told.append(f"source {run.group!r} belongs to {framework.name}")
-    hardware, told_hardware = hardware_of(run.hardware)
+    told_hardware: list[str] = []
+    if hardware is None:
+        hardware, told_hardware = hardware_of(run.hardware)
+    hardware = hardware.model_copy(update={"software": framework.software})
     degrees = _degrees(run, told)
     model, told_model = model_of(run, framework, degrees["tp"])
     try:

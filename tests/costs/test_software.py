@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from milpplan import HardwareSpec, Job, Plan, Problem, Space, load_hardware, load_model, simulate
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layers import EXPOSED, Part, Phase, layer_seconds
+from milpplan.costs.layout_costs import layout_costs
+from milpplan.costs.parameters import layer_parameters, padded_vocab_size
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.hardware import Software
 from milpplan.specs.plan import Layout
@@ -84,3 +86,32 @@ def test_collectives_beside_nothing_take_longer() -> None:
     beside, alone = simulate(problem(), plan()), simulate(problem(overlap_tensor_parallel=False), plan())
     assert alone.breakdown_s["tp_exposed"] > beside.breakdown_s["tp_exposed"]
     assert alone.step_time_s > beside.step_time_s
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "deepseek-v3"])
+def test_dummy_weight_gradients_are_one_layer_in_bf16(name: str) -> None:
+    """The buffers hold the weights of one layer and of one expert in two bytes; sharded weights need none."""
+    model = load_model(name)
+    asked = problem().model_copy(update={"model": model})
+    without = problem(dummy_weight_gradients=False).model_copy(update={"model": model})
+    expert = 3 * 7168 * 2048 if name == "deepseek-v3" else 0
+    layer = max(
+        layer_parameters(model, kind).total - layer_parameters(model, kind).experts for kind in model.kinds
+    )
+    for zero_stage, expected in ((1, 2 * (layer + expert)), (3, 0)):
+        columns = LayoutColumns.of([LAYOUT.model_copy(update={"tp": 1, "dp": 8, "zero_stage": zero_stage})])
+        with_them = layout_costs(asked, columns).buffer_bytes[0]
+        added = int(with_them - layout_costs(without, columns).buffer_bytes[0])
+        assert added == pytest.approx(expected, rel=1e-3)
+
+
+def test_logits_of_the_whole_vocabulary() -> None:
+    """A rank that gathers the logits keeps tp times as many; a loss that copies keeps more bytes of each."""
+    columns = LayoutColumns.of([LAYOUT])
+    plain, gathered, copied = (
+        int(layout_costs(problem(**software), columns).head_kept_bytes[0])
+        for software in ({}, {"gathered_logits": True}, {"logit_kept_bytes": 20.0})
+    )
+    logits = 8192 * padded_vocab_size(problem().model.vocab_size, LAYOUT.tp) // LAYOUT.tp
+    assert gathered - plain == 4 * (LAYOUT.tp - 1) * logits
+    assert copied - plain == 16 * logits
