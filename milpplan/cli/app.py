@@ -75,6 +75,7 @@ def solve(
     seed: o.Seed = 1,
     witness: o.Witness = True,
     warm_start: o.WarmStart = None,
+    check_ends: o.CheckEnds = False,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> None:
@@ -102,7 +103,7 @@ def solve(
         warm_start=None if warm_start is None else solving.starting_plan(problem, warm_start),
         forbid=arguments.forbidden_values(forbid or []),
     )
-    raise typer.Exit(int(solving.run(problem, chosen, out, as_json)))
+    raise typer.Exit(int(solving.run(problem, chosen, out, as_json, check_ends)))
 
 
 @app.command()
@@ -138,6 +139,39 @@ def validate(
     raise typer.Exit(int(validation.run(runs, as_json, plot)))
 
 
+@app.command()
+def calibrate(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SOURCE", help="Measured runs (JSON), nccl-tests output, or a CSV of products."),
+    ],
+    hardware: Annotated[
+        str, typer.Option("--hardware", metavar="NAME", help="The description to lie on: a name or a file.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="OVERLAY.toml", help="Write the overlay here.")],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="N", help="Name of the overlay.", show_default="from hardware and source"),
+    ] = None,
+    constant: Annotated[
+        list[str] | None,
+        typer.Option("--constant", metavar="NAME", help="Fit only this constant. Repeatable.", show_default="all"),
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus-per-node", metavar="N", min=2, help="Ranks of an nccl-tests output that does not say them."
+        ),
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Fit constants of hardware and software to your own measurements, as an overlay on a description."""
+    from milpplan.cli import calibrate as calibration
+
+    code = calibration.run(source, hardware, out, name, constant or [], gpus_per_node, as_json)
+    raise typer.Exit(int(code))
+
+
 @app.command("list")
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
     """List the models or the hardware that ship with milpplan."""
@@ -160,7 +194,7 @@ def show_preset(
 
 @app.command()
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="problem|plan|model|hardware|result")] = "problem",
+    kind: Annotated[str, typer.Argument(metavar="problem|plan|model|hardware|overlay|result")] = "problem",
 ) -> None:
     """Print the JSON Schema of a file that milpplan reads or writes."""
     import json

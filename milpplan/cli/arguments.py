@@ -229,12 +229,14 @@ def schema_of(kind: str) -> type[BaseModel]:
     from milpplan.reports.plan_file import PlanFile
     from milpplan.specs.hardware import HardwareSpec
     from milpplan.specs.model import ModelSpec
+    from milpplan.specs.overlay import Overlay
 
     records: dict[str, type[BaseModel]] = {
         "problem": Problem,
         "plan": PlanFile,
         "model": ModelSpec,
         "hardware": HardwareSpec,
+        "overlay": Overlay,
         "result": ResultDocument,
     }
     return records[choice(kind, "schema", records)]

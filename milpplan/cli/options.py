@@ -68,3 +68,7 @@ Witness = Annotated[
 WarmStart = Annotated[Path | None, typer.Option("--warm-start", metavar="PLAN.json", help="A plan to start from.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Also write the result here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+CheckEnds = Annotated[
+    bool,
+    typer.Option("--check-ends", help="Solve again at both ends of the hardware's uncertainty (three solves)."),
+]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from milpplan.calibration.error_bars import error_bar, robustness
+from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.cli import arguments
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show
 from milpplan.cli.progress import shown_progress
@@ -28,24 +30,46 @@ MAX_WORK_ITEMS = 33_554_432
 """Most virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
 
 
-def run(problem: Problem, options: SolveOptions, out: Path | None, as_json: bool) -> ExitCode:
+def run(
+    problem: Problem, options: SolveOptions, out: Path | None, as_json: bool, check_ends: bool = False
+) -> ExitCode:
     """Solve, print, write; the exit code says how it ended."""
     arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
     if out is not None:
         check_writable(out)
     with shown_progress(problem.job.objective) as callback, within_range():
         result = solve(problem, replace(options, callback=callback))
+        bar, robust = _uncertainty(result, options, check_ends)
     if result.message:
         say(result.message)
     why = _why(result, options) if result.status == "infeasible" else None
-    text = document_text(result_document(result, options.gap, why)) if as_json or out else ""
+    text = document_text(result_document(result, options.gap, why, bar, robust)) if as_json or out else ""
     if as_json:
         emit(text)
     elif why is None:
-        show(solve_report(result, options.gap))
+        show(solve_report(result, options.gap, bar, robust))
     if why is not None:
         say_error(why)
     return _written(out, text, OF_STATUS[result.status])
+
+
+def _uncertainty(
+    result: PlanResult, options: SolveOptions, check_ends: bool
+) -> tuple[ErrorBar | None, Robustness | None]:
+    """The error bar of the best plan, and whether it is best at both ends; solved again there if asked for."""
+    problem, plan = result.problem, result.plan
+    if plan is None or result.step_time_s is None:
+        return None, None
+    if check_ends and problem.hardware.uncertainty is None:
+        say("The hardware has no uncertainty: there are no ends to check.")
+
+    def solve_end(there: Problem) -> tuple[Plan | None, float | None]:
+        """With the best plan to start from."""
+        again = solve(there, replace(options, warm_start=plan))
+        return again.plan, again.lower_bound_s
+
+    bar = error_bar(problem, plan, result.step_time_s)
+    return bar, robustness(problem, plan, result.runners_up, solve_end if check_ends else None)
 
 
 def within_range() -> np.errstate:
@@ -95,11 +119,12 @@ def simulate_file(path: Path, as_json: bool) -> ExitCode:
     _check(problem, plan)
     with within_range():
         report = simulate_plan(problem, plan)
-    _check_numbers(report)
+        _check_numbers(report)
+        bar = error_bar(problem, plan, report.step_time_s)
     if as_json:
-        emit(document_text(simulation_document(problem, plan, report)))
+        emit(document_text(simulation_document(problem, plan, report, bar)))
     else:
-        show(simulation_report(problem, plan, report))
+        show(simulation_report(problem, plan, report, bar))
     return ExitCode.OPTIMAL if report.fits else ExitCode.INFEASIBLE
 
 

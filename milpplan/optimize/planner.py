@@ -156,6 +156,7 @@ def _result(
         work=work,
         wall_time_s=time.monotonic() - started,
         message="Interrupted." if interrupted else "",
+        runners_up=tuple(other for _, other in search.offered if other != plan),
         details={
             "usable_memory_bytes": usable_memory_bytes(problem),
             "least_memory_bytes": search.least_memory(),

@@ -103,6 +103,9 @@ class PlanResult:
     work: SolverWork
     wall_time_s: float
     message: str = ""
+    runners_up: tuple[Plan, ...] = ()
+    """The fastest other plans that the search simulated, one a layout, fastest first; not the next best ones of
+    the space: what bounds decided was never simulated."""
     details: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -31,6 +31,10 @@ FIRST_PLANS = 12
 """Uniform plans simulated for a first incumbent of the free space."""
 
 
+KEPT_PLANS = 16
+"""Plans that are kept beside the incumbent, for questions about runners-up."""
+
+
 @dataclass(slots=True)
 class Search:
     """One run over a layout space. Objective = step time (ns) * weight of the layout."""
@@ -50,6 +54,8 @@ class Search:
     """Layouts whose bound takes memory and sharding into account."""
     fates: np.ndarray[tuple[int], np.dtype[np.int8]] = field(init=False)
     best: tuple[float, Plan] | None = None
+    offered: list[tuple[float, Plan]] = field(default_factory=list)
+    """The fastest plans offered, at most ``KEPT_PLANS`` and one a layout, in order."""
     log: list[Progress] = field(default_factory=list)
     last_log: float = 0.0
     uniform_ns: FloatArray = field(init=False)
@@ -167,6 +173,8 @@ class Search:
 
     def _offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
         value = step_time_ns * float(self.weights[row])
+        if step_time_ns <= self.limits_ns[row]:
+            self.offered = _with_plan(self.offered, value, plan)
         if value < self.best_value and step_time_ns <= self.limits_ns[row]:
             self.best = (value, plan)
             self._narrow()
@@ -337,6 +345,17 @@ def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatAr
         return columns.num_gpus * steps / (3600 * NS_PER_S), limit
     largest = max(job.global_batch_values)
     return largest / batch, limit
+
+
+def _with_plan(offered: list[tuple[float, Plan]], value: float, plan: Plan) -> list[tuple[float, Plan]]:
+    """The list with a plan in its place, where it is among the fastest and the fastest of its layout."""
+    if len(offered) >= KEPT_PLANS and value >= offered[-1][0]:
+        return offered
+    same = [known for known, other in offered if other.layout == plan.layout]
+    if same and same[0] <= value:
+        return offered
+    kept = [entry for entry in offered if entry[1].layout != plan.layout]
+    return sorted([*kept, (value, plan)], key=lambda entry: entry[0])[:KEPT_PLANS]
 
 
 def fate_counts(fates: LayoutFates) -> dict[Fate, int]:

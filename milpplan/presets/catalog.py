@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milpplan.errors import InvalidInputError, UnknownNameError
+from milpplan.presets.overlays import applied
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.hf_fields import MAX_LAYERS
 from milpplan.specs.huggingface import is_huggingface_config, model_from_config
 from milpplan.specs.model import ModelSpec
+from milpplan.specs.overlay import Overlay
 from milpplan.specs.reading import parse_json, parse_toml, read_text, shown, validated
 
 Kind = Literal["models", "hardware"]
 
+STACKS = "stacks"
+STACK_MARK = "+"
+MAX_OVERLAYS = 8
+"""Most overlays on one another."""
 _SUFFIXES = (".toml", ".json")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -28,11 +34,12 @@ def _directory(kind: Kind) -> Traversable:
 
 
 def _files(kind: Kind) -> dict[str, Traversable]:
-    directory = _directory(kind)
-    if not directory.is_dir():
-        return {}
-    files = {entry.name.removesuffix(".toml"): entry for entry in directory.iterdir() if _is_preset(entry)}
-    return dict(sorted(files.items()))
+    """Shipped files by name; of hardware also the overlays of software stacks."""
+    directories = [_directory(kind)]
+    if kind == "hardware":
+        directories.append(directories[0] / STACKS)
+    entries = [entry for directory in directories if directory.is_dir() for entry in directory.iterdir()]
+    return dict(sorted((entry.name.removesuffix(".toml"), entry) for entry in entries if _is_preset(entry)))
 
 
 def _is_preset(entry: Traversable) -> bool:
@@ -46,7 +53,12 @@ def model_names() -> tuple[str, ...]:
 
 def hardware_names() -> tuple[str, ...]:
     """Names of the shipped hardware descriptions, sorted."""
-    return tuple(_files("hardware"))
+    return tuple(name for name in _files("hardware") if STACK_MARK not in name)
+
+
+def stack_names() -> tuple[str, ...]:
+    """Names of the shipped software stacks, hardware+framework, sorted; each serves as a hardware name."""
+    return tuple(name for name in _files("hardware") if STACK_MARK in name)
 
 
 def preset_text(name: str) -> str:
@@ -74,9 +86,35 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareSpec:
-    """A shipped hardware description by name, or the user's TOML or JSON by path."""
+    """A shipped hardware description by name, or the user's TOML or JSON by path.
+
+    A file with a ``base`` is an overlay: it is applied to its base, a shipped name or a path relative to it.
+    """
+    return _load_hardware(name_or_path, MAX_OVERLAYS)
+
+
+def load_overlay(path: str | Path) -> Overlay | None:
+    """The overlay of a file; None where a name or a file is a hardware description itself."""
+    data, source = _data("hardware", path)
+    return validated(Overlay, data, source) if "base" in data else None
+
+
+def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
     data, source = _data("hardware", name_or_path)
-    return validated(HardwareSpec, data, source)
+    if "base" not in data:
+        return validated(HardwareSpec, data, source)
+    overlay = validated(Overlay, data, source)
+    if not depth:
+        raise InvalidInputError(
+            f"{source} is the last of more than {MAX_OVERLAYS} overlays, each the base of the one before.",
+            f"Expected at most {MAX_OVERLAYS}, and a hardware description under the last.",
+            "Give a hardware description as base; an overlay cannot lie on itself.",
+        )
+    base: str | Path = overlay.base
+    if overlay.base not in _files("hardware"):
+        beside = Path(source).parent / overlay.base
+        base = beside if _exists(beside) else overlay.base
+    return applied(_load_hardware(base, depth - 1), overlay)
 
 
 def _data(kind: Kind, name_or_path: str | Path) -> tuple[dict[str, Any], str]:

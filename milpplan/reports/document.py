@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import StepReport
 from milpplan.errors import MilpplanError
 from milpplan.optimize.result import FATES, PlanResult
@@ -62,6 +63,37 @@ class InfeasibleDocument(Record):
     do: str
 
 
+class ErrorBarDocument(Record):
+    """One sigma of a step time, seconds, where the hardware has an uncertainty (docs/calibration.md)."""
+
+    overlay: str
+    below_s: float
+    above_s: float
+    parts_s: dict[str, tuple[float, float]]
+    """Seconds down and up of every uncertain constant, and ``residual``: what no constant explains."""
+
+
+class EndDocument(Record):
+    """All uncertain constants one sigma to one side: step time of the best plan, and of the fastest other."""
+
+    end: Literal["fast", "slow"]
+    best_s: float
+    rival_s: float | None
+    lower_bound_s: float | None
+    """Proved for every plan of the space at this end; null unless it was solved again (``--check-ends``)."""
+    still_best: bool
+
+
+class RobustnessDocument(Record):
+    """Whether the best plan is still the fastest at both ends, and among what."""
+
+    still_best: bool
+    num_plans: Count
+    """Other plans of the search that were simulated at both ends."""
+    solved_again: bool
+    ends: tuple[EndDocument, ...]
+
+
 class ResultDocument(Record):
     """The result of a solve. Fields without a value are null: no plan, or no single step time to bound."""
 
@@ -69,6 +101,8 @@ class ResultDocument(Record):
     milpplan_version: str
     status: Literal["optimal", "feasible", "infeasible", "no_solution_found"]
     step_time_s: float | None
+    error_bar: ErrorBarDocument | None = None
+    robustness: RobustnessDocument | None = None
     lower_bound_s: float | None
     gap: float | None
     tokens_per_s: float | None
@@ -97,6 +131,7 @@ class SimulationDocument(Record):
     schema_version: Literal[1] = 1
     milpplan_version: str
     step_time_s: float
+    error_bar: ErrorBarDocument | None = None
     tokens_per_s: float
     mfu: float
     peak_memory_bytes: Count
@@ -109,9 +144,14 @@ class SimulationDocument(Record):
 
 
 def result_document(
-    result: PlanResult, tolerance: float, infeasible: MilpplanError | None = None
+    result: PlanResult,
+    tolerance: float,
+    infeasible: MilpplanError | None = None,
+    bar: ErrorBar | None = None,
+    robust: Robustness | None = None,
 ) -> ResultDocument:
-    """The document of a result; ``infeasible`` explains why there is no plan, where that is proved."""
+    """The document of a result; ``infeasible`` explains why there is no plan, where that is proved; ``bar`` and
+    ``robust`` what the hardware's uncertainty means for the plan."""
     report = result.report
     plan = None if result.plan is None else plan_document(result.plan, report)
     why = None
@@ -121,6 +161,8 @@ def result_document(
         milpplan_version=__version__,
         status=result.status,
         step_time_s=result.step_time_s,
+        error_bar=error_bar_document(bar),
+        robustness=robustness_document(robust),
         lower_bound_s=result.lower_bound_s,
         gap=result.gap,
         tokens_per_s=report.tokens_per_s if report else None,
@@ -155,11 +197,31 @@ def layouts_document(result: PlanResult) -> LayoutsDocument:
     )
 
 
-def simulation_document(problem: Problem, plan: Plan, report: StepReport) -> SimulationDocument:
+def error_bar_document(bar: ErrorBar | None) -> ErrorBarDocument | None:
+    """The record of an error bar."""
+    if bar is None:
+        return None
+    return ErrorBarDocument(overlay=bar.overlay, below_s=bar.below_s, above_s=bar.above_s, parts_s=bar.parts_s)
+
+
+def robustness_document(robust: Robustness | None) -> RobustnessDocument | None:
+    """The record of what was checked at both ends."""
+    if robust is None:
+        return None
+    ends = tuple(EndDocument(**asdict(end), still_best=end.still_best) for end in robust.ends)
+    return RobustnessDocument(
+        still_best=robust.still_best, num_plans=robust.num_plans, solved_again=robust.solved, ends=ends
+    )
+
+
+def simulation_document(
+    problem: Problem, plan: Plan, report: StepReport, bar: ErrorBar | None = None
+) -> SimulationDocument:
     """The document of one simulated plan."""
     return SimulationDocument(
         milpplan_version=__version__,
         step_time_s=report.step_time_s,
+        error_bar=error_bar_document(bar),
         tokens_per_s=report.tokens_per_s,
         mfu=report.mfu,
         peak_memory_bytes=report.peak_memory_bytes,

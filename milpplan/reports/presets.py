@@ -77,6 +77,7 @@ def _read(name: str) -> ModelSpec | HardwareSpec:
     try:
         return load_model(name)
     except InvalidInputError as error:
-        if "accelerator" not in read_text(Path(name)):
+        text = read_text(Path(name))
+        if "accelerator" not in text and "base" not in text:
             raise error
     return load_hardware(name)

@@ -11,9 +11,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import StepReport
 from milpplan.optimize.result import PlanResult
 from milpplan.reports.document import layouts_document, tolerance_text
+from milpplan.reports.error_bars import error_bar_text, robustness_text
 from milpplan.reports.spaces import space_text
 from milpplan.specs.plan import Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem
@@ -30,16 +32,28 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def solve_report(result: PlanResult, tolerance: float) -> RenderableType:
+def solve_report(
+    result: PlanResult, tolerance: float, bar: ErrorBar | None = None, robust: Robustness | None = None
+) -> RenderableType:
     """Everything about a result that has a plan; the headline alone where there is none."""
     parts: list[RenderableType] = [_headline(result, tolerance)]
     if result.plan is not None and result.report is not None:
-        parts += [_rates(result.report), Text()]
+        parts += [_rates(result.report), *_uncertain(bar, robust), Text()]
         parts += plan_report(result.problem, result.plan, result.report)
     return Group(*parts, *_proof(result))
 
 
-def simulation_report(problem: Problem, plan: Plan, report: StepReport) -> RenderableType:
+def _uncertain(bar: ErrorBar | None, robust: Robustness | None = None) -> Iterator[RenderableType]:
+    """What the hardware's uncertainty means, where it has one."""
+    if bar is not None:
+        yield _hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
+    if robust is not None:
+        yield _hanging("choice", robustness_text(robust))
+
+
+def simulation_report(
+    problem: Problem, plan: Plan, report: StepReport, bar: ErrorBar | None = None
+) -> RenderableType:
     """Everything about one simulated plan."""
     names = printable(problem.model.name), printable(problem.hardware.name)
     headline = Text(f"{names[0]} on {plan.layout.num_gpus:,} x {names[1]}: ", "bold")
@@ -49,7 +63,7 @@ def simulation_report(problem: Problem, plan: Plan, report: StepReport) -> Rende
             f"; does not fit: {gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)}",
             "bold red",
         )
-    return Group(headline, _rates(report), Text(), *plan_report(problem, plan, report))
+    return Group(headline, _rates(report), *_uncertain(bar), Text(), *plan_report(problem, plan, report))
 
 
 def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:

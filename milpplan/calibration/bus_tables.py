@@ -1,0 +1,124 @@
+"""From measured collectives to an overlay: tables inside a domain, the efficiency of the network between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from milpplan.calibration.nccl import BusLog
+from milpplan.costs.collectives import Operation, bus_bandwidth_bytes_per_s
+from milpplan.errors import InvalidInputError
+from milpplan.specs.hardware import BusTable, HardwareSpec
+from milpplan.specs.overlay import LEAST_FACTOR, MOST_FACTOR, Constants, Factor, Tables
+from milpplan.units import gib_text
+
+RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+LARGEST: Final = 3
+"""Largest messages whose rates give the efficiency of the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusFit:
+    """What collectives say: tables, constants, what is told, and mean absolute errors of the bandwidth of the
+    description before, over ``num_rows`` rows inside a domain (None without any)."""
+
+    tables: Tables
+    constants: Constants
+    told: tuple[str, ...]
+    num_rows: int
+    error_before: float | None
+
+
+def fit_bus(logs: list[BusLog], hardware: HardwareSpec) -> BusFit:
+    """Tables and network efficiency of measured collectives; what was not measured keeps its values.
+
+    Raises:
+        InvalidInputError: nothing in the logs can be used on this hardware.
+    """
+    domain = hardware.scale_up.num_gpus
+    inside = [log for log in logs if log.num_ranks <= domain]
+    outside = [log for log in logs if log.num_ranks > domain]
+    told: list[str] = []
+    tables: dict[str, BusTable] = {}
+    errors: list[float] = []
+    for operation in dict.fromkeys(log.operation for log in inside):
+        own = [log for log in inside if log.operation == operation]
+        for log in own:
+            errors += _errors(log, hardware)
+        tables[operation] = _table(own, hardware, operation, told)
+    factors = _network_factors(outside, hardware, told)
+    constants = Constants()
+    if factors:
+        sigma = float(np.std(factors)) if len(factors) > 1 else 0.1 * factors[0]
+        constants = Constants(scale_out_efficiency=Factor(value=float(np.median(factors)), one_sigma=sigma))
+        told.append(f"network between domains: {len(factors)} rates of the largest messages")
+    if not tables and not factors:
+        raise InvalidInputError(
+            f"None of the {len(logs)} tables says anything about {hardware.name} ({'; '.join(told)}).",
+            f"Expected collectives of 2 to {domain} ranks, or rings of several whole domains of {domain}.",
+            "Run nccl-tests inside one node, or on whole nodes.",
+        )
+    missing = [name for name in Tables.model_fields if not name.startswith("gemm") and name not in tables]
+    if tables and missing:
+        told.append(f"not measured, as in the description: {', '.join(missing)}")
+    return BusFit(
+        Tables(**tables),
+        constants,
+        tuple(told),
+        sum(len(log.rates) for log in logs),
+        float(np.mean(errors)) if errors else None,
+    )
+
+
+def _described(hardware: HardwareSpec, operation: str, sizes: list[int], ranks: float) -> list[float]:
+    """Bus bandwidths of the description, bytes/s."""
+    name: Operation = operation  # type: ignore[assignment]
+    rates = bus_bandwidth_bytes_per_s(hardware, name, np.array(sizes, dtype=np.float64), ranks)
+    return [float(rate) for rate in rates]
+
+
+def _errors(log: BusLog, hardware: HardwareSpec) -> list[float]:
+    known = _described(hardware, log.operation, list(log.rates), log.num_ranks)
+    return [abs(a / b - 1.0) for a, b in zip(known, log.rates.values(), strict=True)]
+
+
+def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, told: list[str]) -> BusTable:
+    """Measured rows on the union of their sizes. Ranks of the description that were not measured keep their rates,
+    read at these sizes."""
+    measured = {log.num_ranks: log for log in logs}
+    before: BusTable = getattr(hardware.scale_up, operation)
+    sizes = sorted({size for log in logs for size in log.rates if size > 0})
+    rows: dict[float, list[float]] = {}
+    for ranks in sorted({*map(float, measured), *before.num_gpus}):
+        log = measured.get(int(ranks)) if ranks == int(ranks) else None
+        if log is None:
+            rows[ranks] = _described(hardware, operation, sizes, ranks)
+            continue
+        known = np.log(list(log.rates)), np.log(list(log.rates.values()))
+        rows[ranks] = [float(rate) for rate in np.exp(np.interp(np.log(sizes), *known))]
+    kept = [f"{ranks:g}" for ranks in rows if ranks not in measured]
+    if kept:
+        told.append(f"{operation}: {', '.join(kept)} ranks not measured, as in the description")
+    if sizes[-1] < before.message_bytes[-1]:
+        told.append(f"{operation}: messages beyond {gib_text(sizes[-1])} have the rate of the largest one")
+    return BusTable(
+        num_gpus=tuple(rows),
+        message_bytes=tuple(map(float, sizes)),
+        bus_bandwidth_bytes_per_s=tuple(map(tuple, rows.values())),
+    )
+
+
+def _network_factors(logs: list[BusLog], hardware: HardwareSpec, told: list[str]) -> list[float]:
+    """Measured over described bus bandwidth of large messages in rings over whole domains."""
+    domain, out = hardware.scale_up.num_gpus, hardware.scale_out
+    described = domain * out.bandwidth_bytes_per_s * out.efficiency
+    factors: list[float] = []
+    for log in logs:
+        if log.operation not in RINGS or log.num_ranks % domain:
+            told.append(f"{log.operation} of {log.num_ranks} ranks not used: no ring over whole domains")
+            continue
+        largest = list(log.rates.values())[-LARGEST:]
+        factors += [min(max(rate / described, LEAST_FACTOR), MOST_FACTOR) for rate in largest]
+    return factors

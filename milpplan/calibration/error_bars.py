@@ -1,0 +1,86 @@
+"""From the uncertainty of a hardware description to that of a step time and of the choice between plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import Final
+
+from milpplan.calibration.records import End, ErrorBar, Rival, Robustness
+from milpplan.costs.simulator import simulate
+from milpplan.presets.overlays import moved
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.overlay import FACTORS, TIMES
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+
+ENDS: Final[tuple[tuple[End, float], ...]] = (("fast", -1.0), ("slow", 1.0))
+
+
+def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar | None:
+    """The step time of a plan with one sigma down and up; None where the hardware has no uncertainty.
+
+    First order: the plan is simulated with every uncertain constant one sigma down and up, one at a time, and the
+    differences are added in quadrature, with the scatter that no constant explains. Correlations of the fit are
+    left out: where constants were hard to tell apart this is an upper bound of their share.
+    """
+    known = problem.hardware.uncertainty
+    if known is None:
+        return None
+    parts: dict[str, tuple[float, float]] = {}
+    for name in (*FACTORS, *TIMES):
+        if getattr(known, name) <= 0:
+            continue
+        times = [_step_s(at(problem, {name: sign}), plan) for _, sign in ENDS]
+        parts[name] = (max(step_time_s - min(times), 0.0), max(max(times) - step_time_s, 0.0))
+    if known.residual_fraction > 0:
+        parts["residual"] = (known.residual_fraction * step_time_s, known.residual_fraction * step_time_s)
+    below, above = (sqrt(sum(part[side] ** 2 for part in parts.values())) for side in (0, 1))
+    return ErrorBar(step_time_s, min(below, step_time_s), above, parts, known.overlay)
+
+
+def at(problem: Problem, sigmas: dict[str, float]) -> Problem:
+    """The problem with constants of its hardware moved by so many sigmas; its uncertainty is dropped."""
+    hardware: HardwareSpec = moved(problem.hardware, sigmas).model_copy(update={"uncertainty": None})
+    return problem.model_copy(update={"hardware": hardware})
+
+
+def joint_end(problem: Problem, end: End) -> Problem:
+    """The problem with every uncertain constant one sigma to the fast or to the slow side."""
+    sign = dict(ENDS)[end]
+    return at(problem, dict.fromkeys((*FACTORS, *TIMES), sign))
+
+
+def robustness(
+    problem: Problem,
+    best: Plan,
+    others: Sequence[Plan],
+    solve_end: Callable[[Problem], tuple[Plan | None, float | None]] | None = None,
+) -> Robustness | None:
+    """Whether ``best`` is still the fastest at both joint ends; None where no constant is uncertain.
+
+    ``others`` are simulated at both ends. ``solve_end`` solves the problem of an end and returns its best plan and
+    its proved lower bound in seconds; that plan is then one of the others. Plans are compared by step time, or
+    by step time per sequence and by GPUs where their batches or sizes differ.
+    """
+    known = problem.hardware.uncertainty
+    if known is None or not any(getattr(known, name) for name in (*FACTORS, *TIMES)):
+        return None
+    rivals = []
+    for end, _ in ENDS:
+        there = joint_end(problem, end)
+        plan, bound = solve_end(there) if solve_end is not None else (None, None)
+        looked_at = [one for one in (*others, *([plan] if plan else [])) if one != best]
+        rival = min((_cost_s(there, one, best) for one in looked_at), default=None)
+        rivals.append(Rival(end, _step_s(there, best), rival, bound))
+    return Robustness(tuple(rivals), len(others), solve_end is not None)
+
+
+def _step_s(problem: Problem, plan: Plan) -> float:
+    return simulate(problem, plan).step_time_s
+
+
+def _cost_s(problem: Problem, plan: Plan, best: Plan) -> float:
+    """Step time of a plan, as if for the batch of the best one."""
+    share = best.layout.global_batch_size / plan.layout.global_batch_size
+    return _step_s(problem, plan) * share

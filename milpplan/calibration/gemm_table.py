@@ -1,0 +1,195 @@
+"""From measured matrix products to a table: the description's, corrected node by node where there are data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import lsq_linear
+
+from milpplan.costs.compute import BF16_BYTES, FP8_BYTES, GemmPrecision, engine_of, interpolate_table
+from milpplan.errors import InvalidInputError
+from milpplan.specs.hardware import GemmTable, HardwareSpec
+from milpplan.specs.overlay import Tables
+from milpplan.specs.reading import shown
+
+FloatArray = npt.NDArray[np.float64]
+
+TIMES: Final = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3, "time_us": 1e-6}
+TERA: Final = 1e12
+MAX_ROWS: Final = 200_000
+MOST_ELEMENTS: Final = 10**9
+SMOOTHNESS: Final = 0.3
+"""One sigma of a node's correction around the mean one, relative."""
+NOISE: Final = 0.03
+"""One sigma of a measured product, relative."""
+MEMORY_MARGIN: Final = 1.2
+"""A product within this factor of its memory traffic says nothing about the matrix engine."""
+ROUNDS: Final = 5
+LEAST, MOST = 1e-4, 1.5
+_DO: Final = "Give a CSV with the columns m,n,k and one of time_s, time_ms, time_us or tflops; precision if fp8."
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Measured products (m x k)(k x n) of one number format, seconds each."""
+
+    precision: GemmPrecision
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    time_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class GemmFit:
+    """Tables, what is told, rows used, and mean absolute errors of the efficiency."""
+
+    tables: Tables
+    told: tuple[str, ...]
+    num_rows: int
+    error_before: float
+    error_after: float
+
+
+def is_gemm_csv(text: str) -> bool:
+    """Whether the first line names m, n and k."""
+    first = text.lstrip().splitlines()[:1]
+    return bool(first) and {"m", "n", "k"} <= {word.strip().lower() for word in first[0].split(",")}
+
+
+def parse_gemm(text: str, source: str) -> list[Products]:
+    """The products of a CSV by number format.
+
+    Raises:
+        InvalidInputError: a column is missing, a value is no positive number, too many rows.
+    """
+    reader = csv.DictReader(io.StringIO(text.lstrip()))
+    reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+    measured = next((name for name in (*TIMES, "tflops") if name in reader.fieldnames), None)
+    if measured is None:
+        raise InvalidInputError(f"{source} has the columns {shown(reader.fieldnames)}.", "Expected a time.", _DO)
+    rows: dict[str, list[tuple[float, ...]]] = {"bf16": [], "fp8": []}
+    try:
+        for number, row in enumerate(reader, start=2):
+            if number > MAX_ROWS:
+                raise InvalidInputError(f"{source} has more than {MAX_ROWS:,} rows.", "Expected fewer.", _DO)
+            precision = (row.get("precision") or row.get("dtype") or "bf16").strip().lower()
+            if precision not in rows:
+                raise InvalidInputError(
+                    f"{source}:{number}: precision {shown(precision)}.", "Expected bf16 or fp8.", _DO
+                )
+            rows[precision].append(_row(row, measured, f"{source}:{number}"))
+    except csv.Error as error:
+        raise InvalidInputError(f"{source} is no CSV: {error}.", "Expected rows of numbers.", _DO) from error
+    found = [_products(name, values) for name, values in rows.items() if values]
+    if not found:
+        raise InvalidInputError(f"{source} has no row.", "Expected measured products.", _DO)
+    return found
+
+
+def _products(name: str, values: list[tuple[float, ...]]) -> Products:
+    precision: GemmPrecision = "fp8" if name == "fp8" else "bf16"
+    m, n, k, time_s = np.array(values, dtype=np.float64).T
+    return Products(precision, m, n, k, time_s)
+
+
+def _row(row: dict[str, Any], measured: str, place: str) -> tuple[float, ...]:
+    """m, n, k, seconds."""
+    try:
+        m, n, k, value = (float(row[name]) for name in ("m", "n", "k", measured))
+    except (TypeError, ValueError, KeyError) as error:
+        raise InvalidInputError(
+            f"{place}: {shown(dict(row))}.", f"Expected numbers for m, n, k and {measured}.", _DO
+        ) from error
+    whole = all(math.isfinite(size) and 1 <= size <= MOST_ELEMENTS for size in (m, n, k))
+    if not whole or not (math.isfinite(value) and 0 < value < 1e9):
+        raise InvalidInputError(
+            f"{place}: m={m:g}, n={n:g}, k={k:g}, {measured}={value:g}.", "Expected positive numbers.", _DO
+        )
+    time_s = 2.0 * m * n * k / (value * TERA) if measured == "tflops" else value * TIMES[measured]
+    return m, n, k, time_s
+
+
+def fit_gemm(products: list[Products], hardware: HardwareSpec) -> GemmFit:
+    """Tables of measured products, by number format.
+
+    Minimised over a correction of every node of the description's table: squares of the relative errors of the
+    efficiency, and of the corrections' differences from their mean; rows with large errors count less.
+
+    Raises:
+        InvalidInputError: no product is limited by the matrix engine, or the accelerator lacks the format.
+    """
+    tables: dict[str, GemmTable] = {}
+    told: list[str] = []
+    before: list[float] = []
+    after: list[float] = []
+    for part in products:
+        table, used, errors = _fitted(part, hardware)
+        tables[f"gemm_{part.precision}"] = table
+        before += errors[0].tolist()
+        after += errors[1].tolist()
+        left = len(part.m) - used
+        told.append(f"{part.precision}: {used:,} products used, {left:,} limited by memory or launch left out")
+    return GemmFit(Tables(**tables), tuple(told), len(before), float(np.mean(before)), float(np.mean(after)))
+
+
+def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, int, tuple[FloatArray, FloatArray]]:
+    accelerator = hardware.accelerator
+    engine = engine_of(accelerator, part.precision)
+    kernel_s = part.time_s - accelerator.kernel_latency_s
+    inputs = FP8_BYTES if part.precision == "fp8" else BF16_BYTES
+    moved = inputs * (part.m * part.k + part.k * part.n) + BF16_BYTES * part.m * part.n
+    memory_s = moved / (accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency)
+    use = kernel_s > MEMORY_MARGIN * memory_s
+    if not use.any():
+        raise InvalidInputError(
+            f"None of the {len(use):,} {part.precision} products takes longer than its memory traffic.",
+            "Expected products that the matrix engine limits.",
+            "Measure larger m, n and k, and check the unit of the times.",
+        )
+    m, n, k = part.m[use], part.n[use], part.k[use]
+    efficiency = np.clip(2 * m * n * k / kernel_s[use] / engine.peak_flops_per_s, LEAST, MOST)
+    weights = _node_weights(engine.gemm, m, n, k)
+    nodes = np.array(engine.gemm.efficiency, dtype=np.float64)
+    fitted = _corrected(weights, nodes.ravel(), efficiency).reshape(nodes.shape)
+    table = engine.gemm.model_copy(
+        update={"efficiency": tuple(tuple(tuple(map(float, row)) for row in plane) for plane in fitted)}
+    )
+    errors = tuple(np.abs(interpolate_table(one, m, n, k) / efficiency - 1.0) for one in (engine.gemm, table))
+    return table, int(use.sum()), (errors[0], errors[1])
+
+
+def _node_weights(table: GemmTable, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+    """[rows, nodes]: the interpolation is linear in the nodes, so each column is that of a unit node."""
+    axes = []
+    for axis, sizes in ((table.m, m), (table.n, n), (table.k, k)):
+        grid = np.log(np.array(axis, dtype=np.float64))
+        hats = np.eye(len(grid))
+        axes.append(np.stack([np.interp(np.log(sizes), grid, hat) for hat in hats], axis=1))
+    return np.asarray(np.einsum("ri,rj,rl->rijl", *axes).reshape(len(m), -1))
+
+
+def _corrected(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) -> FloatArray:
+    """Node values: the description's times a common factor times corrections near 1."""
+    common = float(np.median(efficiency / (weights @ nodes)))
+    start = np.clip(nodes * common, LEAST, MOST)
+    # Normal equations: many products on a few hundred nodes.
+    rows = weights * start / efficiency[:, None]
+    trust = np.ones(len(efficiency))
+    correction = np.ones(len(start))
+    for _ in range(ROUNDS):
+        scaled = rows * trust[:, None] / NOISE
+        matrix = scaled.T @ scaled + np.eye(len(start)) / SMOOTHNESS**2
+        right = scaled.T @ (trust / NOISE) + np.ones(len(start)) / SMOOTHNESS**2
+        root = np.linalg.cholesky(matrix)
+        target = np.linalg.solve(root, right)
+        correction = lsq_linear(root.T, target, bounds=(LEAST / start, np.maximum(MOST / start, 1.001))).x
+        # Weights of soft_l1; their roots multiply the rows.
+        trust = (1.0 + ((rows @ correction - 1.0) / NOISE) ** 2) ** -0.25
+    return np.clip(start * correction, LEAST, MOST)

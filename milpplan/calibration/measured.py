@@ -1,0 +1,128 @@
+"""What is fitted to: measured steps, each with the problem and the plan that it ran, and their prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.calibration.parameters import Theta
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.layout_costs import layout_costs
+from milpplan.costs.simulator import step_times_ns
+from milpplan.costs.stages import durations, plan_stages
+from milpplan.errors import InvalidInputError
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+from milpplan.validation.comparison import UNSCORED_FLAGS
+from milpplan.validation.measures import step_measure
+from milpplan.validation.reading import RunFile
+from milpplan.validation.statement import state
+from milpplan.validation.unstated import UnstatedError
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One measured step: ``step_time_s`` seconds for ``plan`` of ``problem``, whose hardware is not yet fitted."""
+
+    id: str
+    group: str
+    problem: Problem
+    plan: Plan
+    step_time_s: float
+
+
+def observations(
+    file: RunFile, hardware: HardwareSpec | None = None, stacks: bool = False
+) -> tuple[list[Observation], list[str]]:
+    """The timed runs of a file, and why each of the others is left out.
+
+    ``hardware`` replaces the description that a run's own words would choose; ``stacks``: with the constants that
+    are fitted to its framework already.
+    """
+    found: list[Observation] = []
+    left_out: list[str] = []
+    for run in file.runs:
+        flags = UNSCORED_FLAGS & set(run.flags)
+        if flags:
+            left_out.append(f"{run.id}: flagged {', '.join(sorted(flags))}")
+            continue
+        try:
+            statement = state(run, file.unknown.get(run.id, ()), hardware, stacks)
+            measure = step_measure(run, statement)
+        except UnstatedError as error:
+            left_out.append(f"{run.id}: {error}")
+            continue
+        except (ArithmeticError, MemoryError) as error:
+            left_out.append(f"{run.id}: its numbers are beyond what can be computed ({error})")
+            continue
+        if measure is None:
+            left_out.append(f"{run.id}: no step time was measured")
+            continue
+        found.append(Observation(run.id, run.group, statement.problem, statement.plan, measure.step_time_s))
+    return found, left_out
+
+
+def on_hardware(runs: Iterable[Observation], hardware: HardwareSpec) -> list[Observation]:
+    """The same observations on another description."""
+    return [replace(run, problem=run.problem.model_copy(update={"hardware": hardware})) for run in runs]
+
+
+class Predictor:
+    """Simulated step times of observations under constants. Runs that differ in their layout only share the
+    costs of their layers, and every answer is kept."""
+
+    def __init__(self, runs: Sequence[Observation]) -> None:
+        self.runs = tuple(runs)
+        self.measured_s: FloatArray = np.array([run.step_time_s for run in runs], dtype=np.float64)
+        grouped: dict[tuple[object, ...], list[int]] = {}
+        for index, run in enumerate(runs):
+            job = run.problem.job.model_copy(update={"num_gpus": 1, "global_batch_size": 1})
+            grouped.setdefault((run.problem.model, run.problem.hardware, job), []).append(index)
+        self._members = [np.array(rows) for rows in grouped.values()]
+        self._known: dict[Theta, FloatArray] = {}
+
+    def step_times_s(self, theta: Theta) -> FloatArray:
+        """Seconds a step of every observation.
+
+        Raises:
+            InvalidInputError: a step time left the range of numbers.
+        """
+        if theta not in self._known:
+            times: FloatArray = np.empty(len(self.runs))
+            on: dict[HardwareSpec, HardwareSpec] = {}
+            for rows in self._members:
+                base = self.runs[rows[0]].problem.hardware
+                if base not in on:
+                    on[base] = theta.on(base)
+                times[rows] = self._group(rows, on[base])
+            self._known[theta] = times
+        return self._known[theta]
+
+    def log_ratios(self, theta: Theta) -> FloatArray:
+        """log(predicted / measured) of every observation."""
+        return np.asarray(np.log(self.step_times_s(theta) / self.measured_s))
+
+    def _group(self, rows: npt.NDArray[np.int64], hardware: HardwareSpec) -> FloatArray:
+        runs = [self.runs[row] for row in rows]
+        problem = runs[0].problem.model_copy(update={"hardware": hardware})
+        costs = layout_costs(problem, LayoutColumns.of([run.plan.layout for run in runs]))
+        times = []
+        for place, run in enumerate(runs):
+            own = costs.at(place)
+            stages = plan_stages(own, problem.model.layer_kinds, run.plan)
+            step_ns = int(step_times_ns(run.plan.layout, own, durations(stages)))
+            if step_ns <= 0:
+                raise InvalidInputError(
+                    f"The step of {run.id!r} leaves the range of 64-bit integers.",
+                    "Expected numbers of real models and clusters.",
+                    "Correct or remove the run.",
+                )
+            times.append(step_ns / NS_PER_S)
+        return np.array(times)

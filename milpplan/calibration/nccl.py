@@ -1,0 +1,157 @@
+"""The output of nccl-tests (or rccl-tests): tables of one or more collectives, as they are printed.
+
+Sizes are in bytes, times in microseconds, bandwidths in GB/s (1e9 bytes/s). The out-of-place columns count.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from milpplan.errors import InvalidInputError
+from milpplan.specs.reading import shown
+
+PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""bus bandwidth = passes (n - 1) / n * bytes / time. Source: nccl-tests, doc/PERFORMANCE.md."""
+MICRO: Final = 1e-6
+GIGA: Final = 1e9
+MAX_RANKS: Final = 1_048_576
+MOST_BYTES: Final = 1e15
+MOST_RATE: Final = 1e16
+"""Bytes a second; beyond it a row is no measurement."""
+
+_OPERATION = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_perf)?\b", re.IGNORECASE)
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\b")
+_GPUS = re.compile(r"\bnThread\s+(\d+)\s+nGpus\s+(\d+)\b")
+_COLUMNS = re.compile(r"^#\s+size\s+count\b")
+_DO = "Give the whole output of all_reduce_perf, all_gather_perf, reduce_scatter_perf or alltoall_perf."
+
+
+@dataclass(slots=True)
+class BusLog:
+    """One collective among ``num_ranks``: bus bandwidth in bytes/s by message size in bytes, ascending."""
+
+    operation: str
+    num_ranks: int
+    rates: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Section:
+    """What the lines so far say of the table that comes next."""
+
+    operation: str | None
+    ranks: set[int] = field(default_factory=set)
+    gpus: int | None = None
+    columns: list[str] = field(default_factory=list)
+
+
+def is_nccl_log(text: str) -> bool:
+    """Whether a text has the header of nccl-tests' table."""
+    return any(_COLUMNS.match(line) for line in text.splitlines())
+
+
+def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusLog]:
+    """The tables of an output, those of one operation and number of ranks together.
+
+    ``num_gpus`` is the number of ranks where the output does not say it.
+
+    Raises:
+        InvalidInputError: no table, an operation that is not named, a number of ranks that is not known, a
+            line that is cut.
+    """
+    section = _Section(_operation_of(source.rsplit("/", 1)[-1]))
+    rows: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith("#") or not line.lstrip()[:1].isdigit():
+            _read_header(line.strip(), section)
+        elif section.columns:
+            operation, ranks = _named(section, source, num_gpus)
+            size, rate = _row(line, section.columns, PASSES[operation] * (ranks - 1) / ranks, f"{source}:{number}")
+            if rate > 0:
+                rows.setdefault((operation, ranks), {}).setdefault(size, []).append(rate)
+    logs = [BusLog(*key, {size: _median(found[size]) for size in sorted(found)}) for key, found in rows.items()]
+    if not logs:
+        raise InvalidInputError(f"{source} has no row of a bandwidth table.", "Expected sizes and times.", _DO)
+    return logs
+
+
+def _operation_of(text: str) -> str | None:
+    found = _OPERATION.search(text)
+    if found is None:
+        return None
+    plain = found.group(1).lower().replace("_", "")
+    return next(name for name in PASSES if name.replace("_", "") == plain)
+
+
+def _read_header(line: str, section: _Section) -> None:
+    """A comment, a rank, the columns, or the words of the command."""
+    rank = _RANK.match(line)
+    gpus = _GPUS.search(line)
+    if _COLUMNS.match(line):
+        section.columns = line.lstrip("# ").split()
+    elif gpus is not None:
+        # A new run starts here: its ranks follow.
+        section.gpus, section.ranks, section.columns = int(gpus[1]) * int(gpus[2]), set(), []
+    elif rank is not None:
+        section.ranks.add(int(rank[1]))
+    else:
+        named = _operation_of(line)
+        if named is not None:
+            section.operation = named
+
+
+def _named(section: _Section, source: str, num_gpus: int | None) -> tuple[str, int]:
+    if section.operation is None:
+        raise InvalidInputError(
+            f"{source} does not say which collective it measures.",
+            f"Expected one of {', '.join(PASSES)} in its text or in its file name.",
+            "Name the file after the program, for instance all_reduce_perf.txt.",
+        )
+    ranks = len(section.ranks) or num_gpus or section.gpus or 0
+    if not 2 <= ranks <= MAX_RANKS:
+        raise InvalidInputError(
+            f"{source} measures {ranks} ranks." if ranks else f"{source} does not say how many ranks took part.",
+            "Expected lines `#  Rank  0 ...`, or `# nThread ... nGpus ...`, of at least 2 ranks.",
+            "Give the whole output, or the number of ranks with --gpus-per-node.",
+        )
+    return section.operation, ranks
+
+
+def _row(line: str, columns: list[str], factor: float, place: str) -> tuple[int, float]:
+    """Message size in bytes, and bus bandwidth in bytes/s from the time, whose rounding is finer."""
+    words = line.split()
+    try:
+        if len(words) > len(columns):
+            raise ValueError("more words than columns")
+        size = int(words[0])
+        time_s = float(words[columns.index("time")]) * MICRO
+        bus = float(words[columns.index("busbw")]) * GIGA
+    except (ValueError, IndexError) as error:
+        raise InvalidInputError(
+            f"{place} is {shown(line.strip())}.",
+            f"Expected the columns {' '.join(columns[:8])}.",
+            "Give the output as printed; remove lines that were cut.",
+        ) from error
+    if not (0 <= size <= MOST_BYTES and math.isfinite(time_s) and math.isfinite(bus) and 0 <= bus <= MOST_RATE):
+        raise InvalidInputError(
+            f"{place} is {shown(line.strip())}.",
+            "Expected a size in bytes, a time in microseconds and a bandwidth in GB/s, none negative.",
+            "Correct or remove the line.",
+        )
+    rate = factor * size / time_s if time_s > 0 else bus
+    return size, rate if rate <= MOST_RATE else 0.0
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
+
+
+def operations(logs: list[BusLog]) -> Iterator[str]:
+    """Names of the collectives measured, each once."""
+    yield from dict.fromkeys(log.operation for log in logs)

@@ -1,0 +1,161 @@
+"""``calibration``: from a file of measurements of any kind to an overlay."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from milpplan.calibration.bus_tables import fit_bus
+from milpplan.calibration.fit_records import Fit
+from milpplan.calibration.fitting import fit
+from milpplan.calibration.gemm_table import fit_gemm, is_gemm_csv, parse_gemm
+from milpplan.calibration.measured import observations
+from milpplan.calibration.nccl import is_nccl_log, parse_nccl
+from milpplan.errors import InvalidInputError
+from milpplan.presets.catalog import hardware_names, load_hardware
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.overlay import CONSTANTS, Overlay, Provenance
+from milpplan.specs.reading import read_text, validated
+from milpplan.validation.reading import read_runs
+
+Kind = Literal["runs", "nccl", "gemm"]
+MAX_RUNS: Final = 2000
+"""Most timed runs of one fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """An overlay, the kind of its source, what is told about it, and the fit where the source were runs."""
+
+    kind: Kind
+    overlay: Overlay
+    hardware: HardwareSpec
+    told: tuple[str, ...]
+    fit: Fit | None = None
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file holds: an output of nccl-tests, a CSV of products, else runs.
+
+    Raises:
+        InvalidInputError: it cannot be read, or is none of these.
+    """
+    if _is_gzip(path):
+        return "runs"
+    text = read_text(path)
+    if is_nccl_log(text):
+        return "nccl"
+    if is_gemm_csv(text):
+        return "gemm"
+    if text.lstrip()[:1] in ("[", "{"):
+        return "runs"
+    raise InvalidInputError(
+        f"{path} is neither a list of runs nor an output of nccl-tests nor a table of products.",
+        "Expected JSON, the table with `# size count type ...`, or a CSV whose first line names m, n and k.",
+        "See docs/calibration.md for the three formats.",
+    )
+
+
+def calibrated(
+    path: Path,
+    hardware: str,
+    name: str | None = None,
+    out: Path | None = None,
+    constants: Sequence[str] = CONSTANTS,
+    num_gpus: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Calibration:
+    """The overlay of a file of measurements on a hardware description.
+
+    ``out`` is where the overlay will lie, so that a base given as a path is named relative to it; ``num_gpus`` the
+    ranks of an output of nccl-tests that does not say them.
+
+    Raises:
+        InvalidInputError: the file or the hardware cannot be read or say nothing that can be fitted.
+    """
+    spec = load_hardware(hardware)
+    kind = kind_of(path)
+    words: dict[str, Any] = {"base": _base(hardware, out), "name": name or _name(path, hardware)}
+    # A name that cannot be is told before time is spent on the fit.
+    empty = Provenance(data="", date="", method="", num_measurements=0)
+    validated(Overlay, {**words, "provenance": empty.model_dump()}, "the overlay's name and base")
+    if kind == "runs":
+        return _of_runs(path, spec, words, constants, progress)
+    date = datetime.date.today().isoformat()
+    if kind == "nccl":
+        bus = fit_bus(parse_nccl(read_text(path), str(path), num_gpus), spec)
+        provenance = Provenance(
+            data=f"nccl-tests, {path.name}",
+            date=date,
+            method="bus bandwidth from the out-of-place times, medians of repeated sizes",
+            num_measurements=bus.num_rows,
+            error_before=bus.error_before,
+        )
+        overlay = Overlay(**words, provenance=provenance, tables=bus.tables, constants=bus.constants)
+        return Calibration(kind, overlay, spec, bus.told)
+    table = fit_gemm(parse_gemm(read_text(path), str(path)), spec)
+    provenance = Provenance(
+        data=f"matrix products, {path.name}",
+        date=date,
+        method="robust least squares of node corrections; errors are those of the efficiency",
+        num_measurements=table.num_rows,
+        error_before=table.error_before,
+        error_after=table.error_after,
+    )
+    return Calibration(kind, Overlay(**words, provenance=provenance, tables=table.tables), spec, table.told)
+
+
+def _of_runs(
+    path: Path,
+    spec: HardwareSpec,
+    words: dict[str, Any],
+    constants: Sequence[str],
+    progress: Callable[[str], None] | None,
+) -> Calibration:
+    file = read_runs(path)
+    found, left_out = observations(file, spec)
+    told = [str(error) for error in file.rejected] + left_out
+    if not found:
+        raise InvalidInputError(
+            f"{path} has no run to fit to: {'; '.join(told[:3]) or 'it is empty'}.",
+            "Expected runs that milpplan can simulate, with a measured step time.",
+            "See docs/validation.md for the format.",
+        )
+    if len(found) > MAX_RUNS:
+        raise InvalidInputError(
+            f"{path} has {len(found):,} timed runs.", f"Expected at most {MAX_RUNS:,}.", "Split the file."
+        )
+    result = fit(found, None, constants, progress=progress)
+    date = datetime.date.today().isoformat()
+    overlay = result.overlay(words["base"], words["name"], f"{len(found)} runs of {path.name}", date)
+    return Calibration("runs", overlay, spec, tuple(told), result)
+
+
+def _is_gzip(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"\x1f\x8b"
+    except (OSError, ValueError):
+        return False
+
+
+def _base(hardware: str, out: Path | None) -> str:
+    """A shipped name as it is; a path relative to the overlay's directory where that is possible."""
+    if hardware in hardware_names():
+        return hardware
+    path = Path(hardware).resolve()
+    if out is not None:
+        try:
+            return str(path.relative_to(out.resolve().parent))
+        except ValueError:
+            pass
+    return str(path)
+
+
+def _name(path: Path, hardware: str) -> str:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name.split(".")[0]) or "measured"
+    return f"{Path(hardware).name.removesuffix('.toml')}-{stem}"[:200]

@@ -1,0 +1,151 @@
+"""A calibration for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.calibration.fit_records import Constant, Fit
+from milpplan.calibration.sources import Calibration
+from milpplan.reports.terminal import printable
+from milpplan.specs.overlay import FACTORS, SWITCHES
+from milpplan.units import percent_text, seconds_text
+from milpplan.version import __version__
+
+MAX_TOLD = 12
+
+
+def report(calibration: Calibration) -> RenderableType:
+    """Constants, errors, and what was left out."""
+    overlay = calibration.overlay
+    parts: list[RenderableType] = [
+        Text(
+            f"{printable(overlay.name)} on {printable(overlay.base)}: {printable(overlay.provenance.data)}", "bold"
+        ),
+        Text(),
+    ]
+    if calibration.fit is not None:
+        parts += [_constants(calibration.fit), _errors(calibration.fit)]
+    else:
+        parts += _tables(calibration)
+    told = [printable(text) for text in calibration.told]
+    parts += [Text(f"- {text}") for text in told[:MAX_TOLD]]
+    if len(told) > MAX_TOLD:
+        parts.append(Text(f"- and {len(told) - MAX_TOLD} more"))
+    return Group(*parts)
+
+
+def _constants(fit: Fit) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, justify in (
+        ("constant", "left"),
+        ("value", "right"),
+        ("one sigma", "right"),
+        ("identified", "left"),
+    ):
+        table.add_column(Text(column), justify=justify)  # type: ignore[arg-type]
+    for one in fit.constants:
+        said = "yes" if one.identified else "not identified by these runs, kept"
+        table.add_row(one.name, _value(one), _sigma(one), f"{said}{': ' if one.note else ''}{one.note}")
+    return table
+
+
+def _value(one: Constant) -> str:
+    if one.name in SWITCHES:
+        return "yes" if one.value else "no"
+    return f"{one.value:.3f}" if one.name in FACTORS else seconds_text(one.value)
+
+
+def _sigma(one: Constant) -> str:
+    if one.one_sigma is None or not one.identified:
+        return "-"
+    return f"{one.one_sigma:.3f}" if one.name in FACTORS else seconds_text(one.one_sigma)
+
+
+def _errors(fit: Fit) -> RenderableType:
+    text = (
+        f"mean absolute error of {len(fit.ids)} steps: {percent_text(fit.error_before)} before, "
+        f"{percent_text(fit.error_after)} after"
+    )
+    left_out = fit.error_left_out
+    if left_out is None:
+        text += "; with a single part nothing could be left out, so nothing shows whether it over-fits"
+    else:
+        text += f", {percent_text(left_out)} of runs left out ({fit.num_folds} parts in turn)"
+    lines = [
+        Text(text),
+        Text(f"scatter that no constant explains: {percent_text(fit.residual_fraction)} (one sigma)"),
+    ]
+    if fit.outliers:
+        names = ", ".join(printable(name) for name in fit.outliers[:4])
+        more = f" and {len(fit.outliers) - 4} more" if len(fit.outliers) > 4 else ""
+        lines.append(Text(f"outliers that hardly count: {names}{more}"))
+    return Group(*lines)
+
+
+def _tables(calibration: Calibration) -> list[RenderableType]:
+    overlay = calibration.overlay
+    names = [name for name in type(overlay.tables).model_fields if getattr(overlay.tables, name) is not None]
+    lines = [Text(f"tables: {', '.join(names) or 'none'} ({overlay.provenance.num_measurements:,} measurements)")]
+    factor = overlay.constants.scale_out_efficiency
+    if factor is not None:
+        lines.append(Text(f"scale_out_efficiency {factor.value:.3f}, one sigma {factor.one_sigma:.3f}"))
+    before, after = overlay.provenance.error_before, overlay.provenance.error_after
+    if before is not None:
+        text = f"mean absolute error of the description's table: {percent_text(before)}"
+        lines.append(Text(text + ("" if after is None else f"; of the new one: {percent_text(after)}")))
+    return list(lines)
+
+
+def document_text(calibration: Calibration) -> str:
+    """One JSON document, with a newline at its end."""
+    fit = calibration.fit
+    document: dict[str, Any] = {
+        "schema_version": 1,
+        "milpplan_version": __version__,
+        "kind": calibration.kind,
+        "overlay": calibration.overlay.model_dump(mode="json"),
+        "told": list(calibration.told),
+        "fit": None if fit is None else _fit_document(fit),
+    }
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _fit_document(fit: Fit) -> dict[str, Any]:
+    rows = zip(fit.ids, fit.measured_s, fit.before_s, fit.after_s, fit.left_out_s, strict=True)
+    return {
+        "constants": [
+            {
+                "name": one.name,
+                "value": bool(one.value) if one.name in SWITCHES else one.value,
+                "one_sigma": one.one_sigma,
+                "identified": one.identified,
+                "prior": bool(one.prior) if one.name in SWITCHES else one.prior,
+                "note": one.note,
+            }
+            for one in fit.constants
+        ],
+        "error_before": fit.error_before,
+        "error_after": fit.error_after,
+        "error_left_out": fit.error_left_out,
+        "num_folds": fit.num_folds,
+        "scatter": fit.scatter,
+        "residual_fraction": fit.residual_fraction,
+        "outliers": list(fit.outliers),
+        "runs": [
+            {
+                "id": name,
+                "measured_s": float(measured),
+                "before_s": float(before),
+                "after_s": float(after),
+                "left_out_s": None if math.isnan(left_out) else float(left_out),
+            }
+            for name, measured, before, after, left_out in rows
+        ],
+    }

@@ -1,0 +1,47 @@
+"""Measurements to an overlay as a command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from milpplan.calibration.overlay_file import write_overlay
+from milpplan.calibration.sources import calibrated
+from milpplan.calibration.tables import document_text, report
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.solving import within_range
+from milpplan.errors import InvalidInputError
+from milpplan.reports.files import check_writable
+from milpplan.specs.overlay import CONSTANTS
+
+
+def run(
+    source: Path,
+    hardware: str,
+    out: Path,
+    name: str | None,
+    constants: list[str],
+    gpus: int | None,
+    as_json: bool,
+) -> ExitCode:
+    """Fit, print, write."""
+    check_writable(out)
+    if out.exists() and source.exists() and out.resolve() == source.resolve():
+        raise InvalidInputError(
+            f"--out is {str(out)!r}, the measurements themselves.",
+            "Expected another file for the overlay.",
+            "Change --out.",
+        )
+    console = Console(file=sys.stderr)
+    with console.status("reading") as status, within_range():
+        told = status.update if console.is_terminal else None
+        result = calibrated(source, hardware, name, out, constants or CONSTANTS, gpus, told)
+    write_overlay(out, result.overlay)
+    if as_json:
+        emit(document_text(result))
+    else:
+        show(report(result))
+    say(f"Written to {out}.")
+    return ExitCode.OPTIMAL

@@ -1,0 +1,153 @@
+"""An overlay applied to a hardware description, and a description moved within its uncertainty. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import hypot
+from typing import Final
+
+from milpplan.errors import InvalidInputError
+from milpplan.specs.hardware import Accelerator, BusTable, GemmTable, HardwareSpec, SizeCurve, Uncertainty
+from milpplan.specs.overlay import FACTORS, TIMES, Overlay
+
+MOST_EFFICIENCY: Final = 1.5
+LEAST_EFFICIENCY: Final = 1e-6
+"""Efficiencies of tables and curves stay within these; fractions within (0, 1]."""
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
+    """The description with an overlay's tables and constants in it; ``software`` is named after the overlay.
+
+    Tables replace first, then factors multiply. Values are kept within the ranges of their records. An overlay
+    without constants and tables changes no number.
+
+    Raises:
+        InvalidInputError: the overlay has a table for a number format that the accelerator lacks.
+    """
+    changed = _with_tables(hardware, overlay)
+    constants = overlay.constants
+    factors = {name: part.value for name in FACTORS if (part := getattr(constants, name)) is not None}
+    software = {name: part.value for name in TIMES if (part := getattr(constants, name)) is not None}
+    switch = constants.overlap_tensor_parallel
+    if switch is not None:
+        software["overlap_tensor_parallel"] = switch.value
+    changed = with_constants(changed, factors, software | {"name": overlay.name})
+    return changed.model_copy(update={"uncertainty": _uncertainty(hardware.uncertainty, overlay)})
+
+
+def with_constants(
+    hardware: HardwareSpec, factors: Mapping[str, float], software: Mapping[str, object]
+) -> HardwareSpec:
+    """The description with factors of ``FACTORS`` multiplied in and fields of its software replaced."""
+    scale = {name: factor for name, factor in factors.items() if factor != 1.0}
+    update: dict[str, object] = {}
+    if scale.keys() & {"gemm_efficiency", "memory_efficiency", "attention_efficiency"}:
+        update["accelerator"] = _accelerator(hardware.accelerator, scale)
+    if "scale_up_efficiency" in scale:
+        factor = scale["scale_up_efficiency"]
+        tables = {name: _bus(getattr(hardware.scale_up, name), factor) for name in COLLECTIVES}
+        update["scale_up"] = hardware.scale_up.model_copy(update=tables)
+    if "scale_out_efficiency" in scale:
+        efficiency = _fraction(hardware.scale_out.efficiency * scale["scale_out_efficiency"])
+        update["scale_out"] = hardware.scale_out.model_copy(update={"efficiency": efficiency})
+    if software:
+        update["software"] = hardware.software.model_copy(update=dict(software))
+    return hardware.model_copy(update=update) if update else hardware
+
+
+def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
+    """The description with constants moved by a number of their one sigmas; positive is slower.
+
+    ``sigmas`` maps names of ``FACTORS`` and ``TIMES`` to that number; without an ``uncertainty`` nothing moves.
+    """
+    known = hardware.uncertainty
+    if known is None:
+        return hardware
+    factors = {name: max(1.0 - sigmas[name] * getattr(known, name), 0.05) for name in FACTORS if name in sigmas}
+    software = {
+        name: max(getattr(hardware.software, name) + sigmas[name] * getattr(known, name), 0.0)
+        for name in TIMES
+        if name in sigmas
+    }
+    return with_constants(hardware, factors, software)
+
+
+def _accelerator(accelerator: Accelerator, scale: Mapping[str, float]) -> Accelerator:
+    update: dict[str, object] = {}
+    gemm, attention = scale.get("gemm_efficiency"), scale.get("attention_efficiency")
+    if gemm is not None:
+        for name in ("bf16", "fp8"):
+            engine = getattr(accelerator, name)
+            if engine is not None:
+                update[name] = engine.model_copy(update={"gemm": _gemm(engine.gemm, gemm)})
+    if attention is not None:
+        for name in ("attention_forward", "attention_backward"):
+            update[name] = _curve(getattr(accelerator, name), attention)
+    if "memory_efficiency" in scale:
+        share = accelerator.memory_bandwidth_efficiency * scale["memory_efficiency"]
+        update["memory_bandwidth_efficiency"] = _fraction(share)
+    return accelerator.model_copy(update=update)
+
+
+def _efficiency(value: float) -> float:
+    return min(max(value, LEAST_EFFICIENCY), MOST_EFFICIENCY)
+
+
+def _fraction(value: float) -> float:
+    return min(max(value, LEAST_EFFICIENCY), 1.0)
+
+
+def _gemm(table: GemmTable, factor: float) -> GemmTable:
+    scaled = tuple(
+        tuple(tuple(_efficiency(value * factor) for value in row) for row in plane) for plane in table.efficiency
+    )
+    return table.model_copy(update={"efficiency": scaled})
+
+
+def _curve(curve: SizeCurve, factor: float) -> SizeCurve:
+    return curve.model_copy(update={"value": tuple(_efficiency(value * factor) for value in curve.value)})
+
+
+def _bus(table: BusTable, factor: float) -> BusTable:
+    rows = tuple(tuple(value * factor for value in row) for row in table.bus_bandwidth_bytes_per_s)
+    return table.model_copy(update={"bus_bandwidth_bytes_per_s": rows})
+
+
+def _with_tables(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
+    tables = overlay.tables
+    buses = {name: table for name in COLLECTIVES if (table := getattr(tables, name)) is not None}
+    if buses:
+        hardware = hardware.model_copy(update={"scale_up": hardware.scale_up.model_copy(update=buses)})
+    engines: dict[str, object] = {}
+    for precision, table in (("bf16", tables.gemm_bf16), ("fp8", tables.gemm_fp8)):
+        if table is None:
+            continue
+        engine = getattr(hardware.accelerator, precision)
+        if engine is None:
+            raise InvalidInputError(
+                f"The overlay {overlay.name!r} has a table for {precision}; {hardware.name} has no such engine.",
+                "Expected tables of number formats that the hardware description has.",
+                f"Remove the table, or add [accelerator.{precision}] to the hardware description.",
+            )
+        engines[precision] = engine.model_copy(update={"gemm": table})
+    if not engines:
+        return hardware
+    return hardware.model_copy(update={"accelerator": hardware.accelerator.model_copy(update=engines)})
+
+
+def _uncertainty(before: Uncertainty | None, overlay: Overlay) -> Uncertainty | None:
+    """Of the base and the overlay together: relative sigmas add in quadrature, those of times are replaced."""
+    known = {name: 0.0 if before is None else getattr(before, name) for name in (*FACTORS, *TIMES)}
+    for name in FACTORS:
+        factor = getattr(overlay.constants, name)
+        if factor is not None and factor.identified:
+            known[name] = hypot(known[name], factor.one_sigma / factor.value)
+    for name in TIMES:
+        seconds = getattr(overlay.constants, name)
+        if seconds is not None and seconds.identified:
+            known[name] = seconds.one_sigma
+    residual = overlay.provenance.residual_fraction or (before.residual_fraction if before else 0.0)
+    if not residual and not any(known.values()):
+        return None
+    return Uncertainty(overlay=overlay.name, residual_fraction=residual, **known)

@@ -1,0 +1,89 @@
+"""Error bars: first order, in quadrature, and what is said of the choice between plans."""
+
+from __future__ import annotations
+
+from math import hypot
+
+import pytest
+
+import milpplan
+from milpplan import Plan, Problem, simulate
+from milpplan.calibration.error_bars import at, error_bar, joint_end, robustness
+from milpplan.reports.error_bars import error_bar_text, robustness_text
+from milpplan.specs.hardware import Uncertainty
+from tests.small import small_problem
+
+
+def uncertain(**sigmas: float) -> Problem:
+    """The small problem with an uncertainty."""
+    problem = small_problem()
+    known = Uncertainty(overlay="mine", **sigmas)
+    return problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"uncertainty": known})})
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """The best plan of the small problem."""
+    found = milpplan.solve(small_problem()).plan
+    assert found is not None
+    return found
+
+
+def test_parts_add_in_quadrature(plan: Plan) -> None:
+    """Each constant moves alone; the residual is relative to the step."""
+    problem = uncertain(gemm_efficiency=0.1, step_overhead_s=0.02, residual_fraction=0.05)
+    step = simulate(problem, plan).step_time_s
+    bar = error_bar(problem, plan, step)
+    assert bar is not None
+    slow = simulate(at(problem, {"gemm_efficiency": 1.0}), plan).step_time_s
+    assert bar.parts_s["gemm_efficiency"][1] == pytest.approx(slow - step)
+    assert bar.parts_s["step_overhead_s"] == pytest.approx((0.0, 0.02))
+    assert bar.above_s == pytest.approx(hypot(slow - step, 0.02, 0.05 * step))
+    assert set(bar.parts_s) == {"gemm_efficiency", "step_overhead_s", "residual"}
+    assert "one sigma" in error_bar_text(bar)
+
+
+def test_nothing_uncertain_nothing_said(plan: Plan) -> None:
+    """No uncertainty, no error bar; the scatter alone moves no plan past another."""
+    assert error_bar(small_problem(), plan, 1.0) is None
+    assert robustness(small_problem(), plan, ()) is None
+    assert robustness(uncertain(residual_fraction=0.1), plan, ()) is None
+
+
+def test_the_ends_compare_with_the_runners_up(plan: Plan) -> None:
+    """The rival is the fastest of the others at each end, simulated there."""
+    problem = uncertain(gemm_efficiency=0.1, scale_up_efficiency=0.3)
+    result = milpplan.solve(problem, gap=0.0)
+    assert result.plan is not None
+    assert all(other.layout != result.plan.layout for other in result.runners_up)
+    others = [other for other in (*result.runners_up, plan) if other != result.plan]
+    robust = robustness(problem, result.plan, others)
+    assert robust is not None
+    for end in robust.ends:
+        there = joint_end(problem, end.end)
+        times = [simulate(there, other).step_time_s for other in others]
+        assert end.rival_s == min(times, default=None)
+        assert end.still_best == (end.best_s <= min(times, default=end.best_s))
+        assert end.lower_bound_s is None
+
+
+def test_a_faster_plan_at_an_end_is_told(plan: Plan) -> None:
+    """Where solving again finds a faster plan, the choice is not robust, and the text says so."""
+    problem = uncertain(gemm_efficiency=0.1)
+    worse = plan.model_copy(
+        update={
+            "layout": plan.layout.model_copy(
+                update={"overlap_grad_reduce": False, "overlap_param_gather": False, "zero_stage": 0}
+            )
+        }
+    )
+    assert simulate(problem, worse).step_time_s > simulate(problem, plan).step_time_s
+    robust = robustness(problem, worse, (), lambda there: (plan, 0.001))
+    assert robust is not None
+    assert not robust.still_best
+    text = robustness_text(robust)
+    assert text.startswith("not the best at both ends among all plans of the space")
+    assert "bound" in text
+    alone = robustness(problem, plan, ())
+    assert alone is not None
+    assert "not checked" in robustness_text(alone)

@@ -1,0 +1,149 @@
+"""Overlays: applied, written, read, stacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milpplan import load_hardware
+from milpplan.calibration.overlay_file import overlay_text, write_overlay
+from milpplan.errors import InvalidInputError, UnknownNameError
+from milpplan.presets.catalog import load_overlay
+from milpplan.presets.overlays import COLLECTIVES, applied, moved
+from milpplan.specs.hardware import BusTable
+from milpplan.specs.overlay import FACTORS, Constants, Factor, Overlay, Provenance, Seconds, Switch, Tables
+
+ORIGIN = Provenance(data='a "test"\n', date="2026-01-01", method="by hand", num_measurements=3)
+
+
+def overlay(**fields: Any) -> Overlay:
+    """An overlay on DGX H100."""
+    return Overlay(**{"base": "dgx-h100", "name": "mine", "provenance": ORIGIN, **fields})
+
+
+def full() -> Overlay:
+    """One with everything in it."""
+    table = BusTable(
+        num_gpus=(2.0, 8.0), message_bytes=(1e3, 1e6), bus_bandwidth_bytes_per_s=((1e9, 2e9), (3e9, 4e9))
+    )
+    return overlay(
+        constants=Constants(
+            gemm_efficiency=Factor(value=0.9, one_sigma=0.03),
+            scale_out_efficiency=Factor(value=0.5, one_sigma=0.1),
+            attention_efficiency=Factor(value=1.0, one_sigma=0.4, identified=False),
+            layer_launch_s=Seconds(value=3e-4, one_sigma=1e-5),
+            overlap_tensor_parallel=Switch(value=False),
+        ),
+        tables=Tables(all_reduce=table),
+    )
+
+
+def test_the_identity_changes_no_number() -> None:
+    """Nothing but the software's name differs."""
+    base = load_hardware("dgx-h100")
+    one = {name: Factor(value=1.0) for name in FACTORS}
+    for identity in (overlay(), overlay(constants=Constants(**one))):
+        changed = applied(base, identity)
+        assert changed.software.name == "mine"
+        assert changed.model_copy(update={"software": base.software}) == base
+
+
+def test_constants_end_up_where_they_belong() -> None:
+    """Factors multiply tables, curves and fractions; times and switches replace the software's."""
+    base, changed = load_hardware("dgx-h100"), applied(load_hardware("dgx-h100"), full())
+    ratio = changed.accelerator.bf16.gemm.efficiency[3][3][3] / base.accelerator.bf16.gemm.efficiency[3][3][3]
+    assert ratio == pytest.approx(0.9)
+    assert changed.scale_out.efficiency == pytest.approx(0.5 * base.scale_out.efficiency)
+    assert changed.scale_up.all_reduce == full().tables.all_reduce
+    assert changed.scale_up.all_gather == base.scale_up.all_gather
+    assert changed.software.layer_launch_s == 3e-4
+    assert changed.software.overlap_tensor_parallel is False
+    known = changed.uncertainty
+    assert known is not None
+    assert known.gemm_efficiency == pytest.approx(0.03 / 0.9)
+    assert known.attention_efficiency == 0.0
+
+
+def test_values_stay_within_their_ranges() -> None:
+    """However large the factor, the description is one that could be read from a file."""
+    base = load_hardware("dgx-h100")
+    for value in (0.02, 50.0):
+        changed = applied(base, overlay(constants=Constants(**{name: Factor(value=value) for name in FACTORS})))
+        assert type(base).model_validate(changed.model_dump()) == changed
+
+
+def test_moved_by_a_sigma_is_slower() -> None:
+    """One sigma to the slow side lowers rates and raises times; to the fast side no time falls below zero."""
+    known = applied(load_hardware("dgx-h100"), full())
+    slow = moved(known, {"gemm_efficiency": 1.0, "layer_launch_s": 1.0})
+    before, after = (spec.accelerator.bf16.gemm.efficiency[0][0][0] for spec in (known, slow))
+    assert after == pytest.approx(before * (1 - 0.03 / 0.9))
+    assert slow.software.layer_launch_s == pytest.approx(3.1e-4)
+    assert moved(known, {"layer_launch_s": -1000.0}).software.layer_launch_s == 0.0
+    assert moved(load_hardware("dgx-h100"), {"gemm_efficiency": 1.0}) == load_hardware("dgx-h100")
+
+
+def test_file_and_back(tmp_path: Path) -> None:
+    """overlay -> file -> overlay is the identity, and a file serves wherever a hardware name does."""
+    path = tmp_path / "mine.toml"
+    write_overlay(path, full())
+    assert load_overlay(path) == full()
+    assert load_hardware(path) == applied(load_hardware("dgx-h100"), full())
+    assert load_overlay("dgx-h100") is None
+
+
+def test_strange_text_survives(tmp_path: Path) -> None:
+    """Quotes, line breaks, control characters and other scripts."""
+    strange = overlay(provenance=ORIGIN.model_copy(update={"data": '"\\\n\t\x7f\x01 \u00e9 \U0001f600'}))
+    path = tmp_path / "strange.toml"
+    path.write_text(overlay_text(strange), encoding="utf-8")
+    assert load_overlay(path) == strange
+
+
+def test_overlays_lie_on_overlays(tmp_path: Path) -> None:
+    """A base given as a path is looked for beside the overlay; factors multiply, sigmas add in quadrature."""
+    write_overlay(
+        tmp_path / "one.toml", overlay(constants=Constants(gemm_efficiency=Factor(value=0.5, one_sigma=0.015)))
+    )
+    two = overlay(
+        base="one.toml", name="two", constants=Constants(gemm_efficiency=Factor(value=0.5, one_sigma=0.02))
+    )
+    write_overlay(tmp_path / "two.toml", two)
+    base, stacked = load_hardware("dgx-h100"), load_hardware(tmp_path / "two.toml")
+    ratio = stacked.accelerator.bf16.gemm.efficiency[0][0][0] / base.accelerator.bf16.gemm.efficiency[0][0][0]
+    assert ratio == pytest.approx(0.25)
+    assert stacked.uncertainty is not None
+    assert stacked.uncertainty.gemm_efficiency == pytest.approx(0.05)
+
+
+def test_hostile_files_are_refused(tmp_path: Path) -> None:
+    """Loops, unknown bases, unknown fields, values out of range: an error, with something to do."""
+    loop = tmp_path / "loop.toml"
+    write_overlay(loop, overlay(base="loop.toml"))
+    with pytest.raises(InvalidInputError, match="overlays"):
+        load_hardware(loop)
+    write_overlay(loop, overlay(base="dgx-h999"))
+    with pytest.raises(UnknownNameError, match="dgx-h999"):
+        load_hardware(loop)
+    text = overlay_text(full())
+    for old, new in (
+        ("value = 0.9", "value = -1"),
+        ("value = 0.9", 'value = "x"'),
+        ("[provenance]", "[provenances]"),
+        ('name = "mine"', 'name = "dgx-h100"'),
+    ):
+        loop.write_text(text.replace(old, new), encoding="utf-8")
+        with pytest.raises(InvalidInputError) as caught:
+            load_hardware(loop)
+        assert caught.value.expected
+        assert caught.value.do
+
+
+def test_a_table_for_an_engine_that_is_not_there(tmp_path: Path) -> None:
+    """A100 has no fp8."""
+    gemm = load_hardware("dgx-h100").accelerator.bf16.gemm
+    with pytest.raises(InvalidInputError, match="fp8"):
+        applied(load_hardware("dgx-a100-80"), overlay(base="dgx-a100-80", tables=Tables(gemm_fp8=gemm)))
+    assert set(COLLECTIVES) < set(Tables.model_fields)
