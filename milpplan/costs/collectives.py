@@ -44,21 +44,30 @@ def members_per_domain(hardware: HardwareSpec, size: Numbers, stride: Numbers) -
     stride consecutive ranks whose start is a multiple of gcd(size * stride, D) into a domain, so no part is
     smaller than that gcd; where everything is a power of two this is clip(D // stride, 1, size). Otherwise it
     rounds down: 6 of 8 GPUs give groups split 2 + 4 and the answer 2, an upper bound of the time.
+    Where the scheduler need not fill domains, D is the segment that suits the group best: racks of 72 serve jobs
+    of powers of two in segments of 64. A job whose groups suit different segments is priced too low.
     size, stride: positive integers, any shapes that broadcast.
     """
     ranks, step = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
-    smallest_part = np.gcd(ranks * step, np.int64(hardware.scale_up.num_gpus))
-    return np.asarray(np.clip(smallest_part // step, 1, ranks))
+    return np.asarray(np.clip(_smallest_part(hardware, ranks * step) // step, 1, ranks))
+
+
+def _smallest_part(hardware: HardwareSpec, block: IntArray) -> IntArray:
+    """Fewest consecutive ranks that a block of ranks has in one domain, with the best of the segments."""
+    segments = hardware.scale_up.segments or (hardware.scale_up.num_gpus,)
+    parts = [np.gcd(block, np.int64(segment)) for segment in segments]
+    return np.asarray(np.maximum.reduce(parts))
 
 
 def _group(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> _Group:
-    """Members and domains of groups; domains = ceil((size * stride + D - gcd) / D), at most ``size``."""
+    """Members and domains of groups; domains = ceil((size * stride + D - part) / D), at most ``size``."""
     step = np.asarray(stride, dtype=np.int64)
     block = np.asarray(size, dtype=np.int64) * step
     ranks = block // step
     domain = np.int64(hardware.scale_up.num_gpus)
-    members = members_per_domain(hardware, ranks, step)
-    touched = -((np.gcd(block, domain) - block - domain) // domain)
+    part = _smallest_part(hardware, block)
+    members = np.asarray(np.clip(part // step, 1, ranks))
+    touched = -((part - block - domain) // domain)
     domains = np.where(members == ranks, 1, np.clip(touched, 2, np.maximum(ranks, 2)))
     return _Group(ranks, members, domains)
 
@@ -194,12 +203,26 @@ def reduce_scatter_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, 
     return _collective_s(hardware, "reduce_scatter", num_bytes, size, stride)
 
 
-def all_to_all_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
+def _copies_sent(domains: IntArray, copies: float) -> FloatArray:
+    """Share of the copies that leave once for each domain instead of for each choice among its ranks.
+
+    Of ``copies`` choices, balanced and independent, the expected number of distinct domains is d (1 - (1 -
+    1/d)^copies); each is 1/d of what all choices send to all domains.
+    """
+    spread = np.maximum(domains, 1).astype(np.float64)
+    return np.asarray(spread * (1 - (1 - 1 / spread) ** copies) / copies)
+
+
+def all_to_all_s(
+    hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers, copies: float | None = None
+) -> FloatArray:
     """Time of an all-to-all in which each rank sends ``num_bytes`` in total, its own part included.
 
     Inside a domain: (n - 1) / n * bytes / busbw(n, bytes), measured. Across domains with k members each:
     max(bytes * (n - k) / n / (NIC rate * efficiency), bytes * (k - 1) / n / busbw inside) + base + transfer
     latency + (n - k) / 8 * hop latency. Balanced traffic is assumed: a lower bound for skewed routing.
+    With ``copies`` (the experts of a token) what crosses the network is sent once for each domain that holds one,
+    and the links of that domain spread it: DeepSeek-V3 (2024), section 3.2.2; DeepEP.
     Source: nccl-tests PERFORMANCE.md; NCCL serves peers in batches of 8 (src/include/device.h).
     """
     group = _group(hardware, size, stride)
@@ -207,9 +230,13 @@ def all_to_all_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stri
     out, share = hardware.scale_out, message / np.maximum(group.size, 1)
     outside = group.size - group.members
     network_s = share * outside / (out.bandwidth_bytes_per_s * out.efficiency)
+    if copies is not None:
+        network_s = network_s * _copies_sent(group.domains, copies)
     largest = hardware.scale_up.all_to_all.message_bytes[-1]
     links = bus_bandwidth_bytes_per_s(hardware, "all_to_all", largest, group.members)
-    links_s = share * (group.members - 1) / links
+    # Deduplicated copies arrive at one rank and pass on over the links; without, they come as they are.
+    passed = group.members - 1 if copies is None else group.size - group.domains
+    links_s = share * passed / links
     batches = outside / _PEERS_AT_ONCE
     latency_s = out.collective_base_latency_s + out.p2p_latency_s + batches * out.hop_latency_s
     inside = _inside_s(hardware, "all_to_all", message, group.size)
@@ -220,24 +247,38 @@ def all_to_all_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stri
 def p2p_s(hardware: HardwareSpec, num_bytes: Numbers, stride: Numbers) -> FloatArray:
     """Time to send ``num_bytes`` from rank r to rank r + stride.
 
-    bytes / (rate * efficiency) + latency with the links of the domain where stride < D, else one
-    accelerator's NIC share; 0 where bytes = 0. A stride below D counts as inside although ranks at the edge
-    leave the domain: a lower bound for those.
+    bytes / (rate * efficiency) + latency with the links of the domain where 2 * stride <= D, so that a domain
+    holds both, else one accelerator's NIC share; 0 where bytes = 0. Ranks at the edge leave the domain although
+    they count as inside: a lower bound for those.
     num_bytes, stride: any shapes that broadcast; returns seconds. Source: latency-bandwidth (Hockney) model.
     """
     up, out = hardware.scale_up, hardware.scale_out
     message = np.asarray(num_bytes, dtype=np.float64)
     inside = message / (up.bandwidth_bytes_per_s * up.p2p_efficiency) + up.p2p_latency_s
     outside = message / (out.bandwidth_bytes_per_s * out.efficiency) + out.p2p_latency_s
-    time = np.where(np.asarray(stride) < up.num_gpus, inside, outside)
+    time = np.where(2 * np.asarray(stride) <= up.num_gpus, inside, outside)
     return np.where(message == 0, 0.0, time)
 
 
 def processor_fraction(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> FloatArray:
     """Share of the accelerator's compute that a collective of the group takes while it runs beside kernels.
 
-    Source: Isaev et al. 2023 (Calculon), processor usage of a network; that of the outermost tier the group spans.
+    The largest of the tiers that it uses: a ring across domains with several members in each passes their links.
+    Source: Isaev et al. 2023 (Calculon), processor usage of a network.
     """
-    inside = np.asarray(size) * np.asarray(stride) <= hardware.scale_up.num_gpus
     up, out = hardware.scale_up.processor_fraction, hardware.scale_out.processor_fraction
-    return np.where(inside, up, out)
+    members = members_per_domain(hardware, size, stride)
+    inside = members == np.asarray(size)
+    return np.where(inside, up, np.where(members > 1, max(up, out), out))
+
+
+def overlap_s(
+    seconds: FloatArray, cover: FloatArray, processor_fraction: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """(exposed, hidden) seconds of communication beside ``cover`` seconds of compute.
+
+    hidden = min(seconds, cover); exposed = seconds - hidden + processor_fraction * hidden, because compute
+    slows down while a share of the processor drives the network.
+    """
+    hidden = np.minimum(seconds, cover)
+    return seconds - hidden + processor_fraction * hidden, hidden

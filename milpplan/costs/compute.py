@@ -21,6 +21,12 @@ GemmPrecision = Literal["bf16", "fp8"]
 
 BF16_BYTES = 2
 FP8_BYTES = 1
+EXPOSED_SUM_FRACTION = 0.6
+UNALIGNED_VECTOR_EFFICIENCY = 0.5
+ATTENTION_TILE_ROWS = 128
+"""Queries of one block of flash attention (Dao 2023, section 3.3)."""
+LAST_TILE_FRACTION = 0.65
+"""Part of its longest tile that a processor works on after the others are done, in the mean."""
 
 
 @lru_cache(maxsize=256)
@@ -102,7 +108,7 @@ def _gemm_kernel_s(
     """Seconds of one product without launch latency: max(flops / rate, bytes / bandwidth)."""
     engine = engine_of(accelerator, precision)
     m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
-    flops_per_s = engine.peak_flops_per_s * interpolate_table(engine.gemm, m, n, k)
+    flops_per_s = engine.peak_flops_per_s * engine.sustained * interpolate_table(engine.gemm, m, n, k)
     input_bytes = FP8_BYTES if precision == "fp8" else BF16_BYTES
     moved = input_bytes * (m * k + k * n) + BF16_BYTES * m * n
     bytes_per_s = accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency
@@ -112,8 +118,8 @@ def _gemm_kernel_s(
 def gemm_s(accelerator: Accelerator, precision: GemmPrecision, m: Numbers, n: Numbers, k: Numbers) -> FloatArray:
     """Time of one matrix product (m x k)(k x n).
 
-    max(2 m n k / (peak * eff(m, n, k)), (b (m k + k n) + 2 m n) / (bandwidth * eff_bw)) + kernel latency,
-    with b = 2 bytes an input element in bf16 and 1 in fp8, output in bf16; 0 where m n k = 0.
+    max(2 m n k / (peak * sustained * eff(m, n, k)), (b (m k + k n) + 2 m n) / (bandwidth * eff_bw)) + kernel
+    latency, with b = 2 bytes an input element in bf16 and 1 in fp8, output in bf16; 0 where m n k = 0.
     m, n, k: elements, any shapes that broadcast; returns seconds.
     Source: roofline (Williams et al. 2009) with a measured compute ceiling, see the hardware file's table.
     """
@@ -139,6 +145,49 @@ def batched_gemm_s(
     return np.where(empty, 0.0, kernel + accelerator.kernel_latency_s)
 
 
+def weight_gradient_s(
+    accelerator: Accelerator,
+    precision: GemmPrecision,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    count: Numbers,
+    sum_bytes: int,
+) -> FloatArray:
+    """Time of ``count`` products (m x k)(k x n) that each add to a sum of ``sum_bytes`` bytes an element.
+
+    ``batched_gemm_s``, which writes 2 bytes an element, plus 0.6 * count m n (2 sum_bytes - 2) / (bandwidth *
+    eff_bw): the sum is read and written at the end of each tile, partly beside the next one. m, n, k, count: any
+    shapes that broadcast.
+    Source: gradient accumulation fusion, Megatron-LM core/tensor_parallel/layers.py. The 0.6 is fitted to products
+    of 100 us and more in MooreThreads/SimuMax@4dcaae513, 436 on B200 and 182 on A100: the median absolute errors
+    are 5.8 and 2.3 %, without the term 7.3 and 3.0 %, with all of the traffic 5.2 and 3.6 %.
+    """
+    product = batched_gemm_s(accelerator, precision, m, n, k, count)
+    elements = np.asarray(count, dtype=np.float64) * np.asarray(m) * np.asarray(n)
+    bytes_per_s = accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency
+    traffic = EXPOSED_SUM_FRACTION * elements * (2 * sum_bytes - BF16_BYTES)
+    return np.where(product == 0, 0.0, product + traffic / bytes_per_s)
+
+
+def batched_small_gemm_s(
+    accelerator: Accelerator, m: Numbers, n: Numbers, k: Numbers, count: Numbers, aligned: bool
+) -> FloatArray:
+    """Time of ``count`` equal bf16 products in one batched launch, as unfused attention has a head.
+
+    ``batched_gemm_s``; where a size is no multiple of 8 elements (16 bytes) at least 2 count m n k / (0.5 *
+    vector rate), because cuBLAS then leaves the matrix engine.
+    Source: NVIDIA, Matrix multiplication background user's guide (alignment to 16 bytes). The half is fitted to
+    BLOOM's runs on A100 with head sizes 108, 150 and 450 (8 to 11 TFLOP/s against those with 144 and 216).
+    """
+    seconds = batched_gemm_s(accelerator, "bf16", m, n, k, count)
+    if aligned or accelerator.vector_flops_per_s is None:
+        return seconds
+    flops = 2 * np.asarray(count, dtype=np.float64) * np.asarray(m) * np.asarray(n) * np.asarray(k)
+    slow = flops / (UNALIGNED_VECTOR_EFFICIENCY * accelerator.vector_flops_per_s)
+    return np.asarray(np.maximum(seconds, slow))
+
+
 def memory_bound_s(accelerator: Accelerator, num_bytes: Numbers) -> FloatArray:
     """Time of an operator limited by device memory (norms, activations, casts, optimizer steps).
 
@@ -148,6 +197,19 @@ def memory_bound_s(accelerator: Accelerator, num_bytes: Numbers) -> FloatArray:
     moved = np.asarray(num_bytes, dtype=np.float64)
     bytes_per_s = accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency
     return np.where(moved == 0, 0.0, moved / bytes_per_s + accelerator.kernel_latency_s)
+
+
+def last_tile_flops(accelerator: Accelerator, keys: Numbers, width: Numbers) -> FloatArray:
+    """FLOPs that flash attention loses to processors that have run out of tiles, forward and once more backward.
+
+    0.65 * processors * 128 queries * keys * 2 * width, with ``keys`` of the longest tile and ``width`` the head
+    sizes of queries and values together. Fitted to 1,234 causal forwards on A100 with 128 * 2 processors over
+    (batch * heads * length) above 0.06 (ai-dynamo/aiconfigurator@095f58a51, head size 128): the median error by
+    class of size is within 9 % instead of -2 to -60 %. Kernels of MooreThreads/SimuMax@4dcaae513 (4096 tokens, head
+    size 128) with 8 and more heads: {numbers}
+    """
+    waste = LAST_TILE_FRACTION * accelerator.num_processors * ATTENTION_TILE_ROWS
+    return np.asarray(waste * 2.0 * np.asarray(keys) * np.asarray(width), dtype=np.float64)
 
 
 def _attention_s(

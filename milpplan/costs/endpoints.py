@@ -79,8 +79,8 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     loss = shard.memory_bound(16.0 * shard.tokens * vocab)
     hidden = float(shard.hidden)
     forward = compute.gemm_s(gpu, "bf16", shard.tokens, vocab, hidden)
-    backward = compute.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + compute.gemm_s(
-        gpu, "bf16", vocab, hidden, shard.tokens
+    backward = compute.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + compute.weight_gradient_s(
+        gpu, "bf16", vocab, hidden, shard.tokens, 1.0, shard.grad_bytes
     )
     seconds[Part.COMPUTE, Phase.FORWARD] = norm + forward + loss
     seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * norm + backward + 0.5 * loss

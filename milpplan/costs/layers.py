@@ -22,6 +22,7 @@ from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LatentAttentio
 from milpplan.specs.problem import Problem
 
 BF16_BYTES = 2
+FP32_BYTES = 4
 
 
 class Part(IntEnum):
@@ -74,6 +75,11 @@ class Shard:
         """Hidden size of the model."""
         return self.problem.model.hidden_size
 
+    @property
+    def grad_bytes(self) -> int:
+        """Bytes of one accumulated gradient."""
+        return FP32_BYTES if self.problem.job.grad_dtype == "fp32" else BF16_BYTES
+
     def gemm(
         self, m: FloatArray, n: FloatArray | float, k: FloatArray | float
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -84,7 +90,7 @@ class Shard:
         gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
         forward = compute.gemm_s(gpu, precision, m, n, k)
         dgrad = compute.gemm_s(gpu, precision, m, k, n)
-        wgrad = compute.gemm_s(gpu, precision, n, k, m)
+        wgrad = compute.weight_gradient_s(gpu, precision, n, k, m, 1.0, self.grad_bytes)
         if precision == "fp8":
             forward = forward + self.memory_bound(4.0 * m * k)
             dgrad = dgrad + self.memory_bound(4.0 * m * n)
@@ -127,21 +133,9 @@ class Tally:
     ) -> None:
         """Add communication that runs beside ``cover`` seconds of compute: exposed are the excess and what
         the communication takes from the compute beside it."""
-        exposed, hidden = overlap_s(seconds, cover, processor_fraction)
+        exposed, hidden = collectives.overlap_s(seconds, cover, processor_fraction)
         self.seconds[parts[0], phase] += exposed
         self.seconds[parts[1], phase] += hidden
-
-
-def overlap_s(
-    seconds: FloatArray, cover: FloatArray, processor_fraction: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """(exposed, hidden) seconds of communication beside ``cover`` seconds of compute.
-
-    hidden = min(seconds, cover); exposed = seconds - hidden + processor_fraction * hidden, because compute
-    slows down while a share of the processor drives the network.
-    """
-    hidden = np.minimum(seconds, cover)
-    return seconds - hidden + processor_fraction * hidden, hidden
 
 
 def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
@@ -187,7 +181,7 @@ def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     """Norms (read x, write y) are replayed by selective recomputation with flash attention; residual adds
     (with bias and dropout fused) read two tensors and write one."""
     elements = shard.tokens * shard.hidden / shard.sequence_tp
-    norm = shard.memory_bound(2 * BF16_BYTES * elements)
+    norm = shard.memory_bound(2 * BF16_BYTES * elements * shard.problem.hardware.software.norm_traffic)
     modules = shard.problem.job.attention_kernel == "flash"
     for _ in range(kind.num_norms):
         tally.compute(norm, 1.5 * norm, selective=modules)
@@ -240,7 +234,8 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     _linear_pair(shard, tally, qkv[1], qkv[2])
     heads = attention.num_attention_heads / tp
     ring_bytes = BF16_BYTES * tokens * kv_width
-    _core_attention(shard, tally, heads, (q_width, q_width), ring_bytes, attention.sliding_window)
+    sizes = (attention.head_dim, attention.head_dim)
+    _core_attention(shard, tally, heads, sizes, ring_bytes, attention.sliding_window)
 
 
 def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) -> None:
@@ -266,32 +261,37 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     tally.compute(q_up[0] + kv_up[0], q_up[1] + q_up[2] + kv_up[1] + kv_up[2], selective=modules)
     _linear_pair(shard, tally, q_up[1] + kv_up[1], q_up[2] + kv_up[2])
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
-    _core_attention(shard, tally, heads, (heads * qk_dim, heads * attention.v_head_dim), ring_bytes, None)
+    _core_attention(shard, tally, heads, (qk_dim, attention.v_head_dim), ring_bytes, None)
 
 
 def _core_attention(
     shard: Shard,
     tally: Tally,
     heads: FloatArray,
-    widths: tuple[FloatArray, FloatArray],
+    sizes: tuple[int, int],
     ring_bytes: FloatArray,
     window: int | None,
 ) -> None:
     """Scores and weighted values, and the ring of key/value blocks among context-parallel ranks.
 
-    ``widths`` of queries and of values over the ``heads`` of a rank. FLOPs forward: 2 * tokens * keys *
-    (qk_width + v_width); flash attention backward 2.5 times as many (Dao 2023, section 4.1). The ring sends
-    the block of the next step beside the attention of this one.
+    ``heads`` of a rank, with ``sizes`` of one head's queries and values. FLOPs forward: 2 * tokens * keys *
+    heads * (qk_size + v_size), flash attention backward 2.5 times as many (Dao 2023, section 4.1); to both comes
+    what the last tiles waste in each step of the ring. The ring sends the block of the next step beside the attention of
+    this one.
     """
     job, gpu = shard.problem.job, shard.problem.hardware.accelerator
     chunk = job.sequence_length / shard.columns.cp
     if job.attention_kernel == "flash":
-        flops = 2 * shard.tokens * average_keys(job.sequence_length, window) * (widths[0] + widths[1])
-        forward = compute.attention_forward_s(gpu, flops, chunk)
-        backward = compute.attention_backward_s(gpu, 2.5 * flops, chunk)
+        flops = 2 * shard.tokens * average_keys(job.sequence_length, window) * heads * sum(sizes)
+        longest = np.minimum(chunk, window or job.sequence_length)
+        tails = shard.columns.cp * compute.last_tile_flops(gpu, longest, sum(sizes))
+        rate = shard.problem.hardware.software.attention_efficiency
+        forward = compute.attention_forward_s(gpu, (flops + tails) / rate, chunk)
+        backward = compute.attention_backward_s(gpu, (2.5 * flops + tails) / rate, chunk)
         tally.compute(forward, backward)
+        _ring_merges(shard, tally, (heads * sizes[0], heads * sizes[1]), ring_bytes)
     else:
-        forward, backward = _unfused_attention(shard, heads, widths)
+        forward, backward = _unfused_attention(shard, heads, sizes)
         tally.compute(forward, backward, selective=True)
     steps = (shard.columns.cp - 1).astype(np.float64)
     send = collectives.p2p_s(shard.problem.hardware, ring_bytes, shard.columns.tp)
@@ -303,18 +303,32 @@ def _core_attention(
     tally.overlapped(parts, Phase.BACKWARD, steps * send_back, steps * cover_back, share)
 
 
-def _unfused_attention(
-    shard: Shard, heads: FloatArray, widths: tuple[FloatArray, FloatArray]
-) -> tuple[FloatArray, FloatArray]:
-    """Scores, softmax (with dropout) and values as separate kernels over the full s x s matrix."""
+def _ring_merges(
+    shard: Shard, tally: Tally, widths: tuple[FloatArray, FloatArray], ring_bytes: FloatArray
+) -> None:
+    """What every further step of the ring adds: a kernel, and sums in fp32 (read the step's part in bf16, read and
+    write the sum): of the output forward, of the gradients of queries, keys and values backward.
+
+    Source: Transformer Engine, pytorch/attention/dot_product_attention/context_parallel.py
+    (AttnFuncWithCPAndKVP2P).
+    """
+    gpu = shard.problem.hardware.accelerator
+    sums = BF16_BYTES + 2 * FP32_BYTES
+    steps = shard.columns.cp - 1
+    merge = shard.memory_bound(sums * shard.tokens * widths[1])
+    merge_back = shard.memory_bound(sums * (shard.tokens * widths[0] + ring_bytes / BF16_BYTES))
+    tally.compute(steps * (merge + gpu.kernel_latency_s), steps * (merge_back + gpu.kernel_latency_s))
+
+
+def _unfused_attention(shard: Shard, heads: FloatArray, sizes: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
+    """Scores, softmax (with dropout) and values as separate kernels over the full s x s matrix of every head."""
     model, job = shard.problem.model, shard.problem.job
-    qk_width, v_width = widths
     scores = shard.tokens * job.sequence_length * heads
     keys = float(job.sequence_length)
     gpu = shard.problem.hardware.accelerator
-    products = compute.gemm_s(gpu, "bf16", shard.tokens * heads, keys, qk_width / heads) + compute.gemm_s(
-        gpu, "bf16", shard.tokens * heads, v_width / heads, keys
-    )
+    count, aligned = shard.tokens * heads / keys, all(size % 8 == 0 for size in (*sizes, job.sequence_length))
+    products = compute.batched_small_gemm_s(gpu, keys, keys, sizes[0], count, aligned)
+    products = products + compute.batched_small_gemm_s(gpu, keys, sizes[1], keys, count, aligned)
     softmax = shard.memory_bound(scores * (2 * BF16_BYTES + (5 if model.dropout else 0)))
     return products + softmax, 2 * products + 1.5 * softmax
 
@@ -351,18 +365,23 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     width = moe.intermediate_size / columns.etp.astype(np.float64)
     router = compute.gemm_s(gpu, "bf16", local, float(moe.num_experts), float(hidden))
     permute = shard.memory_bound(4 * BF16_BYTES * local * moe.num_experts_per_tok * hidden)
+    # What arrives is sorted by source; a rank with several experts sorts it by expert, and back afterwards.
+    permute = permute + np.where(
+        (columns.ep > 1) & (experts > 1), shard.memory_bound(4 * BF16_BYTES * rows * hidden), 0.0
+    )
     tally.compute(router + permute, 2 * router + permute)
 
     def grouped(m: FloatArray | float, n: FloatArray | float, k: FloatArray | float) -> FloatArray:
         return np.asarray(compute.batched_gemm_s(gpu, precision, m, n, k, experts))
 
     forward = grouped(per_expert, matrices * width, hidden) + grouped(per_expert, hidden, width)
-    backward = (
-        grouped(per_expert, hidden, matrices * width)
-        + grouped(matrices * width, hidden, per_expert)
-        + grouped(per_expert, width, hidden)
-        + grouped(hidden, width, per_expert)
-    )
+
+    def summed(n: FloatArray | float, k: FloatArray | float) -> FloatArray:
+        sums = shard.grad_bytes
+        return np.asarray(compute.weight_gradient_s(gpu, precision, n, k, per_expert, experts, sums))
+
+    backward = grouped(per_expert, hidden, matrices * width) + grouped(per_expert, width, hidden)
+    backward = backward + summed(matrices * width, hidden) + summed(hidden, width)
     if precision == "fp8":
         cast = shard.memory_bound(4.0 * rows * (hidden + width))
         forward, backward = forward + cast, backward + cast
@@ -371,7 +390,8 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     activation_back = shard.memory_bound(BF16_BYTES * rows * width * (2 * matrices + 1))
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
     sent = BF16_BYTES * local * moe.num_experts_per_tok * hidden
-    dispatch = collectives.all_to_all_s(hardware, sent, columns.ep, columns.etp)
+    copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None
+    dispatch = collectives.all_to_all_s(hardware, sent, columns.ep, columns.etp, copies)
     inside = collectives.all_gather_s(hardware, sent * columns.etp, columns.etp, 1)
     outside = collectives.reduce_scatter_s(hardware, sent * columns.etp, columns.etp, 1)
     for phase in (Phase.FORWARD, Phase.BACKWARD):

@@ -15,11 +15,13 @@ from milpplan.costs import collectives, states
 from milpplan.costs.activations import layer_activations
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
-from milpplan.costs.layers import BF16_BYTES, EXPOSED, Part, Phase, layer_seconds, overlap_s
+from milpplan.costs.layers import BF16_BYTES, EXPOSED, Part, Phase, layer_seconds
 from milpplan.costs.states import LocalParameters
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
+LARGEST = 2.0**53
+"""Nanoseconds (a hundred days) or bytes that stand for anything larger, so that sums stay far from 64 bits."""
 LAYER_KEYS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel")
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage")
 
@@ -196,7 +198,7 @@ def _add_sharding(
     backward = np.where(stage >= 2, reduce, 0.0) + forward
     share = collectives.processor_fraction(problem.hardware, columns.cp * columns.dp, columns.tp)
     for phase, busy in ((Phase.FORWARD, forward), (Phase.BACKWARD, backward)):
-        exposed, hidden = overlap_s(busy, compute[:, phase], share)
+        exposed, hidden = collectives.overlap_s(busy, compute[:, phase], share)
         seconds[:, Part.ZERO, phase] += exposed
         seconds[:, Part.ZERO_HIDDEN, phase] += hidden
     once = np.where(stage >= 2, 0.0, reduce)
@@ -233,8 +235,10 @@ def _distinct(columns: LayoutColumns, names: tuple[str, ...]) -> tuple[IntArray,
 
 
 def _ns(seconds: FloatArray) -> IntArray:
-    return np.rint(np.asarray(seconds) * NS_PER_S).astype(np.int64)
+    """Whole nanoseconds."""
+    return np.rint(np.minimum(np.asarray(seconds) * NS_PER_S, LARGEST)).astype(np.int64)
 
 
 def _bytes(values: FloatArray) -> IntArray:
-    return np.ceil(np.asarray(values) - 1e-6).astype(np.int64)
+    """Whole bytes, rounded up; capped like nanoseconds."""
+    return np.ceil(np.minimum(np.asarray(values) - 1e-6, LARGEST)).astype(np.int64)

@@ -64,6 +64,8 @@ class Precision(Record):
 
     peak_flops_per_s: PositiveFloat
     gemm: GemmTable
+    sustained: Fraction = 1.0
+    """Rate of a product inside training over that of ``gemm``, whose short measurements run at higher clocks."""
 
 
 class Accelerator(Record):
@@ -75,6 +77,11 @@ class Accelerator(Record):
     memory_bandwidth_efficiency: Fraction
     kernel_latency_s: NonNegativeFloat
     """Fixed cost of one kernel on the critical path."""
+    num_processors: Annotated[int, Field(ge=0)] = 0
+    """Streaming multiprocessors (compute units); a short attention waits for the last tile of each. 0: unknown."""
+    vector_flops_per_s: PositiveFloat | None = None
+    """fp32 rate outside the matrix engine, which serves products of sizes that the engine cannot take; None: as
+    the matrix engine."""
     bf16: Precision
     fp8: Precision | None = None
     attention_forward: SizeCurve
@@ -108,6 +115,8 @@ class ScaleUp(Record):
     name: str = Field(min_length=1)
     num_gpus: PositiveInt
     """Accelerators in one domain."""
+    segments: tuple[PositiveInt, ...] = ()
+    """Numbers of consecutive ranks that a scheduler may place in one domain; empty: it fills domains."""
     bandwidth_bytes_per_s: PositiveFloat
     p2p_efficiency: Fraction
     p2p_latency_s: NonNegativeFloat
@@ -165,11 +174,19 @@ class Software(Record):
     """Once a step, beside nothing: data, logging, the optimizer's launches, synchronisation."""
     overlap_tensor_parallel: bool = True
     """Whether the backward's tensor-parallel collectives run beside its weight and input gradients."""
+    norm_traffic: Annotated[float, Field(ge=1, le=32)] = 1.0
+    """Bytes that a norm moves over those of a fused kernel: a norm in single operators copies to fp32, squares,
+    averages, scales and copies back."""
+    attention_efficiency: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Rate of the flash attention kernel over that of the hardware's table (which names its generation)."""
     logit_kept_bytes: Annotated[float, Field(ge=2, le=64)] = 4.0
     """Bytes of every logit from the forward of the loss to its backward: the fp32 softmax of Megatron-LM's fused
     loss; 10 or more where the loss makes copies in fp32."""
     gathered_logits: bool = False
     """Whether every tensor-parallel rank holds the logits of the whole vocabulary."""
+    deduplicated_dispatch: bool = True
+    """Whether a token goes once to each domain that holds some of its experts (DeepEP, HybridEP), not once for
+    each expert (the all-to-all dispatcher of Megatron-LM)."""
     dummy_weight_gradients: bool = True
     """Whether a bf16 buffer stays for every shape of weight (Transformer Engine from 2.3 on hands it to autograd
     where the gradient itself is accumulated elsewhere)."""

@@ -47,7 +47,7 @@ def columns_of(**fields: Any) -> LayoutColumns:
 
 
 def ideal_hardware() -> HardwareSpec:
-    """An A100 that reaches its peak everywhere, with free memory traffic and free kernel launches."""
+    """An A100 that reaches its peak everywhere, with free memory traffic, kernel launches and last tiles."""
     base = load_hardware("dgx-a100-80")
     gpu = base.accelerator
     gemm = gpu.bf16.gemm.model_copy(
@@ -60,6 +60,7 @@ def ideal_hardware() -> HardwareSpec:
             "memory_bandwidth_bytes_per_s": 1e30,
             "memory_bandwidth_efficiency": 1.0,
             "kernel_latency_s": 0.0,
+            "num_processors": 0,
             "bf16": Precision(peak_flops_per_s=gpu.bf16.peak_flops_per_s, gemm=gemm),
             "attention_forward": flat,
             "attention_backward": flat,

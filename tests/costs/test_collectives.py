@@ -86,6 +86,37 @@ def test_all_reduce_matches_nccl_tuning_on_h100(nodes_and_ranks: tuple[int, int]
     assert float(seconds) == pytest.approx(expected, rel=0.15)
 
 
+RACK = SPECS["gb200-nvl72"]
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "expected"),
+    [(16, 1, 16), (64, 1, 64), (16, 4, 16), (72, 1, 72), (48, 1, 48), (128, 1, 64), (8, 64, 1), (144, 1, 72)],
+)
+def test_groups_that_fit_in_a_rack_stay_in_it(size: int, stride: int, expected: int) -> None:
+    """A rack of 72 holds groups of 16 and 64 whole, because jobs of powers of two take 64 of the 72."""
+    assert int(members_per_domain(RACK, size, stride)) == expected
+
+
+def test_a_stage_of_64_ranks_sends_to_the_next_rack() -> None:
+    """Pipeline stages of 64 ranks cannot share a rack of 72, stages of 32 can."""
+    out = RACK.scale_out
+    outside = 1e9 / (out.bandwidth_bytes_per_s * out.efficiency) + out.p2p_latency_s
+    assert float(p2p_s(RACK, 1e9, 64)) == pytest.approx(outside)
+    assert p2p_s(RACK, 1e9, 32) < 0.1 * outside
+
+
+def test_deduplicated_copies_by_hand() -> None:
+    """Two choices among two domains visit 1.5 of them, so the network carries 0.75 of the copies; one choice
+    cannot be deduplicated."""
+    out, sent = H100.scale_out, 1e9
+    wire = sent * 8 / 16 / (out.bandwidth_bytes_per_s * out.efficiency)
+    every, once = (float(all_to_all_s(H100, sent, 16, 1, copies)) for copies in (None, 2.0))
+    assert every - once == pytest.approx(0.25 * wire)
+    assert all_to_all_s(H100, sent, 16, 1, 1.0) == all_to_all_s(H100, sent, 16, 1)
+    assert all_to_all_s(H100, sent, 8, 1, 4.0) == all_to_all_s(H100, sent, 8, 1)
+
+
 def test_four_h100_nodes_match_the_voltage_park_report() -> None:
     """4 nodes x 8 H100: 330.9 GB/s of all-reduce and 323.5 of all-gather bus bandwidth, within 15 %."""
     large = 16 * GIB

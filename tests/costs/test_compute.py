@@ -14,10 +14,13 @@ from milpplan.costs.compute import (
     attention_backward_s,
     attention_forward_s,
     batched_gemm_s,
+    batched_small_gemm_s,
     gemm_s,
     interpolate_curve,
     interpolate_table,
+    last_tile_flops,
     memory_bound_s,
+    weight_gradient_s,
 )
 from milpplan.errors import InvalidInputError
 from milpplan.specs.hardware import Accelerator, GemmTable, HardwareSpec, SizeCurve
@@ -104,6 +107,65 @@ def test_grouped_products_share_one_launch() -> None:
     one = float(gemm_s(H100, "bf16", 512, 1024, 2048)) - H100.kernel_latency_s
     grouped = float(batched_gemm_s(H100, "bf16", 512, 1024, 2048, 8))
     assert grouped == pytest.approx(8 * one + H100.kernel_latency_s)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "microseconds"),
+    [
+        (4096, 8192, 10240, 613.238),
+        (8192, 8192, 28672, 3387.637),
+        (16384, 8192, 57344, 13541.55),
+        (4096, 57344, 8192, 3514.264),
+    ],
+)
+def test_products_back_to_back_on_b200(m: int, n: int, k: int, microseconds: float) -> None:
+    """Products timed back to back on B200 (MooreThreads/SimuMax@4dcaae513): within 12 %, 21 to 29 % too fast by
+    the table alone."""
+    assert float(gemm_s(ACCELERATORS["dgx-b200"], "bf16", m, n, k)) == pytest.approx(microseconds * 1e-6, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "microseconds"),
+    [(14336, 8192, 2048, 442.982), (4096, 7168, 4096, 261.644), (24576, 5120, 16384, 3724.707)],
+)
+def test_weight_gradients_on_b200(m: int, n: int, k: int, microseconds: float) -> None:
+    """The same with sums in fp32: within 15 %."""
+    found = weight_gradient_s(ACCELERATORS["dgx-b200"], "bf16", m, n, k, 1, 4)
+    assert float(found) == pytest.approx(microseconds * 1e-6, rel=0.15)
+
+
+def test_weight_gradient_by_hand() -> None:
+    """Adding to an fp32 sum moves 8 bytes an element instead of the 2 of a plain product; 0.6 of it is exposed."""
+    plain = float(batched_gemm_s(H100, "bf16", 4096, 1024, 8192, 3))
+    added = float(weight_gradient_s(H100, "bf16", 4096, 1024, 8192, 3, 4)) - plain
+    assert added == pytest.approx(0.6 * 3 * 4096 * 1024 * 6 / (3350e9 * 0.8))
+    assert float(weight_gradient_s(H100, "bf16", 4096, 0, 8192, 3, 4)) == 0
+
+
+def test_sustained_slows_products_only() -> None:
+    """Half the sustained rate doubles a product that compute limits and leaves memory-bound operators alone."""
+    slow = H100.model_copy(update={"bf16": H100.bf16.model_copy(update={"sustained": 0.5})})
+    kernel = float(gemm_s(H100, "bf16", 8192, 8192, 8192)) - H100.kernel_latency_s
+    assert float(gemm_s(slow, "bf16", 8192, 8192, 8192)) == pytest.approx(2 * kernel + H100.kernel_latency_s)
+    assert memory_bound_s(slow, 1e9) == memory_bound_s(H100, 1e9)
+
+
+def test_unaligned_heads_leave_the_matrix_engine() -> None:
+    """Head size 150 runs at about the 8.4 TFLOP/s that BLOOM's runs show on A100; 144 is untouched."""
+    flops = 2 * 2048 * 2048 * 150 * 12
+    unaligned = float(batched_small_gemm_s(A100, 2048, 2048, 150, 12, False))
+    assert flops / unaligned / 1e12 == pytest.approx(8.4, rel=0.2)
+    aligned = batched_small_gemm_s(A100, 2048, 2048, 144, 12, True)
+    assert aligned == batched_gemm_s(A100, "bf16", 2048, 2048, 144, 12)
+
+
+@pytest.mark.parametrize(("heads", "efficiency"), [(64, 0.594), (32, 0.566), (16, 0.494), (8, 0.388)])
+def test_few_heads_do_not_fill_a100(heads: int, efficiency: float) -> None:
+    """Causal forwards of 4096 tokens on A100 (MooreThreads/SimuMax@4dcaae513, half of the efficiency that it
+    counts over the full square): within 6 %."""
+    flops = 2 * 4096 * 4096 / 2 * heads * 256
+    seconds = attention_forward_s(A100, flops + last_tile_flops(A100, 4096, 256), 4096)
+    assert flops / float(seconds) / 312e12 == pytest.approx(efficiency, rel=0.06)
 
 
 def test_memory_bound_operator_moves_bytes() -> None:

@@ -7,6 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from milpplan.costs import collectives
+from milpplan.costs.collectives import overlap_s
+from milpplan.costs.compute import batched_gemm_s, memory_bound_s
 from milpplan.costs.layers import (
     EXPOSED,
     Part,
@@ -15,7 +17,6 @@ from milpplan.costs.layers import (
     average_keys,
     kv_heads_per_rank,
     layer_seconds,
-    overlap_s,
 )
 from milpplan.costs.parameters import layer_parameters
 from milpplan.presets.catalog import load_hardware
@@ -234,6 +235,36 @@ def test_expert_communication() -> None:
     found = seconds(problem, tp=2, dp=4, ep=4, sequence_parallel=True)
     assert found[Part.EP, Phase.FORWARD] == pytest.approx(2 * one)
     assert found[Part.EP, Phase.BACKWARD] == pytest.approx(2 * one)
+
+
+def test_a_token_is_sent_once_to_each_node() -> None:
+    """Across nodes the default dispatcher sends fewer copies than an all-to-all of all; inside one, as many."""
+    once = problem_of("qwen3-30b-a3b", "dgx-h100")
+    software = once.hardware.software.model_copy(update={"deduplicated_dispatch": False})
+    hardware = once.hardware.model_copy(update={"software": software})
+    every = once.model_copy(update={"hardware": hardware})
+    across, inside = {"dp": 16, "ep": 16}, {"dp": 16, "ep": 8}
+    part = (Part.EP, Phase.FORWARD)
+    assert seconds(once, **across)[part] < 0.5 * seconds(every, **across)[part]
+    assert seconds(once, **inside)[part] == seconds(every, **inside)[part]
+
+
+def test_several_experts_of_a_rank_sort_their_rows_again() -> None:
+    """With expert parallelism and two experts a rank, 8 bytes a row and hidden element forward; with one, none."""
+    problem = problem_of("mixtral-8x7b", "dgx-h100")
+    rows, hidden = 4096 * 2, 4096
+    two, one = (seconds(problem, dp=8, ep=ep)[Part.COMPUTE, Phase.FORWARD] for ep in (4, 8))
+    gpu = problem.hardware.accelerator
+    products = [float(_expert_products(problem, rows, ep)) for ep in (4, 8)]
+    sort = float(memory_bound_s(gpu, 8 * rows * hidden))
+    assert two - one == pytest.approx(sort + products[0] - products[1])
+
+
+def _expert_products(problem: Problem, rows: int, ep: int) -> float:
+    """Seconds of the forward products of the experts of one rank of Mixtral 8x7B."""
+    gpu, experts = problem.hardware.accelerator, 8 // ep
+    up = batched_gemm_s(gpu, "bf16", rows / experts, 2 * 14336, 4096, experts)
+    return float(up + batched_gemm_s(gpu, "bf16", rows / experts, 4096, 14336, experts))
 
 
 def test_expert_tensor_communication() -> None:
