@@ -132,11 +132,14 @@ def validate(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="DIR", help="Write figures (SVG) into this directory.")
     ] = None,
+    stacks: Annotated[
+        bool, typer.Option("--stacks/--no-stacks", help="With the constants fitted to each framework, or without.")
+    ] = True,
 ) -> None:
     """Compare the simulator with measured training runs: step time, memory, and the order of layouts."""
     from milpplan.cli import validate as validation
 
-    raise typer.Exit(int(validation.run(runs, as_json, plot)))
+    raise typer.Exit(int(validation.run(runs, as_json, plot, stacks)))
 
 
 @app.command()

@@ -21,15 +21,18 @@ MAX_TOLD = 20
 """Most rejected records that are told one by one."""
 
 
-def run(runs: Path | None, as_json: bool, plot: Path | None) -> ExitCode:
-    """Compare, print, draw; bad input where a record was rejected, although the others are reported."""
+def run(runs: Path | None, as_json: bool, plot: Path | None, stacks: bool = True) -> ExitCode:
+    """Compare, print, draw; bad input where a record was rejected, although the others are reported.
+
+    ``stacks``: with the constants that were fitted to each framework.
+    """
     file = read_runs(runs)
     for error in file.rejected[:MAX_TOLD]:
         say_error(error)
     if len(file.rejected) > MAX_TOLD:
         say(f"and {len(file.rejected) - MAX_TOLD} more records were rejected.")
     with within_range():
-        validation = _compared(file)
+        validation = _compared(file, stacks)
     summary = summarise(validation)
     if as_json:
         emit(document_text(validation, summary))
@@ -41,9 +44,9 @@ def run(runs: Path | None, as_json: bool, plot: Path | None) -> ExitCode:
     return ExitCode.BAD_INPUT if file.rejected else ExitCode.OPTIMAL
 
 
-def _compared(file: RunFile) -> Validation:
+def _compared(file: RunFile, stacks: bool) -> Validation:
     """The comparison, with a bar on a terminal."""
     console = Console(file=sys.stderr)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=len(file.runs))
-        return compare(file, lambda done: progress.update(task, completed=done))
+        return compare(file, lambda done: progress.update(task, completed=done), stacks)

@@ -205,8 +205,11 @@ def last_tile_flops(accelerator: Accelerator, keys: Numbers, width: Numbers) -> 
     0.65 * processors * 128 queries * keys * 2 * width, with ``keys`` of the longest tile and ``width`` the head
     sizes of queries and values together. Fitted to 1,234 causal forwards on A100 with 128 * 2 processors over
     (batch * heads * length) above 0.06 (ai-dynamo/aiconfigurator@095f58a51, head size 128): the median error by
-    class of size is within 9 % instead of -2 to -60 %. Kernels of MooreThreads/SimuMax@4dcaae513 (4096 tokens, head
-    size 128) with 8 and more heads: {numbers}
+    class of size is within 9 % instead of -2 to -60 %. Kernels of MooreThreads/SimuMax@4dcaae513 (4096 tokens,
+    head size 128) with 8 to 64 heads: forward on A100 within 5 % instead of -36, on B200 -42 (8 heads) to -1
+    instead of -66 to -9. That the backward adds it once, not 2.5 times, was chosen on its kernels there: within
+    9 % on A100 and 11 % on B200, instead of -25 and -20; 2.5 times would be up to 15 and 47 % too slow. With 4
+    heads all are too fast.
     """
     waste = LAST_TILE_FRACTION * accelerator.num_processors * ATTENTION_TILE_ROWS
     return np.asarray(waste * 2.0 * np.asarray(keys) * np.asarray(width), dtype=np.float64)

@@ -274,9 +274,9 @@ def _core_attention(
 ) -> None:
     """Scores and weighted values, and the ring of key/value blocks among context-parallel ranks.
 
-    ``heads`` of a rank, with ``sizes`` of one head's queries and values. FLOPs forward: 2 * tokens * keys *
-    heads * (qk_size + v_size), flash attention backward 2.5 times as many (Dao 2023, section 4.1); to both comes
-    what the last tiles waste in each step of the ring. The ring sends the block of the next step beside the attention of
+    ``heads`` of a rank, with ``sizes`` of one head's queries and values. FLOPs forward: 2 * tokens * keys * heads
+    * (qk_size + v_size), flash attention backward 2.5 times as many (Dao 2023, section 4.1); to both comes what
+    the last tiles waste in each step of the ring. The ring sends the next step's block beside the attention of
     this one.
     """
     job, gpu = shard.problem.job, shard.problem.hardware.accelerator

@@ -98,12 +98,13 @@ class Validation:
     rejected: tuple[str, ...]
 
 
-def compare(file: RunFile, progress: Callable[[int], None] | None = None) -> Validation:
-    """Every run of a file; ``progress`` is called with the number of runs done."""
+def compare(file: RunFile, progress: Callable[[int], None] | None = None, stacks: bool = True) -> Validation:
+    """Every run of a file; ``progress`` is called with the number of runs done. ``stacks``: with the constants
+    that were fitted to each framework (docs/accuracy.md says on which runs)."""
     comparisons, unstated = [], []
     for done, run in enumerate(file.runs, start=1):
         try:
-            comparisons.append(compare_run(run, file.unknown.get(run.id, ())))
+            comparisons.append(compare_run(run, file.unknown.get(run.id, ()), stacks))
         except UnstatedError as error:
             unstated.append(Unstated(run, str(error)))
         except (ArithmeticError, MemoryError) as error:
@@ -113,13 +114,13 @@ def compare(file: RunFile, progress: Callable[[int], None] | None = None) -> Val
     return Validation(tuple(comparisons), tuple(unstated), tuple(str(error) for error in file.rejected))
 
 
-def compare_run(run: Run, unknown: tuple[str, ...] = ()) -> Comparison:
+def compare_run(run: Run, unknown: tuple[str, ...] = (), stacks: bool = True) -> Comparison:
     """Simulate one run.
 
     Raises:
         UnstatedError: it cannot be stated as a problem and a plan.
     """
-    statement = state(run, unknown)
+    statement = state(run, unknown, stacks=stacks)
     report = simulate(statement.problem, statement.plan)
     if report.step_time_ns <= 0 or report.peak_memory_bytes < 0:
         raise UnstatedError("its numbers leave the range of 64-bit integers")

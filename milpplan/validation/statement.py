@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from milpplan.costs.simulator import check_plan
 from milpplan.errors import IllegalPlanError
+from milpplan.presets.catalog import load_overlay, stack_names
+from milpplan.presets.overlays import applied
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import MixtureOfExperts, ModelSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
@@ -47,9 +49,13 @@ class Statement:
     assumptions: tuple[str, ...]
 
 
-def state(run: Run, unknown: tuple[str, ...] = (), hardware: HardwareSpec | None = None) -> Statement:
-    """The problem and the plan of a run; ``unknown`` are fields of the record that were ignored, ``hardware``
-    replaces the description that the record's words would choose.
+def state(
+    run: Run, unknown: tuple[str, ...] = (), hardware: HardwareSpec | None = None, stacks: bool = True
+) -> Statement:
+    """The problem and the plan of a run.
+
+    ``unknown`` are fields of the record that were ignored. ``hardware`` replaces the description that the record's
+    words would choose. ``stacks``: with the constants fitted to its framework, where there are some.
 
     Raises:
         UnstatedError: something the run uses cannot be said, or too little of it is known.
@@ -63,7 +69,7 @@ def state(run: Run, unknown: tuple[str, ...] = (), hardware: HardwareSpec | None
     told_hardware: list[str] = []
     if hardware is None:
         hardware, told_hardware = hardware_of(run.hardware)
-    hardware = hardware.model_copy(update={"software": framework.software})
+    hardware = _with_software(run, framework, hardware, stacks, told)
     degrees = _degrees(run, told)
     model, told_model = model_of(run, framework, degrees["tp"])
     try:
@@ -77,6 +83,22 @@ def state(run: Run, unknown: tuple[str, ...] = (), hardware: HardwareSpec | None
     except IllegalPlanError as error:
         raise UnstatedError(f"{error.seen} {error.expected}".strip()) from error
     return Statement(problem, plan, tuple(dict.fromkeys(told_model + told_hardware + told)))
+
+
+def _with_software(
+    run: Run, framework: Framework, hardware: HardwareSpec, stacks: bool, told: list[str]
+) -> HardwareSpec:
+    """The description with the framework's habits, its kernels, and the constants fitted to it."""
+    kernel = str(run.parallel.noted("attention_kernel") or "")
+    fields = {name: value for word, values in framework.kernels if word in kernel for name, value in values}
+    hardware = hardware.model_copy(update={"software": framework.software.model_copy(update=fields)})
+    name = f"{hardware.name}+{framework.stack}"
+    overlay = load_overlay(name) if stacks and name in stack_names() else None
+    if overlay is None:
+        told.append(f"no constants fitted to {framework.name} on {hardware.name}")
+        return hardware
+    told.append(f"constants {name}, fitted to {overlay.provenance.data}")
+    return applied(hardware, overlay)
 
 
 def _problem(model: ModelSpec, hardware: HardwareSpec, job: Job) -> Problem:

@@ -1,0 +1,115 @@
+"""Fit the constants of every published software stack and write them to ``hardware/stacks``.
+
+    python -m benchmarks.fit_stacks [--only NAME ...] [--dry-run]
+
+A stack is a framework with its kernels on one kind of hardware. Its constants are fitted to the timed runs of the
+sources named in ``STACKS``, and its errors are those of runs that were left out: whole sources in turn where
+several used the stack, otherwise a tenth of the source's configurations at a time. Where a source is the only one
+of its stack, leaving it out would leave nothing to fit to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from milpplan.calibration import Observation, fit, observations
+from milpplan.calibration.overlay_file import write_overlay
+from milpplan.validation.frameworks import framework_of
+from milpplan.validation.reading import read_runs
+
+TARGET = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
+CONSTANTS = (
+    "gemm_efficiency",
+    "memory_efficiency",
+    "attention_efficiency",
+    "scale_up_efficiency",
+    "scale_out_efficiency",
+    "layer_launch_s",
+    "step_overhead_s",
+)
+LEAST_RUNS = 4
+MOST_RUNS = 60
+"""More runs of one source on one hardware say little more about eight constants."""
+SEED = 0
+WORTHWHILE = 0.8
+"""A stack is written only if the error of runs left out is below this share of the error before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The observations of one stack on one hardware description."""
+
+    name: str
+    runs: list[Observation]
+
+    @property
+    def sources(self) -> set[str]:
+        """Sources of the runs."""
+        return {run.group for run in self.runs}
+
+    def labels(self) -> list[Hashable]:
+        """What is left out together: a source where each of several has enough runs, else runs of one layout."""
+        counts = Counter(run.group for run in self.runs)
+        if len(counts) > 1 and min(counts.values()) >= LEAST_RUNS:
+            return [run.group for run in self.runs]
+        return [(run.problem.model.name, run.problem.job.sequence_length, run.plan.layout) for run in self.runs]
+
+
+def parts(only: Sequence[str]) -> list[Part]:
+    """Timed runs by stack and hardware."""
+    found, _ = observations(read_runs(None))
+    by_name: dict[str, list[Observation]] = defaultdict(list)
+    for run in found:
+        stack = framework_of(run.group).stack
+        if stack:
+            by_name[f"{run.problem.hardware.name}+{stack}"].append(run)
+    rng = np.random.default_rng(SEED)
+    chosen = []
+    for name, runs in sorted(by_name.items()):
+        if len(runs) > MOST_RUNS:
+            runs = [runs[row] for row in sorted(rng.choice(len(runs), MOST_RUNS, replace=False))]
+        if len(runs) >= LEAST_RUNS and (not only or name in only):
+            chosen.append(Part(name, runs))
+    return chosen
+
+
+def main() -> None:
+    """Fit, print a line a stack, write the files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="names of stacks, e.g. dgx-h100+nemo")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    arguments = parser.parse_args()
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    for part in parts(arguments.only):
+        result = fit(part.runs, constants=CONSTANTS, groups=part.labels(), hops=False)
+        left_out = result.left_out_s[~np.isnan(result.left_out_s)]
+        known = result.measured_s[~np.isnan(result.left_out_s)]
+        errors = np.abs(left_out / known - 1.0)
+        print(
+            f"{part.name}: {len(part.runs)} runs of {', '.join(sorted(part.sources))}; mean error "
+            f"{result.mean_abs_error(result.before_s):.1%} before, {result.mean_abs_error(result.after_s):.1%} "
+            f"after, {errors.mean():.1%} left out (worst {errors.max():.1%})",
+            file=sys.stderr,
+            flush=True,
+        )
+        overlay = result.overlay(
+            base=part.runs[0].problem.hardware.name,
+            name=part.name,
+            data=f"{len(part.runs)} published runs of {', '.join(sorted(part.sources))}",
+            date=today,
+        )
+        helps = overlay.provenance.error_left_out is not None and errors.mean() < WORTHWHILE * result.error_before
+        if helps and not arguments.dry_run:
+            write_overlay(TARGET / f"{part.name}.toml", overlay)
+
+
+if __name__ == "__main__":
+    main()
