@@ -54,6 +54,7 @@ class Search:
     """Layouts whose bound takes memory and sharding into account."""
     fates: np.ndarray[tuple[int], np.dtype[np.int8]] = field(init=False)
     best: tuple[float, Plan] | None = None
+    best_row: int = -1
     offered: list[tuple[float, Plan]] = field(default_factory=list)
     """The fastest plans offered, at most ``KEPT_PLANS`` and one a layout, in order."""
     log: list[Progress] = field(default_factory=list)
@@ -176,7 +177,7 @@ class Search:
         if step_time_ns <= self.limits_ns[row]:
             self.offered = _with_plan(self.offered, value, plan)
         if value < self.best_value and step_time_ns <= self.limits_ns[row]:
-            self.best = (value, plan)
+            self.best, self.best_row = (value, plan), row
             self._narrow()
             self._note(force=True)
 
@@ -279,9 +280,12 @@ class Search:
 
     def _free(self) -> None:
         """Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
-        left in full."""
+        left in full, the incumbent's layout before the others, which a better incumbent makes cheaper."""
         for deep in (False, True):
             self.queue = self._by_value(self.candidates, self.values(self.candidates))
+            if deep:
+                own = self.queue == self.best_row
+                self.queue = np.concatenate([self.queue[own], self.queue[~own]])
             for row in self.queue.tolist():
                 if self.bounds_ns[row] * self.weights[row] >= self._threshold():
                     continue
