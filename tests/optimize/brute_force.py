@@ -219,11 +219,12 @@ def weight(problem: Problem, layout: Layout) -> float:
 
 
 def deadline_ns(problem: Problem, layout: Layout) -> float:
-    """Longest step that meets the deadline."""
+    """Longest step that meets the deadline; one that meets it exactly must not be lost to rounding."""
     job = problem.job
     if job.deadline_s is None or job.training_tokens is None:
         return float("inf")
-    return job.deadline_s * 1e9 * layout.global_batch_size * job.sequence_length / job.training_tokens
+    steps = job.training_tokens / (layout.global_batch_size * job.sequence_length)
+    return job.deadline_s / steps * 1e9 * (1.0 + 1e-12)
 
 
 def naive_layouts(problem: Problem) -> list[Layout]:
