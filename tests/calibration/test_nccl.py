@@ -73,7 +73,7 @@ def test_the_name_and_the_ranks_from_outside() -> None:
     bare = log().split("#\n")[-2] + "\n"
     bare = COLUMNS + bare.split("(GB/s)\n")[-1]
     assert is_nccl_log(bare)
-    (found,) = parse_nccl(bare, "/tmp/all_gather_perf.txt", 8)
+    (found,) = parse_nccl(bare, "/home/user/all_gather_perf.txt", 8)
     assert (found.operation, found.num_ranks) == ("all_gather", 8)
     with pytest.raises(InvalidInputError, match="which collective"):
         parse_nccl(bare, "log.txt", 8)
