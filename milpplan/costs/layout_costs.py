@@ -24,6 +24,8 @@ LARGEST = 2.0**53
 """Nanoseconds (a hundred days) or bytes that stand for anything larger, so that sums stay far from 64 bits."""
 LAYER_KEYS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel")
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage")
+COST_KEYS = ("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel")
+"""Fields of a layout that its constants depend on; the others only say how they combine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,25 @@ class LayoutCosts:
     head_workspace_bytes: IntArray
     buffer_bytes: IntArray
 
-    def take(self, rows: npt.NDArray[np.integer]) -> LayoutCosts:
-        """The chosen layouts."""
-        return LayoutCosts(**{field.name: getattr(self, field.name)[..., rows] for field in fields(self)})
-
     def at(self, row: int) -> LayoutCosts:
         """One layout, without the layout axis."""
         return LayoutCosts(**{field.name: getattr(self, field.name)[..., row] for field in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Constants of many layouts: ``distinct`` holds every combination once, ``place`` [n] says which is whose."""
+
+    distinct: LayoutCosts
+    place: IntArray
+
+    def take(self, rows: npt.NDArray[np.integer]) -> CostTable:
+        """The chosen layouts."""
+        return CostTable(self.distinct, self.place[rows])
+
+    def at(self, row: int) -> LayoutCosts:
+        """One layout, without the layout axis."""
+        return self.distinct.at(int(self.place[row]))
 
 
 def usable_memory_bytes(problem: Problem) -> int:
@@ -82,8 +96,13 @@ def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
     return np.asarray(_ns(seconds)[:, EXPOSED].sum(axis=1))
 
 
-def layout_costs(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
+def layout_costs(problem: Problem, columns: LayoutColumns) -> CostTable:
     """Constants of every layout, computed once for each distinct combination of the keys that matter."""
+    rows, place = _distinct(columns, COST_KEYS)
+    return CostTable(_constants(problem, columns.take(rows)), place)
+
+
+def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     layer_rows, layer_inverse = _distinct(columns, LAYER_KEYS)
     state_rows, state_inverse = _distinct(columns, STATE_KEYS)
     layer_part = columns.take(layer_rows)

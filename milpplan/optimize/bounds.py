@@ -26,17 +26,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
-from milpplan.costs.layers import EXPOSED, Phase
-from milpplan.costs.layout_costs import LAYER_KEYS, LayoutCosts, layer_durations_ns, usable_memory_bytes
-from milpplan.costs.stages import EMBEDDING, HEAD
+from milpplan.costs.layers import Phase
+from milpplan.costs.layout_costs import LAYER_KEYS, CostTable, layer_durations_ns, usable_memory_bytes
 from milpplan.optimize.pricing import (
     GPIPE,
     INTERLEAVED,
     Group,
-    fixed_bytes,
     forced_layers,
-    least_kept,
+    groups,
     memory_price,
+    over_fixed_bytes,
     over_kinds,
     priced_layers,
 )
@@ -74,61 +73,43 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
     return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
 
 
-def layout_bounds(
-    problem: Problem, columns: LayoutColumns, costs: LayoutCosts, chunk_rows: int = 16384
-) -> LayoutBounds:
+def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> LayoutBounds:
     """Lower bounds of every layout, valid for the problem's space."""
-    time = np.zeros(len(columns))
-    memory = np.zeros(len(columns))
-    kinds = np.array(problem.model.layer_kinds)
-    counts = np.bincount(kinds, minlength=len(problem.model.kinds)).astype(np.float64)
+    time, memory = np.zeros(len(columns)), np.zeros(len(columns))
     capacity = float(usable_memory_bytes(problem))
-    modes = problem.space.recompute
-    for pp in np.unique(columns.pp):
-        rows_of_pp = np.flatnonzero(columns.pp == pp)
-        size = max(256, chunk_rows // int(pp))
-        for start in range(0, len(rows_of_pp), size):
-            rows = rows_of_pp[start : start + size]
-            part = columns.take(rows)
-            group = Group(
-                int(pp),
-                part.num_micro_batches.astype(np.float64),
-                part.vpp.astype(np.float64),
-                part.schedule,
-                costs.take(rows),
-                counts,
-                problem.space.interleaved_layers == "even",
-            )
-            memory[rows] = _memory_bound(group, modes)
-            fits = np.flatnonzero(memory[rows] * SAFETY <= capacity)
-            time[rows[fits]] = _time_bound(group.take(fits), capacity, modes)
+    for rows, group in groups(problem, columns, costs):
+        peak = _memory_bound(group)
+        memory[rows] = peak
+        fits = np.flatnonzero(peak * SAFETY <= capacity)
+        if len(fits):
+            rule = _interleaved_bound if group.interleaved else _plain_bound
+            fitting = group.take(fits)
+            time[rows[fits]] = rule(fitting, capacity) + _tail(fitting)
     return LayoutBounds(time * SAFETY, memory * SAFETY)
 
 
-def _memory_bound(group: Group, modes: tuple[str, ...]) -> FloatArray:
+def _memory_bound(group: Group) -> FloatArray:
     """max_s M_s >= sum_s y_s M_s, minimised over the placement of the layers."""
-    least = least_kept(group.costs, modes)
-    live = np.minimum(*group.live[:2])
-    states = group.costs.state_bytes.sum(axis=0)[:-2]
-    fixed = fixed_bytes(group)
-    per_layer = states[:, :, None] + least[:, :, None] * live[None]
+    costs = group.costs
+    live = np.minimum(group.live[0], group.live[1]) if group.interleaved else group.live[0]
+    per_layer = costs.states[:, None] + costs.kept.min(axis=0)[:, None] * live
     weights = 1.0 / over_kinds(group.counts / group.counts.sum(), per_layer)
-    weights /= weights.sum(axis=1, keepdims=True)
-    placed = over_kinds(group.counts, (weights[None] * per_layer).min(axis=2))
-    return np.asarray(placed + (weights * fixed).sum(axis=1))
+    weights /= weights.sum(axis=0)
+    placed = over_kinds(group.counts, (weights * per_layer).min(axis=1))
+    return np.asarray(placed + over_fixed_bytes(group, weights))
 
 
 def path_coefficients(
     micro_batches: FloatArray, schedule: IntArray, num_ranks: int
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(whole, on_forward, on_backward, transfers), each [r, P], of 1f1b and gpipe: rank s's path is
+    """(whole, on_forward, on_backward, transfers), each [P, r], of 1f1b and gpipe: rank s's path is
     whole * sum_j D_j + on_forward * F_s + on_backward * B_s + transfers * p (+ sum_{i < s} D_i if whole = 0).
 
-    ``micro_batches`` [r, 1], ``schedule`` [r].
+    ``micro_batches`` [r], ``schedule`` [r].
     """
     m, P = micro_batches, num_ranks
-    s = np.arange(P, dtype=np.float64)[None, :]
-    gpipe = (schedule == GPIPE)[:, None]
+    s = np.arange(P, dtype=np.float64)[:, None]
+    gpipe = schedule == GPIPE
     deep = (m >= P - s) | gpipe
     forward = np.where(deep, np.where(gpipe, m - 1, m - P + s), m)
     backward = np.where(deep, m - 1, m)
@@ -136,89 +117,60 @@ def path_coefficients(
     return deep.astype(np.float64), forward, backward, transfers
 
 
-def _time_bound(group: Group, capacity: float, modes: tuple[str, ...]) -> FloatArray:
-    interleaved = group.schedule == INTERLEAVED
-    bound = np.zeros(len(group.micro_batches))
-    for mask, rule in ((~interleaved, _plain_bound), (interleaved, _interleaved_bound)):
-        rows = np.flatnonzero(mask)
-        if len(rows):
-            bound[rows] = rule(group.take(rows), capacity, modes)
-    return bound + _tail(group)
-
-
 def _tail(group: Group) -> FloatArray:
     """After the last backward: the reduction of what rank 0 holds whatever the plan (the embedding), the
     barrier, and the mean rank's optimizer; before the first forward: the embedding's gather."""
     costs = group.costs
-    optimizer = over_kinds(group.counts, costs.optimizer_ns[:-2].astype(np.float64))
-    optimizer = (optimizer + costs.optimizer_ns[EMBEDDING] + costs.optimizer_ns[HEAD]) / group.num_ranks
     # Without a pipeline the last reduction and the first gather also hold whatever is not a layer.
-    return np.asarray(costs.barrier_ns + optimizer + costs.reduce_ns[EMBEDDING] + costs.gather_ns[EMBEDDING])
+    optimizer = over_kinds(group.counts, costs.optimizer) + costs.end_optimizer[0] + costs.end_optimizer[1]
+    return np.asarray(costs.tail + optimizer / group.num_ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class _Durations:
-    """Per layer kind [K, r] and for the ends [r], nanoseconds."""
-
-    forward: FloatArray
-    backward: FloatArray
-    embedding: FloatArray
-    head: FloatArray
+def _work(group: Group) -> FloatArray:
+    """Forward and backward of one micro-batch through the whole model, without recomputation, [r]."""
+    costs = group.costs
+    layers = over_kinds(group.counts, costs.forward + costs.backward)
+    return np.asarray(layers + costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
 
 
-def _durations(group: Group) -> _Durations:
-    duration = group.costs.duration_ns.astype(np.float64)
-    return _Durations(
-        duration[:, Phase.FORWARD],
-        duration[:, Phase.BACKWARD],
-        group.costs.embedding_ns[EXPOSED].sum(axis=0).astype(np.float64),
-        group.costs.head_ns[EXPOSED].sum(axis=0).astype(np.float64),
-    )
-
-
-def _plain_bound(group: Group, capacity: float, modes: tuple[str, ...]) -> FloatArray:
+def _plain_bound(group: Group, capacity: float) -> FloatArray:
     """1f1b and gpipe: weights that balance the ranks' marginal cost of a layer."""
-    d = _durations(group)
+    costs, work = group.costs, _work(group)
     whole, on_forward, on_backward, transfers = path_coefficients(
-        group.micro_batches[:, None], group.schedule, group.num_ranks
+        group.micro_batches, group.schedule, group.num_ranks
     )
-    work = over_kinds(group.counts, d.forward + d.backward) + d.embedding.sum(0) + d.head.sum(0)
-    price = memory_price(group, capacity, modes, whole + on_backward)
-    compute = d.forward[:, :, None] * on_forward[None] + d.backward[:, :, None] * on_backward[None]
-    memory = priced_layers(group, modes, whole + on_backward, price)[0]
-    per_layer = compute + memory
+    delays = whole + on_backward
+    price = memory_price(group, capacity, delays)
+    per_layer = priced_layers(group, delays, price)[0]
+    per_layer += costs.forward[:, None] * on_forward
+    per_layer += costs.backward[:, None] * on_backward
     mean = np.maximum(over_kinds(group.counts / group.counts.sum(), per_layer), 1e-9)
     weights = 1.0 / mean
-    weights /= weights.sum(axis=1, keepdims=True)
-    ends = _ends(d.embedding, on_forward, on_backward, 0) * weights[:, 0]
-    ends += _ends(d.head, on_forward, on_backward, -1) * weights[:, -1]
-    transfer = group.costs.transfer_ns * (weights * transfers).sum(axis=1)
-    fixed = (weights * price * (fixed_bytes(group) - capacity)).sum(axis=1)
-    placed = over_kinds(group.counts, (weights[None] * per_layer).min(axis=2))
-    bound = (weights * whole).sum(axis=1) * work + placed + ends + transfer + fixed
+    weights /= weights.sum(axis=0)
+    ends = (costs.embedding[0] * on_forward[0] + costs.embedding[1] * on_backward[0]) * weights[0]
+    ends += (costs.head[0] * on_forward[-1] + costs.head[1] * on_backward[-1]) * weights[-1]
+    transfer = costs.transfer * (weights * transfers).sum(axis=0)
+    fixed = over_fixed_bytes(group, weights * price, capacity)
+    placed = over_kinds(group.counts, (weights * per_layer).min(axis=1))
+    bound = (weights * whole).sum(axis=0) * work + placed + ends + transfer + fixed
     return np.asarray(np.maximum(bound, work))
 
 
-def _ends(end: FloatArray, on_forward: FloatArray, on_backward: FloatArray, rank: int) -> FloatArray:
-    return np.asarray(end[0] * on_forward[:, rank] + end[1] * on_backward[:, rank])
-
-
-def _interleaved_bound(group: Group, capacity: float, modes: tuple[str, ...]) -> FloatArray:
+def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
     """Interleaved: equal weights y_s = 1 / P, for which the bracket cancels; the coefficient of a layer on rank
     i is m / P + (P - 1 - i) / (P v). Every virtual stage but the first and the last holds some layers
     (``forced_layers``), whatever that costs more than the cheapest place."""
-    d = _durations(group)
-    P, m, v = group.num_ranks, group.micro_batches[:, None], group.vpp[:, None]
+    costs, work = group.costs, _work(group)
+    P, m, v = group.num_ranks, group.micro_batches, group.vpp
     on_rank = (m + (P - 1 - group.ranks) / v) / P
-    price = memory_price(group, capacity, modes, on_rank)
-    compute = (d.forward + d.backward)[:, :, None] * on_rank[None]
-    per_layer = compute[None] + priced_layers(group, modes, on_rank, price)
-    cheapest = per_layer.min(axis=(0, 3))
-    excess = (per_layer - cheapest[None, :, :, None]).min(axis=1)
-    forced = (excess * forced_layers(group)).sum(axis=(0, 2))
+    price = memory_price(group, capacity, on_rank)
+    per_layer = priced_layers(group, on_rank, price)
+    per_layer += (costs.forward + costs.backward)[:, None] * on_rank
+    cheapest = per_layer.min(axis=(0, 2))
+    excess = (per_layer - cheapest[None, :, None]).min(axis=1)
+    forced = (excess * forced_layers(group)).sum(axis=(0, 1))
     placed = over_kinds(group.counts, cheapest) + forced
-    ends = d.embedding.sum(0) * on_rank[:, 0] + d.head.sum(0) * on_rank[:, -1]
-    fixed = (price * (fixed_bytes(group) - capacity)).sum(axis=1)
-    work = over_kinds(group.counts, d.forward + d.backward) + d.embedding.sum(0) + d.head.sum(0)
-    bound = placed + ends + group.costs.transfer_ns * (P - 1.0) + fixed
-    return np.asarray(np.maximum(bound, work * group.micro_batches / P))
+    ends = costs.embedding.sum(axis=0) * on_rank[0] + costs.head.sum(axis=0) * on_rank[-1]
+    fixed = over_fixed_bytes(group, price, capacity)
+    bound = placed + ends + costs.transfer * (P - 1.0) + fixed
+    return np.asarray(np.maximum(bound, work * m / P))

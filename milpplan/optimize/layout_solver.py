@@ -268,9 +268,9 @@ def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
         most = room[None, :] - (least.sum(axis=0, keepdims=True) - least)
         return np.asarray(np.maximum(most, -1).reshape(-1))
     schedule = np.array([SCHEDULES.index(layout.schedule)])
-    whole, on_forward, on_backward, _ = path_coefficients(np.array([[float(m)]]), schedule, P)
-    per_layer = np.maximum(on_forward[0] * forward + on_backward[0] * backward, 1.0)
-    room = (cutoff_ns - whole[0] * work) / per_layer
+    whole, on_forward, on_backward, _ = path_coefficients(np.array([float(m)]), schedule, P)
+    per_layer = np.maximum(on_forward[:, 0] * forward + on_backward[:, 0] * backward, 1.0)
+    room = (cutoff_ns - whole[:, 0] * work) / per_layer
     return np.asarray(np.maximum(np.floor(room + 1e-6), -1), dtype=np.int64)
 
 

@@ -2,33 +2,100 @@
 
 Lagrangian relaxation of a rank's memory: for any price >= 0, T + price * (bytes - capacity) bounds the step time
 of every plan that fits from below, and each layer chooses its recompute mode by itself.
+
+Arrays keep the layouts on the last axis and the ranks before it: [P, r] for r layouts of P ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.costs.layers import Phase
-from milpplan.costs.layout_costs import LayoutCosts
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.layers import EXPOSED, Phase
+from milpplan.costs.layout_costs import CostTable, LayoutCosts
 from milpplan.costs.stages import EMBEDDING, HEAD
 from milpplan.specs.plan import SCHEDULES
+from milpplan.specs.problem import Problem
 
 GPIPE, INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
+GROUP_NUMBERS = 16_384
+"""Numbers of an array [P, r]: few enough that a group's arrays stay in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowCosts:
+    """What the bounds need of ``LayoutCosts``, as floats with the layout on the last axis; K kinds, M recompute
+    modes in the space's order.
+
+    Nanoseconds: ``forward``, ``backward`` and ``optimizer`` [K, r] a layer, ``extra`` [M, K, r] of recomputing
+    one; ``embedding`` and ``head`` [2, r] a micro-batch; ``end_optimizer`` [2, r]; ``transfer`` [r]; ``tail``
+    [r], the embedding's gather and reduction and the barrier.
+
+    Bytes: ``states`` [K, r] and ``kept`` [M, K, r] a layer (kept a live micro-batch); ``buffers`` [r];
+    ``end_states`` [2, r] with the head's workspace, ``end_kept`` [2, r] a live micro-batch (embedding, head).
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    extra: FloatArray
+    optimizer: FloatArray
+    embedding: FloatArray
+    head: FloatArray
+    end_optimizer: FloatArray
+    transfer: FloatArray
+    tail: FloatArray
+    states: FloatArray
+    kept: FloatArray
+    buffers: FloatArray
+    end_states: FloatArray
+    end_kept: FloatArray
+
+    @staticmethod
+    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> RowCosts:
+        """Sums of the constants of many layouts."""
+        duration, states = costs.duration_ns, costs.state_bytes.sum(axis=0)
+        zero = np.zeros_like(costs.kept_bytes)
+        extra = {"none": zero, "selective": duration[:, Phase.SELECTIVE], "full": duration[:, Phase.FULL]}
+        dropped = {"none": zero, "selective": costs.dropped_selective_bytes, "full": costs.dropped_full_bytes}
+        ends = states[[EMBEDDING, HEAD]]
+        ends[1] += costs.head_workspace_bytes
+        values: dict[str, IntArray] = {
+            "forward": duration[:, Phase.FORWARD],
+            "backward": duration[:, Phase.BACKWARD],
+            "extra": np.stack([extra[mode] for mode in modes]),
+            "optimizer": costs.optimizer_ns[:EMBEDDING],
+            "embedding": costs.embedding_ns[EXPOSED].sum(axis=0),
+            "head": costs.head_ns[EXPOSED].sum(axis=0),
+            "end_optimizer": costs.optimizer_ns[[EMBEDDING, HEAD]],
+            "transfer": costs.transfer_ns,
+            "tail": costs.barrier_ns + costs.reduce_ns[EMBEDDING] + costs.gather_ns[EMBEDDING],
+            "states": states[:EMBEDDING],
+            "kept": np.stack([costs.kept_bytes - dropped[mode] for mode in modes]),
+            "buffers": costs.buffer_bytes,
+            "end_states": ends,
+            "end_kept": np.stack([costs.embedding_kept_bytes, costs.head_kept_bytes]),
+        }
+        return RowCosts(**{name: value.astype(np.float64) for name, value in values.items()})
+
+    def take(self, rows: IntArray) -> RowCosts:
+        """The chosen layouts."""
+        return RowCosts(**{field.name: getattr(self, field.name)[..., rows] for field in fields(self)})
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layouts with the same pp; arrays [r] or, with ranks, [r, P]."""
+    """Layouts with the same pp, all interleaved or none; arrays [r] or, with ranks, [P, r]."""
 
     num_ranks: int
+    interleaved: bool
     micro_batches: FloatArray
     vpp: FloatArray
     schedule: IntArray
-    costs: LayoutCosts
+    costs: RowCosts
     counts: FloatArray
     """Layers of each kind, [K]."""
     even: bool
@@ -36,8 +103,11 @@ class Group:
 
     def take(self, rows: IntArray) -> Group:
         """The chosen layouts."""
+        if len(rows) == len(self.vpp):
+            return self
         return Group(
             self.num_ranks,
+            self.interleaved,
             self.micro_batches[rows],
             self.vpp[rows],
             self.schedule[rows],
@@ -47,60 +117,64 @@ class Group:
         )
 
     @cached_property
-    def live(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def live(self) -> tuple[FloatArray, ...]:
         """``live_at_peak`` of the layouts."""
-        return live_at_peak(self.micro_batches, self.schedule, self.num_ranks, self.vpp)
+        return live_at_peak(self)
 
     @property
     def ranks(self) -> FloatArray:
-        """Rank numbers as a row [1, P]."""
-        return np.arange(self.num_ranks, dtype=np.float64)[None, :]
+        """Rank numbers as a column [P, 1]."""
+        return np.arange(self.num_ranks, dtype=np.float64)[:, None]
 
 
-def live_at_peak(
-    micro_batches: FloatArray, schedule: IntArray, num_ranks: int, vpp: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Micro-batches alive when the warm-up of a rank ends, in its last, first and any other chunk: [r, P] each.
+def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterator[tuple[IntArray, Group]]:
+    """The layouts in groups, each with its row numbers."""
+    modes = problem.space.recompute
+    counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(problem.model.kinds))
+    even = problem.space.interleaved_layers == "even"
+    constants = RowCosts.of(costs.distinct, modes)
+    m, vpp = columns.num_micro_batches.astype(np.float64), columns.vpp.astype(np.float64)
+    interleaved = columns.schedule == INTERLEAVED
+    key = 2 * columns.pp + interleaved
+    # Stable: neighbours share constants, so gathering them stays near.
+    order = np.argsort(key, kind="stable")
+    edges = np.flatnonzero(np.diff(key[order], prepend=-1, append=-1))
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        P = int(columns.pp[order[first]])
+        size = max(1, GROUP_NUMBERS // P)
+        for start in range(first, last, size):
+            rows = order[start : min(start + size, last)]
+            yield (
+                rows,
+                Group(
+                    P,
+                    bool(interleaved[rows[0]]),
+                    m[rows],
+                    vpp[rows],
+                    columns.schedule[rows],
+                    constants.take(costs.place[rows]),
+                    counts.astype(np.float64),
+                    even,
+                ),
+            )
 
-    1f1b min(m, P - s), gpipe m (one chunk: all three equal). Interleaved: the warm-up and one forward are
-    2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1),
-    the first P + max(0, P - 2 s - 1), others P.
+
+def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
+    """Micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving, else in
+    its last, first and any other chunk.
+
+    1f1b min(m, P - s), gpipe m. Interleaved: the warm-up and one forward are 2 (P - s - 1) + (v - 1) P + 1 items,
+    P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1), the first P + max(0, P - 2 s - 1),
+    others P.
     """
-    depth = num_ranks - np.arange(num_ranks, dtype=np.float64)[None, :]
-    m = micro_batches[:, None]
-    plain = np.minimum(m, depth)
-    gpipe = (schedule == GPIPE)[:, None] & (num_ranks > 1)
-    plain = np.where(gpipe, m, plain)
-    last = np.minimum(num_ranks, 2 * depth - 1) + 0 * m
-    first = np.minimum(num_ranks + np.maximum(0, 2 * depth - 1 - num_ranks), m)
-    other = np.where((vpp > 2)[:, None], float(num_ranks), first)
-    interleaved = (schedule == INTERLEAVED)[:, None]
-    return (
-        np.asarray(np.where(interleaved, last, plain)),
-        np.asarray(np.where(interleaved, first, plain)),
-        np.asarray(np.where(interleaved, other, plain)),
-    )
-
-
-def least_kept(costs: LayoutCosts, modes: tuple[str, ...]) -> IntArray:
-    """Least bytes kept of a layer, [K, r]."""
-    dropped = np.zeros_like(costs.kept_bytes)
-    if "selective" in modes:
-        dropped = np.maximum(dropped, costs.dropped_selective_bytes)
-    if "full" in modes:
-        dropped = np.maximum(dropped, costs.dropped_full_bytes)
-    return costs.kept_bytes - dropped
-
-
-def fixed_bytes(group: Group) -> FloatArray:
-    """Bytes of a rank without layers, [r, P]: buffers, and the ends of the model on the first and last rank."""
-    costs = group.costs
-    fixed = np.repeat(costs.buffer_bytes[:, None].astype(np.float64), group.num_ranks, axis=1)
-    last, first, _ = group.live
-    states = costs.state_bytes.sum(axis=0)
-    fixed[:, 0] += states[EMBEDDING] + first[:, 0] * costs.embedding_kept_bytes
-    fixed[:, -1] += states[HEAD] + last[:, -1] * costs.head_kept_bytes + costs.head_workspace_bytes
-    return fixed
+    m, P = group.micro_batches, group.num_ranks
+    depth = P - group.ranks
+    if not group.interleaved:
+        whole = (group.schedule == GPIPE) & (P > 1)
+        return (np.where(whole, m, np.minimum(m, depth)),)
+    last = np.repeat(np.minimum(float(P), 2 * depth - 1), len(m), axis=1)
+    first = np.minimum(P + np.maximum(0.0, 2 * depth - 1 - P), m)
+    return last, first, np.where(group.vpp > 2, float(P), first)
 
 
 def over_kinds(counts: FloatArray, values: FloatArray) -> FloatArray:
@@ -111,113 +185,123 @@ def over_kinds(counts: FloatArray, values: FloatArray) -> FloatArray:
     return np.asarray(total)
 
 
+def end_bytes(group: Group) -> tuple[FloatArray, FloatArray]:
+    """Bytes of the model's ends, embedding on the first rank and head on the last, [r] each."""
+    costs, live = group.costs, group.live
+    first = costs.end_states[0] + live[1 if group.interleaved else 0][0] * costs.end_kept[0]
+    return first, costs.end_states[1] + live[0][-1] * costs.end_kept[1]
+
+
+def over_fixed_bytes(group: Group, weights: FloatArray, capacity: float = 0.0) -> FloatArray:
+    """sum_s weights_s (bytes of rank s without layers - capacity), [r]; weights [P, r]."""
+    first, last = end_bytes(group)
+    total = (group.costs.buffers - capacity) * weights.sum(axis=0)
+    return np.asarray(total + weights[0] * first + weights[-1] * last)
+
+
 def forced_layers(group: Group) -> FloatArray:
-    """Layers that every plan has in the last, the first and the other chunks of each rank, [3, r, P]: the fewest
-    of an inner virtual stage, none in the model's first and last."""
-    v = np.repeat(group.vpp[:, None], group.num_ranks, axis=1)
+    """Interleaved layouts: layers that every plan has in the last, the first and the other chunks of each rank,
+    [3, P, r]: the fewest of an inner virtual stage, none in the model's first and last."""
+    v = group.vpp
     fewest = np.ones_like(v)
     if group.even:
         fewest = np.maximum(1.0, group.counts.sum() // (v * group.num_ranks))
-    several = (v > 1) * fewest
-    last, first = several.copy(), several.copy()
-    last[:, -1] = 0.0
-    first[:, 0] = 0.0
-    return np.asarray(np.stack([last, first, np.maximum(v - 2, 0.0) * fewest]))
+    forced = np.empty((3, group.num_ranks, len(v)))
+    forced[:2] = (v > 1) * fewest
+    forced[0, -1] = forced[1, 0] = 0.0
+    forced[2] = np.maximum(v - 2, 0.0) * fewest
+    return forced
 
 
-def _mode_costs(group: Group, modes: tuple[str, ...]) -> list[tuple[FloatArray, FloatArray]]:
-    """(extra nanoseconds, kept bytes) of a layer under each recompute mode of the space, [K, r] each."""
-    costs, duration = group.costs, group.costs.duration_ns
-    choices = {
-        "none": (0 * costs.kept_bytes, costs.kept_bytes),
-        "selective": (duration[:, Phase.SELECTIVE], costs.kept_bytes - costs.dropped_selective_bytes),
-        "full": (duration[:, Phase.FULL], costs.kept_bytes - costs.dropped_full_bytes),
-    }
-    return [
-        (choices[mode][0].astype(np.float64), choices[mode][1].astype(np.float64))
-        for mode in choices
-        if mode in modes
-    ]
+def priced_layers(group: Group, on_backward: FloatArray, price: FloatArray) -> FloatArray:
+    """Recomputation and memory of one layer by kind of chunk (``Group.live``), [C, K, P, r]: the cheapest mode's
+    extra time (times ``on_backward`` [P, r]) plus the price [P, r] of its bytes."""
+    costs, num_kinds = group.costs, len(group.counts)
+    priced = np.empty((len(group.live), num_kinds, *price.shape))
+    for chunk, live in enumerate(group.live):
+        cost = price * live
+        for kind in range(num_kinds):
+            best = priced[chunk, kind]
+            best[...] = _cheapest_mode(costs.extra[:, kind], costs.kept[:, kind], on_backward, cost)
+            best += costs.states[kind] * price
+    return priced
 
 
-def priced_layers(group: Group, modes: tuple[str, ...], on_backward: FloatArray, price: FloatArray) -> FloatArray:
-    """Recomputation and memory of one layer in the last, the first and the other chunks, [3, K, r, P]: the
-    cheapest mode's extra time (times ``on_backward`` [r, P]) plus the price [r, P] of its bytes."""
-    choices = _mode_costs(group, modes)
-    states = group.costs.state_bytes.sum(axis=0)[:-2].astype(np.float64)
-    by_chunk = []
-    for live in group.live:
-        best = np.full((len(states), *price.shape), np.inf)
-        for extra, kept in choices:
-            np.minimum(best, extra[:, :, None] * on_backward + kept[:, :, None] * (price * live), out=best)
-        by_chunk.append(best + states[:, :, None] * price)
-    return np.asarray(np.stack(by_chunk))
+def _cheapest_mode(extra: FloatArray, kept: FloatArray, on_backward: FloatArray, cost: FloatArray) -> FloatArray:
+    """min over modes of extra [M, r] * on_backward + kept [M, r] * cost, [P, r]."""
+    least = extra[0] * on_backward + kept[0] * cost
+    for more, less in zip(extra[1:], kept[1:], strict=True):
+        np.minimum(least, more * on_backward + less * cost, out=least)
+    return np.asarray(least)
 
 
-def memory_price(group: Group, capacity: float, modes: tuple[str, ...], on_backward: FloatArray) -> FloatArray:
-    """The price of a byte on each rank that bounds best at the balanced placement, [r, P].
+def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> FloatArray:
+    """The price of a byte on each rank that bounds best at the balanced placement, [P, r].
 
     The bound is concave and piecewise linear in the price, with corners where two modes of a layer cost the
     same; the corners are tried. The balanced rank holds counts / P layers: the forced ones in their chunks, the
     rest where they keep least, in the last chunk.
     """
+    costs, live = group.costs, group.live
     share = group.counts / group.num_ranks
-    mean = [(share @ extra / share.sum(), share @ kept / share.sum()) for extra, kept in _mode_costs(group, modes)]
-    states = group.costs.state_bytes.sum(axis=0)[:-2].astype(np.float64)
-    lives = group.live
-    held = forced_layers(group)
-    held[0] += np.maximum(share.sum() - held.sum(axis=0), 0.0)
-    needed = (share @ states)[:, None] + fixed_bytes(group) - capacity
-    tight = (
-        needed
-        + sum(held[chunk] * lives[chunk] for chunk in range(3 if (group.vpp > 1).any() else 1))
-        * (mean[0][1][:, None])
-    )
-    rows = np.flatnonzero((tight > 0).any(axis=1))
+    extra = np.stack([over_kinds(share / share.sum(), mode) for mode in costs.extra])
+    kept = np.stack([over_kinds(share / share.sum(), mode) for mode in costs.kept])
+    if group.interleaved:
+        held = forced_layers(group)
+        held[0] += np.maximum(share.sum() - held.sum(axis=0), 0.0)
+    else:
+        held = np.full((1, *live[0].shape), share.sum())
+    first, last = end_bytes(group)
+    needed = np.repeat((over_kinds(share, costs.states) + costs.buffers - capacity)[None], group.num_ranks, axis=0)
+    needed[0] += first
+    needed[-1] += last
+    alive = held[0] * live[0]
+    for layers, micro_batches in zip(held[1:], live[1:], strict=True):
+        alive += layers * micro_batches
+    rows = np.flatnonzero((needed + alive * kept.max(axis=0) > 0).any(axis=0))
+    if len(rows) == len(group.vpp):
+        return _best_corner(extra, kept, live, held, needed, on_backward)
     price = np.zeros_like(needed)
     if len(rows):
-        price[rows] = _best_corner(
-            [(extra[rows], kept[rows]) for extra, kept in mean],
-            (lives[0][rows], lives[1][rows], lives[2][rows]),
-            held[:, rows],
-            needed[rows],
-            on_backward[rows],
+        price[:, rows] = _best_corner(
+            extra[:, rows],
+            kept[:, rows],
+            tuple(chunk[:, rows] for chunk in live),
+            held[..., rows],
+            needed[:, rows],
+            on_backward[:, rows],
         )
-    return np.asarray(price)
+    return price
 
 
 def _best_corner(
-    mean: list[tuple[FloatArray, FloatArray]],
-    lives: tuple[FloatArray, FloatArray, FloatArray],
+    extra: FloatArray,
+    kept: FloatArray,
+    live: tuple[FloatArray, ...],
     held: FloatArray,
     needed: FloatArray,
     on_backward: FloatArray,
 ) -> FloatArray:
-    """The corner with the best bound, [r, P]; zero where nothing is forced."""
-    several = bool((held[1] + held[2]).any())
+    """The corner with the best bound, [P, r]; zero where nothing is forced. ``extra`` and ``kept`` [M, r] are
+    those of the mean layer, ``held`` [C, P, r] its layers in each kind of chunk."""
     best = np.zeros_like(needed)
-    value = held.sum(axis=0) * on_backward * np.min([extra for extra, _ in mean], axis=0)[:, None]
-    for live in (lives[0], lives[2]) if several else lives[:1]:
-        for price in _corners(mean, live, on_backward):
+    value = held.sum(axis=0) * on_backward * extra.min(axis=0)
+    for alive in live[::2]:
+        for price in _corners(extra, kept, alive, on_backward):
             bound = price * needed
-            for chunk in range(3 if several else 1):
-                cost = lives[chunk] * price
-                least = mean[0][0][:, None] * on_backward + mean[0][1][:, None] * cost
-                for extra, kept in mean[1:]:
-                    np.minimum(least, extra[:, None] * on_backward + kept[:, None] * cost, out=least)
-                bound += held[chunk] * least
+            for layers, micro_batches in zip(held, live, strict=True):
+                bound += layers * _cheapest_mode(extra, kept, on_backward, micro_batches * price)
             better = bound > value
-            best, value = np.where(better, price, best), np.where(better, bound, value)
+            np.copyto(best, price, where=better)
+            np.copyto(value, bound, where=better)
     return best
 
 
-def _corners(
-    mean: list[tuple[FloatArray, FloatArray]], live: FloatArray, on_backward: FloatArray
-) -> list[FloatArray]:
-    """Prices at which two recompute modes of the mean layer cost the same, [r, P] each."""
-    corners = []
-    for i, (extra, kept) in enumerate(mean):
-        for more_extra, less_kept in mean[i + 1 :]:
-            saved = np.maximum(kept - less_kept, 1.0)[:, None] * live
-            corners.append(np.maximum(more_extra - extra, 0.0)[:, None] * on_backward / saved)
-    return corners
+def _corners(extra: FloatArray, kept: FloatArray, live: FloatArray, on_backward: FloatArray) -> list[FloatArray]:
+    """Prices at which two recompute modes of the mean layer cost the same, [P, r] each."""
+    scale = on_backward / live
+    return [
+        scale * (np.maximum(extra[j] - extra[i], 0.0) / np.maximum(kept[i] - kept[j], 1.0))
+        for i in range(len(extra))
+        for j in range(i + 1, len(extra))
+    ]

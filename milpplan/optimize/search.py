@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
@@ -64,7 +64,7 @@ class Search:
     simulated: BoolArray = field(init=False)
     queue: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts about to be looked at, in order."""
-    block: dict[int, tuple[LayoutCosts, int]] = field(default_factory=dict)
+    block: dict[int, tuple[CostTable, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         columns = self.space.columns
@@ -106,7 +106,7 @@ class Search:
         self.detailed[rows] = True
         self.fates[rows[self.memory[rows] > usable_memory_bytes(self.problem)]] = FATES.index("does_not_fit")
 
-    def _bound_uniform(self, rows: npt.NDArray[np.int64], part: LayoutColumns, costs: LayoutCosts) -> None:
+    def _bound_uniform(self, rows: npt.NDArray[np.int64], part: LayoutColumns, costs: CostTable) -> None:
         """Bounds of the uniform plans of some layouts; in the uniform space they are the layouts' bounds."""
         uniform = uniform_bounds(self.problem, part, costs)
         fits = uniform.memory_bytes <= usable_memory_bytes(self.problem)

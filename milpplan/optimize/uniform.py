@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.layers import EXPOSED, Phase
-from milpplan.costs.layout_costs import LayoutCosts, usable_memory_bytes
-from milpplan.costs.stages import EMBEDDING, HEAD
+from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
 from milpplan.optimize.bounds import SAFETY, path_coefficients
-from milpplan.optimize.pricing import INTERLEAVED, live_at_peak
+from milpplan.optimize.pricing import Group, end_bytes, groups
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Problem
 
@@ -40,107 +38,101 @@ def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
     return Plan(layout=layout, virtual_stages=tuple(held))
 
 
-def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: LayoutCosts) -> UniformBounds:
+def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> UniformBounds:
     """Lower bounds on the time and memory of each layout's plans, all layouts at once."""
     modes, capacity = problem.space.recompute, usable_memory_bytes(problem)
     time = np.zeros((len(columns), len(modes)))
     memory = np.zeros((len(columns), len(modes)))
-    for pp in np.unique(columns.pp):
-        rows = np.flatnonzero(columns.pp == pp)
-        part, part_costs = columns.take(rows), costs.take(rows)
-        counts, first = _layers_by_rank(problem, part, int(pp))
-        for index, mode in enumerate(modes):
-            memory[rows, index] = _memory(part, part_costs, counts, mode)
-            fits = np.flatnonzero(memory[rows, index] * SAFETY <= capacity)
-            time[rows[fits], index] = _time(
-                part.take(fits), part_costs.take(fits), counts[:, fits], first[:, fits], mode
-            )
+    for rows, group in groups(problem, columns, costs):
+        held = _HeldLayers.of(problem, group)
+        for index in range(len(modes)):
+            peak = _memory(group, held, index)
+            memory[rows, index] = peak
+            fits = np.flatnonzero(peak * SAFETY <= capacity)
+            if len(fits):
+                time[rows[fits], index] = _time(group.take(fits), held.take(fits), index)
     return UniformBounds(time * SAFETY, memory * SAFETY)
 
 
-def _layers_by_rank(problem: Problem, columns: LayoutColumns, pp: int) -> tuple[IntArray, IntArray]:
-    """Layers of each kind on each rank, and in its first chunk: [K, r, P]."""
-    kinds = np.array(problem.model.layer_kinds)
-    layers, num_kinds = len(kinds), len(problem.model.kinds)
-    prefix = np.zeros((num_kinds, layers + 1), dtype=np.int64)
-    for kind in range(num_kinds):
-        np.cumsum(kinds == kind, out=prefix[kind, 1:])
-    values, inverse = np.unique(columns.vpp, return_inverse=True)
-    total = np.zeros((num_kinds, len(values), pp), dtype=np.int64)
-    first = np.zeros_like(total)
-    for place, vpp in enumerate(values.tolist()):
-        each = -(-layers // (pp * vpp))
-        edges = prefix[:, np.minimum(np.arange(pp * vpp + 1) * each, layers)]
-        held = np.diff(edges, axis=1).reshape(num_kinds, vpp, pp)
-        total[:, place], first[:, place] = held.sum(axis=1), held[:, 0]
-    return total[:, inverse], first[:, inverse]
+@dataclass(frozen=True, slots=True)
+class _HeldLayers:
+    """Layers of each kind on each rank, and in its first chunk: [K, P, u] for the u numbers of virtual stages
+    that occur; ``place`` [r] says which is a layout's."""
+
+    total: FloatArray
+    first: FloatArray
+    place: IntArray
+
+    @staticmethod
+    def of(problem: Problem, group: Group) -> _HeldLayers:
+        kinds, pp = np.array(problem.model.layer_kinds), group.num_ranks
+        layers, num_kinds = len(kinds), len(problem.model.kinds)
+        prefix = np.zeros((num_kinds, layers + 1), dtype=np.int64)
+        for kind in range(num_kinds):
+            np.cumsum(kinds == kind, out=prefix[kind, 1:])
+        values, place = np.unique(group.vpp, return_inverse=True)
+        total = np.zeros((num_kinds, pp, len(values)))
+        first = np.zeros_like(total)
+        for column, vpp in enumerate(values.astype(np.int64).tolist()):
+            each = -(-layers // (pp * vpp))
+            edges = prefix[:, np.minimum(np.arange(pp * vpp + 1) * each, layers)]
+            held = np.diff(edges, axis=1).reshape(num_kinds, vpp, pp)
+            total[..., column], first[..., column] = held.sum(axis=1), held[:, 0]
+        return _HeldLayers(total, first, place)
+
+    def take(self, rows: IntArray) -> _HeldLayers:
+        """The chosen layouts."""
+        return _HeldLayers(self.total, self.first, self.place[rows])
+
+    def on_ranks(self, per_layer: FloatArray) -> FloatArray:
+        """sum_k layers of kind k * per_layer [K, r] (or [K, P, r]) on each rank, [P, r]."""
+        return _over(self.total, self.place, per_layer)
+
+    def in_first_chunks(self, per_layer: FloatArray) -> FloatArray:
+        """The same of the first chunk of each rank."""
+        return _over(self.first, self.place, per_layer)
 
 
-def over_ranks(reduce: np.ufunc, values: FloatArray) -> FloatArray:
-    """Reduce [r, P] over its few ranks, a column at a time: NumPy's own reduction goes row by row."""
-    total = values[:, 0].astype(np.float64)
-    for rank in range(1, values.shape[1]):
-        reduce(total, values[:, rank], out=total)
-    return total
+def _over(held: FloatArray, place: IntArray, per_layer: FloatArray) -> FloatArray:
+    total = held[0][:, place] * per_layer[0]
+    for layers, value in zip(held[1:], per_layer[1:], strict=True):
+        total += layers[:, place] * value
+    return np.asarray(total)
 
 
-def _extra(costs: LayoutCosts, mode: str) -> tuple[IntArray, IntArray]:
-    """Nanoseconds that recomputation adds and bytes that it drops, a layer: [K, r]."""
-    if mode == "none":
-        zero = np.zeros_like(costs.kept_bytes)
-        return zero, zero
-    phase = Phase.FULL if mode == "full" else Phase.SELECTIVE
-    return costs.duration_ns[:, phase], getattr(costs, f"dropped_{mode}_bytes")
+def _time(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
+    costs, pp, m = group.costs, group.num_ranks, group.micro_batches
+    backward = costs.backward + costs.extra[mode]
+    ramp = held.in_first_chunks(costs.forward + backward)
+    ramp[0] += costs.embedding.sum(axis=0)
+    f, b = held.on_ranks(costs.forward), held.on_ranks(backward)
+    f[0] += costs.embedding[0]
+    b[0] += costs.embedding[1]
+    f[-1] += costs.head[0]
+    b[-1] += costs.head[1]
+    paths = np.cumsum(ramp, axis=0) - ramp + m * (f + b) + 2 * group.ranks * costs.transfer
+    if not group.interleaved:
+        whole, on_forward, on_backward, transfers = path_coefficients(m, group.schedule, pp)
+        deep = whole * (f + b).sum(axis=0) + on_forward * f + on_backward * b + transfers * costs.transfer
+        paths = np.where(whole > 0, np.maximum(deep, paths), paths)
+    optimizer = held.on_ranks(costs.optimizer)
+    optimizer[0] += costs.end_optimizer[0]
+    optimizer[-1] += costs.end_optimizer[1]
+    return np.asarray(paths.max(axis=0) + optimizer.max(axis=0) + costs.tail)
 
 
-def _time(columns: LayoutColumns, costs: LayoutCosts, counts: IntArray, first: IntArray, mode: str) -> FloatArray:
-    extra, _ = _extra(costs, mode)
-    duration = costs.duration_ns
-    forward, backward = duration[:, Phase.FORWARD], duration[:, Phase.BACKWARD] + extra
-    embedding, head = costs.embedding_ns[EXPOSED].sum(axis=0), costs.head_ns[EXPOSED].sum(axis=0)
-
-    def on_ranks(per_layer: IntArray, held: IntArray) -> FloatArray:
-        return np.asarray((per_layer[:, :, None] * held).sum(axis=0), dtype=np.float64)
-
-    pp = counts.shape[2]
-    f, b = on_ranks(forward, counts), on_ranks(backward, counts)
-    f[:, 0] += embedding[0]
-    b[:, 0] += embedding[1]
-    f[:, -1] += head[0]
-    b[:, -1] += head[1]
-    ramp = on_ranks(forward + backward, first)
-    ramp[:, 0] += embedding.sum(axis=0)
-    before = np.cumsum(ramp, axis=1) - ramp
-    micro_batches = columns.num_micro_batches.astype(np.float64)[:, None]
-    ranks = np.arange(pp, dtype=np.float64)[None, :]
-    plain = columns.schedule != INTERLEAVED
-    whole, on_forward, on_backward, transfers = path_coefficients(micro_batches, columns.schedule, pp)
-    transfer = costs.transfer_ns[:, None]
-    deep = whole * over_ranks(np.add, f + b)[:, None] + on_forward * f + on_backward * b + transfers * transfer
-    straight = before + micro_batches * (f + b) + 2 * ranks * transfer
-    paths = np.where(plain[:, None] & (whole > 0), np.maximum(deep, straight), straight)
-    optimizer = (costs.optimizer_ns[:-2, :, None] * counts).sum(axis=0)
-    optimizer[:, 0] += costs.optimizer_ns[EMBEDDING]
-    optimizer[:, -1] += costs.optimizer_ns[HEAD]
-    ends = costs.barrier_ns + costs.reduce_ns[EMBEDDING] + costs.gather_ns[EMBEDDING]
-    return np.asarray(over_ranks(np.maximum, paths) + over_ranks(np.maximum, optimizer) + ends)
-
-
-def _memory(columns: LayoutColumns, costs: LayoutCosts, counts: IntArray, mode: str) -> FloatArray:
+def _memory(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
     """Bytes of the fullest rank, with the fewest live micro-batches of a chunk (exact without interleaving,
     but for temporary bytes)."""
-    _, dropped = _extra(costs, mode)
-    pp = counts.shape[2]
-    lives = live_at_peak(
-        columns.num_micro_batches.astype(np.float64), columns.schedule, pp, columns.vpp.astype(np.float64)
-    )
-    vpp = columns.vpp[:, None]
-    # All chunks hold the same but the model's last one, which may hold less: leave it out where there are more.
-    live = np.where(vpp > 1, (lives[1] + np.maximum(vpp - 2, 0) * lives[2]) / np.maximum(vpp, 1), lives[0])
-    states = costs.state_bytes.sum(axis=0)
-    per_layer = states[:-2, :, None] + (costs.kept_bytes - dropped)[:, :, None] * live[None]
-    total = (per_layer * counts).sum(axis=0) + costs.buffer_bytes[:, None]
-    last, first, _ = lives
-    total[:, 0] += states[EMBEDDING] + first[:, 0] * costs.embedding_kept_bytes
-    total[:, -1] += states[HEAD] + last[:, -1] * costs.head_kept_bytes + costs.head_workspace_bytes
-    return over_ranks(np.maximum, total)
+    costs, vpp = group.costs, group.vpp
+    live = group.live[0]
+    if group.interleaved:
+        # All chunks hold the same but the model's last one, which may hold less: leave it out if there are more.
+        _, first, other = group.live
+        live = np.where(vpp > 1, (first + np.maximum(vpp - 2, 0) * other) / vpp, live)
+    total = held.on_ranks(costs.states[:, None] + costs.kept[mode][:, None] * live)
+    total += costs.buffers
+    embedding, head = end_bytes(group)
+    total[0] += embedding
+    total[-1] += head
+    return np.asarray(total.max(axis=0))

@@ -6,6 +6,7 @@ are in ``milpplan.costs.parameters``, FLOPs and bytes in ``milpplan.costs.layers
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -126,10 +127,19 @@ class ModelSpec(Record):
     @property
     def kinds(self) -> tuple[LayerRun, ...]:
         """The distinct kinds of layer, in order of first appearance (``count`` set to 1)."""
-        return tuple(dict.fromkeys(run.model_copy(update={"count": 1}) for run in self.layers))
+        return _kinds(self.layers)[0]
 
     @property
     def layer_kinds(self) -> tuple[int, ...]:
         """For every layer, the index of its kind in ``kinds``; length ``num_layers``."""
-        index = {kind: position for position, kind in enumerate(self.kinds)}
-        return tuple(index[run.model_copy(update={"count": 1})] for run in self.layers for _ in range(run.count))
+        return _kinds(self.layers)[1]
+
+
+@lru_cache(maxsize=256)
+def _kinds(layers: tuple[LayerRun, ...]) -> tuple[tuple[LayerRun, ...], tuple[int, ...]]:
+    """``ModelSpec.kinds`` and ``layer_kinds``, which simulations ask for once a stage. Kept by value: a cached
+    property would outlive a ``model_copy`` that changes the layers."""
+    single = [run.model_copy(update={"count": 1}) for run in layers]
+    index = {kind: position for position, kind in enumerate(dict.fromkeys(single))}
+    pairs = zip(single, layers, strict=True)
+    return tuple(index), tuple(index[kind] for kind, run in pairs for _ in range(run.count))

@@ -42,7 +42,7 @@ def test_columns_cost_as_one_by_one(case: tuple[str, str, str, str]) -> None:
             assert np.issubdtype(values.dtype, np.integer)
             assert np.all(values >= 0), field.name
             if row == 11:
-                assert np.array_equal(values, getattr(some, field.name)[..., 1])
+                assert np.array_equal(values, getattr(some.at(1), field.name))
 
 
 def test_durations_are_the_exposed_parts() -> None:

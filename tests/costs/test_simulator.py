@@ -10,7 +10,7 @@ import pytest
 
 from milpplan.costs import simulator as sut
 from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.costs.report import BREAKDOWN, HIDDEN
 from milpplan.costs.stages import durations, plan_stages
@@ -44,10 +44,10 @@ def plan_of(layers: list[int], layout: Layout) -> Plan:
 def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs as in the textbooks: no embedding, no head, no transfers between stages."""
 
-    def bare(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
-        costs = layout_costs(problem, columns)
-        nothing = ("embedding_ns", "head_ns", "transfer_ns")
-        return replace(costs, **{name: 0 * getattr(costs, name) for name in nothing})
+    def bare(problem: Problem, columns: LayoutColumns) -> CostTable:
+        table = layout_costs(problem, columns)
+        nothing = {name: 0 * getattr(table.distinct, name) for name in ("embedding_ns", "head_ns", "transfer_ns")}
+        return replace(table, distinct=replace(table.distinct, **nothing))
 
     monkeypatch.setattr(sut, "layout_costs", bare)
 

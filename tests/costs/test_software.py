@@ -98,8 +98,8 @@ def test_dummy_weight_gradients_are_one_layer_in_bf16(name: str) -> None:
     layer = max(count.total - count.experts + count.experts // experts for count, experts in counts)
     for zero_stage, expected in ((1, 2 * layer), (3, 0)):
         columns = LayoutColumns.of([LAYOUT.model_copy(update={"tp": 1, "dp": 8, "zero_stage": zero_stage})])
-        with_them = layout_costs(asked, columns).buffer_bytes[0]
-        added = int(with_them - layout_costs(without, columns).buffer_bytes[0])
+        with_them = layout_costs(asked, columns).at(0).buffer_bytes
+        added = int(with_them - layout_costs(without, columns).at(0).buffer_bytes)
         assert added == pytest.approx(expected, rel=1e-3)
 
 
@@ -107,7 +107,7 @@ def test_logits_of_the_whole_vocabulary() -> None:
     """A rank that gathers the logits keeps tp times as many; a loss that copies keeps more bytes of each."""
     columns = LayoutColumns.of([LAYOUT])
     plain, gathered, copied = (
-        int(layout_costs(problem(**software), columns).head_kept_bytes[0])
+        int(layout_costs(problem(**software), columns).at(0).head_kept_bytes)
         for software in ({}, {"gathered_logits": True}, {"logit_kept_bytes": 20.0})
     )
     logits = 8192 * padded_vocab_size(problem().model.vocab_size, LAYOUT.tp) // LAYOUT.tp

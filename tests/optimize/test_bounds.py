@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from milpplan import Layout, Plan, load_hardware, load_model, simulate
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.optimize import pricing
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
@@ -167,12 +168,13 @@ def test_compute_bounds_are_near_what_compute_takes(name: str) -> None:
     assert (uniform.min(axis=1) / bounds[least]).min() < 1.25
 
 
-def test_bounds_do_not_depend_on_company() -> None:
+def test_bounds_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layout's bounds are the same alone and among others (they are computed in groups)."""
+    monkeypatch.setattr(pricing, "GROUP_NUMBERS", 1)
     for seed in range(20):
         problem = random_problem(seed)
         columns = layout_space(problem).columns
-        together = layout_bounds(problem, columns, layout_costs(problem, columns), chunk_rows=1)
+        together = layout_bounds(problem, columns, layout_costs(problem, columns))
         for row in range(len(columns)):
             one = columns.take(np.array([row]))
             alone = layout_bounds(problem, one, layout_costs(problem, one))
