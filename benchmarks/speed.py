@@ -35,7 +35,7 @@ from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.simulator import step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import layout_bounds
-from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.layouts import LayoutSpace, layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.problem import Job
 from milpplan.units import rate_text, seconds_text
@@ -97,24 +97,23 @@ def layout_speed(case: Case, kind: Kind, sample: int) -> LayoutSpeed:
     """Time to enumerate and bound every layout of a case, and to simulate a random sample."""
     problem = case.problem(kind)
     enumerate_s, space = timed(lambda: layout_space(problem))
-    columns = space.columns
-    bound_s, _ = timed(lambda: _bound_all(problem, columns, kind))
+    bound_s, _ = timed(lambda: _bound_all(problem, space, kind))
     plans = _random_plans(case.problem("uniform"), sample)
     simulate_s, _ = timed(lambda: [simulate(problem, plan) for plan in plans])
-    return LayoutSpeed(case.text(), kind, len(columns), enumerate_s, bound_s, len(plans), simulate_s)
+    return LayoutSpeed(case.text(), kind, len(space), enumerate_s, bound_s, len(plans), simulate_s)
 
 
-def _bound_all(problem: Problem, columns: LayoutColumns, kind: Kind) -> None:
+def _bound_all(problem: Problem, space: LayoutSpace, kind: Kind) -> None:
     bounds = uniform_bounds if kind == "uniform" else layout_bounds
-    for start in range(0, len(columns), CHUNK):
-        part = columns.take(np.arange(start, min(len(columns), start + CHUNK)))
+    for start in range(0, len(space), CHUNK):
+        part = space.take(np.arange(start, min(len(space), start + CHUNK)))
         bounds(problem, part, layout_costs(problem, part))
 
 
 def _random_plans(problem: Problem, sample: int) -> list[Plan]:
-    columns = layout_space(problem).columns
-    rows = np.random.default_rng(1).integers(len(columns), size=sample)
-    return [uniform_plan(problem, columns.at(int(row)), "none") for row in rows]
+    space = layout_space(problem)
+    rows = np.random.default_rng(1).integers(len(space), size=sample)
+    return [uniform_plan(problem, space.at(int(row)), "none") for row in rows]
 
 
 def simulator_cases() -> tuple[tuple[Problem, Layout], ...]:

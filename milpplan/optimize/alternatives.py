@@ -40,14 +40,13 @@ class Floor:
 
 def floor(problem: Problem, space: LayoutSpace) -> Floor | None:
     """The bounds of a problem's space, None if it is empty."""
-    columns = space.columns
-    if not len(columns):
+    if not len(space):
         return None
-    memory = np.zeros(len(columns))
+    memory = np.zeros(len(space))
     fastest = np.inf
-    for start in range(0, len(columns), _CHUNK):
-        rows = np.arange(start, min(start + _CHUNK, len(columns)))
-        part = columns.take(rows)
+    for start in range(0, len(space), _CHUNK):
+        rows = np.arange(start, min(start + _CHUNK, len(space)))
+        part = space.take(rows)
         costs = layout_costs(problem, part)
         if problem.space.kind == "uniform":
             uniform = uniform_bounds(problem, part, costs)
@@ -61,7 +60,7 @@ def floor(problem: Problem, space: LayoutSpace) -> Floor | None:
             time_ns = np.where(fits, bounds.step_time_ns, np.inf)
         fastest = min(fastest, float((time_ns / part.global_batch_size).min()))
     least = int(memory.argmin())
-    return Floor(float(memory[least]), columns.at(least), fastest / NS_PER_S)
+    return Floor(float(memory[least]), space.at(least), fastest / NS_PER_S)
 
 
 def admits(problem: Problem, forbidden: Forbidden) -> bool:

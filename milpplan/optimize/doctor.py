@@ -12,7 +12,7 @@ import numpy as np
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import BACKENDS, available_backends, backend
 from milpplan.optimize.program import MINUS_INFINITY, Program, ProgramBuilder
-from milpplan.optimize.solution import Limits, Solution
+from milpplan.optimize.solution import Limits, Solution, run_interruptibly
 
 NUM_RANDOM_PROGRAMS: Final = 20
 _MAX_ENUMERATED: Final = 200_000
@@ -168,7 +168,9 @@ def _cpsat_published() -> CanaryResult:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_time_in_seconds = 10
-    status = solver.status_name(solver.solve(model))
+    # Else CP-SAT takes Ctrl-C for itself, and leaves it to end the program without a word afterwards.
+    solver.parameters.catch_sigint_signal = False
+    status = solver.status_name(run_interruptibly(lambda: solver.solve(model), solver.stop_search))
     seen = f"{status} {round(solver.objective_value) if status in ('OPTIMAL', 'FEASIBLE') else ''}".strip()
     return CanaryResult(
         "cpsat: published wrong optimum",

@@ -83,13 +83,13 @@ def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, until
         reason = "no product tp x cp x pp x dp of the values allowed is that number of GPUs"
 
     def legal(option: Problem) -> bool:
-        return len(layout_space(option, forbidden).columns) > 0
+        return len(layout_space(option, forbidden)) > 0
 
     batches = ((_batch_words(p.job), p) for p in alternatives.nearest_batches(problem))
     gpus = ((f"{_counted(p.job.num_gpus)} GPUs", p) for p in alternatives.nearest_gpus(problem))
     ways = _first(until, alternatives.unrestricted(problem), legal)
     ways += _first(until, batches, legal) + _first(until, gpus, legal)
-    if forbidden and len(layout_space(problem).columns):
+    if forbidden and len(layout_space(problem)):
         ways.append("forbidding less")
     return InfeasibleError(
         f"There is no legal layout of {problem.model.name} for {_counted(job.num_gpus)} GPUs and "
@@ -119,7 +119,7 @@ def _too_large(
     problem: Problem, space: LayoutSpace, bounds: Floor, forbidden: Forbidden, until: float
 ) -> InfeasibleError:
     usable, hardware = usable_memory_bytes(problem), problem.hardware
-    layouts = f"over {len(space.columns):,} layouts"
+    layouts = f"over {len(space):,} layouts"
     if bounds.memory_bytes > usable:
         peak = f"the smallest peak {layouts} is at least {gib_text(bounds.memory_bytes)}"
         seen = f"No plan fits: {peak} ({_layout_text(bounds.layout)})"

@@ -14,7 +14,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath, critical_paths
-from milpplan.costs.pipeline import Structure, Term
+from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.compact import RESOLUTION as COMPACT_RESOLUTION
 from milpplan.optimize.compact import CompactRelaxation
@@ -53,7 +53,7 @@ class Attempt:
     """One layout against a cutoff: what is proved, the best plan found, and the paths known of its graph."""
 
     setting: Setting
-    graph: Structure
+    graph: StepGraph
     pool: list[CriticalPath]
     cutoff_ns: int
     bound_ns: int
@@ -87,11 +87,8 @@ class Attempt:
 
     def paths_at(self, points: IntArray) -> tuple[list[CriticalPath], list[int]]:
         """Critical paths and step times of duration matrices [B, Term, J]."""
-        layout, costs = self.setting.layout, self.setting.costs
-        transfer, barrier = int(costs.transfer_ns), int(costs.barrier_ns)
-        paths = critical_paths(
-            self.graph, points, transfer, layout.overlap_grad_reduce, layout.overlap_param_gather, barrier
-        )
+        paths = critical_paths(self.graph, points)
+        transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
         self.counters.simulations += len(points)
         steps = [int(path.length_ns(point, transfer, barrier)) for path, point in zip(paths, points, strict=True)]
         return list(paths), steps

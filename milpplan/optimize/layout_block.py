@@ -9,10 +9,9 @@ from math import floor
 
 import numpy as np
 
-from milpplan.costs import pipeline
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath, critical_path
-from milpplan.costs.pipeline import Term
+from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.optimize.formulation import LayoutProgram
 from milpplan.optimize.menus import Menu, Setting, stage_menu
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Rows
@@ -72,18 +71,11 @@ class LayoutBlock:
     def simulate(self, choice: Choice) -> tuple[CriticalPath, int]:
         """Critical path and step time of a choice of items."""
         assert self.program is not None
-        layout, costs = self.setting.layout, self.setting.costs
+        costs = self.setting.costs
+        graph = StepGraph.of(self.setting.layout, costs.transfer_ns, costs.barrier_ns)
         durations = self.program.durations(choice)
-        transfer, barrier = int(costs.transfer_ns), int(costs.barrier_ns)
-        path = critical_path(
-            pipeline.structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp),
-            durations,
-            transfer,
-            layout.overlap_grad_reduce,
-            layout.overlap_param_gather,
-            barrier,
-        )
-        return path, int(path.length_ns(durations, transfer, barrier))
+        path = critical_path(graph, durations)
+        return path, int(path.length_ns(durations, graph.transfer_ns, graph.barrier_ns))
 
     def cut(self, cutoff: Fraction) -> None:
         """Leave out what cannot be at or below an objective."""

@@ -15,10 +15,10 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.costs import pipeline
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import EXPOSED, Phase
+from milpplan.costs.pipeline import StepGraph
 from milpplan.errors import SolverError
 from milpplan.optimize.backends import backend
 from milpplan.optimize.bounds import path_coefficients
@@ -39,9 +39,10 @@ FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
-WITNESS_LIMITS = ((1.0, 2.0), (20.0, 5.0))
+WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0))
 """(seconds, times what the first solver took): a witness gets the longer. All are asked with the short limit
-before any with the long one, because which solver is fast differs from program to program."""
+before any with the long one, because which solver is fast differs from program to program; the one that proved
+last is asked first."""
 COARSE_GAP = 0.02
 """Relative gap (of the part above the program's base) of integer programs that only look for critical paths."""
 
@@ -63,7 +64,7 @@ class LayoutSolver:
 
     options: SolveOptions
     backend: Backend
-    witnesses: tuple[Backend, ...]
+    witnesses: list[Backend]
     """Asked in turn to confirm a bound that rests on an integer program; none: not confirmed."""
     deadline: float | None
     counters: Counters = field(default_factory=Counters)
@@ -84,7 +85,7 @@ class LayoutSolver:
         key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
         attempt = Attempt(
             setting,
-            pipeline.structure(*shape),
+            StepGraph.of(layout, setting.costs.transfer_ns, setting.costs.barrier_ns),
             self.known_paths.setdefault(key, analytic_paths(layout)),
             cutoff_ns,
             bound_ns,
@@ -234,7 +235,8 @@ class LayoutSolver:
 
     def _nothing_below(self, below: Program, solution: Solution, bound: int) -> bool:
         """Whether one of the witnesses proves a program infeasible."""
-        for (seconds, factor), witness in product(WITNESS_LIMITS, self.witnesses):
+        others = [witness for witness in self.witnesses if witness.name != solution.backend]
+        for (seconds, factor), witness in product(WITNESS_LIMITS, others):
             left, longest = self.seconds_left(), max(seconds, factor * solution.wall_time_s)
             limits = Limits(time_limit_s=longest if left is None else min(left, longest), seed=self.options.seed)
             try:
@@ -242,6 +244,8 @@ class LayoutSolver:
             except SolverError:
                 continue
             if second.status == "infeasible":
+                self.witnesses.remove(witness)
+                self.witnesses.insert(0, witness)
                 return True
             if second.values is not None:
                 raise SolverError(

@@ -8,28 +8,99 @@ core/pipeline_parallel/schedules.py at d98e8a64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns
 from milpplan.specs.model import DenseMlp, MixtureOfExperts
 from milpplan.specs.plan import SCHEDULES, Layout
 from milpplan.specs.problem import Problem, Space
 
+T = TypeVar("T", bound=np.generic)
 Columns = dict[str, IntArray]
 Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutSpace:
-    """All legal layouts of a problem, and how many partial layouts each named rule rejected."""
+SHARDING = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
+"""Fields whose choices are crossed with every family of layouts that agree in the others."""
 
-    columns: LayoutColumns
+
+@dataclass(frozen=True)
+class LayoutSpace:
+    """All legal layouts of a problem, and how many partial layouts each named rule rejected.
+
+    The layouts are the families, each with every choice of sharding: first the families with replicas, whose
+    choices come first, then those without. There may be millions, so rows are made when they are taken.
+    """
+
+    families: LayoutColumns
+    """One row a family; its sharding fields mean nothing."""
+    num_replicated: int
+    choices: Columns
+    num_choices: tuple[int, int]
+    """Choices of a family with replicas, and of one without."""
+    kept: IntArray | None
+    """The crossed rows that are left; None: all."""
     rejected: dict[str, int]
     enumerated: int
+
+    def __len__(self) -> int:
+        return self._num_crossed if self.kept is None else len(self.kept)
+
+    @property
+    def _num_crossed(self) -> int:
+        with_replicas, without = self.num_choices
+        return self.num_replicated * with_replicas + (len(self.families) - self.num_replicated) * without
+
+    def take(self, rows: npt.NDArray[np.integer]) -> LayoutColumns:
+        """The chosen layouts."""
+        crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
+        with_replicas, without = (max(1, number) for number in self.num_choices)
+        split = self.num_replicated * self.num_choices[0]
+        replicated = crossed < split
+        alone = crossed - split
+        family = np.where(replicated, crossed // with_replicas, self.num_replicated + alone // without)
+        choice = np.where(replicated, crossed % with_replicas, self.num_choices[0] + alone % without)
+        sharding = LayoutColumns.from_mapping(
+            {field.name: np.zeros(0, np.int64) for field in fields(LayoutColumns)}
+            | {name: self.choices[name][choice] for name in SHARDING}
+        )
+        return replace(self.families.take(family), **{name: getattr(sharding, name) for name in SHARDING})
+
+    def at(self, row: int) -> Layout:
+        """One layout."""
+        return self.take(np.array([row])).at(0)
+
+    def spread(self, of_families: npt.NDArray[T]) -> npt.NDArray[T]:
+        """Every layout's value [n] of an array that has one for each family."""
+        parts = np.split(of_families, [self.num_replicated])
+        crossed = np.concatenate(
+            [np.repeat(part, number) for part, number in zip(parts, self.num_choices, strict=True)]
+        )
+        return crossed if self.kept is None else crossed[self.kept]
+
+    def find(self, layout: Layout) -> int | None:
+        """The row of a layout, None where the space does not hold it."""
+        wanted = LayoutColumns.of([layout])
+        same = np.ones(len(self.families), dtype=np.bool_)
+        for name in Layout.model_fields.keys() - set(SHARDING):
+            same &= getattr(self.families, name) == getattr(wanted, name)[0]
+        rows = np.flatnonzero(self.spread(same))
+        part = self.take(rows)
+        for name in SHARDING:
+            keep = getattr(part, name) == getattr(wanted, name)[0]
+            rows, part = rows[keep], part.take(keep)
+        return int(rows[0]) if len(rows) else None
+
+    @cached_property
+    def columns(self) -> LayoutColumns:
+        """All layouts at once."""
+        return self.take(np.arange(len(self)))
 
 
 @dataclass(slots=True)
@@ -38,16 +109,44 @@ class _Sieve:
     rejected: dict[str, int] = field(default_factory=dict)
     enumerated: int = 0
 
-    def keep(self, columns: Columns, rules: Mapping[str, Rule]) -> Columns:
+    def keep(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule]) -> Columns:
         """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
-        self.enumerated += len(next(iter(columns.values())))
+        rows = columns if isinstance(columns, Crossed) else Crossed(dict(columns), None, {})
+        self.enumerated += len(rows[next(iter(rows))])
         for name, rule in rules.items():
-            legal = np.asarray(rule(self.problem, columns))
+            legal = np.asarray(rule(self.problem, rows))
             lost = int(len(legal) - legal.sum())
             self.rejected[name] = self.rejected.get(name, 0) + lost
             if lost:
-                columns = {key: values[legal] for key, values in columns.items()}
-        return columns
+                rows = rows.where(legal)
+        return dict(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed(Mapping[str, IntArray]):
+    """Rows with several values of new columns, most of which rules are about to drop: the old columns are read
+    through ``place`` (None: as they are) when they are asked for."""
+
+    base: Columns
+    place: IntArray | None
+    own: Columns
+
+    def __getitem__(self, name: str) -> IntArray:
+        if name in self.own:
+            return self.own[name]
+        return self.base[name] if self.place is None else self.base[name].take(self.place)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.base, *self.own])
+
+    def __len__(self) -> int:
+        return len(self.base) + len(self.own)
+
+    def where(self, legal: BoolArray) -> Crossed:
+        """The rows of a mask."""
+        rows = np.flatnonzero(legal)
+        place = rows if self.place is None else self.place[rows]
+        return Crossed(self.base, place, {name: values[rows] for name, values in self.own.items()})
 
 
 def divisors(number: int) -> IntArray:
@@ -188,7 +287,7 @@ def layout_space(problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = ()
     """
     sieve = _Sieve(problem)
     space = problem.space
-    columns = sieve.keep(_degrees(problem), DEGREE_RULES)
+    columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
     if _experts(problem):
         columns = _cross(
             columns,
@@ -199,9 +298,9 @@ def layout_space(problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = ()
         columns = _cross(columns, "etp", _allowed(space.etp, degrees))
         columns = sieve.keep(columns, EXPERT_RULES)
     else:
-        columns |= {"ep": np.ones_like(columns["tp"]), "etp": np.ones_like(columns["tp"])}
+        one = np.ones_like(columns["tp"])
         columns = sieve.keep(
-            columns,
+            {**columns, "ep": one, "etp": one},
             {
                 "experts_need_moe": lambda p, c: np.full(
                     len(c["ep"]), 1 in (p.space.ep or (1,)) and 1 in (p.space.etp or (1,))
@@ -214,40 +313,55 @@ def layout_space(problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = ()
     columns = _virtual_stages(problem, columns)
     columns = _cross(columns, "schedule", np.array([SCHEDULES.index(s) for s in space.schedule]))
     columns = sieve.keep(columns, STAGE_RULES)
-    columns = _shardings(problem, sieve, columns)
-    if forbidden:
-        columns = sieve.keep(columns, {"forbidden_by_caller": lambda p, c: _not_forbidden(c, forbidden)})
-    return LayoutSpace(LayoutColumns.from_mapping(columns), sieve.rejected, sieve.enumerated)
+    return _shardings(problem, sieve, columns, forbidden)
 
 
-def _shardings(problem: Problem, sieve: _Sieve, columns: Columns) -> Columns:
+def _shardings(
+    problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]
+) -> LayoutSpace:
     """Every row with every legal choice of ZeRO stage and overlap switches.
 
     Whether a choice is legal depends on the row only through having replicas, so the rules are applied to the
     choices, once with and once without, and counted for all rows that they stand for.
     """
     space = problem.space
-    choices: Columns = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
+    choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
     for switch in ("overlap_grad_reduce", "overlap_param_gather"):
         values = sorted({int(value) for value in getattr(space, switch)})
         choices = _cross(choices, switch, np.array(values, dtype=np.int64))
     rules = SHARDING_RULES | {"dominated_by_overlap": _dominated_by_overlap}
     replicated = columns["cp"] * columns["dp"] > 1
-    parts = []
-    for has_replicas in (True, False):
-        rows = {key: values[replicated == has_replicas] for key, values in columns.items()}
+    order = np.argsort(~replicated, kind="stable")
+    size, legal, counts = len(choices["zero_stage"]), [], (int(replicated.sum()), int((~replicated).sum()))
+    for has_replicas, count in zip((True, False), counts, strict=True):
         group = _Sieve(problem)
-        size = len(choices["zero_stage"])
         table = {"cp": np.full(size, 1 + has_replicas), "dp": np.ones(size, dtype=np.int64)}
-        legal = group.keep(choices | table, rules)
-        count = len(rows["tp"])
+        legal.append(group.keep({**choices, **table}, rules))
         sieve.enumerated += group.enumerated * count
         for name, lost in group.rejected.items():
             sieve.rejected[name] = sieve.rejected.get(name, 0) + lost * count
-        place = np.tile(np.arange(len(legal["zero_stage"])), count)
-        crossed = {key: np.repeat(values, len(legal["zero_stage"])) for key, values in rows.items()}
-        parts.append(crossed | {name: legal[name][place] for name in choices})
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    none = np.zeros(len(order), dtype=np.int64)
+    families = {key: values if replicated.all() else values[order] for key, values in columns.items()}
+    crossed = LayoutSpace(
+        families=LayoutColumns.from_mapping(families | dict.fromkeys(SHARDING, none)),
+        num_replicated=counts[0],
+        choices={name: np.concatenate([part[name] for part in legal]) for name in SHARDING},
+        num_choices=(len(legal[0]["zero_stage"]), len(legal[1]["zero_stage"])),
+        kept=None,
+        rejected=sieve.rejected,
+        enumerated=sieve.enumerated,
+    )
+    return _without(problem, sieve, crossed, forbidden) if forbidden else crossed
+
+
+def _without(
+    problem: Problem, sieve: _Sieve, space: LayoutSpace, forbidden: tuple[Mapping[str, Any], ...]
+) -> LayoutSpace:
+    """The space without the layouts that the caller forbids."""
+    columns: Columns = {field.name: getattr(space.columns, field.name) for field in fields(LayoutColumns)}
+    columns["row"] = np.arange(len(space))
+    kept = sieve.keep(columns, {"forbidden_by_caller": lambda p, c: _not_forbidden(c, forbidden)})["row"]
+    return replace(space, kept=kept, rejected=sieve.rejected, enumerated=sieve.enumerated)
 
 
 def _not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]) -> BoolArray:
@@ -281,40 +395,50 @@ def _degrees(problem: Problem) -> Columns:
                         rows.append((tp, cp, pp, dp))
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
-    return _cross(columns, "global_batch_size", np.array(batches, dtype=np.int64))
+    return dict(_cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
 
 
-def _cross(columns: Columns, name: str, values: IntArray) -> Columns:
+def _cross(columns: Mapping[str, IntArray], name: str, values: IntArray) -> Crossed:
     """Every row with every value of a new column."""
     length = len(next(iter(columns.values())))
-    crossed = {key: np.repeat(column, len(values)) for key, column in columns.items()}
-    crossed[name] = np.tile(np.asarray(values, dtype=np.int64), length)
-    return crossed
+    place = np.repeat(np.arange(length), len(values))
+    return _through(columns, place, {name: np.tile(np.asarray(values, dtype=np.int64), length)})
 
 
-def _expand(columns: Columns, name: str, options: list[IntArray]) -> Columns:
-    """Every row with its own values of a new column."""
-    counts = np.array([len(values) for values in options], dtype=np.int64)
-    expanded = {key: np.repeat(column, counts) for key, column in columns.items()}
-    expanded[name] = np.concatenate([*options, np.zeros(0, dtype=np.int64)])
-    return expanded
+def _expand(columns: Mapping[str, IntArray], name: str, options: dict[int, IntArray], key: IntArray) -> Crossed:
+    """Every row with the values of a new column that ``options`` has for the row's ``key``."""
+    values, inverse = np.unique(key, return_inverse=True)
+    chosen = [options[int(value)] for value in values]
+    sizes = np.array([len(option) for option in chosen], dtype=np.int64)
+    starts, counts = np.cumsum(sizes) - sizes, sizes[inverse]
+    place = np.repeat(np.arange(len(key)), counts)
+    number = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+    flat = np.concatenate([*chosen, np.zeros(0, dtype=np.int64)])
+    return _through(columns, place, {name: flat[starts[inverse][place] + number]})
 
 
-def _micro_batches(problem: Problem, columns: Columns) -> Columns:
+def _through(columns: Mapping[str, IntArray], place: IntArray, own: Columns) -> Crossed:
+    if isinstance(columns, Crossed):
+        before = place if columns.place is None else columns.place[place]
+        return Crossed(columns.base, before, {name: values[place] for name, values in columns.own.items()} | own)
+    return Crossed(dict(columns), place, own)
+
+
+def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns:
     """Micro-batch sizes that divide a replica's share of the batch."""
     share = columns["global_batch_size"] // columns["dp"]
     by_share = {
         int(value): _allowed(problem.space.micro_batch_size, divisors(int(value))) for value in np.unique(share)
     }
-    columns = _expand(columns, "micro_batch_size", [by_share[int(value)] for value in share])
-    columns["num_micro_batches"] = columns["global_batch_size"] // (columns["dp"] * columns["micro_batch_size"])
-    return columns
+    crossed = dict(_expand(columns, "micro_batch_size", by_share, share))
+    crossed["num_micro_batches"] = crossed["global_batch_size"] // (crossed["dp"] * crossed["micro_batch_size"])
+    return crossed
 
 
-def _virtual_stages(problem: Problem, columns: Columns) -> Columns:
+def _virtual_stages(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
     """Numbers of virtual stages a rank."""
     options = {int(pp): _vpp_values(problem, int(pp)) for pp in np.unique(columns["pp"])}
-    return _expand(columns, "vpp", [options[int(pp)] for pp in columns["pp"]])
+    return _expand(columns, "vpp", options, columns["pp"])
 
 
 def _vpp_values(problem: Problem, pp: int) -> IntArray:

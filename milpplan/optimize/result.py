@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.report import StepReport
+from milpplan.optimize.layouts import LayoutSpace
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 
@@ -55,7 +55,7 @@ class SolveOptions:
 class LayoutFates:
     """The certificate: every legal layout, a proved lower bound on its objective, and what decided it."""
 
-    columns: LayoutColumns
+    space: LayoutSpace
     bounds: npt.NDArray[np.float64]
     fates: npt.NDArray[np.int8]
     """Indices into ``FATES``."""

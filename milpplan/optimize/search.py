@@ -67,14 +67,15 @@ class Search:
     block: dict[int, tuple[CostTable, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        columns = self.space.columns
-        shape = (len(columns), len(self.problem.space.recompute))
-        self.weights, self.limits_ns = objective_weights(self.problem, columns)
-        self.bounds_ns = compute_bounds(self.problem, columns)
-        self.memory = np.zeros(len(columns))
-        self.candidates, self.rest_bound = np.arange(len(columns)), np.inf
-        self.detailed = np.zeros(len(columns), dtype=np.bool_)
-        self.fates = np.zeros(len(columns), dtype=np.int8)
+        families, count = self.space.families, len(self.space)
+        shape = (count, len(self.problem.space.recompute))
+        weights, limits_ns = objective_weights(self.problem, families)
+        self.weights, self.limits_ns = self.space.spread(weights), self.space.spread(limits_ns)
+        self.bounds_ns = self.space.spread(compute_bounds(self.problem, families))
+        self.memory = np.zeros(count)
+        self.candidates, self.rest_bound = np.arange(count), np.inf
+        self.detailed = np.zeros(count, dtype=np.bool_)
+        self.fates = np.zeros(count, dtype=np.int8)
         self.uniform_ns, self.simulated = np.full(shape, np.inf), np.zeros(shape, dtype=np.bool_)
 
     def _bound_all(self) -> None:
@@ -92,7 +93,7 @@ class Search:
             start, size = start + size, CHUNK
 
     def _bound(self, rows: npt.NDArray[np.int64]) -> None:
-        part = self.space.columns.take(rows)
+        part = self.space.take(rows)
         costs = layout_costs(self.problem, part)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
@@ -161,7 +162,7 @@ class Search:
         fates = self.fates.copy()
         undecided = (fates == FATES.index("open")) & (self.values() >= self._threshold())
         fates[undecided] = FATES.index("bounded")
-        return LayoutFates(self.space.columns, self.values(), fates)
+        return LayoutFates(self.space, self.values(), fates)
 
     def _threshold(self) -> float:
         """Layouts with a bound from here on cannot improve the incumbent by more than the gap."""
@@ -237,14 +238,14 @@ class Search:
             ahead = np.flatnonzero(self.queue == row)
             if len(ahead):
                 rows = np.unique(self.queue[ahead[0] : ahead[0] + BLOCK])
-            costs = layout_costs(self.problem, self.space.columns.take(rows))
+            costs = layout_costs(self.problem, self.space.take(rows))
             self.block = {int(number): (costs, place) for place, number in enumerate(rows)}
         costs, place = self.block[row]
         return costs.at(place)
 
     def _simulate(self, row: int, mode: str) -> int | None:
         """Exact step time of a uniform plan, offered as incumbent; None if it does not fit."""
-        layout = self.space.columns.at(row)
+        layout = self.space.at(row)
         stages = layout.num_virtual_stages
         layers = self.problem.model.num_layers
         if layers - -(-layers // stages) * (stages - 1) < 0:
@@ -269,14 +270,9 @@ class Search:
         plan = self.solver.options.warm_start
         if plan is None:
             return
-        wanted = LayoutColumns.of([plan.layout])
-        same = np.ones(len(self.space.columns), dtype=np.bool_)
-        for name in type(plan.layout).model_fields:
-            same &= getattr(self.space.columns, name) == getattr(wanted, name)[0]
-        if not _in_space(self.problem, plan):
-            return
-        for row in np.flatnonzero(same)[:1]:
-            self.evaluate(int(row), plan)
+        row = self.space.find(plan.layout)
+        if row is not None and _in_space(self.problem, plan):
+            self.evaluate(row, plan)
 
     def _free(self) -> None:
         """Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
@@ -294,7 +290,7 @@ class Search:
                 self._resolve(row, deep)
 
     def _resolve(self, row: int, deep: bool) -> None:
-        layout = self.space.columns.at(row)
+        layout = self.space.at(row)
         capacity = usable_memory_bytes(self.problem)
         setting = Setting.of(self.problem, layout, self._costs(row), capacity)
         cutoff, longest = self._cutoff_ns(row), longest_step_ns(setting)

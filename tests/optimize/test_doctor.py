@@ -1,5 +1,7 @@
 """The canaries: all sing here, and a broken solver silences one."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +20,20 @@ def test_all_canaries_pass() -> None:
     assert [(r.name, r.expected, r.seen) for r in results if not r.passed] == []
     assert all(r.meaning for r in results)
     assert len({r.name for r in results}) == len(results) >= 10
+
+
+def test_ctrl_c_still_reaches_python_after_the_canaries() -> None:
+    """CP-SAT, asked for the published program, leaves Ctrl-C to Python; its own handler would end the program
+    without a word the next time."""
+    script = (
+        "import signal, time\n"
+        "from milpplan.optimize import doctor\n"
+        "doctor._cpsat_published()\n"
+        "try:\n    signal.raise_signal(signal.SIGINT)\n    time.sleep(10)\n"
+        "except KeyboardInterrupt:\n    print('heard')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "heard\n")
 
 
 def test_a_wrong_solver_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

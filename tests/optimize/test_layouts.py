@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from milpplan.costs.simulator import simulate
@@ -287,6 +288,21 @@ def test_forbidden_layouts_are_left_out() -> None:
     dropped = {row for row in rows if (row.tp == 2 and row.schedule == "1f1b") or row.zero_stage == 3}
     assert left == rows - dropped
     assert space.rejected["forbidden_by_caller"] == len(dropped) > 0
+
+
+@pytest.mark.parametrize("forbidden", [(), ({"zero_stage": 2}, {"tp": 4}), ({"pp": 1},)])
+def test_rows_are_the_same_one_by_one_and_together(forbidden: tuple[dict[str, int], ...]) -> None:
+    """Rows that are made when they are taken are those of the whole table; each is found again, others are not."""
+    space = layout_space(small(4, num_gpus=8), forbidden)
+    layouts = [space.columns.at(row) for row in range(len(space))]
+    assert len(set(layouts)) == len(layouts) > 100
+    assert [space.at(row) for row in range(len(space))] == layouts
+    assert [space.find(layout) for layout in layouts] == list(range(len(space)))
+    assert space.find(layouts[0].model_copy(update={"micro_batch_size": 999})) is None
+    assert space.find(layouts[0].model_copy(update={"zero_stage": 1, "overlap_grad_reduce": False})) is None
+    assert np.array_equal(space.spread(space.families.tp), space.columns.tp)
+    backwards = space.take(np.arange(len(space))[::-1])
+    assert [backwards.at(row) for row in range(len(space))] == layouts[::-1]
 
 
 def test_unknown_fields_are_refused() -> None:

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, load_hardware, load_model
-from milpplan.costs import pipeline
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.critical_path import CriticalPath, critical_path
 from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
-from milpplan.costs.pipeline import Term
+from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.compact import CompactRelaxation
@@ -55,14 +54,7 @@ def matrix(problem: Problem, costs: LayoutCosts, plan: Plan) -> IntArray:
 
 def path_of(layout: Layout, costs: LayoutCosts, plan_durations: IntArray) -> CriticalPath:
     """A longest path of the plan."""
-    return critical_path(
-        pipeline.structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp),
-        plan_durations,
-        int(costs.transfer_ns),
-        layout.overlap_grad_reduce,
-        layout.overlap_param_gather,
-        int(costs.barrier_ns),
-    )
+    return critical_path(StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns), plan_durations)
 
 
 def length(path: CriticalPath, costs: LayoutCosts, plan_durations: IntArray) -> int:
