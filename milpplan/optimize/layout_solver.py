@@ -30,6 +30,7 @@ from milpplan.optimize.program import Program
 from milpplan.optimize.result import Fate, SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
 from milpplan.optimize.solution import Backend, Limits, Solution
+from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.specs.plan import SCHEDULES, Plan
 
 AIM = 0.9
@@ -102,13 +103,23 @@ class LayoutSolver:
         return Resolution(min(attempt.bound_ns, step), "open" if fate == "open" else "solved", plan, step)
 
     def _run(self, attempt: Attempt, most: IntArray, deep: bool) -> Fate:
+        splits = even_splits(attempt.setting.problem, attempt.setting.layout)
+        few = splits is not None and len(splits) <= MAX_SPLITS
+        if splits is not None and few:
+            splits = _bounded_splits(attempt, splits)
+            if attempt.closed:
+                return "bounded"
         menus = compact_rounds(attempt, most, FULL_ROUNDS if deep else QUICK_ROUNDS)
         if menus is None or attempt.closed:
             return "relaxed"
+        if splits is not None and few:
+            # Now with the critical paths that the rounds have found.
+            splits = _bounded_splits(attempt, splits)
+            if attempt.closed:
+                return "relaxed"
         if not deep or self.out_of_time():
             return "open"
-        splits = even_splits(attempt.setting.problem, attempt.setting.layout)
-        if splits is not None and 1 < len(splits) <= MAX_SPLITS:
+        if splits is not None and few and len(splits) > 1:
             return self._splits(attempt, splits)
         return self._whole(attempt, menus)
 
@@ -255,6 +266,14 @@ class LayoutSolver:
                     "Run `milpplan doctor`, and report this problem.",
                 )
         return False
+
+
+def _bounded_splits(attempt: Attempt, splits: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """The splits that the paths known so far do not exclude; the layout's bound is the least of theirs."""
+    bounds = SplitBounds(attempt.setting, attempt.graph, attempt.pool)
+    known = [bounds.bound_ns(split, attempt.cutoff_ns) for split in splits]
+    attempt.bound_ns = max(attempt.bound_ns, min(known, default=attempt.cutoff_ns + 1))
+    return tuple(split for split, bound in zip(splits, known, strict=True) if bound <= attempt.cutoff_ns)
 
 
 def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:

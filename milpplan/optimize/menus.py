@@ -146,6 +146,15 @@ def model_runs(problem: Problem) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
+def run_positions(runs: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[int, ...]:
+    """Layers of each run among the model's layers from ``first`` up to ``last``."""
+    counts, start = [], 0
+    for _, length in runs:
+        counts.append(max(0, min(last, start + length) - max(first, start)))
+        start += length
+    return tuple(counts)
+
+
 def run_counts(runs: tuple[tuple[int, int], ...], fewest: int, most: int) -> Iterator[tuple[int, ...]]:
     """Layers of each run in every stretch of consecutive layers of allowed length, up to its position in a run."""
     num_runs = len(runs)
@@ -183,7 +192,7 @@ def stage_menu(setting: Setting, stage: int, most: int, prices: Prices | None = 
     for counts in run_counts(setting.runs, setting.min_layers(stage), most):
         if prices is not None and float(prices.price[0, kinds] @ np.array(counts)) > prices.slack:
             continue
-        part = _items(setting, stage, counts, prices)
+        part = recompute_menu(setting, stage, counts, prices)
         if len(part):
             parts.append(part)
     if not parts:
@@ -235,7 +244,8 @@ def _recompute_choices(setting: Setting, num_layers: int) -> tuple[IntArray, Int
     return full[keep].astype(np.int64), selective[keep].astype(np.int64)
 
 
-def _items(setting: Setting, stage: int, counts: tuple[int, ...], prices: Prices | None) -> Menu:
+def recompute_menu(setting: Setting, stage: int, counts: tuple[int, ...], prices: Prices | None = None) -> Menu:
+    """The items of a virtual stage that holds ``counts`` layers of each run: its recompute choices."""
     kinds = [kind for (kind, _), count in zip(setting.runs, counts, strict=True) for _ in range(count)]
     full, selective = _recompute_choices(setting, len(kinds))
     if prices is not None:

@@ -1,0 +1,103 @@
+"""Lower bounds of a layout whose layers are already split: every rank's recompute choices, one by one.
+
+With the layers of all virtual stages known, only recomputation is left, and it is chosen rank by rank: memory ties
+together the chunks of a rank, nothing ties ranks but the paths. A path's length is linear in the backwards, so
+its least length over all plans of the split is a sum over the ranks of the least over the choices that fit.
+The linear relaxation lets a rank recompute fractions of layers, and sees less.
+
+Nothing here rests on a solver: the bounds are sums of integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.costs.critical_path import CriticalPath
+from milpplan.costs.pipeline import StepGraph, Term
+from milpplan.optimize.menus import Menu, Setting, recompute_menu, run_positions
+
+MAX_CHOICES = 100_000
+"""Choices of a rank's chunks that are looked at together."""
+NONE_FITS = -1
+"""Instead of lengths: a rank has no choice that fits."""
+
+Held = tuple[int, ...]
+"""Layers of each run that a virtual stage holds."""
+
+
+@dataclass(slots=True)
+class SplitBounds:
+    """Bounds of the splits of one layout; ranks that hold the same in several splits are looked at once."""
+
+    setting: Setting
+    graph: StepGraph
+    paths: Sequence[CriticalPath]
+    """Of the layout's step graph; the longest counts."""
+    counts: IntArray = field(init=False)
+    fixed_ns: IntArray = field(init=False)
+    menus: dict[tuple[int, Held], Menu] = field(default_factory=dict)
+    lengths: dict[tuple[int, tuple[Held, ...]], IntArray | int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # The choices left out of menus are beaten on every path that passes backwards forwards, as nearly all do.
+        useful = [path for path in self.paths if (path.counts[Term.BACKWARD] >= 0).all()]
+        self.counts = np.stack([path.counts for path in useful])
+        transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
+        self.fixed_ns = np.array([path.num_transfers * transfer + path.barrier_count * barrier for path in useful])
+
+    def bound_ns(self, split: Sequence[int], cutoff_ns: int) -> int:
+        """A step time in nanoseconds that no plan of a split undercuts, ``cutoff_ns + 1`` at most; 0 where a rank
+        has too many choices to look at. ``split``: layers of every virtual stage, [J]."""
+        edges = [0, *accumulate(split)]
+        held = [run_positions(self.setting.runs, first, last) for first, last in pairwise(edges)]
+        total = self.fixed_ns
+        for rank in range(self.setting.layout.pp):
+            own = tuple(held[rank :: self.setting.layout.pp])
+            if (rank, own) not in self.lengths:
+                self.lengths[rank, own] = self._lengths(rank, own)
+            lengths = self.lengths[rank, own]
+            if lengths is None:
+                return 0
+            if isinstance(lengths, int):
+                return cutoff_ns + 1
+            total = total + lengths
+        return min(int(total.max()), cutoff_ns + 1)
+
+    def _lengths(self, rank: int, own: tuple[Held, ...]) -> IntArray | int | None:
+        """Least nanoseconds that each path spends on a rank, [paths]; None where there are too many choices."""
+        P = self.setting.layout.pp
+        menus = [self._menu(chunk * P + rank, held) for chunk, held in enumerate(own)]
+        if not all(map(len, menus)):
+            return NONE_FITS
+        if math.prod(map(len, menus)) > MAX_CHOICES:
+            return None
+        backwards = _fitting_backwards(self.setting, rank, menus)
+        if not backwards.shape[1]:
+            return NONE_FITS
+        terms = np.stack([menu.terms[:, 0] for menu in menus], axis=1)
+        terms[Term.BACKWARD] = 0
+        passed = self.counts[:, :, rank::P]
+        return np.asarray((passed * terms).sum(axis=(1, 2)) + (passed[:, Term.BACKWARD] @ backwards).min(axis=1))
+
+    def _menu(self, stage: int, held: Held) -> Menu:
+        if (stage, held) not in self.menus:
+            self.menus[stage, held] = recompute_menu(self.setting, stage, held)
+        return self.menus[stage, held]
+
+
+def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> IntArray:
+    """Backward nanoseconds of the rank's chunks under every choice that fits into its memory, [v, choices]."""
+    grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
+    kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
+    transient = np.stack([menu.transient_bytes[items] for menu, items in zip(menus, grid, strict=True)])
+    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.buffer_bytes)
+    fits = np.ones(grid.shape[1], dtype=np.bool_)
+    for running, live in setting.profiles[rank]:
+        fits &= np.array(live) @ kept + transient[running] <= setting.capacity_bytes - states
+    return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
