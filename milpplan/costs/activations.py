@@ -2,7 +2,8 @@
 
 Source: Korthikanti et al. 2022 section 4 (the terms of sbh(34 + 5as/h)), with flash attention (no score
 matrix; one float of statistics a query and head), gated MLPs, grouped-query and latent attention, experts and
-fp8 (inputs of matrix products saved in one byte). Routed-expert activations are not divided by ep.
+fp8 (inputs of matrix products saved in one byte). Routed-expert activations are not divided by ep. What kernels in
+single operators keep beside this is told by ``Software`` (``milpplan.specs.hardware``).
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     attention_kept, attention_dropped = _attention(shard, kind)
     mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
     masks = 2 * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
+    norms = _norm_copies(shard)
     # Two residual-stream inputs of the norms; the norm outputs feed the two matrix products.
-    kept = 2 * stream + linear_input + attention_kept + mlp_kept + masks
+    kept = 2 * stream + linear_input + attention_kept + mlp_kept + masks + norms
     if flash:
-        moe_input = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input
-        selective = linear_input + moe_input + attention_dropped + mlp_dropped
+        # Both norms are replayed (Megatron-LM core/transformer/transformer_layer.py, recompute_pre_mlp_layernorm).
+        second = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input
+        selective = linear_input + second + attention_dropped + mlp_dropped + norms
     else:
         selective = attention_dropped
     return LayerActivations(kept, selective, kept - stream, workspace + stream)
@@ -54,6 +57,16 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
 def _input_bytes(problem: Problem) -> int:
     """Bytes an element of a saved matrix-product input takes."""
     return 1 if problem.job.precision == "fp8" else BF16_BYTES
+
+
+def _norm_copies(shard: Shard) -> FloatArray:
+    """Bytes that both norms of a layer keep beside a fused kernel's, and the gathered part of their outputs where
+    the products keep it: 2 k u h / r, and 2 * 2 u h (1 - 1/r)."""
+    software = shard.problem.hardware.software
+    elements = shard.tokens * shard.hidden
+    copies = 2 * software.norm_kept_bytes * elements / shard.sequence_tp
+    gathered = 2 * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
+    return np.asarray(copies + (gathered if software.gathered_inputs else 0.0))
 
 
 def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
@@ -74,7 +87,7 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         dropped = np.zeros_like(tokens)
     if job.attention_kernel == "flash":
         return kept + 4 * tokens * heads, dropped
-    per_score = 5 if shard.problem.model.dropout else 2
+    per_score = shard.problem.hardware.software.score_kept_bytes + (3 if shard.problem.model.dropout else 0)
     scores = per_score * tokens * job.sequence_length * heads
     return kept + scores, scores
 
@@ -96,7 +109,7 @@ def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArr
     routing = 8 * local * moe.num_experts + BF16_BYTES * local * moe.num_experts_per_tok * shard.hidden
     router_input = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
     kept = router_input + inputs + up + down_input + routing
-    dropped = down_input
+    dropped = down_input + router_input
     workspace = up + BF16_BYTES * rows * shard.hidden
     if moe.shared_intermediate_size:
         shared = _dense(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated))
@@ -115,4 +128,6 @@ def _dense(shard: Shard, mlp: DenseMlp) -> tuple[FloatArray, FloatArray, FloatAr
     down_input = element * shard.tokens * width
     linear_input = element * shard.tokens * shard.hidden / shard.sequence_tp
     workspace = up + BF16_BYTES * shard.tokens * shard.hidden
-    return linear_input + up + down_input, down_input, workspace
+    single = mlp.gated and not shard.problem.hardware.software.fused_activation
+    inner = down_input + (BF16_BYTES * shard.tokens * width if single else 0.0)
+    return linear_input + up + inner, inner, workspace

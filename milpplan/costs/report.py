@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 BREAKDOWN = (
     "compute",
@@ -24,6 +24,12 @@ BREAKDOWN = (
 
 HIDDEN = ("tp_hidden", "cp_hidden", "zero_hidden", "param_gather_hidden", "grad_reduce_hidden")
 """Communication that compute covers; not part of the sum."""
+
+
+MemoryVerdict = Literal["safe", "tight", "does_not_fit"]
+TIGHT_FRACTION: Final = 0.05
+"""A plan is tight whose memory would not suffice if its peak were this share larger: the largest error of the
+validated peaks of allocated memory, rounded up (4.05 % of 8 peaks; docs/accuracy.md, Memory)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,9 @@ class StageReport:
 class StepReport:
     """One training step of a plan. Times in seconds, memory in bytes, rates per second.
 
-    ``breakdown_s`` is the mean over the stages and adds up to ``step_time_s``.
+    ``breakdown_s`` is the mean over the stages and adds up to ``step_time_s``. Installed memory is
+    ``usable_memory_bytes`` and two reserves: ``context_bytes`` of context, libraries and communicators, and
+    ``fragmentation_bytes`` that the caching allocator loses.
     """
 
     step_time_s: float
@@ -61,11 +69,28 @@ class StepReport:
     mfu: float
     peak_memory_bytes: int
     usable_memory_bytes: int
+    context_bytes: int
+    fragmentation_bytes: int
     fits: bool
     breakdown_s: dict[str, float]
     hidden_s: dict[str, float]
     stages: tuple[StageReport, ...]
 
+    @property
+    def memory_margin_bytes(self) -> int:
+        """Usable memory less the peak of the fullest stage; negative where the plan does not fit."""
+        return self.usable_memory_bytes - self.peak_memory_bytes
+
+    @property
+    def memory_verdict(self) -> MemoryVerdict:
+        """Whether the plan fits, and if so, whether it still would if the peak were ``TIGHT_FRACTION`` larger."""
+        if not self.fits:
+            return "does_not_fit"
+        return "tight" if self.memory_margin_bytes < TIGHT_FRACTION * self.peak_memory_bytes else "safe"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return asdict(self)
+        return asdict(self) | {
+            "memory_margin_bytes": self.memory_margin_bytes,
+            "memory_verdict": self.memory_verdict,
+        }

@@ -56,18 +56,26 @@ def grad_bytes(problem: Problem) -> int:
 
 def weight_bytes(problem: Problem) -> int:
     """Bytes of one weight: bf16, and with fp8 also an fp8 copy and its transpose (Transformer Engine's cached
-    weights)."""
-    return BF16_BYTES + (2 if problem.job.precision == "fp8" else 0)
+    weights), or these alone."""
+    fp8 = problem.job.precision == "fp8"
+    return BF16_BYTES + (2 if fp8 and not problem.hardware.software.fp8_weights_only else 0)
 
 
 def state_bytes(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Bytes of weights, gradients and Adam states on one GPU under the layout's ZeRO stage: [3, n]."""
+    """Bytes of weights, gradients and Adam states on one GPU under the layout's ZeRO stage: [3, n]. Gradients
+    include the framework's buckets for the reduction."""
+    software, stage = problem.hardware.software, columns.zero_stage
     total = np.zeros((3, len(columns)))
     for local, replicas in _groups(columns, parameters):
         for part, (per_parameter, sharded_from) in enumerate(
             ((weight_bytes(problem), 3), (grad_bytes(problem), 2), (ADAM_STATE_BYTES, 1))
         ):
-            total[part] += local * per_parameter / np.where(columns.zero_stage >= sharded_from, replicas, 1)
+            total[part] += local * per_parameter / np.where(stage >= sharded_from, replicas, 1)
+        if software.gradient_bucket_bytes:
+            bucketed = (stage <= 1) & (replicas > 1)
+            total[1] += np.where(bucketed, software.gradient_bucket_bytes * local, 0.0)
+    if software.master_shards_only:
+        total[0] = np.where(stage >= 3, 0.0, total[0])
     return total
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milpplan.calibration.records import ErrorBar, Robustness
-from milpplan.costs.report import StepReport
+from milpplan.costs.report import MemoryVerdict, StepReport
 from milpplan.errors import MilpplanError
 from milpplan.optimize.result import FATES, PlanResult
 from milpplan.reports import plan_file
@@ -109,6 +109,14 @@ class ResultDocument(Record):
     mfu: float | None
     peak_memory_bytes: Count | None
     usable_memory_bytes: int
+    context_bytes: Count | None = None
+    """Reserve of context, libraries and communicators."""
+    fragmentation_bytes: Count | None = None
+    """Reserve of what the caching allocator loses."""
+    memory_margin_bytes: int | None = None
+    """Usable memory less the peak."""
+    memory_verdict: MemoryVerdict | None = None
+    """``tight``: the plan fits, but would not if its peak were 5 % larger."""
     wall_time_s: float
     proof: str
     """One sentence: the cost model, the declared space and the tolerance that the status speaks about."""
@@ -136,7 +144,12 @@ class SimulationDocument(Record):
     mfu: float
     peak_memory_bytes: Count
     usable_memory_bytes: int
+    context_bytes: Count = 0
+    fragmentation_bytes: Count = 0
     fits: bool
+    memory_margin_bytes: int = 0
+    """Usable memory less the peak; negative where the plan does not fit."""
+    memory_verdict: MemoryVerdict | None = None
     plan: PlanDocument
     breakdown: dict[str, float]
     hidden: dict[str, float]
@@ -169,6 +182,10 @@ def result_document(
         mfu=report.mfu if report else None,
         peak_memory_bytes=report.peak_memory_bytes if report else None,
         usable_memory_bytes=result.details["usable_memory_bytes"],
+        context_bytes=report.context_bytes if report else None,
+        fragmentation_bytes=report.fragmentation_bytes if report else None,
+        memory_margin_bytes=report.memory_margin_bytes if report else None,
+        memory_verdict=report.memory_verdict if report else None,
         wall_time_s=result.wall_time_s,
         proof=proof_sentence(result, tolerance),
         infeasible=why,
@@ -226,7 +243,11 @@ def simulation_document(
         mfu=report.mfu,
         peak_memory_bytes=report.peak_memory_bytes,
         usable_memory_bytes=report.usable_memory_bytes,
+        context_bytes=report.context_bytes,
+        fragmentation_bytes=report.fragmentation_bytes,
         fits=report.fits,
+        memory_margin_bytes=report.memory_margin_bytes,
+        memory_verdict=report.memory_verdict,
         plan=plan_document(plan, report),
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,
@@ -249,7 +270,7 @@ def proof_sentence(result: PlanResult, tolerance: float) -> str:
     if result.status == "infeasible":
         return f"Infeasible: proved that no plan satisfies the request for {model}."
     if result.status == "feasible":
-        return f"Stopped: proved within the gap given, not within {tolerance_text(tolerance)}, for {model}."
+        return f"Feasible: proved within the gap given, not within {tolerance_text(tolerance)}, for {model}."
     return f"Nothing proved and no plan found before the search stopped, for {model}."
 
 

@@ -170,6 +170,9 @@ class Software(Record):
     layer_launch_s: NonNegativeFloat = 0.0
     """Least time of a layer's forward, and half of the least time of its backward: the host launches the kernels
     one after another, and small ones wait for it."""
+    collective_rank_s: NonNegativeFloat = 0.0
+    """Host time of a layer's collective for every rank of its group, added to its launches: a library that checks
+    each call on all ranks before it starts, whatever the size of the message."""
     step_overhead_s: NonNegativeFloat = 0.0
     """Once a step, beside nothing: data, logging, the optimizer's launches, synchronisation."""
     overlap_tensor_parallel: bool = True
@@ -179,6 +182,21 @@ class Software(Record):
     averages, scales and copies back."""
     attention_efficiency: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Rate of the flash attention kernel over that of the hardware's table (which names its generation)."""
+    dispatch_efficiency: Annotated[float, Field(gt=0, le=50)] = 1.0
+    """Rate of the experts' dispatch and combination over that of the collectives' tables: padding to a capacity
+    and several collectives at once on one network lower it."""
+    norm_kept_bytes: Annotated[float, Field(ge=0, le=32)] = 0.0
+    """Bytes that a layer keeps for every element of the input of each of its two norms, beside what fused
+    kernels keep (input and output): copies in fp32 and the normalised values of a norm in single operators."""
+    fused_activation: bool = True
+    """Whether a gated activation is one kernel; if not, the activation of the gate, 2 bytes an element of the
+    feed-forward width, is kept beside its input and the product. Of dense and shared experts' MLPs."""
+    gathered_inputs: bool = False
+    """Whether the inputs of products stay gathered from forward to backward with sequence parallelism;
+    Megatron-LM keeps its share and gathers again."""
+    score_kept_bytes: Annotated[float, Field(ge=2, le=32)] = 2.0
+    """Bytes of every attention score from forward to backward without a flash kernel: the softmax that a fused
+    kernel keeps in 16 bits. Dropout adds 3."""
     logit_kept_bytes: Annotated[float, Field(ge=2, le=64)] = 4.0
     """Bytes of every logit from the forward of the loss to its backward: the fp32 softmax of Megatron-LM's fused
     loss; 10 or more where the loss makes copies in fp32."""
@@ -190,6 +208,19 @@ class Software(Record):
     dummy_weight_gradients: bool = True
     """Whether a bf16 buffer stays for every shape of weight (Transformer Engine from 2.3 on hands it to autograd
     where the gradient itself is accumulated elsewhere)."""
+    gradient_bucket_bytes: Annotated[float, Field(ge=0, le=8)] = 0.0
+    """Bytes a parameter of buckets for the reduction, beside the accumulated gradients, where there are replicas
+    and gradients are not sharded."""
+    master_shards_only: bool = False
+    """Whether ZeRO 3 shards only the fp32 weights that the optimizer updates; their 16-bit copies are there while
+    a layer is gathered."""
+    fp8_weights_only: bool = False
+    """Whether fp8 weights stand alone (Megatron-LM's ``--fp8-param-gather``); else a bf16 copy stays beside
+    them."""
+    allocator_share: Annotated[float, Field(ge=0, le=4)] = 0.0
+    """What the caching allocator reserves beyond fragmentation while there is memory, over the allocated peak. It
+    gives this back before it fails (PyTorch's CUDA caching allocator), so it does not decide whether a plan
+    fits."""
 
 
 class Uncertainty(Record):
@@ -200,11 +231,15 @@ class Uncertainty(Record):
 
     overlay: str = Field(min_length=1, max_length=200)
     gemm_efficiency: NonNegativeFloat = 0.0
+    gemm_fp8_efficiency: NonNegativeFloat = 0.0
     memory_efficiency: NonNegativeFloat = 0.0
     attention_efficiency: NonNegativeFloat = 0.0
     scale_up_efficiency: NonNegativeFloat = 0.0
     scale_out_efficiency: NonNegativeFloat = 0.0
+    dispatch_efficiency: NonNegativeFloat = 0.0
     layer_launch_s: NonNegativeFloat = 0.0
+    collective_rank_s: NonNegativeFloat = 0.0
+    scale_out_hop_s: NonNegativeFloat = 0.0
     step_overhead_s: NonNegativeFloat = 0.0
     residual_fraction: NonNegativeFloat = 0.0
     """Scatter of the measured steps around the fit: what no constant explains."""

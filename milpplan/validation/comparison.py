@@ -78,7 +78,7 @@ class Comparison:
     @property
     def predicted_rates(self) -> dict[str, float]:
         """Rates of the predicted step in the source's way of counting."""
-        return rates(self.statement, self.report.step_time_s, framework_of(self.run.group).flops)
+        return rates(self.statement, self.report.step_time_s, framework_of(self.run).flops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def step_measure(run: Run, statement: Statement) -> StepMeasure | None:
     flops_per_s, how = _rate(run, measured, statement)
     if not flops_per_s:
         return None
-    count = framework_of(run.group).flops
+    count = framework_of(run).flops
     hardware = how.startswith("hardware")
     per_token = flops_per_token(problem, count, recompute_of(statement) if hardware else "none")
     return StepMeasure(per_token * share / flops_per_s, f"{how}, {count} attention")
@@ -136,7 +136,7 @@ def memory_measure(run: Run, statement: Statement) -> MemoryMeasure | None:
     measured = run.measured
     reported: Mapping[str, Any] = measured.peak_mem_reported or {}
     how, unit = str(reported.get("how") or ""), str(reported.get("unit") or "")
-    kind: MemoryKind = framework_of(run.group).memory
+    kind: MemoryKind = framework_of(run).memory
     if any(word in how for word in _DEVICE_WORDS):
         kind = "device"
     stage = None
@@ -160,14 +160,16 @@ def memory_measure(run: Run, statement: Statement) -> MemoryMeasure | None:
 
 
 def predicted_memory(report: StepReport, problem: Problem, measure: MemoryMeasure) -> float:
-    """Predicted peak bytes of the same rank and kind: ``reserved`` adds the allocator's loss, ``device`` also the
-    context."""
+    """Predicted peak bytes of the same rank and kind: ``reserved`` adds the allocator's loss and what it holds
+    beyond that while there is memory, ``device`` also the context."""
     peak = report.peak_memory_bytes if measure.stage is None else _stage_peak(report, measure.stage)
     if measure.kind == "allocated":
         return float(peak)
     hardware = problem.hardware
     context = hardware.reserved_bytes if measure.kind == "device" else 0
-    return peak / (1 - hardware.fragmentation_fraction) + context
+    needed = peak / (1 - hardware.fragmentation_fraction) + context
+    held = needed + hardware.software.allocator_share * peak
+    return max(needed, min(held, hardware.accelerator.memory_bytes))
 
 
 def _is_size(value: object) -> TypeGuard[float]:

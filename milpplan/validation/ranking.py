@@ -13,6 +13,7 @@ from statistics import fmean
 import numpy as np
 
 from milpplan.validation.comparison import UNSCORED_FLAGS, Comparison
+from milpplan.validation.frameworks import stack_of
 
 _RECOMPUTE_ORDER = {"none": 0, "selective": 1, "full": 2, None: 0}
 
@@ -90,6 +91,7 @@ def _competition(one: Comparison) -> tuple[object, ...]:
         one.run.sweep_id,
         problem.model,
         problem.hardware.name,
+        stack_of(one.run),
         problem.job.precision,
         problem.job.sequence_length,
         layout.num_gpus,

@@ -17,7 +17,7 @@ from milpplan.specs.model import MixtureOfExperts, ModelSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Job, Problem
 from milpplan.validation.clusters import hardware_of
-from milpplan.validation.frameworks import UNKNOWN, Framework, framework_of
+from milpplan.validation.frameworks import UNKNOWN, Framework, framework_of, stack_of
 from milpplan.validation.models import model_of
 from milpplan.validation.records import Run
 from milpplan.validation.splits import split_with_embeddings
@@ -62,7 +62,7 @@ def state(
     """
     told = [f"field {name} of the record is not known and was ignored" for name in unknown]
     _refuse_features(run)
-    framework = framework_of(run.group)
+    framework = framework_of(run)
     told += framework.notes
     if framework is UNKNOWN:
         told.append(f"source {run.group!r} belongs to {framework.name}")
@@ -89,16 +89,23 @@ def _with_software(
     run: Run, framework: Framework, hardware: HardwareSpec, stacks: bool, told: list[str]
 ) -> HardwareSpec:
     """The description with the framework's habits, its kernels, and the constants fitted to it."""
-    kernel = str(run.parallel.noted("attention_kernel") or "")
+    kernel = f"{run.parallel.noted('attention_kernel') or ''}, {run.parallel.precision or ''}"
     fields = {name: value for word, values in framework.kernels if word in kernel for name, value in values}
     hardware = hardware.model_copy(update={"software": framework.software.model_copy(update=fields)})
-    name = f"{hardware.name}+{framework.stack}"
-    overlay = load_overlay(name) if stacks and name in stack_names() else None
-    if overlay is None:
+    name = f"{hardware.name}+{stack_of(run)}"
+    if not stacks or name not in stack_names():
         told.append(f"no constants fitted to {framework.name} on {hardware.name}")
         return hardware
+    return _with_stack(hardware, name, told)
+
+
+def _with_stack(hardware: HardwareSpec, name: str, told: list[str]) -> HardwareSpec:
+    """The description with a stack's constants, and before them those of the stack that it lies on."""
+    overlay = load_overlay(name)
+    if overlay is None:
+        return hardware
     told.append(f"constants {name}, fitted to {overlay.provenance.data}")
-    return applied(hardware, overlay)
+    return applied(_with_stack(hardware, overlay.base, told), overlay)
 
 
 def _problem(model: ModelSpec, hardware: HardwareSpec, job: Job) -> Problem:
@@ -164,6 +171,8 @@ def _job(run: Run, framework: Framework, degrees: dict[str, int], told: list[str
     else:
         told.append(f"attention kernel {attention}")
     grad: Literal["fp32", "bf16"] = framework.grad_dtype
+    if framework.bf16_grad_dtype is not None and "bf16" in (parallel.precision or ""):
+        grad = framework.bf16_grad_dtype
     if parallel.noted("mp_mode") == "PURE":
         grad = "bf16"
     return Job(
@@ -230,6 +239,9 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
     if zero is None:
         zero = framework.zero
         told.append(f"ZeRO {zero} (not printed)")
+    if zero == 3 and degrees["pp"] > 1 and framework.pipelined_zero is not None:
+        zero = framework.pipelined_zero
+        told.append(f"sharding in a pipeline priced as ZeRO {zero}: gathered and reduced once a step")
     replicated = dp * degrees["cp"] > 1
     zero = zero if replicated else 0
     reduce = replicated and (framework.overlap_grad_reduce or zero >= 2)
@@ -303,8 +315,12 @@ def _stages(
         told.append(f"layers a virtual stage: {_counts_text(counts)}")
     mode = run.parallel.recompute
     if mode is None and "remat" in (run.parallel.recompute_detail or ""):
+        # NVIDIA/dgxc-benchmarking@v24.11.1 maxtext/configure.sh saves projections, not the inside of the MLP.
+        mode = "full"
+        told.append(f"recomputation {run.parallel.recompute_detail!r} priced as full")
+    if mode is None and run.model.name in framework.selective_models:
         mode = "selective"
-        told.append(f"recomputation {run.parallel.recompute_detail!r} priced as selective")
+        told.append(f"recomputation selective, as in the recipe of {run.model.name} (not printed)")
     if mode is None:
         mode = framework.recompute
         told.append(f"recomputation {mode} (not printed)")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from milpplan.costs.activations import LayerActivations, layer_activations
+from milpplan.specs.hardware import Software
 from milpplan.specs.model import MixtureOfExperts
 from tests.costs.cases import MODEL_HARDWARE, columns_of, problem_of
 
@@ -185,3 +186,55 @@ def test_order_of_recompute_modes(case: tuple[str, str, str, str]) -> None:
             assert np.all(found.dropped_full > found.dropped_selective)
             assert np.all(found.kept > found.dropped_full)
             assert np.all(found.workspace > 0)
+
+
+def with_software(model: str, layout: dict[str, object], **software: object) -> LayerActivations:
+    """Activations of a layer under a framework's habits."""
+    problem = problem_of(model, "dgx-h100")
+    spec = problem.hardware.model_copy(update={"software": Software.model_validate(software)})
+    return layer_activations(
+        problem.model_copy(update={"hardware": spec}), problem.model.kinds[-1], columns_of(**layout)
+    )
+
+
+@pytest.mark.parametrize(
+    ("software", "bytes_a_token"),
+    [
+        ({"norm_kept_bytes": 6.0}, 2 * 6 * 4096 / 4),
+        ({"fused_activation": False}, 2 * 14336 / 4),
+        ({"gathered_inputs": True}, 2 * 2 * 4096 * 3 / 4),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_single_operators_keep_more(software: dict[str, object], bytes_a_token: float) -> None:
+    """On four ranks with sequence parallelism: copies of a quarter of both norms' inputs, a quarter of the gate's
+    activation, the other three quarters of both gathered inputs. Recomputation drops them."""
+    split = {"tp": 4, "sequence_parallel": True}
+    plain, more = with_software("llama3-8b", split), with_software("llama3-8b", split, **software)
+    extra = 8192 * bytes_a_token
+    assert more.kept - plain.kept == pytest.approx(extra)
+    assert more.dropped_full - plain.dropped_full == pytest.approx(extra)
+    assert more.dropped_selective - plain.dropped_selective == pytest.approx(extra)
+
+
+def test_nothing_is_gathered_without_sequence_parallelism() -> None:
+    """Inputs that no rank shares are kept whole anyway."""
+    plain = with_software("llama3-8b", {"tp": 4})
+    assert with_software("llama3-8b", {"tp": 4}, gathered_inputs=True).kept == plain.kept
+
+
+def test_scores_of_single_operators() -> None:
+    """Six bytes a score instead of two: four more for each of s^2 a."""
+    problem = problem_of("llama3-8b", "dgx-h100", attention_kernel="unfused")
+    spec = problem.hardware.model_copy(update={"software": Software(score_kept_bytes=6.0)})
+    kind = problem.model.kinds[0]
+    plain = layer_activations(problem, kind, columns_of())
+    more = layer_activations(problem.model_copy(update={"hardware": spec}), kind, columns_of())
+    assert more.kept - plain.kept == pytest.approx(4 * 8192 * 8192 * 32)
+
+
+def test_selective_recomputation_replays_both_norms_of_a_layer_with_experts() -> None:
+    """Mixtral drops the input of q, k and v, that of the router, and the product of gate and up."""
+    tokens, h, f = 4096, 4096, 14336
+    expected = tokens * (2 * h + 2 * h + 2 * 2 * f)
+    assert layer("mixtral-8x7b").dropped_selective == pytest.approx(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layers import EXPOSED, Part, Phase, layer_seconds
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.parameters import layer_parameters, padded_vocab_size
+from milpplan.costs.pipeline import Term
+from milpplan.costs.stages import stage_options
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.hardware import Software
 from milpplan.specs.plan import Layout
@@ -71,6 +74,53 @@ def test_launches_are_a_floor(launch_s: float) -> None:
     for phase, launches in ((Phase.FORWARD, 1), (Phase.BACKWARD, 2)):
         assert took[phase, 0] == pytest.approx(max(plain[phase, 0], launches * launch_s))
     assert (slow[Part.LAUNCH] >= 0).all()
+
+
+@given(st.floats(0.0, 1e-2), st.sampled_from([1, 2, 4, 8]), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_calls_of_collectives_are_launches(rank_s: float, tp: int, sequence_parallel: bool) -> None:
+    """A layer has two pairs of linears. With sequence parallelism a pair calls 2 collectives forward and 3
+    backward, without it 1 and 1, each of them tp times the host time of a rank; one rank alone calls none."""
+    layout = LAYOUT.model_copy(update={"tp": tp, "dp": 8 // tp, "sequence_parallel": sequence_parallel and tp > 1})
+    columns = LayoutColumns.of([layout])
+    kind = problem().model.kinds[0]
+    plain = layer_seconds(problem(), kind, columns)[EXPOSED].sum(axis=0)
+    slow = layer_seconds(problem(collective_rank_s=rank_s), kind, columns)[EXPOSED].sum(axis=0)
+    calls = (4, 6) if layout.sequence_parallel else (2, 2)
+    for phase, number in zip((Phase.FORWARD, Phase.BACKWARD), calls, strict=True):
+        host = rank_s * number * (tp if tp > 1 else 0)
+        assert slow[phase, 0] == pytest.approx(max(plain[phase, 0], host))
+
+
+def test_experts_call_their_groups() -> None:
+    """Dispatch and combination are a call each among the ep ranks, forward and backward."""
+    model = load_model("mixtral-8x7b")
+    asked = [
+        problem(**software).model_copy(update={"model": model})
+        for software in ({"layer_launch_s": 1.0}, {"layer_launch_s": 1.0, "collective_rank_s": 1.0})
+    ]
+    layout = LAYOUT.model_copy(update={"tp": 1, "dp": 8, "ep": 8, "sequence_parallel": False})
+    columns = LayoutColumns.of([layout])
+    plain, slow = (layer_seconds(one, model.kinds[0], columns)[EXPOSED].sum(axis=0) for one in asked)
+    assert slow[Phase.FORWARD, 0] - plain[Phase.FORWARD, 0] == pytest.approx(16.0)
+    assert slow[Phase.BACKWARD, 0] - plain[Phase.BACKWARD, 0] == pytest.approx(16.0)
+
+
+@given(st.floats(0.0, 1e-3), st.floats(0.0, 1e-3), st.integers(1, 4))
+@settings(max_examples=20, deadline=None)
+def test_stages_stay_sums_over_layers(launch_s: float, rank_s: float, micro_batch: int) -> None:
+    """Whatever the launches, a stage of 2 n layers takes twice what its n layers take: the integer program's
+    durations are affine in the layers."""
+    asked = problem(layer_launch_s=launch_s, collective_rank_s=rank_s)
+    layout = LAYOUT.model_copy(update={"micro_batch_size": micro_batch})
+    costs = layout_costs(asked, LayoutColumns.of([layout])).at(0)
+
+    def forward_ns(layers: int) -> int:
+        none = np.zeros(1, dtype=np.int64)
+        options = stage_options(costs, [0] * layers, none, none, is_first=False, is_last=False)
+        return int(options.terms[Term.FORWARD, 0])
+
+    assert forward_ns(8) == 2 * forward_ns(4) == 8 * forward_ns(1)
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])

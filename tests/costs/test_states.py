@@ -19,6 +19,7 @@ from milpplan.costs.states import (
     state_bytes,
     unsharded_buffer_bytes,
 )
+from milpplan.specs.hardware import Software
 from milpplan.specs.problem import Problem
 from tests.costs.cases import columns_of, problem_of
 
@@ -57,6 +58,35 @@ def test_number_formats() -> None:
     """bf16 gradients save two bytes; fp8 adds an fp8 copy of the weights and its transpose."""
     assert a_parameter(problem_of("llama3-8b", grad_dtype="bf16")) == 16
     assert a_parameter(problem_of("llama3-8b", "dgx-h100", precision="fp8")) == 20
+
+
+def with_software(problem: Problem, **software: Any) -> Problem:
+    """The problem under a framework's habits."""
+    spec = problem.hardware.model_copy(update={"software": Software.model_validate(software)})
+    return problem.model_copy(update={"hardware": spec})
+
+
+def test_buckets_of_the_reduction() -> None:
+    """Two bytes a parameter where there are replicas and whole gradients."""
+    problem = with_software(problem_of("llama3-8b"), gradient_bucket_bytes=2.0)
+    assert a_parameter(problem, dp=1) == 18
+    assert a_parameter(problem, dp=4) == 20
+    assert a_parameter(problem, dp=4, zero_stage=1) == 8 + 12 / 4
+    assert a_parameter(problem, dp=4, zero_stage=2) == 2 + 16 / 4
+
+
+def test_shards_of_master_weights_alone() -> None:
+    """FSDP shards the fp32 weights, gradients and moments: 16 bytes; below stage 3 the 16-bit weights stay."""
+    problem = with_software(problem_of("llama3-8b"), master_shards_only=True)
+    assert a_parameter(problem, dp=8, zero_stage=3) == 16 / 8
+    assert a_parameter(problem, dp=8, zero_stage=2) == 2 + 16 / 8
+
+
+def test_fp8_weights_alone() -> None:
+    """fp8 weights and their transpose take the two bytes of bf16 ones; bf16 jobs do not change."""
+    fp8 = problem_of("llama3-8b", "dgx-h100", precision="fp8")
+    assert a_parameter(with_software(fp8, fp8_weights_only=True)) == 18
+    assert a_parameter(with_software(problem_of("llama3-8b"), fp8_weights_only=True)) == 18
 
 
 def test_experts_have_fewer_replicas() -> None:

@@ -86,6 +86,9 @@ def test_a_simulation_is_a_plan_file(tmp_path: Path) -> None:
     path.write_text(document_text(simulation))
     assert read_plan(path) == (document.problem, plan)
     assert SimulationDocument.model_validate_json(path.read_text(), strict=True) == simulation
+    assert simulation.memory_margin_bytes == simulation.usable_memory_bytes - simulation.peak_memory_bytes
+    reserves = simulation.context_bytes + simulation.fragmentation_bytes
+    assert simulation.usable_memory_bytes + reserves == document.problem.hardware.accelerator.memory_bytes
 
 
 def test_the_document_has_the_promised_fields() -> None:
@@ -100,6 +103,8 @@ def test_the_document_has_the_promised_fields() -> None:
     for stage in data["plan"]["stages"]:
         parts = stage["memory"]
         assert sum(size for name, size in parts.items() if name != "peak_bytes") == stage["memory_bytes"]
+    assert data["memory_margin_bytes"] == data["usable_memory_bytes"] - data["peak_memory_bytes"]
+    assert data["memory_verdict"] in ("safe", "tight")
     layouts = data["layouts"]
     decided = sum(layouts[fate] for fate in ("does_not_fit", "bounded", "relaxed", "solved", "open"))
     assert decided == layouts["legal"]

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from milpplan.cli import app
+from milpplan.cli.app import app
 from milpplan.validation.comparison import compare
 from milpplan.validation.families import fitted
 from milpplan.validation.ranking import kendall_tau

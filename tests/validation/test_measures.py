@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from milpplan.costs.flops import model_flops_per_token
@@ -9,6 +11,7 @@ from milpplan.units import GIB
 from milpplan.validation.comparison import compare_run
 from milpplan.validation.measures import (
     SOURCE_PEAK,
+    MemoryMeasure,
     flops_per_token,
     memory_measure,
     predicted_memory,
@@ -114,11 +117,25 @@ def test_memory_of_the_first_stage_is_compared_with_the_first_stage() -> None:
     )
     assert one.memory is not None
     assert (one.memory.kind, one.memory.stage, one.memory.peak_bytes) == ("reserved", 0, 8 * GIB)
-    fragmentation = one.statement.problem.hardware.fragmentation_fraction
+    hardware = one.statement.problem.hardware
+    held = 1 / (1 - hardware.fragmentation_fraction) + hardware.software.allocator_share
+    assert hardware.software.allocator_share > 0
     stage = one.report.stages[0].memory.peak_bytes
-    assert predicted_memory(one.report, one.statement.problem, one.memory) == pytest.approx(
-        stage / (1 - fragmentation)
-    )
+    assert predicted_memory(one.report, one.statement.problem, one.memory) == pytest.approx(stage * held)
+
+
+def test_the_allocator_holds_no_more_than_there_is() -> None:
+    """What the allocator need not hold ends at the memory installed; what the plan needs does not."""
+    one = compare_run(run(group="nanotron-bench"))
+    hardware = one.statement.problem.hardware
+    installed = hardware.accelerator.memory_bytes
+    measure = MemoryMeasure(1.0, "reserved", None)
+    for peak, expected in (
+        (0.95 * installed, installed),
+        (2 * installed, 2 * installed / (1 - hardware.fragmentation_fraction)),
+    ):
+        report = replace(one.report, peak_memory_bytes=int(peak))
+        assert predicted_memory(report, one.statement.problem, measure) == pytest.approx(expected)
 
 
 def test_memory_in_unclear_units_is_left_out() -> None:

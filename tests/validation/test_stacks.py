@@ -6,7 +6,7 @@ import pytest
 
 from milpplan.presets.catalog import hardware_names, load_hardware, load_overlay, stack_names
 from milpplan.validation.comparison import compare_run
-from milpplan.validation.frameworks import FRAMEWORKS
+from milpplan.validation.frameworks import FRAMEWORKS, framework_of, stack_of
 from milpplan.validation.reading import read_runs
 
 
@@ -15,10 +15,11 @@ def test_a_stack_is_hardware_and_a_framework(name: str) -> None:
     """Its name says which; it loads wherever a hardware name does, and its software is named after it."""
     base, stack = name.split("+")
     assert base in hardware_names()
-    assert stack in {framework.stack for framework in FRAMEWORKS.values()}
+    assert stack in {one for known in FRAMEWORKS.values() for one in (known.stack, known.slow_calls_stack)}
     overlay = load_overlay(name)
     assert overlay is not None
-    assert (overlay.base, overlay.name) == (base, name)
+    assert overlay.name == name
+    assert overlay.base == base or (overlay.base in stack_names() and overlay.base.startswith(f"{base}+"))
     assert load_hardware(name).software.name == name
 
 
@@ -31,6 +32,28 @@ def test_constants_predict_runs_they_were_not_fitted_to(name: str) -> None:
     assert provenance.error_before is not None
     assert provenance.error_left_out is not None
     assert provenance.error_left_out < provenance.error_before
+
+
+def test_the_state_of_the_nodes_is_what_the_source_measured() -> None:
+    """nanotron's runs on nodes whose all-gather was slow before the run have the constants of both stacks, one on
+    the other; runs without a measurement, or with a fast one, those of the first only."""
+    file = read_runs(None)
+    runs = {run.id: run for run in file.runs if run.group == "nanotron-bench"}
+    slow, fast = runs["nanotron-14098687"], runs["nanotron-13436362"]
+    assert (stack_of(slow), stack_of(fast)) == ("nanotron-slow-calls", "nanotron")
+    silent = slow.model_copy(update={"hardware": slow.hardware.model_copy(update={"measured_busbw_GBps": None})})
+    assert stack_of(silent) == "nanotron"
+    told = compare_run(slow).statement.assumptions
+    assert sum("constants dgx-h100+nanotron" in text for text in told) == 2
+    assert compare_run(slow).report.breakdown_s["launch"] > compare_run(silent).report.breakdown_s["launch"]
+
+
+def test_a_source_with_several_frameworks() -> None:
+    """A run that names its framework has that one's habits, not those of its source."""
+    run = next(run for run in read_runs(None).runs if run.id == "dgxc-v24.11.1-maxtext_70b-L53-64")
+    assert framework_of(run).name == "MaxText"
+    stages = compare_run(run).statement.plan.virtual_stages
+    assert sum(stage.recompute.full for stage in stages) == 80
 
 
 def test_runs_say_whose_constants_they_use() -> None:

@@ -50,6 +50,12 @@ def test_what_is_printed_is_what_is_planned() -> None:
         ({"hardware__interconnect": None}, "network between nodes"),
         ({"hardware__gpu_mem_GB": 141}, "141 GB"),
         ({"group": "nobody's table"}, "unknown framework"),
+        ({"group": "torchtitan", "parallel__zero": 3}, "sharding in a pipeline priced as ZeRO 1"),
+        ({"parallel__recompute": None, "parallel__recompute_detail": "custom remat policy"}, "priced as full"),
+        (
+            {"group": "nemo-megatron-bridge", "parallel__recompute": None, "model__name": "gpt-oss-120b"},
+            "recipe of gpt-oss-120b",
+        ),
     ],
 )
 def test_every_assumption_is_told(changes: dict[str, Any], word: str) -> None:
@@ -104,6 +110,14 @@ def test_latent_attention_and_experts_arrive() -> None:
     assert isinstance(first.attention, LatentAttention)
     assert isinstance(rest.mlp, MixtureOfExperts)
     assert rest.mlp.shared_intermediate_size == 512
+
+
+def test_deepspeed_adds_up_bf16_gradients_in_fp32() -> None:
+    """Its bf16 optimizer keeps fp32 sums beside bf16 gradients, its fp16 optimizer 16-bit gradients alone."""
+    for precision, grad, bucket in (("bf16", "fp32", 2.0), ("fp16", "bf16", 0.0)):
+        problem = state(run(group="bloom-prequel", parallel__precision=precision)).problem
+        assert problem.job.grad_dtype == grad
+        assert problem.hardware.software.gradient_bucket_bytes == bucket
 
 
 def test_the_network_of_the_source_is_used() -> None:
