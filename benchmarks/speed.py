@@ -35,7 +35,8 @@ from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.simulator import step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import layout_bounds
-from milpplan.optimize.layouts import LayoutSpace, layout_space
+from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.problem import Job
 from milpplan.units import rate_text, seconds_text

@@ -1,37 +1,29 @@
 """Proved-best parallel training plans for large language models."""
 
-from milpplan.costs.report import StepReport
-from milpplan.costs.simulator import simulate
-from milpplan.errors import MilpplanError
-from milpplan.optimize.planner import fixed, solve
-from milpplan.optimize.result import PlanResult, Progress, SolveOptions
-from milpplan.presets.catalog import load_hardware, load_model
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.specs.problem import Job, Problem, Range, Space
-from milpplan.version import __version__
+from __future__ import annotations
 
-__all__ = [
-    "HardwareSpec",
-    "Job",
-    "Layout",
-    "MilpplanError",
-    "ModelSpec",
-    "Plan",
-    "PlanResult",
-    "Problem",
-    "Progress",
-    "Range",
-    "Recompute",
-    "SolveOptions",
-    "Space",
-    "StepReport",
-    "VirtualStage",
-    "__version__",
-    "fixed",
-    "load_hardware",
-    "load_model",
-    "simulate",
-    "solve",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from milpplan.library import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name, from ``milpplan.library``.
+
+        NumPy, pydantic and the cost model take most of a second to import: not here, so that the command line
+        can say what Ctrl-C means before it waits for them.
+
+        Raises:
+            AttributeError: ``milpplan`` has no such name.
+        """
+        library = import_module("milpplan.library")
+        if name != "__all__" and name not in library.__all__:
+            raise AttributeError(f"module 'milpplan' has no attribute {name!r}")
+        return getattr(library, name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*globals(), *import_module("milpplan.library").__all__]

@@ -145,7 +145,7 @@ def test_simulator_speed_compares_two_simulators() -> None:
     assert (layout.pp, layout.num_micro_batches, layout.vpp) == (16, 128, 1)
     assert (large.pp, large.num_micro_batches, large.vpp) == (64, 512, 4)
     assert deep.model.num_layers == 256
-    small = Layout(tp=8, pp=4, dp=16, global_batch_size=64, sequence_parallel=True)
+    small = Layout(tp=8, pp=4, dp=16, micro_batch_size=8, global_batch_size=512, sequence_parallel=True)
     measured = speed.simulator_speed(problem, small)
     assert measured.work_items == 2 * 4 * 4
     assert "gpt3-175b" in speed.simulator_table([measured])

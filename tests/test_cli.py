@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import milpplan
 from milpplan.cli import solving
 from milpplan.cli.app import app
 from milpplan.errors import SolverError
+from milpplan.reports import files
 from milpplan.reports.document import ResultDocument, SimulationDocument, document_text
 from milpplan.reports.plan_file import PlanFile, plan_document
 from tests.small import small_problem
@@ -163,6 +165,7 @@ def test_a_lying_solver_exits_with_six(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*SOLVE, "--objective", "gpus"], "num_gpus"),
         ([*SOLVE, "--attention", "flsh"], "Did you mean flash"),
         (["list", "model"], "Did you mean models"),
+        (["solve", "dgx-h100", "llama3-8b", "--gpus", "8", "--global-batch", "8"], "Swap them"),
         (["show", "mixtral-8x21b"], "mixtral-8x22b"),
         (["schema", "problm"], "Did you mean problem"),
     ],
@@ -218,7 +221,8 @@ def test_misspellings_are_understood(words: list[str], meant: str) -> None:
 )
 def test_absurd_options_are_refused(words: list[str]) -> None:
     """Zero, negative, infinite, astronomical and meaningless values: three parts, exit code 2, no waiting."""
-    refused(run(*SOLVE, *words))
+    message = refused(run(*SOLVE, *words))
+    assert "--seq-len" not in words or "range" not in message
 
 
 @pytest.mark.parametrize(
@@ -246,6 +250,32 @@ def test_fixed_forbidden_and_ranges_reach_the_problem() -> None:
     assert layout.pp > 1
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No directory, a directory, standard output's name, a file system that refuses: nobody waits for it."""
+    monkeypatch.setattr(solving, "solve", raising(AssertionError("it was solved")))
+    for out in (tmp_path / "none" / "plan.json", tmp_path, Path("-"), tmp_path / ("x" * 300)):
+        assert "cannot be written" in refused(run(*SOLVE, "--out", str(out)))
+    monkeypatch.setattr(files, "TemporaryFile", raising(OSError("read-only file system")))
+    assert "read-only" in refused(run(*SOLVE, "--out", str(tmp_path / "plan.json")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_that_no_solver_can_finish_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither stopped nor proved: exit code 4, the gap that is proved, and not a word of a stop; a search that
+    the limit ended is not told that."""
+    result = replace(milpplan.solve(small_problem()), status="feasible", gap=1e-7)
+    monkeypatch.setattr(solving, "solve", lambda problem, options: result)
+    ended = run(*SOLVE, "--gap", "0")
+    assert ended.exit_code == 4
+    assert ended.stdout.startswith("best plan so far, not proved within 0 for cost model")
+    assert "gap 1.0e-07" in ended.stdout
+    assert "no solver could prove --gap 0" in ended.stderr
+    assert "stopped" not in ended.output
+    assert "no solver" not in run(*SOLVE, "--gap", "0", "--time-limit", str(result.wall_time_s)).stderr
+
+
 def test_a_failed_write_keeps_the_printed_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the disk is full at the end, the document is on stdout all the same, and the exit code says so."""
     monkeypatch.setattr(os, "replace", raising(OSError("disk full")))
@@ -264,6 +294,17 @@ def test_a_warm_start_must_belong_to_the_problem(tmp_path: Path, plan_path: Path
     assert run(*SOLVE, "--warm-start", path).exit_code == 0
 
 
+@pytest.mark.parametrize(("field", "name"), [("num_gpus", "GPUs"), ("global_batch_size", "sequences a step")])
+def test_a_plan_for_another_job_is_not_simulated(plan_path: Path, field: str, name: str) -> None:
+    """A plan file whose job asks for other numbers of GPUs or sequences says both of them."""
+    data = json.loads(plan_path.read_text())
+    data["problem"]["job"][field] = {"minimum": 100, "maximum": 200, "step": 50}
+    plan_path.write_text(json.dumps(data))
+    message = refused(run("simulate", str(plan_path)))
+    assert name in message
+    assert f"100 to 200 in steps of 50 (job.{field})" in message
+
+
 def test_a_plan_that_breaks_a_rule_is_refused_by_name(plan_path: Path) -> None:
     """The framework's rule is quoted."""
     data = json.loads(plan_path.read_text())
@@ -279,7 +320,24 @@ def test_a_plan_that_does_not_fit_is_simulated_and_exits_with_three(plan_path: P
     plan_path.write_text(json.dumps(data))
     result = run("simulate", str(plan_path))
     assert result.exit_code == 3
-    assert "does not fit" in result.stdout
+    words = " ".join(result.stdout.split())
+    assert "usable: does not fit, " in words
+    assert "too much" in words
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.999, "tight"), (0.5, "safe")])
+def test_the_verdict_on_memory_is_printed_with_its_margin(plan_path: Path, share: float, verdict: str) -> None:
+    """A peak near the usable memory is tight, one at half of it safe; the reserves have rows of their own."""
+    report = json.loads(run("simulate", str(plan_path), "--json").stdout)
+    data = json.loads(plan_path.read_text())
+    data["problem"]["hardware"]["fragmentation_fraction"] = 0.0
+    needed = report["peak_memory_bytes"] / share + report["context_bytes"]
+    data["problem"]["hardware"]["accelerator"]["memory_bytes"] = int(needed)
+    plan_path.write_text(json.dumps(data))
+    stdout = " ".join(run("simulate", str(plan_path)).stdout.split())
+    assert f"usable: {verdict}, " in stdout
+    assert "context, NCCL" in stdout
+    assert json.loads(run("simulate", str(plan_path), "--json").stdout)["memory_verdict"] == verdict
 
 
 @pytest.mark.parametrize("kind", ["problem", "plan", "model", "hardware", "result"])

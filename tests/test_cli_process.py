@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import milpplan
+import milpplan.library
 from milpplan.reports.document import ResultDocument
 
 PROGRAM = [sys.executable, "-c", "from milpplan.cli import main; main()"]
@@ -49,6 +53,95 @@ def test_output_survives_a_terminal_that_knows_only_ascii() -> None:
     ended = program(*SOLVE, env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
     assert ended.returncode == 0
     assert ended.stdout.isascii()
+
+
+@pytest.mark.parametrize("words", [["list", "models"], ["--version"], ["--help"], [*SOLVE, "--json"]])
+def test_standard_output_that_takes_nothing(words: list[str], tmp_path: Path) -> None:
+    """Closed: nothing to say. A full disk: the result is lost, so the program says so and exits with 2; a plan
+    file that was asked for is written all the same."""
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, *words], stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
+    out = tmp_path / "plan.json"
+    asked = ["--out", str(out)] if "--json" in words else []
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*PROGRAM, *words, *asked], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert ended.returncode == 2
+    assert "error: The result cannot be written to standard output: No space left" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert out.exists() == bool(asked)
+
+
+def test_the_library_is_imported_when_it_is_asked_for() -> None:
+    """The entry point is there before NumPy is, so that Ctrl-C has a meaning while the rest is imported; every
+    public name is found, and others are not."""
+    script = "import sys\nimport milpplan.cli\nprint('numpy' in sys.modules, 'pydantic' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "False False\n"
+    names = milpplan.library.__all__
+    assert {"Job", "solve", "simulate", "__version__"} <= set(names)
+    assert all(getattr(milpplan, name) is getattr(milpplan.library, name) for name in names)
+    assert set(names) <= set(dir(milpplan))
+    with pytest.raises(AttributeError, match="nothing_such"):
+        milpplan.nothing_such  # type: ignore[attr-defined] # noqa: B018
+
+
+STARTED = """
+import sys, time, types
+from milpplan.cli import interrupts, main
+
+def told(leave_at_once=interrupts.leave_at_once):
+    leave_at_once()
+    print("started", file=sys.stderr, flush=True)
+
+interrupts.leave_at_once = told
+# Canaries that take long without a solver: importing protobuf swallows a Ctrl-C now and then.
+doctor = types.ModuleType("milpplan.optimize.doctor")
+doctor.CanaryResult, doctor.run_canaries = object, lambda: time.sleep(30)
+sys.modules["milpplan.optimize.doctor"] = doctor
+main()
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8])
+def test_ctrl_c_at_any_moment_is_a_message(seconds: float) -> None:
+    """SIGINT while the program still imports, or later: exit code 5 and one line, never a traceback."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTED, "doctor"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell starts what it puts in the background with SIGINT ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "started\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=20)
+    talk = [line for line in stderr.splitlines() if not line.startswith("Running the canary programs")]
+    assert (process.returncode, stdout, talk) == (5, "", ["Interrupted before anything was found."])
+
+
+def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+    """What a shell has put in the background is not ended by Ctrl-C in the foreground."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTED, "--version"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "started\n"
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (0, f"milpplan {milpplan.__version__}\n")
 
 
 INTERRUPTED = """

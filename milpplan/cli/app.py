@@ -10,7 +10,8 @@ import typer
 
 import milpplan
 from milpplan.cli import options as o
-from milpplan.cli.outcome import Commands, ExitCode, emit, say, show
+from milpplan.cli.outcome import Commands, ExitCode, emit, of_error, say, say_error, show, unwritten
+from milpplan.errors import InvalidInputError
 
 app = typer.Typer(
     name="milpplan",
@@ -22,19 +23,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help=(
         "Proved-best parallel training plans for large language models. Exit codes: 0 optimal within the "
-        "tolerance, 2 wrong usage or bad input, 3 proved infeasible, 4 stopped with a plan (its gap is "
-        "printed), 5 stopped with none, 6 internal failure."
+        "tolerance, 2 wrong usage or bad input, 3 proved infeasible, 4 a plan that is not proved within the "
+        "tolerance (its gap is printed), 5 stopped with none, 6 internal failure."
     ),
 )
 
 
-def main() -> None:
-    """Entry point of the ``milpplan`` program."""
+def run() -> None:
+    """Run the command of ``sys.argv``."""
     try:
         app()
-    except KeyboardInterrupt:
-        say("Interrupted before anything was found.")
-        sys.exit(ExitCode.STOPPED_WITHOUT_PLAN)
+    except (InvalidInputError, OSError) as error:
+        # Outside the commands only --help and --version write.
+        refusal = error if isinstance(error, InvalidInputError) else unwritten(error)
+        say_error(refusal)
+        sys.exit(of_error(refusal))
 
 
 def _version(wanted: bool) -> None:

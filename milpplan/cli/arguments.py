@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.optimize.planner import fixed
-from milpplan.presets.catalog import load_hardware, load_model
+from milpplan.presets.catalog import hardware_names, load_hardware, load_model, model_names
 from milpplan.specs.plan import SCHEDULES, Layout
 from milpplan.specs.problem import Job, Problem, Range, Space
 from milpplan.specs.reading import RecordType, invalid_fields, shown
@@ -21,6 +21,7 @@ MAX_BATCH: Final = 1_048_576
 MAX_SEQUENCE: Final = 16_777_216
 MAX_CANDIDATES: Final = 4_096
 """Most combinations of a number of GPUs and a batch in one problem."""
+OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
 OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
 SECONDS_PER_HOUR: Final = 3600.0
 
@@ -29,8 +30,8 @@ _SWITCHES = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather")
 _FIXABLE = tuple(name for name in Space.model_fields if name not in ("kind", "recompute"))
 
 
-def whole(text: str, option: str, most: int) -> int:
-    """A positive integer of at most ``most``."""
+def whole(text: str, option: str, most: int, or_else: str = "") -> int:
+    """A positive integer of at most ``most``; ``or_else`` says what else the option takes."""
     try:
         value = int(text)
     except ValueError:
@@ -38,7 +39,7 @@ def whole(text: str, option: str, most: int) -> int:
     if not 1 <= value <= most:
         raise InvalidInputError(
             f"{option} is {shown(text)}.",
-            f"Expected a whole number from 1 to {most:,}, or a range such as 64:512 or 64:512:64.",
+            f"Expected a whole number from 1 to {most:,}{or_else}.",
             f"Correct {option}.",
         )
     return value
@@ -48,12 +49,12 @@ def count_or_range(text: str, option: str, most: int) -> int | Range:
     """``N``, ``LO:HI`` or ``LO:HI:STEP``."""
     parts = text.split(":")
     if len(parts) == 1:
-        return whole(text, option, most)
+        return whole(text, option, most, OR_A_RANGE)
     if len(parts) > 3:
         raise InvalidInputError(
             f"{option} is {shown(text)}.", "Expected N, LO:HI or LO:HI:STEP.", f"Correct {option}."
         )
-    minimum, maximum, step = (whole(part, option, most) for part in [*parts, "1"][:3])
+    minimum, maximum, step = (whole(part, option, most, OR_A_RANGE) for part in [*parts, "1"][:3])
     return record(Range, f"{option} {text}", minimum=minimum, maximum=maximum, step=step)
 
 
@@ -150,6 +151,12 @@ def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]
 
 def problem_of(model: str, hardware: str, job: Mapping[str, Any], space: str, fix: list[str]) -> Problem:
     """The problem of a command line; ``job`` holds the options that describe the job."""
+    if model in hardware_names() and hardware in model_names():
+        raise InvalidInputError(
+            f"{model} is a hardware description, and {hardware} a model.",
+            "Expected the model first, then the hardware.",
+            f"Swap them: {hardware} {model}.",
+        )
     spec = load_model(model)
     length = job["seq_len"]
     sequence_length = spec.default_sequence_length if length is None else whole(length, "--seq-len", MAX_SEQUENCE)
@@ -214,13 +221,6 @@ def _extent(values: int | Range) -> tuple[int, int]:
     if isinstance(values, int):
         return values, 1
     return values.maximum, (values.maximum - values.minimum) // values.step + 1
-
-
-def admitted(values: int | Range, value: int) -> bool:
-    """Whether a job's number or range holds a value."""
-    if isinstance(values, int):
-        return value == values
-    return value in range(values.minimum, values.maximum + 1, values.step)
 
 
 def schema_of(kind: str) -> type[BaseModel]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
 import milpplan
+from milpplan.cli import interrupts
 from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError, SolverError
 from milpplan.optimize.result import Status
 from milpplan.reports.terminal import printable
@@ -28,7 +31,7 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     INFEASIBLE = 3
     STOPPED_WITH_PLAN = 4
-    STOPPED_WITHOUT_PLAN = 5
+    STOPPED_WITHOUT_PLAN = interrupts.STOPPED_WITHOUT_PLAN
     INTERNAL_FAILURE = 6
 
 
@@ -59,7 +62,8 @@ def emit(text: str) -> None:
 
 def show(renderable: RenderableType) -> None:
     """A result for people on stdout: with colours and the terminal's width on a terminal, plain otherwise."""
-    emit(rendered(renderable, sys.stdout).strip("\n") + "\n")
+    with _reaching(sys.stdout):
+        emit(rendered(renderable, sys.stdout).strip("\n") + "\n")
 
 
 def rendered(renderable: RenderableType, stream: Any) -> str:
@@ -73,15 +77,33 @@ def rendered(renderable: RenderableType, stream: Any) -> str:
 
 
 def _write(stream: Any, text: str) -> None:
-    try:
+    with _reaching(stream):
         try:
             stream.write(text)
         except UnicodeEncodeError:
             stream.write(text.encode("ascii", "replace").decode("ascii"))
         stream.flush()
-    except BrokenPipeError:
+
+
+@contextmanager
+def _reaching(stream: Any) -> Iterator[None]:
+    """A reader that has gone away is not an error; talk that reaches nobody neither; a lost result is one."""
+    try:
+        yield
+    except OSError as error:
         # What follows, and the flush when Python ends, must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+            raise unwritten(error) from error
+
+
+def unwritten(error: OSError) -> InvalidInputError:
+    """Standard output takes no more."""
+    return InvalidInputError(
+        f"The result cannot be written to standard output: {error.strerror}.",
+        "Expected a terminal, a pipe, or a file on a disk with room.",
+        "Redirect the output to another place.",
+    )
 
 
 def say_error(error: MilpplanError) -> None:
@@ -105,6 +127,10 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        with interrupts.raised():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (ArithmeticError, MemoryError) as error:
@@ -112,7 +138,7 @@ class Commands(TyperGroup):
         except MilpplanError as error:
             code = self._refuse(ctx, error)
         except KeyboardInterrupt:
-            say("Interrupted before anything was found.")
+            say(interrupts.MESSAGE)
             code = ExitCode.STOPPED_WITHOUT_PLAN
         except Exception as error:
             # typer's own exits and usage errors know their codes.

@@ -25,6 +25,7 @@ from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.terminal import simulation_report, solve_report
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
+from milpplan.units import gap_text
 
 MAX_WORK_ITEMS = 33_554_432
 """Most virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
@@ -40,17 +41,36 @@ def run(
     with shown_progress(problem.job.objective) as callback, within_range():
         result = solve(problem, replace(options, callback=callback))
         bar, robust = _uncertainty(result, options, check_ends)
-    if result.message:
-        say(result.message)
+    for line in (result.message, _why_not_proved(result, options)):
+        if line:
+            say(line)
     why = _why(result, options) if result.status == "infeasible" else None
     text = document_text(result_document(result, options.gap, why, bar, robust)) if as_json or out else ""
-    if as_json:
-        emit(text)
-    elif why is None:
-        show(solve_report(result, options.gap, bar, robust))
-    if why is not None:
-        say_error(why)
-    return _written(out, text, OF_STATUS[result.status])
+    try:
+        if as_json:
+            emit(text)
+        elif why is None:
+            show(solve_report(result, options.gap, bar, robust))
+        if why is not None:
+            say_error(why)
+    finally:
+        # A full disk behind standard output must not cost the file as well.
+        code = _written(out, text, OF_STATUS[result.status])
+    return code
+
+
+def _why_not_proved(result: PlanResult, options: SolveOptions) -> str:
+    """What kept a search from its proof that neither the user nor the time limit has stopped; else nothing."""
+    limit = options.time_limit_s
+    # A solver that is given the rest of the time ends a little before it.
+    stopped = result.message or (limit is not None and result.wall_time_s > 0.95 * limit)
+    if result.status != "feasible" or result.gap is None or stopped:
+        return ""
+    return (
+        f"The search ended by itself: no solver could prove --gap {gap_text(options.gap)} (bounds of integer "
+        "programs are rounded, and count only if a second solver confirms them). "
+        f"A --gap a little above {gap_text(result.gap)} is proved."
+    )
 
 
 def _uncertainty(
@@ -130,20 +150,9 @@ def simulate_file(path: Path, as_json: bool) -> ExitCode:
 
 def _check(problem: Problem, plan: Plan) -> None:
     """The plan belongs to the problem, breaks no rule, and is of a size that can be simulated."""
-    job, layout = problem.job, plan.layout
-    arguments.check_size(job)
-    asked = (
-        ("GPUs", layout.num_gpus, job.num_gpus),
-        ("sequences a step", layout.global_batch_size, job.global_batch_size),
-    )
-    for name, value, values in asked:
-        if not arguments.admitted(values, value):
-            raise IllegalPlanError(
-                f"The plan has {value:,} {name}.",
-                f"The problem asks for {values}.",
-                "Change the degrees and the batch of the plan, or the problem.",
-            )
+    arguments.check_size(problem.job)
     check_plan(problem, plan)
+    layout = plan.layout
     items = layout.num_virtual_stages * layout.num_micro_batches
     if items > MAX_WORK_ITEMS:
         raise IllegalPlanError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.pipeline import IntegerArray, Sweep, Term, first_starts, sweeps
+from milpplan.costs.pipeline import IntegerArray, StepGraph, Sweep, Term, first_starts, sweeps
 from milpplan.costs.schedule import Int64Array, Structure
 
 
@@ -28,68 +28,49 @@ class CriticalPath:
         return np.asarray((self.counts * durations).sum(axis=(-2, -1)) + fixed_ns, dtype=np.int64)
 
 
-def critical_paths(
-    structure: Structure,
-    durations: IntegerArray,
-    transfer_ns: int,
-    overlap_grad_reduce: bool,
-    overlap_param_gather: bool,
-    barrier_ns: int,
-) -> tuple[CriticalPath, ...]:
+def critical_paths(graph: StepGraph, durations: IntegerArray) -> tuple[CriticalPath, ...]:
     """A longest path of every plan of a batch [..., Term, J] (flattened), asserted to sum to its step time.
 
     Among equally long ways back a path stays on its rank where it can.
     """
     paths: list[CriticalPath] = []
-    for sweep in sweeps(structure, durations, transfer_ns, overlap_grad_reduce, overlap_param_gather):
-        step_times = sweep.step_time(barrier_ns)
-        for plan, binding in enumerate(_binding_predecessors(structure, sweep, transfer_ns).T):
-            path = _backtrack(structure, sweep, plan, binding, overlap_grad_reduce, overlap_param_gather)
-            matrix = sweep.durations[..., plan].reshape(path.counts.shape)
-            assert path.length_ns(matrix, transfer_ns, barrier_ns) == step_times[plan], "path is not the step"
+    for sweep in sweeps(graph, durations):
+        step_times = sweep.step_time(graph.barrier_ns)
+        for plan, binding in enumerate(_binding_predecessors(graph, sweep).T):
+            path = _backtrack(graph, sweep, plan, binding)
+            length_ns = path.length_ns(
+                sweep.durations[..., plan].reshape(path.counts.shape), graph.transfer_ns, graph.barrier_ns
+            )
+            assert length_ns == step_times[plan], "path is not the step"
             paths.append(path)
     return tuple(paths)
 
 
-def critical_path(
-    structure: Structure,
-    durations: IntegerArray,
-    transfer_ns: int,
-    overlap_grad_reduce: bool,
-    overlap_param_gather: bool,
-    barrier_ns: int,
-) -> CriticalPath:
+def critical_path(graph: StepGraph, durations: IntegerArray) -> CriticalPath:
     """A longest path of one plan, ``durations`` [Term, J]: see ``critical_paths``."""
-    (path,) = critical_paths(
-        structure, durations, transfer_ns, overlap_grad_reduce, overlap_param_gather, barrier_ns
-    )
+    (path,) = critical_paths(graph, durations)
     return path
 
 
-def _binding_predecessors(structure: Structure, sweep: Sweep, transfer_ns: int) -> Int64Array:
+def _binding_predecessors(graph: StepGraph, sweep: Sweep) -> Int64Array:
     """What each node's start waited for [N, B]: its rank's item p as p, a transfer from p as -2 - p, a
     gather as -1."""
+    structure = graph.structure
     start = sweep.end[: structure.num_nodes] - sweep.node_durations
     by_rank, by_transfer = structure.rank_predecessor[:, None], structure.transfer_predecessor[:, None]
     on_rank = start == sweep.end.take(structure.rank_predecessor, axis=0)
-    transferred = start == sweep.end.take(structure.transfer_predecessor, axis=0) + transfer_ns
+    transferred = start == sweep.end.take(structure.transfer_predecessor, axis=0) + graph.transfer_ns
     return np.where(on_rank, by_rank, np.where(transferred, -2 - by_transfer, -1)).astype(np.int64)
 
 
-def _backtrack(
-    structure: Structure,
-    sweep: Sweep,
-    plan: int,
-    binding: Int64Array,
-    overlap_grad_reduce: bool,
-    overlap_param_gather: bool,
-) -> CriticalPath:
+def _backtrack(graph: StepGraph, sweep: Sweep, plan: int, binding: Int64Array) -> CriticalPath:
     """Walk from the slowest rank's end back to time 0 along what was waited for."""
+    structure = graph.structure
     num_stages, num_nodes = structure.num_stages, structure.num_nodes
     counts = np.zeros((len(Term), structure.vpp, num_stages), dtype=np.int64)
     counts[Term.OPTIMIZER, :, sweep.optimizer[:, plan].argmax()] = 1
     rank = int(sweep.ready[:, plan].argmax())
-    if overlap_grad_reduce:
+    if graph.overlap_grad_reduce:
         node, skip_node = _backtrack_stream(structure, sweep, plan, rank, counts)
     else:
         counts[Term.REDUCE, :, rank] = 1
@@ -107,7 +88,7 @@ def _backtrack(
             num_transfers += 1
     if source == -1:
         _count_gather(structure, sweep, plan, visited[-1], counts)
-    elif not overlap_param_gather:
+    elif not graph.overlap_param_gather:
         counts[Term.GATHER, :, source - num_nodes] = 1
     durations_passed = structure.duration_index[visited[skip_node:]]
     flat = counts.reshape(-1)

@@ -30,13 +30,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
+from typing import SupportsInt
 
 import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs.schedule import Int64Array, Structure, structure
+from milpplan.specs.plan import Layout
 
 __all__ = [
+    "StepGraph",
     "Structure",
     "Sweep",
     "Term",
@@ -66,6 +69,32 @@ class Term(IntEnum):
     TRAIL = 6
     FIRST = 7
     LAST = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepGraph:
+    """The graph of one layout's step: all that its plans share. Only their durations differ.
+
+    ``transfer_ns``: activations or their gradients from a stage to the next; ``barrier_ns``: the norm of the
+    gradients over all ranks.
+    """
+
+    structure: Structure
+    transfer_ns: int = 0
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    barrier_ns: int = 0
+
+    @staticmethod
+    def of(layout: Layout, transfer_ns: SupportsInt, barrier_ns: SupportsInt) -> StepGraph:
+        """The graph of a layout; raises ``ValueError`` where its schedule does not exist for its degrees."""
+        return StepGraph(
+            structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp),
+            int(transfer_ns),
+            layout.overlap_grad_reduce,
+            layout.overlap_param_gather,
+            int(barrier_ns),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,14 +139,9 @@ class Sweep:
         return np.asarray(self.ready.max(axis=0) + barrier_ns + self.optimizer.max(axis=0))
 
 
-def _sweep(
-    structure: Structure,
-    durations: Int64Array,
-    transfer_ns: int,
-    overlap_grad_reduce: bool,
-    overlap_param_gather: bool,
-) -> Sweep:
+def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
     """Longest path to the end of every node for ``durations`` [B, Term, J], level by level."""
+    structure = graph.structure
     num_nodes, num_stages, vpp = structure.num_nodes, structure.num_stages, structure.vpp
     # One plan alone drops the batch axis inside the loop: one-dimensional takes are faster.
     batch = (len(durations),) if len(durations) != 1 else ()
@@ -128,19 +152,19 @@ def _sweep(
 
     # A node holds its earliest start until its level turns it into its end.
     end = np.zeros((num_nodes + num_stages + 1, *batch), dtype=np.int64)
-    if overlap_param_gather:
+    if graph.overlap_param_gather:
         end[structure.forward_node[:, 0]] = np.maximum(*first_starts(matrix)).reshape(-1, *batch)
     else:
         end[num_nodes:-1] = gather_end[-1].reshape(-1, *batch)
     # "No predecessor" ends one transfer before time 0, so that arriving from it delays nothing.
-    end[-1] = -transfer_ns
+    end[-1] = -graph.transfer_ns
 
     by_rank = structure.rank_predecessor.astype(np.intp)
     by_transfer = structure.transfer_predecessor.astype(np.intp)
     offsets = structure.level_offsets
     for low, high in pairwise(offsets):
         arrival = end.take(by_transfer[low:high], axis=0)
-        arrival += transfer_ns
+        arrival += graph.transfer_ns
         level = end[low:high]
         np.maximum(level, arrival, out=level)
         np.maximum(level, end.take(by_rank[low:high], axis=0), out=level)
@@ -148,7 +172,7 @@ def _sweep(
 
     end = end.reshape(len(end), -1)
     node_durations = node_durations.reshape(num_nodes, -1)
-    reduce_end, ready = _reduce(structure, matrix, node_durations, end, overlap_grad_reduce)
+    reduce_end, ready = _reduce(graph, matrix, node_durations, end)
     return Sweep(matrix, node_durations, end, gather_end, reduce_end, ready, matrix[Term.OPTIMIZER].sum(axis=0))
 
 
@@ -161,16 +185,13 @@ def first_starts(matrix: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 
 def _reduce(
-    structure: Structure,
-    matrix: Int64Array,
-    node_durations: Int64Array,
-    end: Int64Array,
-    overlap_grad_reduce: bool,
+    graph: StepGraph, matrix: Int64Array, node_durations: Int64Array, end: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Ends of the gradient reductions [v, P, B] and when each rank's gradients are ready [P, B]."""
+    structure = graph.structure
     vpp, num_stages = structure.vpp, structure.num_stages
     reduce_ns = matrix[Term.REDUCE]
-    if not overlap_grad_reduce:
+    if not graph.overlap_grad_reduce:
         after_work = np.cumsum(reduce_ns[::-1], axis=0)[::-1]
         reduce_end = end[structure.last_node] + after_work
         return reduce_end, reduce_end[0]
@@ -184,69 +205,47 @@ def _reduce(
     return reduce_end, ready
 
 
-def checked(structure: Structure, durations: IntegerArray, transfer_ns: int) -> Int64Array:
+def checked(graph: StepGraph, durations: IntegerArray) -> Int64Array:
     """``durations`` [..., Term, J] as int64 [B, Term, J]; raises ``ValueError`` where they make no sense."""
-    shape = (len(Term), structure.num_virtual_stages)
+    shape = (len(Term), graph.structure.num_virtual_stages)
     if durations.shape[-2:] != shape or not np.issubdtype(durations.dtype, np.integer):
         raise ValueError(
             f"durations must be integers of shape [..., {shape[0]}, {shape[1]}], "
             f"got {durations.dtype} {list(durations.shape)}"
         )
-    shortest_ns = min(transfer_ns, durations.min(initial=0))
+    shortest_ns = min(graph.transfer_ns, durations.min(initial=0))
     if shortest_ns < 0:
         raise ValueError(f"durations and transfers must not be negative, got {shortest_ns} ns")
     return durations.astype(np.int64, copy=False).reshape(-1, *shape)
 
 
-def sweeps(
-    structure: Structure,
-    durations: IntegerArray,
-    transfer_ns: int,
-    overlap_grad_reduce: bool,
-    overlap_param_gather: bool,
-) -> Iterator[Sweep]:
+def sweeps(graph: StepGraph, durations: IntegerArray) -> Iterator[Sweep]:
     """The batch in parts of bounded memory, in order."""
-    plans = checked(structure, durations, transfer_ns)
-    part = max(1, _MAX_BATCH_NODES // structure.num_nodes)
+    plans = checked(graph, durations)
+    part = max(1, _MAX_BATCH_NODES // graph.structure.num_nodes)
     for first in range(0, len(plans), part):
-        yield _sweep(
-            structure, plans[first : first + part], transfer_ns, overlap_grad_reduce, overlap_param_gather
-        )
+        yield _sweep(graph, plans[first : first + part])
 
 
-def step_time_ns(
-    structure: Structure,
-    durations: IntegerArray,
-    transfer_ns: int,
-    overlap_grad_reduce: bool,
-    overlap_param_gather: bool,
-    barrier_ns: int,
-) -> Int64Array:
+def step_time_ns(graph: StepGraph, durations: IntegerArray) -> Int64Array:
     """Exact step times of a batch of plans: ``durations`` [..., Term, J] gives shape [...]."""
-    parts = sweeps(structure, durations, transfer_ns, overlap_grad_reduce, overlap_param_gather)
-    times = [sweep.step_time(barrier_ns) for sweep in parts]
+    times = [sweep.step_time(graph.barrier_ns) for sweep in sweeps(graph, durations)]
     flat = np.concatenate(times) if times else np.empty(0, dtype=np.int64)
     return flat.reshape(durations.shape[:-2])
 
 
-def simulate_times(
-    structure: Structure,
-    durations: IntegerArray,
-    transfer_ns: int,
-    overlap_grad_reduce: bool,
-    overlap_param_gather: bool,
-    barrier_ns: int,
-) -> Timeline:
+def simulate_times(graph: StepGraph, durations: IntegerArray) -> Timeline:
     """The whole step of one plan, ``durations`` [Term, J]."""
-    plan = checked(structure, durations, transfer_ns)
+    structure = graph.structure
+    plan = checked(graph, durations)
     if len(plan) != 1:
         raise ValueError(f"a timeline is of one plan, got {len(plan)}")
-    sweep = _sweep(structure, plan, transfer_ns, overlap_grad_reduce, overlap_param_gather)
+    sweep = _sweep(graph, plan)
     forward_end = sweep.end[structure.forward_node, 0]
     backward_end = sweep.end[structure.backward_node, 0]
     per_micro_batch = plan[0, Term.FORWARD] + plan[0, Term.BACKWARD]
     busy = per_micro_batch.reshape(structure.vpp, -1).sum(axis=0) * structure.num_micro_batches
-    optimizer_start = int(sweep.ready.max()) + barrier_ns
+    optimizer_start = int(sweep.ready.max()) + graph.barrier_ns
     return Timeline(
         forward_start_ns=forward_end - plan[0, Term.FORWARD][:, None],
         forward_end_ns=forward_end,
@@ -258,5 +257,5 @@ def simulate_times(
         optimizer_start_ns=optimizer_start,
         busy_ns=busy,
         finish_ns=optimizer_start + sweep.optimizer[:, 0],
-        step_time_ns=int(sweep.step_time(barrier_ns)[0]),
+        step_time_ns=int(sweep.step_time(graph.barrier_ns)[0]),
     )

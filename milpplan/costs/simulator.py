@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs import pipeline
+from milpplan.costs.agreement import check_job
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.flops import mfu
 from milpplan.costs.layers import EXPOSED, Part, Phase
 from milpplan.costs.layout_costs import LayoutCosts, layout_costs, step_overhead_ns, usable_memory_bytes
-from milpplan.costs.pipeline import Term, Timeline
+from milpplan.costs.pipeline import StepGraph, Term, Timeline
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.costs.schedule import check_schedule, live_profiles
 from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages
@@ -31,7 +32,8 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
     """Simulate one training step of a plan.
 
     Raises:
-        IllegalPlanError: the plan does not cover the model, or the schedule does not exist for its degrees.
+        IllegalPlanError: the plan does not cover the model, has not the job's number of GPUs or batch, or its
+            schedule does not exist for its degrees.
     """
     check_plan(problem, plan)
     layout = plan.layout
@@ -44,6 +46,7 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
     rate = layout.global_batch_size * problem.job.sequence_length / step_s
     usable = usable_memory_bytes(problem)
     peak = max(report.memory.peak_bytes for report in reports)
+    hardware = problem.hardware
     return StepReport(
         step_time_s=step_s,
         step_time_ns=step_ns,
@@ -51,6 +54,8 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
         mfu=mfu(problem, rate, layout.num_gpus),
         peak_memory_bytes=peak,
         usable_memory_bytes=usable,
+        context_bytes=hardware.reserved_bytes,
+        fragmentation_bytes=hardware.accelerator.memory_bytes - hardware.reserved_bytes - usable,
         fits=peak <= usable,
         breakdown_s=_mean([report.breakdown_s for report in reports], BREAKDOWN),
         hidden_s=_mean([report.hidden_s for report in reports], HIDDEN),
@@ -66,8 +71,10 @@ def plan_timeline(problem: Problem, plan: Plan) -> Timeline:
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
-    """Raise ``IllegalPlanError`` where a plan cannot run at all (the space's rules are the planner's)."""
+    """Raise ``IllegalPlanError`` where a plan is not one for the problem's job and model, or cannot run at all
+    (the space's rules are the planner's)."""
     layout = plan.layout
+    check_job(problem.job, layout)
     if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
         raise IllegalPlanError(
             f"The plan holds {plan.virtual_stages[-1].layers[1]} layers.",
@@ -121,29 +128,13 @@ def _check_degrees(problem: Problem, layout: Layout) -> None:
 
 def step_times_ns(layout: Layout, costs: LayoutCosts, matrices: IntArray) -> IntArray:
     """Step times [B] of a batch of duration matrices [B, Term, J] of one layout."""
-    graph = pipeline.structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
-    return np.asarray(
-        pipeline.step_time_ns(
-            graph,
-            matrices,
-            int(costs.transfer_ns),
-            layout.overlap_grad_reduce,
-            layout.overlap_param_gather,
-            int(costs.barrier_ns),
-        )
-    )
+    graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
+    return np.asarray(pipeline.step_time_ns(graph, matrices))
 
 
 def _timeline(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOptions]) -> Timeline:
-    graph = pipeline.structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
-    return pipeline.simulate_times(
-        graph,
-        durations(stages),
-        int(costs.transfer_ns),
-        layout.overlap_grad_reduce,
-        layout.overlap_param_gather,
-        int(costs.barrier_ns),
-    )
+    graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
+    return pipeline.simulate_times(graph, durations(stages))
 
 
 def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOptions]) -> list[StageMemory]:

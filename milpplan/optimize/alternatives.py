@@ -10,7 +10,8 @@ import numpy as np
 
 from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
 from milpplan.optimize.bounds import layout_bounds
-from milpplan.optimize.layouts import LayoutSpace, divisors, layout_space
+from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.optimize.layouts import divisors, layout_space
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult
 from milpplan.optimize.uniform import uniform_bounds

@@ -14,7 +14,8 @@ from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.errors import InfeasibleError
 from milpplan.optimize import alternatives
 from milpplan.optimize.alternatives import Floor, Forbidden
-from milpplan.optimize.layouts import SHARDING_RULES, LayoutSpace, layout_space
+from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.optimize.layouts import SHARDING_RULES, layout_space
 from milpplan.optimize.planner import solve
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Job, Problem, Range, Space

@@ -8,99 +8,20 @@ core/pipeline_parallel/schedules.py at d98e8a64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns
+from milpplan.optimize.crossing import Columns, Crossed, cross, expand
+from milpplan.optimize.layout_space import SHARDING, LayoutSpace
 from milpplan.specs.model import DenseMlp, MixtureOfExperts
 from milpplan.specs.plan import SCHEDULES, Layout
 from milpplan.specs.problem import Problem, Space
 
-T = TypeVar("T", bound=np.generic)
-Columns = dict[str, IntArray]
 Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
-
-
-SHARDING = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
-"""Fields whose choices are crossed with every family of layouts that agree in the others."""
-
-
-@dataclass(frozen=True)
-class LayoutSpace:
-    """All legal layouts of a problem, and how many partial layouts each named rule rejected.
-
-    The layouts are the families, each with every choice of sharding: first the families with replicas, whose
-    choices come first, then those without. There may be millions, so rows are made when they are taken.
-    """
-
-    families: LayoutColumns
-    """One row a family; its sharding fields mean nothing."""
-    num_replicated: int
-    choices: Columns
-    num_choices: tuple[int, int]
-    """Choices of a family with replicas, and of one without."""
-    kept: IntArray | None
-    """The crossed rows that are left; None: all."""
-    rejected: dict[str, int]
-    enumerated: int
-
-    def __len__(self) -> int:
-        return self._num_crossed if self.kept is None else len(self.kept)
-
-    @property
-    def _num_crossed(self) -> int:
-        with_replicas, without = self.num_choices
-        return self.num_replicated * with_replicas + (len(self.families) - self.num_replicated) * without
-
-    def take(self, rows: npt.NDArray[np.integer]) -> LayoutColumns:
-        """The chosen layouts."""
-        crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
-        with_replicas, without = (max(1, number) for number in self.num_choices)
-        split = self.num_replicated * self.num_choices[0]
-        replicated = crossed < split
-        alone = crossed - split
-        family = np.where(replicated, crossed // with_replicas, self.num_replicated + alone // without)
-        choice = np.where(replicated, crossed % with_replicas, self.num_choices[0] + alone % without)
-        sharding = LayoutColumns.from_mapping(
-            {field.name: np.zeros(0, np.int64) for field in fields(LayoutColumns)}
-            | {name: self.choices[name][choice] for name in SHARDING}
-        )
-        return replace(self.families.take(family), **{name: getattr(sharding, name) for name in SHARDING})
-
-    def at(self, row: int) -> Layout:
-        """One layout."""
-        return self.take(np.array([row])).at(0)
-
-    def spread(self, of_families: npt.NDArray[T]) -> npt.NDArray[T]:
-        """Every layout's value [n] of an array that has one for each family."""
-        parts = np.split(of_families, [self.num_replicated])
-        crossed = np.concatenate(
-            [np.repeat(part, number) for part, number in zip(parts, self.num_choices, strict=True)]
-        )
-        return crossed if self.kept is None else crossed[self.kept]
-
-    def find(self, layout: Layout) -> int | None:
-        """The row of a layout, None where the space does not hold it."""
-        wanted = LayoutColumns.of([layout])
-        same = np.ones(len(self.families), dtype=np.bool_)
-        for name in Layout.model_fields.keys() - set(SHARDING):
-            same &= getattr(self.families, name) == getattr(wanted, name)[0]
-        rows = np.flatnonzero(self.spread(same))
-        part = self.take(rows)
-        for name in SHARDING:
-            keep = getattr(part, name) == getattr(wanted, name)[0]
-            rows, part = rows[keep], part.take(keep)
-        return int(rows[0]) if len(rows) else None
-
-    @cached_property
-    def columns(self) -> LayoutColumns:
-        """All layouts at once."""
-        return self.take(np.arange(len(self)))
 
 
 @dataclass(slots=True)
@@ -120,33 +41,6 @@ class _Sieve:
             if lost:
                 rows = rows.where(legal)
         return dict(rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Crossed(Mapping[str, IntArray]):
-    """Rows with several values of new columns, most of which rules are about to drop: the old columns are read
-    through ``place`` (None: as they are) when they are asked for."""
-
-    base: Columns
-    place: IntArray | None
-    own: Columns
-
-    def __getitem__(self, name: str) -> IntArray:
-        if name in self.own:
-            return self.own[name]
-        return self.base[name] if self.place is None else self.base[name].take(self.place)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self.base, *self.own])
-
-    def __len__(self) -> int:
-        return len(self.base) + len(self.own)
-
-    def where(self, legal: BoolArray) -> Crossed:
-        """The rows of a mask."""
-        rows = np.flatnonzero(legal)
-        place = rows if self.place is None else self.place[rows]
-        return Crossed(self.base, place, {name: values[rows] for name, values in self.own.items()})
 
 
 def divisors(number: int) -> IntArray:
@@ -289,13 +183,13 @@ def layout_space(problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = ()
     space = problem.space
     columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
     if _experts(problem):
-        columns = _cross(
+        columns = cross(
             columns,
             "ep",
             _allowed(space.ep, divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))),
         )
         degrees = np.unique(np.concatenate([[1], *(divisors(int(tp)) for tp in np.unique(columns["tp"]))]))
-        columns = _cross(columns, "etp", _allowed(space.etp, degrees))
+        columns = cross(columns, "etp", _allowed(space.etp, degrees))
         columns = sieve.keep(columns, EXPERT_RULES)
     else:
         one = np.ones_like(columns["tp"])
@@ -308,10 +202,10 @@ def layout_space(problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = ()
             },
         )
     columns = _micro_batches(problem, columns)
-    columns = _cross(columns, "sequence_parallel", np.array(sorted(set(space.sequence_parallel)), dtype=np.int64))
+    columns = cross(columns, "sequence_parallel", np.array(sorted(set(space.sequence_parallel)), dtype=np.int64))
     columns = sieve.keep(columns, SEQUENCE_RULES)
     columns = _virtual_stages(problem, columns)
-    columns = _cross(columns, "schedule", np.array([SCHEDULES.index(s) for s in space.schedule]))
+    columns = cross(columns, "schedule", np.array([SCHEDULES.index(s) for s in space.schedule]))
     columns = sieve.keep(columns, STAGE_RULES)
     return _shardings(problem, sieve, columns, forbidden)
 
@@ -328,7 +222,7 @@ def _shardings(
     choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
     for switch in ("overlap_grad_reduce", "overlap_param_gather"):
         values = sorted({int(value) for value in getattr(space, switch)})
-        choices = _cross(choices, switch, np.array(values, dtype=np.int64))
+        choices = cross(choices, switch, np.array(values, dtype=np.int64))
     rules = SHARDING_RULES | {"dominated_by_overlap": _dominated_by_overlap}
     replicated = columns["cp"] * columns["dp"] > 1
     order = np.argsort(~replicated, kind="stable")
@@ -395,33 +289,7 @@ def _degrees(problem: Problem) -> Columns:
                         rows.append((tp, cp, pp, dp))
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
-    return dict(_cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
-
-
-def _cross(columns: Mapping[str, IntArray], name: str, values: IntArray) -> Crossed:
-    """Every row with every value of a new column."""
-    length = len(next(iter(columns.values())))
-    place = np.repeat(np.arange(length), len(values))
-    return _through(columns, place, {name: np.tile(np.asarray(values, dtype=np.int64), length)})
-
-
-def _expand(columns: Mapping[str, IntArray], name: str, options: dict[int, IntArray], key: IntArray) -> Crossed:
-    """Every row with the values of a new column that ``options`` has for the row's ``key``."""
-    values, inverse = np.unique(key, return_inverse=True)
-    chosen = [options[int(value)] for value in values]
-    sizes = np.array([len(option) for option in chosen], dtype=np.int64)
-    starts, counts = np.cumsum(sizes) - sizes, sizes[inverse]
-    place = np.repeat(np.arange(len(key)), counts)
-    number = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-    flat = np.concatenate([*chosen, np.zeros(0, dtype=np.int64)])
-    return _through(columns, place, {name: flat[starts[inverse][place] + number]})
-
-
-def _through(columns: Mapping[str, IntArray], place: IntArray, own: Columns) -> Crossed:
-    if isinstance(columns, Crossed):
-        before = place if columns.place is None else columns.place[place]
-        return Crossed(columns.base, before, {name: values[place] for name, values in columns.own.items()} | own)
-    return Crossed(dict(columns), place, own)
+    return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
 
 
 def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns:
@@ -430,7 +298,7 @@ def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns
     by_share = {
         int(value): _allowed(problem.space.micro_batch_size, divisors(int(value))) for value in np.unique(share)
     }
-    crossed = dict(_expand(columns, "micro_batch_size", by_share, share))
+    crossed = dict(expand(columns, "micro_batch_size", by_share, share))
     crossed["num_micro_batches"] = crossed["global_batch_size"] // (crossed["dp"] * crossed["micro_batch_size"])
     return crossed
 
@@ -438,7 +306,7 @@ def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns
 def _virtual_stages(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
     """Numbers of virtual stages a rank."""
     options = {int(pp): _vpp_values(problem, int(pp)) for pp in np.unique(columns["pp"])}
-    return _expand(columns, "vpp", options, columns["pp"])
+    return expand(columns, "vpp", options, columns["pp"])
 
 
 def _vpp_values(problem: Problem, pp: int) -> IntArray:

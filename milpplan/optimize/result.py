@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs.report import StepReport
-from milpplan.optimize.layouts import LayoutSpace
+from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 

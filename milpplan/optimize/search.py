@@ -14,7 +14,7 @@ from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layout_solver import AIM, LayoutSolver, longest_step_ns
-from milpplan.optimize.layouts import LayoutSpace
+from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.menus import Setting, even_splits, layer_bounds
 from milpplan.optimize.result import FATES, Fate, LayoutFates, Progress
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan

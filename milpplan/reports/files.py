@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from milpplan.errors import InvalidInputError
 from milpplan.specs.reading import shown
@@ -20,8 +21,12 @@ def check_writable(path: Path) -> None:
             reason = "it is not a regular file"
         elif not target.parent.is_dir():
             reason = f"there is no directory {shown(str(target.parent))}"
-        elif not os.access(target.parent, os.W_OK):
-            reason = f"the directory {shown(str(target.parent))} is not writable"
+        elif path == Path("-"):
+            reason = "it would be a file of that name (standard output gets the result anyway, --json as JSON)"
+        else:
+            # Asking for permissions is not enough: file systems may be full, read-only or not of the usual kind.
+            with TemporaryFile(dir=target.parent):
+                pass
     except (OSError, ValueError, RuntimeError) as error:
         raise _unwritable(path, str(error)) from error
     if reason:

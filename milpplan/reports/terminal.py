@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import groupby
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +25,8 @@ from milpplan.version import __version__
 MAX_STAGE_ROWS = 16
 """With more pipeline ranks, equal neighbours share a row."""
 SHOWN_RULES = 3
+MAX_COLUMNS = 1000
+"""More than any table here is wide."""
 
 
 def printable(text: str) -> str:
@@ -71,9 +73,20 @@ def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Re
     yield from _layout_lines(plan.layout)
     yield Text()
     yield _stage_table(plan, report)
-    side_by_side = Table.grid(padding=(0, 4))
-    side_by_side.add_row(_time_table(report), _memory_table(problem, report))
-    yield side_by_side
+    yield _SideBySide(_time_table(report), _memory_table(problem, report))
+
+
+class _SideBySide:
+    """Two tables beside each other; one below the other where the terminal is too narrow for both."""
+
+    def __init__(self, left: Table, right: Table) -> None:
+        self.tables = left, right
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = Table.grid(padding=(0, 4))
+        grid.add_row(*self.tables)
+        fits = console.measure(grid, options=options.update(max_width=MAX_COLUMNS)).maximum <= options.max_width
+        yield from (grid,) if fits else self.tables
 
 
 def _headline(result: PlanResult, tolerance: float) -> Text:
@@ -81,7 +94,8 @@ def _headline(result: PlanResult, tolerance: float) -> Text:
     if result.status == "optimal":
         text, style = f"optimal within {tolerance_text(tolerance)} for {model}:\n", "bold green"
     elif result.plan is not None:
-        text, style = f"stopped before the proof ({model}), best plan so far:\n", "bold yellow"
+        text = f"best plan so far, not proved within {tolerance_text(tolerance)} for {model}:\n"
+        style = "bold yellow"
     elif result.status == "infeasible":
         return Text(f"infeasible: proved for {model}", "bold red")
     else:
@@ -103,8 +117,17 @@ def _headline(result: PlanResult, tolerance: float) -> Text:
 def _rates(report: StepReport) -> Text:
     return Text(
         f"{rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}, peak memory "
-        f"{gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)} usable"
+        f"{gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)} usable: "
+        f"{_verdict(report)}"
     )
+
+
+def _verdict(report: StepReport) -> str:
+    """Whether the memory suffices, and what is left or lacking."""
+    margin = gib_text(abs(report.memory_margin_bytes))
+    if not report.fits:
+        return f"does not fit, {margin} too much"
+    return f"{report.memory_verdict}, {margin} left"
 
 
 def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
@@ -129,7 +152,8 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if index else "left")
+        # A word that is too long for a narrow terminal goes on in the next line: none of it is left out.
+        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
     return table
 
 
@@ -211,6 +235,8 @@ def _memory_table(problem: Problem, report: StepReport) -> Table:
     table.add_section()
     table.add_row("peak", gib_text(peak), _share(peak, usable))
     table.add_row("usable", gib_text(usable), _share(usable, usable))
+    table.add_row("context, NCCL", gib_text(report.context_bytes), "")
+    table.add_row("fragmentation", gib_text(report.fragmentation_bytes), "")
     table.add_row("installed", gib_text(problem.hardware.accelerator.memory_bytes), "")
     return table
 

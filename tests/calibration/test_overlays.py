@@ -9,6 +9,7 @@ import pytest
 
 from milpplan import load_hardware
 from milpplan.calibration.overlay_file import overlay_text, write_overlay
+from milpplan.costs.collectives import all_gather_s
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.presets.catalog import load_overlay
 from milpplan.presets.overlays import COLLECTIVES, applied, moved
@@ -64,6 +65,34 @@ def test_constants_end_up_where_they_belong() -> None:
     assert known is not None
     assert known.gemm_efficiency == pytest.approx(0.03 / 0.9)
     assert known.attention_efficiency == 0.0
+
+
+def test_eight_bit_products_have_their_own_factor() -> None:
+    """It multiplies the 8-bit table only, besides the factor on both."""
+    base = load_hardware("dgx-h100")
+    constants = Constants(gemm_efficiency=Factor(value=0.9), gemm_fp8_efficiency=Factor(value=1.2))
+    changed = applied(base, overlay(constants=constants))
+    assert base.accelerator.fp8 is not None
+    assert changed.accelerator.fp8 is not None
+    for before, after, factor in (
+        (base.accelerator.bf16, changed.accelerator.bf16, 0.9),
+        (base.accelerator.fp8, changed.accelerator.fp8, 1.08),
+    ):
+        assert after.gemm.efficiency[2][3][4] == pytest.approx(factor * before.gemm.efficiency[2][3][4])
+
+
+def test_hops_delay_collectives_across_domains_only() -> None:
+    """The latency replaces the ring's and is the least of every variant's; inside a domain nothing changes, and
+    what crosses domains takes longer by at most every hop of a ring."""
+    base = load_hardware("dgx-h100")
+    slow = applied(base, overlay(constants=Constants(scale_out_hop_s=Seconds(value=1e-4))))
+    assert slow.scale_out.hop_latency_s == slow.scale_up.hop_latency_s == 1e-4
+    assert min(one.scale_out_hop_latency_s for one in slow.scale_out.variants) == 1e-4
+    inside = [float(all_gather_s(spec, 1e6, 8, 1)) for spec in (base, slow)]
+    across = [float(all_gather_s(spec, 1e6, 16, 1)) for spec in (base, slow)]
+    assert inside[0] == inside[1]
+    assert 0 < across[1] - across[0] <= 15 * 1e-4
+    assert moved(slow, {"scale_out_hop_s": 5.0}) == slow
 
 
 def test_values_stay_within_their_ranges() -> None:

@@ -12,7 +12,7 @@ from milpplan.presets.catalog import load_hardware, load_model
 from milpplan.specs.hardware import Accelerator, HardwareSpec, Precision, SizeCurve
 from milpplan.specs.model import MixtureOfExperts, ModelSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.specs.problem import Job, Problem
+from milpplan.specs.problem import Job, Problem, Range
 
 MODEL_HARDWARE = (
     ("gpt3-175b", "dgx-a100-80", "unfused", "bf16"),
@@ -26,15 +26,18 @@ MODEL_HARDWARE = (
 )
 """One of every kind: dense, MoE, latent attention, sliding window; tied and untied; fused and not; fp8."""
 
+ANY = Range(minimum=1, maximum=2**20)
+"""As a number of GPUs or a batch: the costs of a layout do not depend on what else a job admits."""
+
 
 def problem_of(
     model: str | ModelSpec = "gpt3-175b", hardware: str | HardwareSpec = "dgx-a100-80", **job: Any
 ) -> Problem:
-    """A problem; the job's fields have defaults."""
+    """A problem; the job's fields have defaults, which admit any number of GPUs and any batch."""
     spec = load_model(model) if isinstance(model, str) else model
     defaults = {
-        "num_gpus": 64,
-        "global_batch_size": 64,
+        "num_gpus": ANY,
+        "global_batch_size": ANY,
         "sequence_length": spec.default_sequence_length,
     }
     gpu = load_hardware(hardware) if isinstance(hardware, str) else hardware

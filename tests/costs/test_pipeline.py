@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from milpplan.costs import critical_path as critical
 from milpplan.costs import pipeline as sut
-from milpplan.costs.pipeline import Term
+from milpplan.costs.pipeline import StepGraph, Term
+from milpplan.specs.plan import Layout
 from tests.costs import event_simulation as events
 from tests.costs.test_schedule import cases
-
-NO_OVERLAP = (False, False)
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,13 @@ class Steps:
     barrier: int
 
     @property
-    def graph(self) -> sut.Structure:
-        """The structure of the case."""
-        return sut.structure(*self.case)
-
-    def arguments(self, durations: npt.NDArray[np.int64]) -> tuple[Any, ...]:
-        """Arguments of the engine's functions for some durations."""
-        return (self.graph, durations, self.transfer, *self.overlaps, self.barrier)
+    def graph(self) -> StepGraph:
+        """The graph of the case."""
+        return StepGraph(sut.structure(*self.case), self.transfer, *self.overlaps, self.barrier)
 
     def step_time(self, durations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Step times of some durations."""
-        return sut.step_time_ns(*self.arguments(durations))
+        return sut.step_time_ns(self.graph, durations)
 
 
 @st.composite
@@ -65,7 +60,7 @@ def matrix(forward: list[int], backward: list[int]) -> npt.NDArray[np.int64]:
 
 def work_time(case: tuple[Any, int, int, int], durations: npt.NDArray[np.int64], transfer: int = 0) -> int:
     """Step time without anything but work items and transfers."""
-    return int(sut.step_time_ns(sut.structure(*case), durations, transfer, *NO_OVERLAP, 0))
+    return int(sut.step_time_ns(StepGraph(sut.structure(*case), transfer), durations))
 
 
 @given(cases(), st.integers(0, 50), st.integers(0, 50))
@@ -91,11 +86,12 @@ def test_transfers_cost_more_than_one_round_trip() -> None:
 def test_one_rank_pays_no_transfer() -> None:
     """One rank adds up: gathers, work, reductions, barrier and optimizer, and no transfer."""
     durations = np.arange(1, 10, dtype=np.int64)[:, None]
-    graph = sut.structure("1f1b", 1, 4, 1)
-    assert int(sut.step_time_ns(graph, durations, 1000, False, False, 9)) == 3 + 4 * (1 + 2) + 4 + 9 + 5
+    graph = StepGraph(sut.structure("1f1b", 1, 4, 1), transfer_ns=1000, barrier_ns=9)
+    assert int(sut.step_time_ns(graph, durations)) == 3 + 4 * (1 + 2) + 4 + 9 + 5
     # Overlapped: the first forward ends LAST 9 after the gather at 3, so at 12; the last backward starts at
     # 12 + 3 * 3 = 21, LEAD 6 and REDUCE 4 after it is 31; its end 23 + TRAIL 7 is 30.
-    assert int(sut.step_time_ns(graph, durations, 1000, True, True, 9)) == 31 + 9 + 5
+    overlapped = replace(graph, overlap_grad_reduce=True, overlap_param_gather=True)
+    assert int(sut.step_time_ns(overlapped, durations)) == 31 + 9 + 5
 
 
 @settings(max_examples=300)
@@ -107,7 +103,7 @@ def test_engine_is_the_event_simulation(random: Steps) -> None:
         expected = events.simulate(
             random.case, durations.tolist(), random.transfer, *random.overlaps, random.barrier
         )
-        timeline = sut.simulate_times(*random.arguments(durations))
+        timeline = sut.simulate_times(random.graph, durations)
         assert timeline.step_time_ns == expected.step_time == int(random.step_time(durations))
         for kind, starts, ends in (
             ("F", timeline.forward_start_ns, timeline.forward_end_ns),
@@ -129,11 +125,11 @@ def test_engine_is_the_event_simulation(random: Steps) -> None:
 def test_a_batch_is_its_plans_one_by_one(random: Steps, batch_nodes: int) -> None:
     """Step times and critical paths of a batch of any shape are those of its plans, whatever the parts."""
     single = [int(random.step_time(durations)) for durations in random.durations]
-    paths = [critical.critical_path(*random.arguments(durations)) for durations in random.durations]
+    paths = [critical.critical_path(random.graph, durations) for durations in random.durations]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sut, "_MAX_BATCH_NODES", batch_nodes)
         assert random.step_time(random.durations).tolist() == single
-        together = critical.critical_paths(*random.arguments(random.durations))
+        together = critical.critical_paths(random.graph, random.durations)
     shaped = random.durations.reshape(2, 3, *random.durations.shape[1:])
     assert random.step_time(shaped).tolist() == np.reshape(single, (2, 3)).tolist()
     assert len(together) == len(paths)
@@ -144,10 +140,10 @@ def test_a_batch_is_its_plans_one_by_one(random: Steps, batch_nodes: int) -> Non
 
 def test_an_empty_batch_has_no_step_times() -> None:
     """No plans give no step times and no paths."""
-    graph = sut.structure("1f1b", 2, 3, 1)
+    graph = StepGraph(sut.structure("1f1b", 2, 3, 1), transfer_ns=1, barrier_ns=1)
     nothing = np.zeros((0, 9, 2), dtype=np.int64)
-    assert sut.step_time_ns(graph, nothing, 1, *NO_OVERLAP, 1).shape == (0,)
-    assert critical.critical_paths(graph, nothing, 1, *NO_OVERLAP, 1) == ()
+    assert sut.step_time_ns(graph, nothing).shape == (0,)
+    assert critical.critical_paths(graph, nothing) == ()
 
 
 @settings(max_examples=300)
@@ -155,7 +151,7 @@ def test_an_empty_batch_has_no_step_times() -> None:
 def test_critical_path_sums_to_the_step_time(random: Steps) -> None:
     """The counted durations, transfers and the barrier of a critical path sum exactly to its step time."""
     for durations in random.durations:
-        path = critical.critical_path(*random.arguments(durations))
+        path = critical.critical_path(random.graph, durations)
         total = int((path.counts * durations).sum()) + path.num_transfers * random.transfer
         assert total + path.barrier_count * random.barrier == int(random.step_time(durations))
         assert path.counts.shape == durations.shape
@@ -166,8 +162,9 @@ def test_critical_path_sums_to_the_step_time(random: Steps) -> None:
 @given(steps(num_plans=8), st.integers(0, 50), st.integers(0, 50))
 def test_every_critical_path_bounds_every_other_plan(random: Steps, transfer: int, barrier: int) -> None:
     """The path of one plan never exceeds another plan's step time, whatever transfer and barrier it has."""
-    step_times = sut.step_time_ns(random.graph, random.durations, transfer, *random.overlaps, barrier)
-    for path in critical.critical_paths(*random.arguments(random.durations)):
+    other = replace(random.graph, transfer_ns=transfer, barrier_ns=barrier)
+    step_times = sut.step_time_ns(other, random.durations)
+    for path in critical.critical_paths(random.graph, random.durations):
         assert (path.length_ns(random.durations, transfer, barrier) <= step_times).all()
 
 
@@ -178,10 +175,10 @@ def test_longer_durations_never_shorten_a_step(random: Steps, more: int) -> None
     before = int(random.step_time(durations))
     bumps = np.eye(durations.size, dtype=np.int64).reshape(-1, *durations.shape) * more
     assert (random.step_time(durations + bumps) >= before).all()
-    slower = sut.step_time_ns(random.graph, durations, random.transfer + more, *random.overlaps, random.barrier)
-    assert int(slower) >= before
-    later = sut.step_time_ns(random.graph, durations, random.transfer, *random.overlaps, random.barrier + more)
-    assert int(later) == before + more
+    slower = replace(random.graph, transfer_ns=random.transfer + more)
+    assert int(sut.step_time_ns(slower, durations)) >= before
+    later = replace(random.graph, barrier_ns=random.barrier + more)
+    assert int(sut.step_time_ns(later, durations)) == before + more
 
 
 @given(steps(num_plans=4))
@@ -195,15 +192,14 @@ def test_gathering_while_working_never_slows_a_step(random: Steps) -> None:
         (Term.TRAIL, Term.REDUCE),
     ):
         durations[:, part] = np.minimum(durations[:, part], durations[:, whole])
+    structure = random.graph.structure
     late = [
-        sut.step_time_ns(random.graph, durations, random.transfer, reduce, gather, 0)
+        sut.step_time_ns(StepGraph(structure, random.transfer, reduce, gather), durations)
         for reduce, gather in ((False, False), (True, False), (False, True), (True, True))
     ]
     assert (late[1] <= late[0]).all()
     assert (late[2] <= late[0]).all()
     assert (late[3] <= np.minimum(late[1], late[2])).all()
-    common = (random.graph, durations, random.transfer, random.overlaps[0])
-    assert (sut.step_time_ns(*common, True, 0) <= sut.step_time_ns(*common, False, 0)).all()
 
 
 @pytest.mark.parametrize(
@@ -220,15 +216,24 @@ def test_durations_that_make_no_sense_are_refused(
     durations: npt.NDArray[np.int64], transfer: int, message: str
 ) -> None:
     """A wrong shape, fractions of a nanosecond or negative durations raise a ``ValueError``."""
-    graph = sut.structure("1f1b", 2, 3, 1)
+    graph = StepGraph(sut.structure("1f1b", 2, 3, 1), transfer)
     with pytest.raises(ValueError, match=message):
-        sut.step_time_ns(graph, durations, transfer, *NO_OVERLAP, 0)
+        sut.step_time_ns(graph, durations)
     with pytest.raises(ValueError, match=message):
-        critical.critical_path(graph, durations, transfer, *NO_OVERLAP, 0)
+        critical.critical_path(graph, durations)
 
 
 def test_a_timeline_is_of_one_plan() -> None:
     """Two plans at once have no single timeline and are refused."""
-    graph = sut.structure("1f1b", 2, 3, 1)
+    graph = StepGraph(sut.structure("1f1b", 2, 3, 1))
     with pytest.raises(ValueError, match="one plan"):
-        sut.simulate_times(graph, np.zeros((2, 9, 2), dtype=np.int64), 0, *NO_OVERLAP, 0)
+        sut.simulate_times(graph, np.zeros((2, 9, 2), dtype=np.int64))
+
+
+def test_the_graph_of_a_layout() -> None:
+    """A layout's schedule, its two overlap switches, and its constants each in their own place."""
+    layout = Layout(pp=2, dp=2, micro_batch_size=2, global_batch_size=12, zero_stage=1, overlap_grad_reduce=True)
+    graph = StepGraph.of(layout, np.int64(5), np.int64(7))
+    assert graph.structure is sut.structure("1f1b", 2, 3, 1)
+    assert (graph.transfer_ns, graph.barrier_ns) == (5, 7)
+    assert (graph.overlap_grad_reduce, graph.overlap_param_gather) == (True, False)

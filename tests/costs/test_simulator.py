@@ -16,7 +16,7 @@ from milpplan.costs.report import BREAKDOWN, HIDDEN
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.errors import IllegalPlanError
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.specs.problem import Problem
+from milpplan.specs.problem import Problem, Range
 from milpplan.units import NS_PER_S
 from tests.costs import event_simulation as events
 from tests.costs.cases import even_plan, problem_of, random_cases
@@ -147,7 +147,38 @@ def test_numbers_make_sense(problem: Problem, plan: Plan) -> None:
     assert report.step_time_ns == round(report.step_time_s * NS_PER_S)
     assert report.usable_memory_bytes == usable_memory_bytes(problem)
     assert report.fits == (report.peak_memory_bytes <= report.usable_memory_bytes)
-    assert set(report.to_dict()) == set(type(report).__dataclass_fields__)
+    derived = {"memory_margin_bytes", "memory_verdict"}
+    assert set(report.to_dict()) == set(type(report).__dataclass_fields__) | derived
+
+
+@pytest.mark.parametrize(("problem", "plan"), CASES[:4])
+def test_reserves_and_usable_memory_are_what_is_installed(problem: Problem, plan: Plan) -> None:
+    """Usable memory, context and fragmentation add up to what the driver shows."""
+    report = sut.simulate(problem, plan)
+    total = report.usable_memory_bytes + report.context_bytes + report.fragmentation_bytes
+    assert total == problem.hardware.accelerator.memory_bytes
+    assert report.context_bytes == problem.hardware.reserved_bytes
+
+
+@pytest.mark.parametrize(
+    ("usable", "verdict", "margin"),
+    [
+        (999, "does_not_fit", -1),
+        (1000, "tight", 0),
+        (1049, "tight", 49),
+        (1050, "safe", 50),
+    ],
+)
+def test_verdict_of_memory(usable: int, verdict: str, margin: int) -> None:
+    """Below a twentieth of the peak a margin is tight, below zero the plan does not fit."""
+    problem, plan = CASES[0]
+    report = replace(
+        sut.simulate(problem, plan),
+        peak_memory_bytes=1000,
+        usable_memory_bytes=usable,
+        fits=usable >= 1000,
+    )
+    assert (report.memory_verdict, report.memory_margin_bytes) == (verdict, margin)
 
 
 @pytest.mark.parametrize(("problem", "plan"), CASES)
@@ -312,6 +343,26 @@ def test_impossible_plans_are_refused(fields: dict[str, Any], says: str) -> None
     if fields.get("dp") == 6:
         layout = layout.model_copy(update={"global_batch_size": 66})
     assert says in refused(problem, plan_of(counts, layout))
+
+
+@pytest.mark.parametrize(
+    ("job", "seen", "asked"),
+    [
+        ({"num_gpus": 8}, "4 GPUs", "8 (job.num_gpus)"),
+        ({"num_gpus": Range(minimum=6, maximum=10, step=2)}, "4 GPUs", "6 to 10 in steps of 2 (job.num_gpus)"),
+        ({"num_gpus": Range(minimum=1, maximum=9, step=2)}, "4 GPUs", "1 to 9 in steps of 2 (job.num_gpus)"),
+        ({"global_batch_size": 2048}, "64 sequences", "2,048 (job.global_batch_size)"),
+        ({"global_batch_size": Range(minimum=65, maximum=99)}, "64 sequences", "65 to 99 (job.global_batch_size)"),
+    ],
+)
+def test_a_plan_for_another_job_is_refused(job: dict[str, Any], seen: str, asked: str) -> None:
+    """The number of GPUs and the batch are the job's, or in its range; the message has both numbers."""
+    layout = Layout(pp=4, global_batch_size=64)
+    message = refused(problem_of("megatron-22b", **job), plan_of([12] * 4, layout))
+    assert seen in message
+    assert asked in message
+    fitting = problem_of("megatron-22b", num_gpus=4, global_batch_size=Range(minimum=32, maximum=96, step=32))
+    assert sut.simulate(fitting, plan_of([12] * 4, layout)).step_time_ns > 0
 
 
 def test_layers_must_be_covered() -> None:

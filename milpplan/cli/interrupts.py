@@ -1,0 +1,45 @@
+"""Ctrl-C before, during and after a command. Imports nothing of weight: it has to be there first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+MESSAGE: Final = "Interrupted before anything was found."
+STOPPED_WITHOUT_PLAN: Final = 5
+"""Exit code of the program, defined here because ``milpplan.cli.outcome`` takes long to import."""
+
+
+def leave_at_once() -> None:
+    """From now on Ctrl-C ends the program with a message and an exit code, until a command says otherwise.
+
+    Nothing has been found or written yet. A ``KeyboardInterrupt`` would not do: imports and destructors print
+    it as a traceback, or swallow it.
+    """
+    # A program started in the background by a shell without job control ignores Ctrl-C: that stays.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Ctrl-C raises ``KeyboardInterrupt`` inside, and no longer matters behind: the result has been printed."""
+    if signal.getsignal(signal.SIGINT) is not _leave:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _leave(signum: int, frame: Any) -> None:
+    # No flush and no destructors: imports may be half done.
+    if sys.stderr is not None:
+        os.write(2, f"{MESSAGE}\n".encode())
+    os._exit(STOPPED_WITHOUT_PLAN)

@@ -1,0 +1,37 @@
+"""What ``import milpplan`` offers; the package fetches it from here when it is first asked for."""
+
+from milpplan.costs.report import StepReport
+from milpplan.costs.simulator import simulate
+from milpplan.errors import MilpplanError
+from milpplan.optimize.planner import fixed, solve
+from milpplan.optimize.result import PlanResult, Progress, SolveOptions
+from milpplan.presets.catalog import load_hardware, load_model
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
+from milpplan.specs.problem import Job, Problem, Range, Space
+from milpplan.version import __version__
+
+__all__ = [
+    "HardwareSpec",
+    "Job",
+    "Layout",
+    "MilpplanError",
+    "ModelSpec",
+    "Plan",
+    "PlanResult",
+    "Problem",
+    "Progress",
+    "Range",
+    "Recompute",
+    "SolveOptions",
+    "Space",
+    "StepReport",
+    "VirtualStage",
+    "__version__",
+    "fixed",
+    "load_hardware",
+    "load_model",
+    "simulate",
+    "solve",
+]
