@@ -14,15 +14,16 @@ import argparse
 import datetime
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from milpplan.calibration import Observation, fit, observations
 from milpplan.calibration.overlay_file import write_overlay
-from milpplan.validation.frameworks import framework_of
+from milpplan.presets.catalog import load_overlay
+from milpplan.presets.overlays import applied
 from milpplan.validation.reading import read_runs
 
 TARGET = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
@@ -35,6 +36,22 @@ CONSTANTS = (
     "layer_launch_s",
     "step_overhead_s",
 )
+"""Fitted unless ``CHOSEN`` says otherwise."""
+CHOSEN = {
+    "nemo": (
+        "gemm_efficiency",
+        "gemm_fp8_efficiency",
+        "attention_efficiency",
+        "scale_out_efficiency",
+        "dispatch_efficiency",
+        "step_overhead_s",
+    ),
+    "nanotron": (*CONSTANTS, "scale_out_hop_s"),
+    "nanotron-slow-calls": ("gemm_efficiency", "collective_rank_s", "step_overhead_s"),
+}
+"""Constants of stacks whose runs say more, or that lie on another stack."""
+BASES = {"nanotron-slow-calls": "nanotron"}
+"""Stacks that lie on another one: what they share is fitted to the other's runs."""
 LEAST_RUNS = 4
 MOST_RUNS = 60
 """More runs of one source on one hardware say little more about eight constants."""
@@ -45,15 +62,21 @@ WORTHWHILE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The observations of one stack on one hardware description."""
+    """The observations of one stack on one hardware description or, as ``base``, on another stack."""
 
     name: str
+    base: str
     runs: list[Observation]
 
     @property
     def sources(self) -> set[str]:
         """Sources of the runs."""
         return {run.group for run in self.runs}
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """What is fitted."""
+        return CHOSEN.get(self.runs[0].stack, CONSTANTS)
 
     def labels(self) -> list[Hashable]:
         """What is left out together: a source where each of several has enough runs, else runs of one layout."""
@@ -63,22 +86,33 @@ class Part:
         return [(run.problem.model.name, run.problem.job.sequence_length, run.plan.layout) for run in self.runs]
 
 
-def parts(only: Sequence[str]) -> list[Part]:
-    """Timed runs by stack and hardware."""
+def parts(only: Sequence[str]) -> Iterator[Part]:
+    """Timed runs by stack and hardware; a stack follows the one that it lies on, whose file is then written."""
     found, _ = observations(read_runs(None))
     by_name: dict[str, list[Observation]] = defaultdict(list)
     for run in found:
-        stack = framework_of(run.group).stack
-        if stack:
-            by_name[f"{run.problem.hardware.name}+{stack}"].append(run)
+        if run.stack:
+            by_name[f"{run.problem.hardware.name}+{run.stack}"].append(run)
     rng = np.random.default_rng(SEED)
-    chosen = []
     for name, runs in sorted(by_name.items()):
         if len(runs) > MOST_RUNS:
             runs = [runs[row] for row in sorted(rng.choice(len(runs), MOST_RUNS, replace=False))]
         if len(runs) >= LEAST_RUNS and (not only or name in only):
-            chosen.append(Part(name, runs))
-    return chosen
+            yield _on_its_base(name, runs)
+
+
+def _on_its_base(name: str, runs: list[Observation]) -> Part:
+    """The runs with the constants of the stack below, read from its file."""
+    hardware, stack = runs[0].problem.hardware.name, runs[0].stack
+    if stack not in BASES:
+        return Part(name, hardware, runs)
+    base = f"{hardware}+{BASES[stack]}"
+    overlay = load_overlay(base)
+    assert overlay is not None
+    problems = [
+        run.problem.model_copy(update={"hardware": applied(run.problem.hardware, overlay)}) for run in runs
+    ]
+    return Part(name, base, [replace(run, problem=one) for run, one in zip(runs, problems, strict=True)])
 
 
 def main() -> None:
@@ -89,7 +123,7 @@ def main() -> None:
     arguments = parser.parse_args()
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     for part in parts(arguments.only):
-        result = fit(part.runs, constants=CONSTANTS, groups=part.labels(), hops=False)
+        result = fit(part.runs, constants=part.constants, groups=part.labels(), hops=False)
         left_out = result.left_out_s[~np.isnan(result.left_out_s)]
         known = result.measured_s[~np.isnan(result.left_out_s)]
         errors = np.abs(left_out / known - 1.0)
@@ -101,7 +135,7 @@ def main() -> None:
             flush=True,
         )
         overlay = result.overlay(
-            base=part.runs[0].problem.hardware.name,
+            base=part.base,
             name=part.name,
             data=f"{len(part.runs)} published runs of {', '.join(sorted(part.sources))}",
             date=today,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.calibration.measured import Predictor
-from milpplan.calibration.parameters import LAUNCH_STARTS_S, Parameter, Theta
+from milpplan.calibration.parameters import STARTS_S, Parameter, Theta
 from milpplan.calibration.robust import covariance, linear_step, objective, robust_scale
 
 FloatArray = npt.NDArray[np.float64]
@@ -156,10 +156,10 @@ def hopped(model: Model, point: Point) -> Point:
 def _starts(model: Model) -> list[FloatArray]:
     starts = [model.priors]
     names = [one.name for one in model.parameters]
-    if "layer_launch_s" in names:
-        for launch in LAUNCH_STARTS_S:
+    for name, values in STARTS_S.items():
+        for value in values if name in names else ():
             x = model.priors
-            x[names.index("layer_launch_s")] = launch
+            x[names.index(name)] = value
             starts.append(x)
     return starts
 

@@ -16,7 +16,7 @@ from milpplan.calibration.parameters import Theta, parameter
 from milpplan.calibration.robust import linear_step
 from milpplan.errors import InvalidInputError
 from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.overlay import CONSTANTS, FACTORS, SWITCHES
+from milpplan.specs.overlay import CONSTANTS, FACTORS, SWITCHES, USUAL
 
 FloatArray = npt.NDArray[np.float64]
 Progress = Callable[[str], None]
@@ -33,7 +33,7 @@ SWITCH_EVIDENCE: Final = 2.0
 def fit(
     runs: Sequence[Observation],
     hardware: HardwareSpec | None = None,
-    constants: Sequence[str] = CONSTANTS,
+    constants: Sequence[str] = USUAL,
     groups: Sequence[Hashable] | None = None,
     num_folds: int | None = None,
     progress: Progress | None = None,

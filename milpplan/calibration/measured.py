@@ -19,6 +19,7 @@ from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 from milpplan.validation.comparison import UNSCORED_FLAGS
+from milpplan.validation.frameworks import stack_of
 from milpplan.validation.measures import step_measure
 from milpplan.validation.reading import RunFile
 from milpplan.validation.statement import state
@@ -36,6 +37,8 @@ class Observation:
     problem: Problem
     plan: Plan
     step_time_s: float
+    stack: str = ""
+    """Name of the constants of its framework (``milpplan.validation.frameworks``)."""
 
 
 def observations(
@@ -65,7 +68,9 @@ def observations(
         if measure is None:
             left_out.append(f"{run.id}: no step time was measured")
             continue
-        found.append(Observation(run.id, run.group, statement.problem, statement.plan, measure.step_time_s))
+        found.append(
+            Observation(run.id, run.group, statement.problem, statement.plan, measure.step_time_s, stack_of(run))
+        )
     return found, left_out
 
 

@@ -10,17 +10,27 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any, Final
 
-from milpplan.presets.overlays import with_constants
+from milpplan.presets.overlays import time_s, with_constants
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.overlay import FACTORS, TIMES
 
 PRIOR_FACTOR_SIGMA: Final = 0.3
 """One sigma of the prior of a factor's logarithm around 0."""
-PRIOR_SECONDS_SIGMA: Final = {"layer_launch_s": 1e-3, "step_overhead_s": 1.0}
-"""One sigma of the prior of a time around what the software of the hardware description says."""
+PRIOR_SECONDS_SIGMA: Final = {
+    "layer_launch_s": 1e-3,
+    "collective_rank_s": 1e-4,
+    "step_overhead_s": 1.0,
+    "scale_out_hop_s": 1e-4,
+}
+"""One sigma of the prior of a time around what the hardware description and its software say."""
 FACTOR_BOUNDS: Final = (0.2, 5.0)
-SECONDS_BOUNDS: Final = {"layer_launch_s": (0.0, 2e-2), "step_overhead_s": (0.0, 20.0)}
-LAUNCH_STARTS_S: Final = (4e-4, 2e-3)
+SECONDS_BOUNDS: Final = {
+    "layer_launch_s": (0.0, 2e-2),
+    "collective_rank_s": (0.0, 2e-3),
+    "step_overhead_s": (0.0, 20.0),
+    "scale_out_hop_s": (0.0, 2e-3),
+}
+STARTS_S: Final = {"layer_launch_s": (4e-4, 2e-3), "collective_rank_s": (2.5e-4,)}
 """Starts of the fit besides the prior: below the time of every layer launches change nothing, so that no slope
 would lead away from zero."""
 
@@ -30,23 +40,27 @@ class Theta:
     """Values of all constants: factors on the description, times in seconds (None: as it has them)."""
 
     gemm_efficiency: float = 1.0
+    gemm_fp8_efficiency: float = 1.0
     memory_efficiency: float = 1.0
     attention_efficiency: float = 1.0
     scale_up_efficiency: float = 1.0
     scale_out_efficiency: float = 1.0
+    dispatch_efficiency: float = 1.0
     layer_launch_s: float | None = None
+    collective_rank_s: float | None = None
     step_overhead_s: float | None = None
+    scale_out_hop_s: float | None = None
     overlap_tensor_parallel: bool | None = None
 
     def on(self, hardware: HardwareSpec) -> HardwareSpec:
         """The description with these values in it."""
         factors = {name: getattr(self, name) for name in FACTORS}
-        software = {
+        others = {
             name: value
             for name in (*TIMES, "overlap_tensor_parallel")
             if (value := getattr(self, name)) is not None
         }
-        return with_constants(hardware, factors, software)
+        return with_constants(hardware, factors, others)
 
     def with_value(self, name: str, value: float) -> Theta:
         """One constant replaced."""
@@ -88,8 +102,8 @@ def parameter(name: str, hardware: HardwareSpec) -> Parameter:
         return Parameter(name, 0.0, PRIOR_FACTOR_SIGMA, low, high, 1e-3, 0.35)
     sigma = PRIOR_SECONDS_SIGMA[name]
     least, most = SECONDS_BOUNDS[name]
-    prior = min(max(float(getattr(hardware.software, name)), least), most)
+    prior = min(max(time_s(hardware, name), least), most)
     return Parameter(name, prior, sigma, least, most, sigma * 1e-3, 1.5 * sigma)
 
 
-__all__ = ["LAUNCH_STARTS_S", "Parameter", "Theta", "parameter"]
+__all__ = ["STARTS_S", "Parameter", "Theta", "parameter"]

@@ -18,7 +18,7 @@ from milpplan.calibration.nccl import is_nccl_log, parse_nccl
 from milpplan.errors import InvalidInputError
 from milpplan.presets.catalog import hardware_names, load_hardware
 from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.overlay import CONSTANTS, Overlay, Provenance
+from milpplan.specs.overlay import USUAL, Overlay, Provenance
 from milpplan.specs.reading import read_text, validated
 from milpplan.validation.reading import read_runs
 
@@ -65,7 +65,7 @@ def calibrated(
     hardware: str,
     name: str | None = None,
     out: Path | None = None,
-    constants: Sequence[str] = CONSTANTS,
+    constants: Sequence[str] = USUAL,
     num_gpus: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:

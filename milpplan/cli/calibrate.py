@@ -14,7 +14,7 @@ from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.reports.files import check_writable
-from milpplan.specs.overlay import CONSTANTS
+from milpplan.specs.overlay import USUAL
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
     console = Console(file=sys.stderr)
     with console.status("reading") as status, within_range():
         told = status.update if console.is_terminal else None
-        result = calibrated(source, hardware, name, out, constants or CONSTANTS, gpus, told)
+        result = calibrated(source, hardware, name, out, constants or USUAL, gpus, told)
     write_overlay(out, result.overlay)
     if as_json:
         emit(document_text(result))

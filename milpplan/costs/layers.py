@@ -12,43 +12,30 @@ for latent attention).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
 from milpplan.costs import collectives, compute
 from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.tally import EXPOSED, Part, Phase, Tally
 from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
 from milpplan.specs.problem import Problem
 
+__all__ = [
+    "BF16_BYTES",
+    "EXPOSED",
+    "FP32_BYTES",
+    "Part",
+    "Phase",
+    "Shard",
+    "average_keys",
+    "kv_heads_per_rank",
+    "layer_seconds",
+    "routed_rows",
+]
+
 BF16_BYTES = 2
 FP32_BYTES = 4
-
-
-class Part(IntEnum):
-    """Where the time of a layer goes; the first six are exposed and add up to its duration."""
-
-    COMPUTE = 0
-    TP = 1
-    CP = 2
-    EP = 3
-    LAUNCH = 4
-    ZERO = 5
-    TP_HIDDEN = 6
-    CP_HIDDEN = 7
-    ZERO_HIDDEN = 8
-
-
-EXPOSED = slice(Part.COMPUTE, Part.ZERO + 1)
-
-
-class Phase(IntEnum):
-    """Forward, backward, and what recomputation adds to the backward of a layer."""
-
-    FORWARD = 0
-    BACKWARD = 1
-    SELECTIVE = 2
-    FULL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,43 +88,6 @@ class Shard:
         return np.asarray(compute.memory_bound_s(self.problem.hardware.accelerator, num_bytes))
 
 
-@dataclass(slots=True)
-class Tally:
-    """Accumulates seconds of one layer into an array [Part, Phase, num_layouts]."""
-
-    seconds: FloatArray
-
-    @staticmethod
-    def empty(num_layouts: int) -> Tally:
-        """All zero."""
-        return Tally(np.zeros((len(Part), len(Phase), num_layouts)))
-
-    def compute(self, forward: FloatArray, backward: FloatArray, *, selective: bool = False) -> None:
-        """Add an operator; ``selective`` ones are replayed by selective recomputation."""
-        self.seconds[Part.COMPUTE, Phase.FORWARD] += forward
-        self.seconds[Part.COMPUTE, Phase.BACKWARD] += backward
-        if selective:
-            self.seconds[Part.COMPUTE, Phase.SELECTIVE] += forward
-
-    def exposed(self, part: Part, phase: Phase, seconds: FloatArray) -> None:
-        """Add communication that nothing hides."""
-        self.seconds[part, phase] += seconds
-
-    def overlapped(
-        self,
-        parts: tuple[Part, Part],
-        phase: Phase,
-        seconds: FloatArray,
-        cover: FloatArray,
-        processor_fraction: FloatArray,
-    ) -> None:
-        """Add communication that runs beside ``cover`` seconds of compute: exposed are the excess and what
-        the communication takes from the compute beside it."""
-        exposed, hidden = collectives.overlap_s(seconds, cover, processor_fraction)
-        self.seconds[parts[0], phase] += exposed
-        self.seconds[parts[1], phase] += hidden
-
-
 def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
     """Seconds of one layer of ``kind``: array [Part, Phase, num_layouts].
 
@@ -163,11 +113,18 @@ def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> F
 
 
 def _wait_for_launches(shard: Shard, tally: Tally) -> None:
-    """What the device waits for the host where a layer's kernels are shorter than their launches."""
-    launch = shard.problem.hardware.software.layer_launch_s
+    """What the device waits for the host where a layer's kernels are shorter than their launches.
+
+    A forward takes at least layer_launch_s + collective_rank_s * (ranks of its collectives, summed over them), a
+    backward twice the first and its own collectives. Communication counts as busy: a wait for launches hides it.
+    Source: nanotron's benchmark sweeps (docs/accuracy.md): a layer takes the longer of its kernels and a time that
+    depends neither on the model's width nor on the micro-batch.
+    """
+    software = shard.problem.hardware.software
     for phase, launches in ((Phase.FORWARD, 1), (Phase.BACKWARD, 2)):
+        host = launches * software.layer_launch_s + software.collective_rank_s * tally.called_ranks[phase]
         busy = tally.seconds[EXPOSED, phase].sum(axis=0)
-        tally.exposed(Part.LAUNCH, phase, np.maximum(launches * launch - busy, 0.0))
+        tally.exposed(Part.LAUNCH, phase, np.maximum(host - busy, 0.0))
 
 
 def average_keys(sequence_length: int, window: int | None) -> float:
@@ -205,6 +162,7 @@ def _linear_pair(shard: Shard, tally: Tally, cover_dgrad: FloatArray, cover_wgra
     reduce = collectives.all_reduce_s(hardware, message, shard.columns.tp, 1)
     sp = shard.columns.sequence_parallel
     none = np.zeros_like(shard.tokens)
+    tally.calls(np.where(sp, 2, 1), np.where(sp, 3, 1), shard.tp)
     tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, gather + scatter, reduce))
     tally.exposed(Part.TP, Phase.BACKWARD, np.where(sp, gather, none))
     parts = (Part.TP, Part.TP_HIDDEN)
@@ -389,12 +347,14 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     activation = shard.memory_bound(BF16_BYTES * rows * width * (matrices + 1))
     activation_back = shard.memory_bound(BF16_BYTES * rows * width * (2 * matrices + 1))
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
-    sent = BF16_BYTES * local * moe.num_experts_per_tok * hidden
+    sent = BF16_BYTES * local * moe.num_experts_per_tok * hidden / hardware.software.dispatch_efficiency
     copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None
     dispatch = collectives.all_to_all_s(hardware, sent, columns.ep, columns.etp, copies)
     inside = collectives.all_gather_s(hardware, sent * columns.etp, columns.etp, 1)
     outside = collectives.reduce_scatter_s(hardware, sent * columns.etp, columns.etp, 1)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         tally.exposed(Part.EP, phase, 2 * dispatch + inside + outside)
+    tally.calls(2, 2, columns.ep.astype(np.float64))
+    tally.calls(2, 2, columns.etp.astype(np.float64))
     if moe.shared_intermediate_size:
         _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)

@@ -104,6 +104,10 @@ def dummy_gradient_bytes(
     return np.asarray(np.where(columns.zero_stage <= 1, BF16_BYTES * shapes, 0.0))
 
 
+WEIGHTS_A_LAYER = 4
+"""Queries with keys and values, output, up with gate, down."""
+
+
 def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
     """Seconds to reduce the gradients once: all-reduce unsharded, reduce-scatter from ZeRO stage 1."""
     total = np.zeros(len(columns))
@@ -111,8 +115,22 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
         message = grad_bytes(problem) * local
         whole = collectives.all_reduce_s(problem.hardware, message, size, stride)
         scatter = collectives.reduce_scatter_s(problem.hardware, message, size, stride)
+        whole = whole + _calls_s(problem, local, size)
         total = total + np.where(columns.zero_stage >= 1, scatter, whole)
     return total
+
+
+def _calls_s(problem: Problem, local: FloatArray, size: FloatArray) -> FloatArray:
+    """Host seconds of the calls of a layer's unsharded reduction: one for every ``reduce_call_bytes`` of 16-bit
+    gradients, but at most one for each of a layer's four weights, none of which is split.
+
+    Source: PyTorch DistributedDataParallel (bucket_cap_mb); nanotron's runs without ZeRO (docs/accuracy.md).
+    """
+    software = problem.hardware.software
+    if not software.reduce_call_bytes:
+        return np.zeros_like(local)
+    calls = np.minimum(BF16_BYTES * local / software.reduce_call_bytes, WEIGHTS_A_LAYER)
+    return np.where(size > 1, software.collective_rank_s * size * calls, 0.0)
 
 
 def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:

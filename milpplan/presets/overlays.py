@@ -7,12 +7,21 @@ from math import hypot
 from typing import Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.hardware import Accelerator, BusTable, GemmTable, HardwareSpec, SizeCurve, Uncertainty
+from milpplan.specs.hardware import (
+    Accelerator,
+    BusTable,
+    GemmTable,
+    HardwareSpec,
+    SizeCurve,
+    Uncertainty,
+)
 from milpplan.specs.overlay import FACTORS, TIMES, Overlay
 
 MOST_EFFICIENCY: Final = 1.5
 LEAST_EFFICIENCY: Final = 1e-6
 """Efficiencies of tables and curves stay within these; fractions within (0, 1]."""
+_OF_ACCELERATOR: Final = {"gemm_efficiency", "gemm_fp8_efficiency", "memory_efficiency", "attention_efficiency"}
+HOP: Final = "scale_out_hop_s"
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -28,21 +37,26 @@ def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
     changed = _with_tables(hardware, overlay)
     constants = overlay.constants
     factors = {name: part.value for name in FACTORS if (part := getattr(constants, name)) is not None}
-    software = {name: part.value for name in TIMES if (part := getattr(constants, name)) is not None}
+    others = {name: part.value for name in TIMES if (part := getattr(constants, name)) is not None}
     switch = constants.overlap_tensor_parallel
     if switch is not None:
-        software["overlap_tensor_parallel"] = switch.value
-    changed = with_constants(changed, factors, software | {"name": overlay.name})
+        others["overlap_tensor_parallel"] = switch.value
+    changed = with_constants(changed, factors, others | {"name": overlay.name})
     return changed.model_copy(update={"uncertainty": _uncertainty(hardware.uncertainty, overlay)})
 
 
 def with_constants(
-    hardware: HardwareSpec, factors: Mapping[str, float], software: Mapping[str, object]
+    hardware: HardwareSpec, factors: Mapping[str, float], others: Mapping[str, object]
 ) -> HardwareSpec:
-    """The description with factors of ``FACTORS`` multiplied in and fields of its software replaced."""
+    """The description with factors of ``FACTORS`` multiplied in, and with others of its software (or
+    ``scale_out_hop_s``) replaced."""
+    software = {name: value for name, value in others.items() if name != HOP}
+    dispatch = factors.get("dispatch_efficiency", 1.0)
+    if dispatch != 1.0:
+        software["dispatch_efficiency"] = hardware.software.dispatch_efficiency * dispatch
     scale = {name: factor for name, factor in factors.items() if factor != 1.0}
     update: dict[str, object] = {}
-    if scale.keys() & {"gemm_efficiency", "memory_efficiency", "attention_efficiency"}:
+    if scale.keys() & _OF_ACCELERATOR:
         update["accelerator"] = _accelerator(hardware.accelerator, scale)
     if "scale_up_efficiency" in scale:
         factor = scale["scale_up_efficiency"]
@@ -52,8 +66,10 @@ def with_constants(
         efficiency = _fraction(hardware.scale_out.efficiency * scale["scale_out_efficiency"])
         update["scale_out"] = hardware.scale_out.model_copy(update={"efficiency": efficiency})
     if software:
-        update["software"] = hardware.software.model_copy(update=dict(software))
-    return hardware.model_copy(update=update) if update else hardware
+        update["software"] = hardware.software.model_copy(update=software)
+    changed = hardware.model_copy(update=update) if update else hardware
+    hop = others.get(HOP)
+    return _with_hops(changed, hop) if isinstance(hop, float) else changed
 
 
 def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
@@ -65,22 +81,43 @@ def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
     if known is None:
         return hardware
     factors = {name: max(1.0 - sigmas[name] * getattr(known, name), 0.05) for name in FACTORS if name in sigmas}
-    software = {
-        name: max(getattr(hardware.software, name) + sigmas[name] * getattr(known, name), 0.0)
+    others = {
+        name: max(time_s(hardware, name) + sigmas[name] * getattr(known, name), 0.0)
         for name in TIMES
-        if name in sigmas
+        if name in sigmas and (name != HOP or known.scale_out_hop_s > 0)
     }
-    return with_constants(hardware, factors, software)
+    return with_constants(hardware, factors, others)
+
+
+def time_s(hardware: HardwareSpec, name: str) -> float:
+    """The value of one of ``TIMES`` in a description."""
+    return hardware.scale_out.hop_latency_s if name == HOP else float(getattr(hardware.software, name))
+
+
+def _with_hops(hardware: HardwareSpec, hop_s: float) -> HardwareSpec:
+    """With that latency of a hop between domains, and no shorter one in any part of a ring or tree across them."""
+    up, out = hardware.scale_up, hardware.scale_out
+    variants = tuple(
+        one.model_copy(
+            update={
+                "scale_up_hop_latency_s": max(one.scale_up_hop_latency_s, hop_s),
+                "scale_out_hop_latency_s": max(one.scale_out_hop_latency_s, hop_s),
+            }
+        )
+        for one in out.variants
+    )
+    inside = up.model_copy(update={"hop_latency_s": max(up.hop_latency_s, hop_s)})
+    across = out.model_copy(update={"hop_latency_s": hop_s, "variants": variants})
+    return hardware.model_copy(update={"scale_up": inside, "scale_out": across})
 
 
 def _accelerator(accelerator: Accelerator, scale: Mapping[str, float]) -> Accelerator:
     update: dict[str, object] = {}
-    gemm, attention = scale.get("gemm_efficiency"), scale.get("attention_efficiency")
-    if gemm is not None:
-        for name in ("bf16", "fp8"):
-            engine = getattr(accelerator, name)
-            if engine is not None:
-                update[name] = engine.model_copy(update={"gemm": _gemm(engine.gemm, gemm)})
+    gemm, attention = scale.get("gemm_efficiency", 1.0), scale.get("attention_efficiency")
+    for name, factor in (("bf16", gemm), ("fp8", gemm * scale.get("gemm_fp8_efficiency", 1.0))):
+        engine = getattr(accelerator, name)
+        if engine is not None and factor != 1.0:
+            update[name] = engine.model_copy(update={"gemm": _gemm(engine.gemm, factor)})
     if attention is not None:
         for name in ("attention_forward", "attention_backward"):
             update[name] = _curve(getattr(accelerator, name), attention)

@@ -173,6 +173,9 @@ class Software(Record):
     collective_rank_s: NonNegativeFloat = 0.0
     """Host time of a layer's collective for every rank of its group, added to its launches: a library that checks
     each call on all ranks before it starts, whatever the size of the message."""
+    reduce_call_bytes: NonNegativeFloat = 0.0
+    """Bytes of 16-bit gradients that one call of an unsharded reduction takes, each of which costs
+    ``collective_rank_s`` for every rank; 0: its calls cost nothing."""
     step_overhead_s: NonNegativeFloat = 0.0
     """Once a step, beside nothing: data, logging, the optimizer's launches, synchronisation."""
     overlap_tensor_parallel: bool = True

@@ -15,16 +15,21 @@ from milpplan.specs.records import Count, NonNegativeFloat, Record
 
 FACTORS: Final = (
     "gemm_efficiency",
+    "gemm_fp8_efficiency",
     "memory_efficiency",
     "attention_efficiency",
     "scale_up_efficiency",
     "scale_out_efficiency",
+    "dispatch_efficiency",
 )
 """Constants that multiply what the hardware description says."""
-TIMES: Final = ("layer_launch_s", "step_overhead_s")
-"""Constants in seconds that replace the software's."""
+TIMES: Final = ("layer_launch_s", "collective_rank_s", "step_overhead_s", "scale_out_hop_s")
+"""Constants in seconds that replace the software's, the last one the network's."""
 SWITCHES: Final = ("overlap_tensor_parallel",)
 CONSTANTS: Final = (*FACTORS, *TIMES, *SWITCHES)
+RARE: Final = ("gemm_fp8_efficiency", "dispatch_efficiency", "collective_rank_s", "scale_out_hop_s")
+"""Fitted only where they are asked for: few data tell them from the others."""
+USUAL: Final = tuple(name for name in CONSTANTS if name not in RARE)
 LEAST_FACTOR: Final = 0.02
 MOST_FACTOR: Final = 50.0
 MOST_SECONDS: Final = 1000.0
@@ -61,6 +66,8 @@ class Constants(Record):
 
     gemm_efficiency: Factor | None = None
     """On the efficiencies of the matrix products' tables."""
+    gemm_fp8_efficiency: Factor | None = None
+    """On the table of 8-bit products, besides ``gemm_efficiency``: libraries differ more there."""
     memory_efficiency: Factor | None = None
     """On ``memory_bandwidth_efficiency``."""
     attention_efficiency: Factor | None = None
@@ -69,8 +76,14 @@ class Constants(Record):
     """On the bus bandwidths inside a domain."""
     scale_out_efficiency: Factor | None = None
     """On ``scale_out.efficiency``."""
+    dispatch_efficiency: Factor | None = None
+    """On the software's ``dispatch_efficiency``."""
     layer_launch_s: Seconds | None = None
+    collective_rank_s: Seconds | None = None
     step_overhead_s: Seconds | None = None
+    scale_out_hop_s: Seconds | None = None
+    """Latency of a hop between domains, and the least one of every hop of a collective that crosses them: a ring
+    goes no faster than its slowest step."""
     overlap_tensor_parallel: Switch | None = None
 
 

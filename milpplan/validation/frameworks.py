@@ -145,6 +145,8 @@ FRAMEWORKS: dict[str, Framework] = {
             update={
                 "fused_activation": False,
                 "gradient_bucket_bytes": 2.0,
+                # ddp_bucket_cap_mb of every record: 25 MB of bf16 gradients a call.
+                "reduce_call_bytes": 25 * 2**20,
                 "logit_kept_bytes": 10.0,
                 "allocator_share": 0.15,
             }
