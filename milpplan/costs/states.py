@@ -124,6 +124,10 @@ def _calls_s(problem: Problem, local: FloatArray, size: FloatArray) -> FloatArra
     """Host seconds of the calls of a layer's unsharded reduction: one for every ``reduce_call_bytes`` of 16-bit
     gradients, but at most one for each of a layer's four weights, none of which is split.
 
+    k n min(2 N / reduce_call_bytes, 4) for n > 1 ranks (``size``), N parameters on a rank (``local``) and
+    k = ``collective_rank_s``; [n]. Lower for experts, whose weights are many; upper for embedding and head, one
+    weight each. Nothing was fitted for the number of calls.
+
     Source: PyTorch DistributedDataParallel (bucket_cap_mb); nanotron's runs without ZeRO (docs/accuracy.md).
     """
     software = problem.hardware.software

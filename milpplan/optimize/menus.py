@@ -109,16 +109,21 @@ def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...
 
 
 def even_splits(problem: Problem, layout: Layout) -> tuple[tuple[int, ...], ...] | None:
-    """Every split into virtual stages that even interleaving allows, [splits][J]; None where splits are free.
+    """Every split of a layout that even interleaving allows, [splits][J]; None where splits are free."""
+    return splits_into(problem, layout.vpp, layout.num_virtual_stages)
+
+
+def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int, ...], ...] | None:
+    """The same by the numbers of virtual stages of a rank and of a pipeline, J.
 
     The ends hold 0 to ceil(L / J) layers each; of the inner stages the first ones hold ceil, the others floor
     (at least one), as many of each as the total demands.
     """
-    if layout.vpp == 1 or problem.space.interleaved_layers != "even":
+    if vpp == 1 or problem.space.interleaved_layers != "even":
         return None
-    layers, inner = problem.model.num_layers, layout.num_virtual_stages - 2
-    small = fewest_inner_layers(problem, layout.vpp, inner + 2)
-    large = max(1, -(-layers // (inner + 2)))
+    layers, inner = problem.model.num_layers, num_stages - 2
+    small = fewest_inner_layers(problem, vpp, num_stages)
+    large = max(1, -(-layers // num_stages))
     splits = []
     for first in range(large + 1):
         for last in range(large + 1):

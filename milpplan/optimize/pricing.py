@@ -18,6 +18,7 @@ from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layers import EXPOSED, Phase
 from milpplan.costs.layout_costs import CostTable, LayoutCosts
 from milpplan.costs.stages import EMBEDDING, HEAD
+from milpplan.optimize.menus import splits_into
 from milpplan.specs.plan import SCHEDULES
 from milpplan.specs.problem import Problem
 
@@ -98,8 +99,9 @@ class Group:
     costs: RowCosts
     counts: FloatArray
     """Layers of each kind, [K]."""
-    even: bool
-    """Whether interleaved virtual stages hold floor or ceil of the mean (``Space.interleaved_layers``)."""
+    held: dict[int, FloatArray]
+    """Even interleaving: by virtual stages a rank, the layers of each kind that the last, the first and the other
+    chunks of each rank hold in every split, [3, K, P]."""
 
     def take(self, rows: IntArray) -> Group:
         """The chosen layouts."""
@@ -113,7 +115,7 @@ class Group:
             self.schedule[rows],
             self.costs.take(rows),
             self.counts,
-            self.even,
+            self.held,
         )
 
     @cached_property
@@ -131,7 +133,6 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
     """The layouts in groups, each with its row numbers."""
     modes = problem.space.recompute
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(problem.model.kinds))
-    even = problem.space.interleaved_layers == "even"
     constants = RowCosts.of(costs.distinct, modes)
     m, vpp = columns.num_micro_batches.astype(np.float64), columns.vpp.astype(np.float64)
     interleaved = columns.schedule == INTERLEAVED
@@ -142,6 +143,7 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         P = int(columns.pp[order[first]])
         size = max(1, GROUP_NUMBERS // P)
+        held = {} if not interleaved[order[first]] else _held_in_every_split(problem, P, vpp[order[first:last]])
         for start in range(first, last, size):
             rows = order[start : min(start + size, last)]
             yield (
@@ -154,7 +156,7 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
                     columns.schedule[rows],
                     constants.take(costs.place[rows]),
                     counts.astype(np.float64),
-                    even,
+                    held,
                 ),
             )
 
@@ -199,17 +201,38 @@ def over_fixed_bytes(group: Group, weights: FloatArray, capacity: float = 0.0) -
     return np.asarray(total + weights[0] * first + weights[-1] * last)
 
 
+def _held_in_every_split(problem: Problem, num_ranks: int, vpp: FloatArray) -> dict[int, FloatArray]:
+    """``Group.held`` for the numbers of virtual stages that occur; empty where splits are free."""
+    kinds, num_kinds = np.array(problem.model.layer_kinds), len(problem.model.kinds)
+    before = np.zeros((num_kinds, len(kinds) + 1))
+    np.cumsum(kinds == np.arange(num_kinds)[:, None], axis=1, out=before[:, 1:])
+    held = {}
+    for v in np.unique(vpp).astype(np.int64).tolist():
+        splits = splits_into(problem, v, v * num_ranks)
+        if splits is None:
+            return {}
+        edges = np.cumsum(np.array(splits, dtype=np.int64).reshape(-1, v * num_ranks), axis=1)
+        layers = np.diff(before[:, np.pad(edges, ((0, 0), (1, 0)))], axis=2)
+        least = layers.min(axis=1, initial=len(kinds)).reshape(num_kinds, v, num_ranks)
+        held[v] = np.stack([least[:, -1], least[:, 0], least[:, 1:-1].sum(axis=1)])
+    return held
+
+
+def held_by_kind(group: Group) -> FloatArray:
+    """``Group.held`` of every layout, [3, K, P, r]."""
+    values, place = np.unique(group.vpp, return_inverse=True)
+    return np.stack([group.held[int(v)] for v in values], axis=-1)[..., place]
+
+
 def forced_layers(group: Group) -> FloatArray:
     """Interleaved layouts: layers that every plan has in the last, the first and the other chunks of each rank,
-    [3, P, r]: the fewest of an inner virtual stage, none in the model's first and last."""
-    v = group.vpp
-    fewest = np.ones_like(v)
-    if group.even:
-        fewest = np.maximum(1.0, group.counts.sum() // (v * group.num_ranks))
-    forced = np.empty((3, group.num_ranks, len(v)))
-    forced[:2] = (v > 1) * fewest
+    [3, P, r]: what every even split holds, or one in an inner virtual stage, none in the model's first and
+    last."""
+    if group.held:
+        return np.asarray(held_by_kind(group).sum(axis=1))
+    forced = np.ones((3, group.num_ranks, len(group.vpp)))
     forced[0, -1] = forced[1, 0] = 0.0
-    forced[2] = np.maximum(v - 2, 0.0) * fewest
+    forced[2] = np.maximum(group.vpp - 2, 0.0)
     return forced
 
 

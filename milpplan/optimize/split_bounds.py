@@ -22,8 +22,10 @@ from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.optimize.menus import Menu, Setting, recompute_menu, run_positions
 
-MAX_CHOICES = 100_000
-"""Choices of a rank's chunks that are looked at together."""
+MAX_CHOICES = 20_000
+"""Choices of a rank's chunks that are looked at together; where there are more, at one moment's memory."""
+MAX_WEIGHTS = 4
+"""Different weights of a rank's chunks, on paths that stay on the rank, that are looked at then."""
 NONE_FITS = -1
 """Instead of lengths: a rank has no choice that fits."""
 
@@ -42,7 +44,7 @@ class SplitBounds:
     counts: IntArray = field(init=False)
     fixed_ns: IntArray = field(init=False)
     menus: dict[tuple[int, Held], Menu] = field(default_factory=dict)
-    lengths: dict[tuple[int, tuple[Held, ...]], IntArray | int | None] = field(default_factory=dict)
+    lengths: dict[tuple[int, tuple[Held, ...]], IntArray | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The choices left out of menus are beaten on every path that passes backwards forwards, as nearly all do.
@@ -52,8 +54,10 @@ class SplitBounds:
         self.fixed_ns = np.array([path.num_transfers * transfer + path.barrier_count * barrier for path in useful])
 
     def bound_ns(self, split: Sequence[int], cutoff_ns: int) -> int:
-        """A step time in nanoseconds that no plan of a split undercuts, ``cutoff_ns + 1`` at most; 0 where a rank
-        has too many choices to look at. ``split``: layers of every virtual stage, [J]."""
+        """A step time in nanoseconds that no plan of a split undercuts, ``cutoff_ns + 1`` at most.
+
+        ``split``: layers of every virtual stage, [J].
+        """
         edges = [0, *accumulate(split)]
         held = [run_positions(self.setting.runs, first, last) for first, last in pairwise(edges)]
         total = self.fixed_ns
@@ -62,28 +66,44 @@ class SplitBounds:
             if (rank, own) not in self.lengths:
                 self.lengths[rank, own] = self._lengths(rank, own)
             lengths = self.lengths[rank, own]
-            if lengths is None:
-                return 0
             if isinstance(lengths, int):
                 return cutoff_ns + 1
             total = total + lengths
         return min(int(total.max()), cutoff_ns + 1)
 
-    def _lengths(self, rank: int, own: tuple[Held, ...]) -> IntArray | int | None:
-        """Least nanoseconds that each path spends on a rank, [paths]; None where there are too many choices."""
+    def _lengths(self, rank: int, own: tuple[Held, ...]) -> IntArray | int:
+        """Least nanoseconds that each path spends on a rank, [paths]."""
         P = self.setting.layout.pp
         menus = [self._menu(chunk * P + rank, held) for chunk, held in enumerate(own)]
         if not all(map(len, menus)):
             return NONE_FITS
+        passed = self.counts[:, :, rank::P]
         if math.prod(map(len, menus)) > MAX_CHOICES:
-            return None
-        backwards = _fitting_backwards(self.setting, rank, menus)
-        if not backwards.shape[1]:
+            backwards = self._at_one_moment(rank, menus, passed[:, Term.BACKWARD])
+        else:
+            choices = _fitting_backwards(self.setting, rank, menus)
+            backwards = (passed[:, Term.BACKWARD] @ choices).min(axis=1) if choices.shape[1] else None
+        if backwards is None:
             return NONE_FITS
         terms = np.stack([menu.terms[:, 0] for menu in menus], axis=1)
         terms[Term.BACKWARD] = 0
-        passed = self.counts[:, :, rank::P]
-        return np.asarray((passed * terms).sum(axis=(1, 2)) + (passed[:, Term.BACKWARD] @ backwards).min(axis=1))
+        return np.asarray((passed * terms).sum(axis=(1, 2)) + backwards)
+
+    def _at_one_moment(self, rank: int, menus: Sequence[Menu], weights: IntArray) -> IntArray | None:
+        """Least weighted backwards of each path [paths] over the choices that fit when most micro-batches are
+        alive, for the most frequent ``weights`` [paths, v] of paths that stay on the rank; for other paths over
+        all choices. None where nothing fits."""
+        least = np.array([int(menu.terms[Term.BACKWARD].min()) for menu in menus])
+        total = weights @ least
+        stays = weights.sum(axis=1) >= self.setting.layout.num_micro_batches
+        distinct, inverse, count = np.unique(weights, axis=0, return_inverse=True, return_counts=True)
+        wanted = np.unique(inverse[stays])
+        for place in wanted[np.argsort(-count[wanted], kind="stable")][:MAX_WEIGHTS].tolist():
+            value = _least_fitting(self.setting, rank, menus, distinct[place])
+            if value is None:
+                return None
+            total[inverse == place] = value
+        return np.asarray(total)
 
     def _menu(self, stage: int, held: Held) -> Menu:
         if (stage, held) not in self.menus:
@@ -101,3 +121,29 @@ def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> In
     for running, live in setting.profiles[rank]:
         fits &= np.array(live) @ kept + transient[running] <= setting.capacity_bytes - states
     return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
+
+
+def _least_fitting(setting: Setting, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
+    """Least sum of weighted backwards over the choices of the chunks that fit at the moment when most
+    micro-batches are alive, chunk by chunk over the pairs (bytes, nanoseconds) that nothing beats; None if none
+    fits."""
+    running, live = max(setting.profiles[rank], key=lambda profile: sum(profile[1]))
+    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.buffer_bytes)
+    sizes = [
+        live[chunk] * menu.kept_bytes + (menu.transient_bytes if chunk == running else 0)
+        for chunk, menu in enumerate(menus)
+    ]
+    room = setting.capacity_bytes - states - sum(int(size.min()) for size in sizes)
+    used, spent = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    for size, menu, weight in zip(sizes, menus, weights.tolist(), strict=True):
+        # Bytes above the least of each chunk, so that whatever follows still fits.
+        used = (used[:, None] + (size - size.min())).reshape(-1)
+        spent = (spent[:, None] + weight * menu.terms[Term.BACKWARD]).reshape(-1)
+        order = np.lexsort((spent, used))
+        order = order[used[order] <= room]
+        if not len(order):
+            return None
+        used, spent = used[order], spent[order]
+        better = np.append(True, spent[1:] < np.minimum.accumulate(spent)[:-1])
+        used, spent = used[better], spent[better]
+    return int(spent[-1])

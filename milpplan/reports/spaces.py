@@ -10,7 +10,7 @@ def space_text(space: Space) -> str:
     default, narrowed = Space(), []
     if space.kind == "free":
         narrowed.append(f"interleaved layers {space.interleaved_layers}")
-    if space.vpp is None:
+    if space.vpp is None and space.vpp_values != default.vpp_values:
         narrowed.append(f"vpp {space.vpp_values}")
     for name in Space.model_fields:
         if name in ("kind", "interleaved_layers", "vpp_values"):

@@ -83,13 +83,13 @@ class Space(Record):
     split is allowed in which every stage holds at least one layer (the first and the last, which also hold the
     embedding and the head, may hold none). With interleaving ``interleaved_layers`` says how uneven: ``even``
     gives inner virtual stages ceil or floor of layers / virtual stages, the larger ones first, and the ends at
-    most ceil; ``any`` lifts that. ``vpp_values`` = ``distinct`` offers the numbers of virtual stages a rank that
-    make the largest chunk smaller than any smaller number does; ``all`` offers every number.
+    most ceil; ``any`` lifts that. ``vpp_values`` = ``all`` offers every number of virtual stages a rank;
+    ``distinct`` only those that make the largest chunk smaller than any smaller number does.
     """
 
     kind: Literal["uniform", "free"] = "free"
     interleaved_layers: Literal["even", "any"] = "even"
-    vpp_values: Literal["distinct", "all"] = "distinct"
+    vpp_values: Literal["distinct", "all"] = "all"
     tp: Values | None = None
     cp: Values | None = None
     ep: Values | None = None

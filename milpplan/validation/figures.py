@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +14,24 @@ from milpplan.errors import InvalidInputError
 from milpplan.reports.files import write_whole
 from milpplan.reports.terminal import printable
 from milpplan.specs.reading import shown
-from milpplan.units import gib_text, seconds_text
+from milpplan.units import GIB, gib_text, percent_text, seconds_text
 from milpplan.validation.comparison import Comparison, Validation
 
 SIZE: Final = 640
-MARGIN: Final = 80
-LEGEND: Final = 260
+MARGIN: Final = 96
+"""Pixels; the widest labels, such as 100.0 GiB, take 70 of them and the name of the axis 16."""
+LEGEND: Final = 290
+LINE: Final = 18
+"""Pixels of a row of the legend."""
+CHARACTER: Final = 8
+"""Pixels a character, and a little more: labels of an axis that are as far apart as that do not touch."""
+MANTISSAS: Final = (tuple(tenth / 10 for tenth in range(10, 100)), tuple(half / 2 for half in range(2, 20)),
+    tuple(map(float, range(1, 10))), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))  # fmt: skip
+"""Where a decade may have labels, from the densest."""
+LONGEST: Final = 32
+"""Characters of a source's name that fit into the legend."""
+NEAR: Final = 0.1
+"""Relative error of the dashed lines."""
 COLOURS: Final = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
 )  # fmt: skip
@@ -46,11 +59,11 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
             by_generation[one.generation].append(point)
     for generation, points in sorted(by_generation.items()):
         name = "".join(char if char.isalnum() else "_" for char in generation.lower())
-        text = scatter(points, f"Step time, {generation}", seconds_text)
+        text = scatter(points, f"Step time, {generation}", seconds_text, unit=1.0)
         written.append(_written(directory / f"step_time_{name}.svg", text))
     memory = [found for one in validation.comparisons if (found := _memory_point(one)) is not None]
     if memory:
-        written.append(_written(directory / "memory.svg", scatter(memory, "Peak memory", gib_text)))
+        written.append(_written(directory / "memory.svg", scatter(memory, "Peak memory", gib_text, unit=GIB)))
     return written
 
 
@@ -65,12 +78,11 @@ def _written(path: Path, text: str) -> Path:
     return path
 
 
-def scatter(points: Sequence[Point], title: str, words: object) -> str:
-    """An SVG of positive (measured, predicted) pairs; ``words`` turns a value into a label."""
-    assert callable(words)
+def scatter(points: Sequence[Point], title: str, words: Callable[[float], str], *, unit: float) -> str:
+    """An SVG of positive (measured, predicted) pairs; ``words`` turns a value into a label, and the axes are
+    labelled at round numbers of ``unit``."""
     values = [value for point in points for value in point[2:]]
-    low, high = math.log10(min(values)), math.log10(max(values))
-    low, high = low - 0.05, high + 0.05
+    low, high = math.log10(min(values)) - 0.05, math.log10(max(values)) + 0.05
     span = SIZE - 2 * MARGIN
 
     def place(value: float) -> float:
@@ -78,12 +90,14 @@ def scatter(points: Sequence[Point], title: str, words: object) -> str:
 
     groups = sorted({point[0] for point in points})
     colours = {group: COLOURS[index % len(COLOURS)] for index, group in enumerate(groups)}
-    parts = [_frame(title), _diagonals(low, high, span)]
-    for exponent in range(math.ceil(low), math.floor(high) + 1):
-        at, label = place(10.0**exponent), escape(str(words(10.0**exponent)))
+    parts = [_frame(title, len(groups)), _diagonals(low, high, span)]
+    for value in _labelled(low, high, span, unit, words):
+        at, label = place(value), escape(words(value))
+        x, y = MARGIN + at, SIZE - MARGIN - at
         parts.append(
-            f'<text x="{MARGIN + at:.1f}" y="{SIZE - MARGIN + 18}" text-anchor="middle">{label}</text>'
-            f'<text x="{MARGIN - 6}" y="{SIZE - MARGIN - at + 4:.1f}" text-anchor="end">{label}</text>'
+            f'<path d="M{x:.1f} {SIZE - MARGIN}v5M{MARGIN} {y:.1f}h-5" stroke="#888"/>'
+            f'<text x="{x:.1f}" y="{SIZE - MARGIN + 18}" text-anchor="middle">{label}</text>'
+            f'<text x="{MARGIN - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
         )
     for group, name, measured, predicted in points:
         x, y = MARGIN + place(measured), SIZE - MARGIN - place(predicted)
@@ -92,19 +106,48 @@ def scatter(points: Sequence[Point], title: str, words: object) -> str:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colours[group]}" fill-opacity="0.6">'
             f"<title>{told}</title></circle>"
         )
-    for index, group in enumerate(groups):
-        y = MARGIN + 18 * index
-        parts.append(
-            f'<circle cx="{SIZE - MARGIN + 20}" cy="{y}" r="4" fill="{colours[group]}"/>'
-            f'<text x="{SIZE - MARGIN + 30}" y="{y + 4}">{escape(printable(group))}</text>'
+    return "\n".join([*parts, _legend(colours), "</svg>", ""])
+
+
+def _labelled(low: float, high: float, span: float, unit: float, words: Callable[[float], str]) -> list[float]:
+    """Round numbers of ``unit`` between 10**low and 10**high, as many as leave room for their labels on ``span``
+    pixels."""
+    decades = range(math.floor(low - math.log10(unit)), math.ceil(high - math.log10(unit)) + 1)
+    found: list[float] = []
+    for mantissas in MANTISSAS:
+        values = [unit * mantissa * 10.0**decade for decade in decades for mantissa in mantissas]
+        found = [value for value in values if low <= math.log10(value) <= high]
+        gaps = [span * math.log10(after / before) / (high - low) for before, after in pairwise(found)]
+        if min(gaps, default=math.inf) >= CHARACTER * max((len(words(value)) for value in found), default=0):
+            break
+    return found
+
+
+def _legend(colours: Mapping[str, str]) -> str:
+    """A line a source, then what the lines mean; names too long for the figure end in an ellipsis."""
+    x, rows = SIZE - MARGIN + 20, []
+    for index, (group, colour) in enumerate(colours.items()):
+        y, name = MARGIN + LINE * index, printable(group)
+        name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
+        rows.append(
+            f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
+            f'<text x="{x + 14}" y="{y + 4}">{escape(name)}</text>'
         )
-    return "\n".join([*parts, "</svg>", ""])
+    for index, (dash, name) in enumerate((("none", "equal"), ("4 4", f"{percent_text(NEAR, 0)} more or less"))):
+        y = MARGIN + LINE * (len(colours) + 1 + index)
+        rows.append(
+            f'<path d="M{x - 8} {y}h16" stroke="#888" stroke-dasharray="{dash}"/>'
+            f'<text x="{x + 14}" y="{y + 4}">{name}</text>'
+        )
+    return "\n".join(rows)
 
 
-def _frame(title: str) -> str:
+def _frame(title: str, num_groups: int) -> str:
+    """Title, frame and names of the axes, on a page high enough for the legend."""
     span = SIZE - 2 * MARGIN
+    height = max(SIZE, MARGIN + LINE * (num_groups + 4))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIZE + LEGEND}" height="{SIZE}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SIZE + LEGEND - MARGIN}" height="{height}" '
         'font-family="sans-serif" font-size="12">\n'
         f'<rect width="100%" height="100%" fill="white"/>\n'
         f'<text x="{MARGIN}" y="{MARGIN - 20}" font-size="16">{escape(printable(title))}</text>\n'
@@ -115,9 +158,9 @@ def _frame(title: str) -> str:
 
 
 def _diagonals(low: float, high: float, span: float) -> str:
-    """Equality, and 10 per cent to either side."""
+    """Equality, and the error ``NEAR`` to either side."""
     lines = []
-    for factor, dash in ((1.0, "none"), (1.1, "4 4"), (1 / 1.1, "4 4")):
+    for factor, dash in ((1.0, "none"), (1 + NEAR, "4 4"), (1 - NEAR, "4 4")):
         shift = span * math.log10(factor) / (high - low)
         first, last = max(0.0, -shift), span - max(0.0, shift)
         lines.append(

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from milpplan.costs import collectives
 from milpplan.costs.columns import LayoutColumns
@@ -129,6 +131,58 @@ def test_reduction_by_hand() -> None:
     hardware = problem.hardware
     assert reduce_s(problem, whole, of(whole)) == collectives.all_reduce_s(hardware, message, 8, 2)
     assert reduce_s(problem, sharded, of(sharded)) == collectives.reduce_scatter_s(hardware, message, 8, 2)
+
+
+CALL_BYTES = 25 * 2**20
+
+
+def host_s(columns: LayoutColumns, dense: float, expert: float = 0.0, **software: float) -> float:
+    """Seconds that the calls of a reduction take from the host: what it costs beyond its messages."""
+    problem = problem_of("mixtral-8x7b", "dgx-h100")
+    local = of(columns, dense, expert)
+    plain = reduce_s(problem, columns, local)
+    return float((reduce_s(with_software(problem, **software), columns, local) - plain).item())
+
+
+@given(
+    st.floats(1e3, 1e10),
+    st.floats(0.0, 1e10),
+    st.sampled_from([1, 2, 4, 8, 64]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(0, 3),
+    st.floats(1e-6, 1e-3),
+)
+@settings(max_examples=100, deadline=None)
+def test_calls_of_an_unsharded_reduction(
+    dense: float, expert: float, dp: int, ep: int, zero_stage: int, rank_s: float
+) -> None:
+    """The calls of a layer cost the host a time for each rank of their group: one for every so many bytes, four at
+    most, of dense weights and of experts each; none by default, where the gradients are sharded or on one rank."""
+    columns = columns_of(dp=max(dp, ep), ep=ep, zero_stage=zero_stage)
+    assert host_s(columns, dense, expert) == 0
+    assert host_s(columns, dense, expert, collective_rank_s=rank_s) == 0
+    assert host_s(columns, dense, expert, reduce_call_bytes=CALL_BYTES) == 0
+
+    expected = 0.0
+    if zero_stage == 0:
+        for parameters, ranks in ((dense, max(dp, ep)), (expert, max(dp, ep) // ep)):
+            calls = min(2 * parameters / CALL_BYTES, 4)
+            expected += rank_s * calls * ranks if ranks > 1 else 0.0
+            assert expected <= 2 * 4 * rank_s * max(dp, ep)
+    habits = {"collective_rank_s": rank_s, "reduce_call_bytes": CALL_BYTES}
+    assert host_s(columns, dense, expert, **habits) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@given(st.floats(1e3, 1e10), st.floats(1e-6, 1e-3), st.integers(1, 512), st.integers(1, 8))
+@settings(max_examples=50, deadline=None)
+def test_calls_of_a_reduction_grow_with_ranks(dense: float, rank_s: float, dp: int, cp: int) -> None:
+    """One rank more never costs less, context ranks count as replicas, and a second rank is the first to cost."""
+    habits = {"collective_rank_s": rank_s, "reduce_call_bytes": CALL_BYTES}
+    times = [host_s(columns_of(dp=n, cp=cp), dense, **habits) for n in (dp, dp + 1)]
+    ranks = [cp * n if cp * n > 1 else 0 for n in (dp, dp + 1)]
+    assert (times[0] == 0) == (dp * cp == 1)
+    assert times[1] * ranks[0] == pytest.approx(times[0] * ranks[1], rel=1e-4, abs=1e-9)
+    assert times[1] >= times[0]
 
 
 def test_gather_by_hand() -> None:
