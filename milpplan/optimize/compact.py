@@ -7,6 +7,7 @@
     recompute_is_held    f_jk + s_jk <= n_jk                                               for every j, k
     stage_holds_layers   least_j <= sum_k n_jk <= most_j                                   for every j
     rank_fits            bytes at every live vector of every rank <= capacity
+    rank_recomputes_enough  a rank's recomputation >= the least that fits, where the layers are fixed
     critical_path        z >= path(x)                                                      for every path
 
 It forgets integrality, the order of kinds, and all but the mean of the replayed bytes, so its optimum bounds every
@@ -24,7 +25,7 @@ from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import EXPOSED, Phase
 from milpplan.costs.pipeline import Term
 from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
-from milpplan.optimize.menus import Setting
+from milpplan.optimize.menus import FLOOR_UNITS, Setting
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, Rows
 
 RESOLUTION = 2_000_000
@@ -135,7 +136,7 @@ class CompactRelaxation:
         objective = np.zeros(len(columns), dtype=np.int64)
         objective[width] = 1
         objective[width + 1 :] = UNPLACED_PRICE
-        rows = [self._placed(total), self._held(), self._inner(), self._memory()]
+        rows = [self._placed(total), self._held(), self._inner(), self._memory(), self._recomputed()]
         return Program(
             "compact",
             (*names, "z", *(f"unplaced[{k}]" for k in range(K))),
@@ -203,6 +204,21 @@ class CompactRelaxation:
             room[row] = (setting.capacity_bytes - fixed - workspace) // unit
         names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]
         return Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)
+
+    def _recomputed(self) -> Rows:
+        """rank_recomputes_enough (fixed layers): what a rank's recomputation takes is no less than the least that
+        fits. Coefficients and side in units, rounded up: all counts are whole in a plan."""
+        setting, P = self.setting, self.setting.layout.pp
+        if not setting.least_backward_ns:
+            return Rows.dense([], np.zeros((0, self.num_counts), dtype=np.int64), MINUS_INFINITY, INFINITY)
+        matrix = np.zeros((P, *self.slope.shape[1:]), dtype=np.int64)
+        lower = np.zeros(P, dtype=np.int64)
+        for rank, least in enumerate(setting.least_backward_ns):
+            backward = self.slope[Term.BACKWARD, :, rank::P]
+            unit = max(1, int(backward.max()) // FLOOR_UNITS)
+            matrix[rank, :, rank::P] = -(-backward // unit)
+            lower[rank] = -(-(least - int(self.empty[Term.BACKWARD, rank::P].sum())) // unit)
+        return Rows.dense([f"rank_recomputes_enough[{rank}]" for rank in range(P)], matrix.reshape(P, -1), lower)
 
     def item_prices(self, program: Program, duals: FloatArray) -> tuple[float, FloatArray]:
         """(bound, prices [3, J, K]) in units: every plan of the layout has z >= bound + sum prices * counts.

@@ -28,7 +28,8 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
-from milpplan.optimize.menus import Menu, Setting, even_splits
+from milpplan.costs.pipeline import Term
+from milpplan.optimize.menus import FLOOR_UNITS, Menu, Setting, even_splits
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
 
@@ -282,6 +283,21 @@ def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None
             )
 
 
+def rank_recomputes_enough(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """Fixed layers: sum_i backward_ji x_ji over a rank's chunks is no less than the least that fits, which rows
+    of memory do not say of fractions. Above the least of each stage, in units rounded for a relaxation."""
+    setting, offsets = program.setting, program.offsets
+    for rank, least in enumerate(setting.least_backward_ns):
+        stages = range(rank, setting.num_stages, setting.layout.pp)
+        columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
+        backwards = [program.menus[j].terms[Term.BACKWARD] for j in stages]
+        above = np.concatenate([backward - backward.min() for backward in backwards])
+        needed = least - sum(int(backward.min()) for backward in backwards)
+        if needed > 0:
+            unit = max(1, int(above.max()) // FLOOR_UNITS)
+            builder.add_row(f"rank_recomputes_enough[{rank}]", columns, -(-above // unit), -(-needed // unit))
+
+
 def forbidden_combinations(program: LayoutProgram, builder: ProgramBuilder) -> None:
     """Combinations that exact memory refused."""
     for number, (columns, most) in enumerate(program.forbidden):
@@ -294,6 +310,7 @@ ROW_FAMILIES = (
     runs_in_order,
     larger_stages_first,
     rank_fits_in_memory,
+    rank_recomputes_enough,
     forbidden_combinations,
 )
 

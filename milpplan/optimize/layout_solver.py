@@ -105,8 +105,9 @@ class LayoutSolver:
     def _run(self, attempt: Attempt, most: IntArray, deep: bool) -> Fate:
         splits = even_splits(attempt.setting.problem, attempt.setting.layout)
         few = splits is not None and len(splits) <= MAX_SPLITS
+        bounds = SplitBounds(attempt.setting, attempt.graph, tuple(attempt.pool))
         if splits is not None and few:
-            splits = _bounded_splits(attempt, splits)
+            splits = _bounded_splits(attempt, splits, bounds)
             if attempt.closed:
                 return "bounded"
         menus = compact_rounds(attempt, most, FULL_ROUNDS if deep else QUICK_ROUNDS)
@@ -114,13 +115,14 @@ class LayoutSolver:
             return "relaxed"
         if splits is not None and few:
             # Now with the critical paths that the rounds have found.
-            splits = _bounded_splits(attempt, splits)
+            bounds = bounds.with_paths(tuple(attempt.pool))
+            splits = _bounded_splits(attempt, splits, bounds)
             if attempt.closed:
                 return "relaxed"
         if not deep or self.out_of_time():
             return "open"
-        if splits is not None and few and len(splits) > 1:
-            return self._splits(attempt, splits)
+        if splits is not None and few:
+            return self._splits(attempt, splits, bounds)
         return self._whole(attempt, menus)
 
     def _whole(self, attempt: Attempt, menus: list[Menu]) -> Fate:
@@ -133,11 +135,12 @@ class LayoutSolver:
             return "relaxed"
         return "open" if self.out_of_time() else self._programs(attempt, program)
 
-    def _splits(self, attempt: Attempt, splits: tuple[tuple[int, ...], ...]) -> Fate:
+    def _splits(self, attempt: Attempt, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
         """Decide every split of the layers by itself, most promising first; the layout's bound is the least."""
         parts: list[tuple[int, int, Attempt]] = []
         for number, split in enumerate(splits):
-            part = replace(attempt, setting=attempt.setting.with_split(split), best=None)
+            setting = attempt.setting.with_split(split, bounds.least_backward_ns(split))
+            part = replace(attempt, setting=setting, best=None)
             most = _most(part.setting, part.cutoff_ns)
             if most is not None and compact_rounds(part, most, FULL_ROUNDS) is not None and not part.closed:
                 parts.append((part.bound_ns, number, part))
@@ -268,9 +271,10 @@ class LayoutSolver:
         return False
 
 
-def _bounded_splits(attempt: Attempt, splits: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def _bounded_splits(
+    attempt: Attempt, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
+) -> tuple[tuple[int, ...], ...]:
     """The splits that the paths known so far do not exclude; the layout's bound is the least of theirs."""
-    bounds = SplitBounds(attempt.setting, attempt.graph, attempt.pool)
     known = [bounds.bound_ns(split, attempt.cutoff_ns) for split in splits]
     attempt.bound_ns = max(attempt.bound_ns, min(known, default=attempt.cutoff_ns + 1))
     return tuple(split for split, bound in zip(splits, known, strict=True) if bound <= attempt.cutoff_ns)

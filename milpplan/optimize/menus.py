@@ -21,6 +21,9 @@ from milpplan.costs.stages import StageOptions, stage_options
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 
+FLOOR_UNITS = 10_000
+"""Units of the longest backward in the rows that say how much a rank recomputes at least."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Menu:
@@ -71,6 +74,8 @@ class Setting:
     """(kind, layers) of every run of equal layers."""
     layer_bounds: tuple[tuple[int, int], ...]
     """(fewest, most) layers of every virtual stage."""
+    least_backward_ns: tuple[int, ...] = ()
+    """Where the layers are fixed: the least summed backward of each rank's chunks that fits, [P]."""
 
     @staticmethod
     def of(problem: Problem, layout: Layout, costs: LayoutCosts, capacity_bytes: int) -> Setting:
@@ -79,9 +84,10 @@ class Setting:
         bounds = layer_bounds(problem, layout)
         return Setting(problem, layout, costs, capacity_bytes, profiles, model_runs(problem), bounds)
 
-    def with_split(self, split: tuple[int, ...]) -> Setting:
+    def with_split(self, split: tuple[int, ...], least_backward_ns: tuple[int, ...] = ()) -> Setting:
         """The same with the layers of every virtual stage fixed."""
-        return replace(self, layer_bounds=tuple((count, count) for count in split))
+        bounds = tuple((count, count) for count in split)
+        return replace(self, layer_bounds=bounds, least_backward_ns=least_backward_ns)
 
     @property
     def num_stages(self) -> int:
@@ -197,9 +203,10 @@ def stage_menu(setting: Setting, stage: int, most: int, prices: Prices | None = 
     for counts in run_counts(setting.runs, setting.min_layers(stage), most):
         if prices is not None and float(prices.price[0, kinds] @ np.array(counts)) > prices.slack:
             continue
-        part = recompute_menu(setting, stage, counts, prices)
-        if len(part):
-            parts.append(part)
+        options = recompute_options(setting, stage, counts, prices)
+        if options is not None:
+            parts.append(useful_items(setting, stage, counts, options))
+    parts = [part for part in parts if len(part)]
     if not parts:
         return _empty_menu(stage, len(setting.runs))
     return Menu(
@@ -249,18 +256,25 @@ def _recompute_choices(setting: Setting, num_layers: int) -> tuple[IntArray, Int
     return full[keep].astype(np.int64), selective[keep].astype(np.int64)
 
 
-def recompute_menu(setting: Setting, stage: int, counts: tuple[int, ...], prices: Prices | None = None) -> Menu:
-    """The items of a virtual stage that holds ``counts`` layers of each run: its recompute choices."""
+def recompute_options(
+    setting: Setting, stage: int, counts: tuple[int, ...], prices: Prices | None = None
+) -> StageOptions | None:
+    """The recompute choices of a virtual stage that holds ``counts`` layers of each run; None without any. Of the
+    stage only counts whether it is the model's first or last."""
     kinds = [kind for (kind, _), count in zip(setting.runs, counts, strict=True) for _ in range(count)]
     full, selective = _recompute_choices(setting, len(kinds))
     if prices is not None:
         keep = _affordable(setting, counts, full, selective, prices)
         full, selective = full[keep], selective[keep]
     if not len(full):
-        return _empty_menu(stage, len(setting.runs))
-    options = stage_options(
+        return None
+    return stage_options(
         setting.costs, kinds, full, selective, is_first=stage == 0, is_last=stage == setting.num_stages - 1
     )
+
+
+def useful_items(setting: Setting, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
+    """The options of a virtual stage that fit its rank and that no other one beats."""
     options = options.take(_useful(setting, stage, options))
     size = len(options.full)
     return Menu(
@@ -279,10 +293,11 @@ def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
     """Options that fit, and are not beaten by one with no longer backward and no more memory."""
     rank, chunk = stage % setting.layout.pp, stage // setting.layout.pp
     room = setting.capacity_bytes - int(options.state_bytes.sum()) - int(setting.costs.buffer_bytes)
-    fits = np.ones(len(options.full), dtype=np.bool_)
-    for running, counts in setting.profiles[rank]:
-        transient = options.transient_bytes if running == chunk else 0
-        fits &= counts[chunk] * options.kept_bytes + transient <= room
+    profiles = setting.profiles[rank]
+    most = max((counts[chunk] for _, counts in profiles), default=0)
+    running = max((counts[chunk] for own, counts in profiles if own == chunk), default=0)
+    fits = most * options.kept_bytes <= room
+    fits &= running * options.kept_bytes + options.transient_bytes <= room
     rows = np.flatnonzero(fits)
     if not len(rows):
         return rows

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -20,7 +20,8 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.pipeline import StepGraph, Term
-from milpplan.optimize.menus import Menu, Setting, recompute_menu, run_positions
+from milpplan.costs.stages import StageOptions
+from milpplan.optimize.menus import Menu, Setting, recompute_options, run_positions, useful_items
 
 MAX_CHOICES = 20_000
 """Choices of a rank's chunks that are looked at together; where there are more, at one moment's memory."""
@@ -28,6 +29,8 @@ MAX_WEIGHTS = 4
 """Different weights of a rank's chunks, on paths that stay on the rank, that are looked at then."""
 NONE_FITS = -1
 """Instead of lengths: a rank has no choice that fits."""
+NEVER_NS = 2**53
+"""Instead of the least backward of such a rank."""
 
 Held = tuple[int, ...]
 """Layers of each run that a virtual stage holds."""
@@ -43,7 +46,8 @@ class SplitBounds:
     """Of the layout's step graph; the longest counts."""
     counts: IntArray = field(init=False)
     fixed_ns: IntArray = field(init=False)
-    menus: dict[tuple[int, Held], Menu] = field(default_factory=dict)
+    options: dict[tuple[Held, bool, bool], StageOptions | None] = field(default_factory=dict)
+    menus: dict[tuple[int, Held], Menu | None] = field(default_factory=dict)
     lengths: dict[tuple[int, tuple[Held, ...]], IntArray | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,11 +75,28 @@ class SplitBounds:
             total = total + lengths
         return min(int(total.max()), cutoff_ns + 1)
 
+    def least_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
+        """Least summed backward of each rank's chunks over the choices that fit, [P]; of a split not excluded."""
+        P, v = self.setting.layout.pp, self.setting.layout.vpp
+        edges = [0, *accumulate(split)]
+        held = [run_positions(self.setting.runs, first, last) for first, last in pairwise(edges)]
+        least = []
+        for rank in range(P):
+            menus = self._menus(rank, tuple(held[rank::P]))
+            value: int | None = None
+            if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
+                choices = _fitting_backwards(self.setting, rank, menus)
+                value = int(choices.sum(axis=0).min()) if choices.shape[1] else None
+            elif menus is not None:
+                value = _least_fitting(self.setting, rank, menus, np.ones(v, dtype=np.int64))
+            least.append(NEVER_NS if value is None else value)
+        return tuple(least)
+
     def _lengths(self, rank: int, own: tuple[Held, ...]) -> IntArray | int:
         """Least nanoseconds that each path spends on a rank, [paths]."""
         P = self.setting.layout.pp
-        menus = [self._menu(chunk * P + rank, held) for chunk, held in enumerate(own)]
-        if not all(map(len, menus)):
+        menus = self._menus(rank, own)
+        if menus is None:
             return NONE_FITS
         passed = self.counts[:, :, rank::P]
         if math.prod(map(len, menus)) > MAX_CHOICES:
@@ -105,10 +126,29 @@ class SplitBounds:
             total[inverse == place] = value
         return np.asarray(total)
 
-    def _menu(self, stage: int, held: Held) -> Menu:
+    def _menus(self, rank: int, own: tuple[Held, ...]) -> list[Menu] | None:
+        """The choices of a rank's chunks; None where one has none that fits."""
+        menus = []
+        for chunk, held in enumerate(own):
+            menu = self._menu(chunk * self.setting.layout.pp + rank, held)
+            if menu is None:
+                return None
+            menus.append(menu)
+        return menus
+
+    def _menu(self, stage: int, held: Held) -> Menu | None:
         if (stage, held) not in self.menus:
-            self.menus[stage, held] = recompute_menu(self.setting, stage, held)
+            key = (held, stage == 0, stage == self.setting.num_stages - 1)
+            if key not in self.options:
+                self.options[key] = recompute_options(self.setting, stage, held)
+            options = self.options[key]
+            menu = None if options is None else useful_items(self.setting, stage, held, options)
+            self.menus[stage, held] = menu if menu is not None and len(menu) else None
         return self.menus[stage, held]
+
+    def with_paths(self, paths: Sequence[CriticalPath]) -> SplitBounds:
+        """The same with other paths, and the choices already looked up."""
+        return replace(self, paths=paths, lengths={})
 
 
 def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> IntArray:

@@ -23,6 +23,7 @@ from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting, stage_menu
 from milpplan.optimize.program import Program
 from milpplan.optimize.seeds import analytic_paths
+from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.specs.problem import Job, Problem, Space
 from tests.optimize.brute_force import costed_plans
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory
@@ -178,14 +179,26 @@ def choice_of(program: LayoutProgram, setting: Setting, plan: Plan) -> list[int]
     return choice
 
 
-def assert_rows_hold(problem: Problem, layout: Layout, share: float) -> int:
+def with_split_of(setting: Setting, plan: Plan) -> Setting:
+    """The layers of a plan fixed, and what each rank then recomputes at least."""
+    split = tuple(stage.num_layers for stage in plan.virtual_stages)
+    graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
+    bounds = SplitBounds(setting, graph, analytic_paths(setting.layout))
+    return setting.with_split(split, bounds.least_backward_ns(split))
+
+
+def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: bool = False) -> int:
     """Every plan at or below a cutoff satisfies every row of a program with many paths; returns how many
-    plans the menus contain."""
+    plans the menus contain. ``one_split``: of the plans with the layers of the best one."""
     costs = constants(problem, layout)
     setting = Setting.of(problem, layout, costs, usable_memory_bytes(problem))
     plans = best_in_memory(problem, setting)
     if not plans:
         return 0
+    if one_split:
+        setting = with_split_of(setting, plans[0][1])
+        ends = [stage.layers for stage in plans[0][1].virtual_stages]
+        plans = [entry for entry in plans if [stage.layers for stage in entry[1].virtual_stages] == ends]
     steps = sorted(step for step, _ in plans)
     cutoff = steps[int(share * (len(steps) - 1))]
     menus = [stage_menu(setting, j, problem.model.num_layers) for j in range(setting.num_stages)]
@@ -215,11 +228,13 @@ def assert_rows_hold(problem: Problem, layout: Layout, share: float) -> int:
     return contained
 
 
-@given(problems(), SEEDS, st.sampled_from((0.0, 0.1, 0.5)))
+@given(problems(), SEEDS, st.sampled_from((0.0, 0.1, 0.5)), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_rows_hold_for_every_plan_below_the_cutoff(problem: Problem, seed: int, share: float) -> None:
+def test_rows_hold_for_every_plan_below_the_cutoff(
+    problem: Problem, seed: int, share: float, one_split: bool
+) -> None:
     """A plan at or below the cutoff satisfies every row of its layout's program, with its z."""
-    assert_rows_hold(problem, a_layout(problem, seed), share)
+    assert_rows_hold(problem, a_layout(problem, seed), share, one_split)
 
 
 def test_rows_hold_for_plans_that_the_menus_contain() -> None:
@@ -227,8 +242,21 @@ def test_rows_hold_for_plans_that_the_menus_contain() -> None:
     contained = 0
     for seed in range(40):
         problem = random_problem(seed)
-        contained += assert_rows_hold(problem, a_layout(problem, seed), 0.2) > 0
+        contained += assert_rows_hold(problem, a_layout(problem, seed), 0.2, seed % 2 == 1) > 0
     assert contained >= 20
+
+
+@given(problems(), SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_no_rank_recomputes_less_than_the_least(problem: Problem, seed: int) -> None:
+    """In every plan that fits, each rank's backwards take at least what is the least for its split."""
+    layout = a_layout(problem, seed)
+    costs = constants(problem, layout)
+    setting = Setting.of(problem, layout, costs, usable_memory_bytes(problem))
+    for _, plan in best_in_memory(problem, setting)[:8]:
+        backward = matrix(problem, costs, plan)[Term.BACKWARD]
+        least = with_split_of(setting, plan).least_backward_ns
+        assert (backward.reshape(layout.vpp, layout.pp).sum(axis=0) >= np.array(least)).all()
 
 
 @given(problems(), SEEDS)
@@ -270,7 +298,7 @@ def test_compact_relaxation_holds_for_every_plan(problem: Problem, seed: int) ->
         peak = max(part.peak_bytes for part in rank_memory(layout, costs, stages))
         setting = Setting.of(with_memory(problem, peak), layout, costs, peak)
         step = int(step_times_ns(layout, costs, durations(stages)))
-        compact = CompactRelaxation(setting, step)
+        compact = CompactRelaxation(rng.choice((setting, with_split_of(setting, plan))), step)
         values = compact_values(compact, problem, plan)
         assert (compact.durations(values.astype(np.float64)) <= durations(stages)).all()
         others = [
