@@ -29,12 +29,34 @@ COST_KEYS = ("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_siz
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Where the times go, in nanoseconds: ``layer`` [K, Part, Phase, l] without sharding, ``embedding`` and
+    ``head`` [Part, 2, l], of the l distinct layers; ``place`` [n] says which is a layout's. ``zero`` [K, 2, 2, n]:
+    what sharding adds to a layout's layers, exposed and hidden, forward and backward.
+    """
+
+    layer: IntArray
+    embedding: IntArray
+    head: IntArray
+    zero: IntArray
+    place: IntArray
+
+    def at(self, row: int) -> Parts:
+        """One layout, without the last axis, its sharding in its layers."""
+        place, zero = self.place[row], self.zero[..., row]
+        layer = self.layer[..., place].copy()
+        for number, part in enumerate((Part.ZERO, Part.ZERO_HIDDEN)):
+            layer[:, part, : Phase.BACKWARD + 1] += zero[:, number]
+        return Parts(layer, self.embedding[..., place], self.head[..., place], zero, place)
+
+
+@dataclass(frozen=True, slots=True)
 class LayoutCosts:
     """Integer constants; the last axis is the layout. K kinds of layer.
 
-    Times in nanoseconds: ``layer_ns`` [K, Part, Phase, n] (its exposed parts are the durations),
-    ``embedding_ns`` and ``head_ns`` [Part, 2, n], ``reduce_ns``, ``gather_ns``, ``optimizer_ns`` [K + 2, n]
-    (kinds, embedding, head), ``transfer_ns``, ``barrier_ns`` [n].
+    Times in nanoseconds: ``duration_ns`` [K, Phase, n] of a layer, ``embedding_ns`` and ``head_ns`` [2, n]
+    (forward, backward), all of them sums over the exposed ``parts``; ``reduce_ns``, ``gather_ns``,
+    ``optimizer_ns`` [K + 2, n] (kinds, embedding, head), ``transfer_ns``, ``barrier_ns`` [n].
 
     Bytes: ``state_bytes`` [3, K + 2, n] (weights, gradients, optimizer); ``kept_bytes``,
     ``dropped_selective_bytes``, ``dropped_full_bytes`` [K, n] a live micro-batch; ``embedding_kept_bytes``,
@@ -42,7 +64,7 @@ class LayoutCosts:
     ``buffer_bytes`` [n] once a GPU.
     """
 
-    layer_ns: IntArray
+    parts: Parts
     duration_ns: IntArray
     embedding_ns: IntArray
     head_ns: IntArray
@@ -63,7 +85,9 @@ class LayoutCosts:
 
     def at(self, row: int) -> LayoutCosts:
         """One layout, without the layout axis."""
-        return LayoutCosts(**{field.name: getattr(self, field.name)[..., row] for field in fields(self)})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        parts = values.pop("parts").at(row)
+        return LayoutCosts(parts, **{name: value[..., row] for name, value in values.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +135,9 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     parameters = [states.local_layer_parameters(problem, kind, state_part) for kind in kinds]
     embedding = embedding_endpoint(problem, layer_part)
     head = head_endpoint(problem, layer_part)
-    seconds = np.stack([layer_seconds(problem, kind, layer_part) for kind in kinds])[..., layer_inverse]
-    reduce, gather = _add_sharding(problem, state_part, parameters, state_inverse, columns, seconds)
+    seconds = np.stack([layer_seconds(problem, kind, layer_part) for kind in kinds])
+    compute = seconds[:, EXPOSED, : Phase.BACKWARD + 1].sum(axis=1)[..., layer_inverse]
+    reduce, gather, zero = _sharding(problem, state_part, parameters, state_inverse, columns, compute)
     activations = [layer_activations(problem, kind, layer_part) for kind in kinds]
 
     def kept(name: str) -> IntArray:
@@ -129,12 +154,14 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         ],
         axis=0,
     )
-    layer_ns = _ns(seconds)
+    parts = Parts(_ns(seconds), _ns(embedding.seconds), _ns(head.seconds), _ns(zero), layer_inverse)
+    duration = parts.layer[:, EXPOSED].sum(axis=1)[..., layer_inverse]
+    duration[:, : Phase.BACKWARD + 1] += parts.zero[:, 0]
     return LayoutCosts(
-        layer_ns=layer_ns,
-        duration_ns=np.asarray(layer_ns[:, EXPOSED].sum(axis=1)),
-        embedding_ns=_ns(embedding.seconds)[..., layer_inverse],
-        head_ns=_ns(head.seconds)[..., layer_inverse],
+        parts=parts,
+        duration_ns=duration,
+        embedding_ns=parts.embedding[EXPOSED].sum(axis=0)[:, layer_inverse],
+        head_ns=parts.head[EXPOSED].sum(axis=0)[:, layer_inverse],
         reduce_ns=_ns(np.concatenate([reduce, ends.reduce])),
         gather_ns=_ns(np.concatenate([gather, ends.gather])),
         optimizer_ns=_ns(np.concatenate([optimizer[:, state_inverse], ends.optimizer])),
@@ -195,33 +222,32 @@ def _endpoint_states(
     )
 
 
-def _add_sharding(
+def _sharding(
     problem: Problem,
     part: LayoutColumns,
     parameters: list[LocalParameters],
     inverse: IntArray,
     columns: LayoutColumns,
-    seconds: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    """Gradient and parameter communication of the layers.
+    compute: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of gradient and parameter communication of the layers: reductions and gathers once a step [K, n],
+    and what is added to every micro-batch (``Parts.zero``).
 
-    Stages 0 and 1 reduce once a step, stage 1 and 2 gather once a step: these are the returned arrays [K, n].
-    Stage 2 reduces and stage 3 gathers and reduces in every micro-batch, beside the layer's compute: the
-    excess is added to ``seconds`` in place (Part.ZERO).
+    Stages 0 and 1 reduce once a step, stage 1 and 2 gather once a step. Stage 2 reduces and stage 3 gathers and
+    reduces in every micro-batch, beside the layer's ``compute`` [K, 2, n].
     """
     reduce = np.stack([states.reduce_s(problem, part, local) for local in parameters])[:, inverse]
     gather = np.stack([states.gather_s(problem, part, local) for local in parameters])[:, inverse]
     stage = columns.zero_stage
-    compute = seconds[:, EXPOSED].sum(axis=1)
-    forward = np.where(stage == 3, gather, 0.0)
-    backward = np.where(stage >= 2, reduce, 0.0) + forward
-    share = collectives.processor_fraction(problem.hardware, columns.cp * columns.dp, columns.tp)
-    for phase, busy in ((Phase.FORWARD, forward), (Phase.BACKWARD, backward)):
-        exposed, hidden = collectives.overlap_s(busy, compute[:, phase], share)
-        seconds[:, Part.ZERO, phase] += exposed
-        seconds[:, Part.ZERO_HIDDEN, phase] += hidden
+    zero = np.zeros((len(parameters), 2, 2, len(columns)))
+    rows = np.flatnonzero(stage >= 2)
+    forward = np.where(stage[rows] == 3, gather[:, rows], 0.0)
+    share = collectives.processor_fraction(problem.hardware, columns.cp[rows] * columns.dp[rows], columns.tp[rows])
+    for phase, busy in ((Phase.FORWARD, forward), (Phase.BACKWARD, reduce[:, rows] + forward)):
+        exposed, hidden = collectives.overlap_s(busy, compute[:, phase, rows], share)
+        zero[:, 0, phase, rows], zero[:, 1, phase, rows] = exposed, hidden
     once = np.where(stage >= 2, 0.0, reduce)
-    return once, np.where((stage == 1) | (stage == 2), gather, 0.0)
+    return once, np.where((stage == 1) | (stage == 2), gather, 0.0), zero
 
 
 def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:

@@ -250,13 +250,13 @@ def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: range) -> t
         stage = plan.virtual_stages[j]
         held = np.array(kinds[stage.layers[0] : stage.layers[1]], dtype=np.int64)
         split = stage.recompute.full, stage.recompute.full + stage.recompute.selective
-        parts += costs.layer_ns[held][:, :, (Phase.FORWARD, Phase.BACKWARD)].sum(axis=(0, 2))
-        recompute += costs.layer_ns[held[: split[0]], :, Phase.FULL].sum(axis=0)
-        recompute += costs.layer_ns[held[split[0] : split[1]], :, Phase.SELECTIVE].sum(axis=0)
+        parts += costs.parts.layer[held][:, :, (Phase.FORWARD, Phase.BACKWARD)].sum(axis=(0, 2))
+        recompute += costs.parts.layer[held[: split[0]], :, Phase.FULL].sum(axis=0)
+        recompute += costs.parts.layer[held[split[0] : split[1]], :, Phase.SELECTIVE].sum(axis=0)
         if j == 0:
-            parts += costs.embedding_ns.sum(axis=1)
+            parts += costs.parts.embedding.sum(axis=1)
         if j == final:
-            parts += costs.head_ns.sum(axis=1)
+            parts += costs.parts.head.sum(axis=1)
     return parts + recompute, recompute
 
 

@@ -100,8 +100,8 @@ def _end_kept(costs: LayoutCosts, is_first: bool, is_last: bool) -> int:
 def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bool) -> IntArray:
     """Durations without recomputation: [Term]."""
     duration = costs.duration_ns
-    embedding = costs.embedding_ns[:5].sum(axis=0) * is_first
-    head = costs.head_ns[:5].sum(axis=0) * is_last
+    embedding = costs.embedding_ns * is_first
+    head = costs.head_ns * is_last
     ends = [EMBEDDING] * is_first + [HEAD] * is_last
     any_layer = len(held) > 0
     front = held[:1]

@@ -22,7 +22,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
-from milpplan.costs.layers import EXPOSED, Phase
+from milpplan.costs.layers import Phase
 from milpplan.costs.pipeline import Term
 from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
 from milpplan.optimize.menus import FLOOR_UNITS, Setting
@@ -76,7 +76,7 @@ class CompactRelaxation:
         """The buckets at a stage's edges (LEAD, LAST, TRAIL, FIRST) are not sums over its layers: take the least
         they can be, with the cheapest layer at the edge, or without layers where the stage may have none."""
         costs, J = self.setting.costs, self.setting.num_stages
-        head = costs.head_ns[EXPOSED].sum(axis=0)
+        head = costs.head_ns
         # (least of a layer, added by the embedding on the first stage, added by the head on the last stage)
         edges = {
             Term.LEAD: (duration[:, Phase.BACKWARD], 0, head[Phase.BACKWARD]),

@@ -17,7 +17,7 @@ import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
-from milpplan.costs.layers import EXPOSED, Phase
+from milpplan.costs.layers import Phase
 from milpplan.costs.pipeline import StepGraph
 from milpplan.errors import SolverError
 from milpplan.optimize.backends import backend
@@ -287,7 +287,7 @@ def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
     forward, backward = int(duration[:, Phase.FORWARD].min()), int(duration[:, Phase.BACKWARD].min())
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
     counts = np.bincount(np.array(setting.problem.model.layer_kinds))
-    ends = int(costs.embedding_ns[EXPOSED].sum() + costs.head_ns[EXPOSED].sum())
+    ends = int(costs.embedding_ns.sum() + costs.head_ns.sum())
     work = int((duration[:, Phase.FORWARD] + duration[:, Phase.BACKWARD]) @ counts) + ends
     if v > 1:
         least = np.array([setting.min_layers(j) for j in range(setting.num_stages)]).reshape(v, P)
@@ -318,7 +318,7 @@ def longest_step_ns(setting: Setting) -> int:
     counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(duration))
     extra = np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE])
     work = int((duration[:, Phase.FORWARD] + duration[:, Phase.BACKWARD] + extra) @ counts)
-    work += int(costs.embedding_ns[EXPOSED].sum() + costs.head_ns[EXPOSED].sum())
+    work += int(costs.embedding_ns.sum() + costs.head_ns.sum())
     work += 2 * setting.num_stages * int(costs.transfer_ns)
     weights = np.append(counts, [1, 1])
     once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ weights) + int(costs.barrier_ns)

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.layers import EXPOSED, Phase
+from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import CostTable, LayoutCosts
 from milpplan.costs.stages import EMBEDDING, HEAD
 from milpplan.optimize.menus import splits_into
@@ -69,8 +69,8 @@ class RowCosts:
             "backward": duration[:, Phase.BACKWARD],
             "extra": np.stack([extra[mode] for mode in modes]),
             "optimizer": costs.optimizer_ns[:EMBEDDING],
-            "embedding": costs.embedding_ns[EXPOSED].sum(axis=0),
-            "head": costs.head_ns[EXPOSED].sum(axis=0),
+            "embedding": costs.embedding_ns,
+            "head": costs.head_ns,
             "end_optimizer": costs.optimizer_ns[[EMBEDDING, HEAD]],
             "transfer": costs.transfer_ns,
             "tail": costs.barrier_ns + costs.reduce_ns[EMBEDDING] + costs.gather_ns[EMBEDDING],
@@ -84,7 +84,7 @@ class RowCosts:
 
     def take(self, rows: IntArray) -> RowCosts:
         """The chosen layouts."""
-        return RowCosts(**{field.name: getattr(self, field.name)[..., rows] for field in fields(self)})
+        return RowCosts(**{field.name: getattr(self, field.name).take(rows, axis=-1) for field in fields(self)})
 
 
 @dataclass(frozen=True)
