@@ -52,6 +52,13 @@ def plan_path(tmp_path: Path) -> Path:
     return path
 
 
+def test_the_widest_space_is_named() -> None:
+    """``--space any`` says so in the headline, and other words are refused."""
+    result = run(*SOLVE[:-1], "any", "--fix", "pp=2", "--fix", "tp=1", "--time-limit", "4")
+    assert "interleaved layers any" in " ".join(result.stdout.split())
+    assert "uniform, free, any" in refused(run(*SOLVE[:-1], "even"))
+
+
 def test_a_proved_plan_exits_with_zero() -> None:
     """The headline names the tolerance, the cost model's version and the space; no colours in a pipe."""
     result = run(*SOLVE)

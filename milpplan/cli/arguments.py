@@ -149,6 +149,9 @@ def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]
     return tuple(assignments(text, "--forbid", tuple(Layout.model_fields)) for text in options)
 
 
+SPACES = {"uniform": Space(kind="uniform"), "free": Space(), "any": Space(interleaved_layers="any")}
+
+
 def problem_of(model: str, hardware: str, job: Mapping[str, Any], space: str, fix: list[str]) -> Problem:
     """The problem of a command line; ``job`` holds the options that describe the job."""
     if model in hardware_names() and hardware in model_names():
@@ -176,7 +179,7 @@ def problem_of(model: str, hardware: str, job: Mapping[str, Any], space: str, fi
         deadline_s=None if hours is None else hours * SECONDS_PER_HOUR,
     )
     check_size(asked)
-    declared = Space(kind=choice(space, "--space", ("uniform", "free")))
+    declared = SPACES[choice(space, "--space", tuple(SPACES))]
     problem = record(
         Problem, "the command line", model=spec, hardware=load_hardware(hardware), job=asked, space=declared
     )

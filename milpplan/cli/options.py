@@ -32,8 +32,10 @@ SpaceKind = Annotated[
     str,
     typer.Option(
         "--space",
-        metavar="uniform|free",
-        help="uniform: equal stages and one recompute setting; free: any split, any recompute counts.",
+        metavar="uniform|free|any",
+        help="uniform: equal stages and one recompute setting; free: any split (interleaved: chunks of equal "
+        "size or a layer less), any recompute counts; any: interleaved chunks of any size too (proofs take much "
+        "longer).",
     ),
 ]
 Fix = Annotated[

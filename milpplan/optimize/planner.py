@@ -52,6 +52,8 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
     _check(chosen)
     if problem.job.objective == "num_gpus":
         return _fewest_gpus(problem, chosen)
+    if problem.space.kind == "free" and problem.space.interleaved_layers == "any":
+        return _from_even(problem, chosen)
     return _solve(problem, chosen)
 
 
@@ -114,6 +116,22 @@ def _solve(problem: Problem, options: SolveOptions) -> PlanResult:
     except KeyboardInterrupt:
         interrupted = True
     return _result(problem, options, search, started, interrupted)
+
+
+def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
+    """Splits of any kind, from the best even one, which is found much sooner: half of the time limit goes to it.
+    Its bound says nothing about the others."""
+    even = problem.model_copy(update={"space": problem.space.model_copy(update={"interleaved_layers": "even"})})
+    limit = options.time_limit_s
+    first = _solve(even, replace(options, time_limit_s=None if limit is None else 0.5 * limit))
+    left = None if limit is None else max(0.01, limit - first.wall_time_s)
+    if first.message:
+        left = 0.01
+    start = first.plan if first.plan is not None else options.warm_start
+    result = _solve(problem, replace(options, time_limit_s=left, warm_start=start))
+    return replace(
+        result, wall_time_s=first.wall_time_s + result.wall_time_s, message=first.message or result.message
+    )
 
 
 def _result(

@@ -217,6 +217,27 @@ def unused(problem: Problem) -> str | None:
     return "gpipe" if "1f1b" in problem.space.schedule else None
 
 
+def test_splits_of_any_kind_start_from_the_best_even_one() -> None:
+    """However short the time, the wider space gives no worse plan than half of it gives the even one; its bound is
+    not the even one's."""
+    better = 0
+    for seed in range(200):
+        problem = random_problem(seed)
+        layouts = layout_space(problem).columns
+        if not (layouts.vpp > 1).any():
+            continue
+        spaces = [problem.space.model_copy(update={"interleaved_layers": kind}) for kind in ("even", "any")]
+        even, wide = (solve(problem.model_copy(update={"space": space})) for space in spaces)
+        if even.plan is None or even.objective is None:
+            continue
+        assert wide.objective is not None
+        assert wide.objective <= even.objective * (1 + 1e-4)
+        better += wide.objective < even.objective * (1 - 1e-4)
+        if better >= 2:
+            break
+    assert better >= 2
+
+
 @given(problems())
 @settings(max_examples=20, deadline=None)
 def test_dominated_layouts_are_not_better(problem: Problem) -> None:
