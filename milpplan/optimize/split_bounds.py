@@ -51,8 +51,9 @@ class SplitBounds:
     lengths: dict[tuple[int, tuple[Held, ...]], IntArray | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # The choices left out of menus are beaten on every path that passes backwards forwards, as nearly all do.
-        useful = [path for path in self.paths if (path.counts[Term.BACKWARD] >= 0).all()]
+        # On paths that pass nothing backwards, as nearly all are, the choices left out of menus are beaten, and
+        # what is spent on some ranks is a bound already.
+        useful = [path for path in self.paths if (path.counts >= 0).all()]
         self.counts = np.stack([path.counts for path in useful])
         transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
         self.fixed_ns = np.array([path.num_transfers * transfer + path.barrier_count * barrier for path in useful])
@@ -73,7 +74,9 @@ class SplitBounds:
             if isinstance(lengths, int):
                 return cutoff_ns + 1
             total = total + lengths
-        return min(int(total.max()), cutoff_ns + 1)
+            if int(total.max()) > cutoff_ns:
+                return cutoff_ns + 1
+        return int(total.max())
 
     def least_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Least summed backward of each rank's chunks over the choices that fit, [P]; of a split not excluded."""
