@@ -63,11 +63,8 @@ class SplitBounds:
 
         ``split``: layers of every virtual stage, [J].
         """
-        edges = [0, *accumulate(split)]
-        held = [run_positions(self.setting.runs, first, last) for first, last in pairwise(edges)]
         total = self.fixed_ns
-        for rank in range(self.setting.layout.pp):
-            own = tuple(held[rank :: self.setting.layout.pp])
+        for rank, own in enumerate(self._held(split)):
             if (rank, own) not in self.lengths:
                 self.lengths[rank, own] = self._lengths(rank, own)
             lengths = self.lengths[rank, own]
@@ -80,20 +77,24 @@ class SplitBounds:
 
     def least_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Least summed backward of each rank's chunks over the choices that fit, [P]; of a split not excluded."""
-        P, v = self.setting.layout.pp, self.setting.layout.vpp
-        edges = [0, *accumulate(split)]
-        held = [run_positions(self.setting.runs, first, last) for first, last in pairwise(edges)]
-        least = []
-        for rank in range(P):
-            menus = self._menus(rank, tuple(held[rank::P]))
+        ones, least = np.ones(self.setting.layout.vpp, dtype=np.int64), []
+        for rank, own in enumerate(self._held(split)):
+            menus = self._menus(rank, own)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
                 choices = _fitting_backwards(self.setting, rank, menus)
                 value = int(choices.sum(axis=0).min()) if choices.shape[1] else None
             elif menus is not None:
-                value = _least_fitting(self.setting, rank, menus, np.ones(v, dtype=np.int64))
+                value = _least_fitting(self.setting, rank, menus, ones)
             least.append(NEVER_NS if value is None else value)
         return tuple(least)
+
+    def _held(self, split: Sequence[int]) -> list[tuple[Held, ...]]:
+        """What the chunks of each rank hold."""
+        P = self.setting.layout.pp
+        edges = [0, *accumulate(split)]
+        held = [run_positions(self.setting.runs, first, last) for first, last in pairwise(edges)]
+        return [tuple(held[rank::P]) for rank in range(P)]
 
     def _lengths(self, rank: int, own: tuple[Held, ...]) -> IntArray | int:
         """Least nanoseconds that each path spends on a rank, [paths]."""
