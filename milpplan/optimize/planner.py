@@ -104,12 +104,14 @@ def _witnesses(options: SolveOptions) -> list[Backend]:
     return [backend_named(name) for name in names]
 
 
-def _solve(problem: Problem, options: SolveOptions) -> PlanResult:
+def _solve(problem: Problem, options: SolveOptions, known: Plan | None = None) -> PlanResult:
+    """One search; ``known`` is a plan to start from, beside the caller's."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     solver = LayoutSolver(options, backend_named(options.backend), _witnesses(options), deadline)
     space = layout_space(problem, options.forbid)
-    search = Search(problem, space, solver, started)
+    starts = tuple(plan for plan in (options.warm_start, known) if plan is not None)
+    search = Search(problem, space, solver, started, starts)
     interrupted = False
     try:
         search.run()
@@ -127,8 +129,7 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
     left = None if limit is None else max(0.01, limit - first.wall_time_s)
     if first.message:
         left = 0.01
-    start = first.plan if first.plan is not None else options.warm_start
-    result = _solve(problem, replace(options, time_limit_s=left, warm_start=start))
+    result = _solve(problem, replace(options, time_limit_s=left), first.plan)
     return replace(
         result, wall_time_s=first.wall_time_s + result.wall_time_s, message=first.message or result.message
     )

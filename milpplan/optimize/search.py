@@ -43,6 +43,8 @@ class Search:
     space: LayoutSpace
     solver: LayoutSolver
     started: float
+    starts: tuple[Plan, ...] = ()
+    """Plans to start from, where the space has them."""
     weights: FloatArray = field(init=False)
     limits_ns: FloatArray = field(init=False)
     bounds_ns: FloatArray = field(init=False)
@@ -266,13 +268,11 @@ class Search:
         return step
 
     def _warm_start(self) -> None:
-        """The caller's plan, if its layout is in the space."""
-        plan = self.solver.options.warm_start
-        if plan is None:
-            return
-        row = self.space.find(plan.layout)
-        if row is not None and _in_space(self.problem, plan):
-            self.evaluate(row, plan)
+        """The plans to start from whose layouts are in the space."""
+        for plan in self.starts:
+            row = self.space.find(plan.layout)
+            if row is not None and _in_space(self.problem, plan):
+                self.evaluate(row, plan)
 
     def _free(self) -> None:
         """Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
