@@ -104,16 +104,17 @@ class LayoutSolver:
 
     def _run(self, attempt: Attempt, most: IntArray, deep: bool) -> Fate:
         splits = even_splits(attempt.setting.problem, attempt.setting.layout)
-        few = splits is not None and len(splits) <= MAX_SPLITS
+        if splits is not None and len(splits) > MAX_SPLITS:
+            splits = None
         bounds = SplitBounds(attempt.setting, attempt.graph, tuple(attempt.pool))
-        if splits is not None and few:
+        if splits is not None:
             splits = _bounded_splits(attempt, splits, bounds)
             if attempt.closed:
                 return "bounded"
         menus = compact_rounds(attempt, most, FULL_ROUNDS if deep else QUICK_ROUNDS)
         if menus is None or attempt.closed:
             return "relaxed"
-        if splits is not None and few:
+        if splits is not None:
             # Now with the critical paths that the rounds have found.
             bounds = bounds.with_paths(tuple(attempt.pool))
             splits = _bounded_splits(attempt, splits, bounds)
@@ -121,7 +122,7 @@ class LayoutSolver:
                 return "relaxed"
         if not deep or self.out_of_time():
             return "open"
-        if splits is not None and few:
+        if splits is not None:
             return self._splits(attempt, splits, bounds)
         return self._whole(attempt, menus)
 
