@@ -28,6 +28,7 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import LAYER_KEYS, CostTable, layer_durations_ns, usable_memory_bytes
+from milpplan.optimize.counting import counted_bound
 from milpplan.optimize.pricing import (
     GPIPE,
     INTERLEAVED,
@@ -35,7 +36,6 @@ from milpplan.optimize.pricing import (
     end_bytes,
     forced_layers,
     groups,
-    held_by_kind,
     memory_price,
     over_fixed_bytes,
     over_kinds,
@@ -175,15 +175,15 @@ def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
     ends = costs.embedding.sum(axis=0) * on_rank[0] + costs.head.sum(axis=0) * on_rank[-1]
     fixed = over_fixed_bytes(group, price, capacity)
     bound = placed + ends + costs.transfer * (P - 1.0) + fixed
-    if group.held:
-        bound = np.maximum(bound, _fullest_rank(group, capacity, price * (m / on_rank)))
+    rule = _fullest_rank if group.held else counted_bound
+    bound = np.maximum(bound, rule(group, capacity, price * (m / on_rank)))
     return np.asarray(np.maximum(bound, work * m / P))
 
 
 def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArray:
     """Even interleaving: the longest of the paths through chunk 0 down to rank s, m D_s + sum_{i < s} D_{0,i} +
     2 s p, with the layers that every split puts there. Their recomputation is priced rank by rank ([P, r])."""
-    costs, m, held = group.costs, group.micro_batches, held_by_kind(group)
+    costs, m, held = group.costs, group.micro_batches, group.held_by_kind
     kinds = range(len(group.counts))
     least = [costs.forward[k] + costs.backward[k] + costs.extra[:, k].min(axis=0) for k in kinds]
     first = sum(held[1, k] * least[k] for k in kinds)
@@ -196,7 +196,7 @@ def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArra
         priced = priced_layers(part, np.broadcast_to(m[rows], price[:, rows].shape), price[:, rows])
         priced += (part.costs.forward + part.costs.backward)[:, None] * m[rows]
         first_bytes, last_bytes = end_bytes(part)
-        room = np.repeat((part.costs.buffers - capacity)[None], group.num_ranks, axis=0)
+        room = np.full((group.num_ranks, len(rows)), part.costs.buffers - capacity)
         room[0] += first_bytes
         room[-1] += last_bytes
         tight = (held[..., rows] * priced).sum(axis=(0, 1)) + price[:, rows] * room

@@ -5,7 +5,8 @@
     minimise z + price * unplaced
     kinds_are_placed     sum_j n_jk + unplaced_k = N_k                                     for every kind
     recompute_is_held    f_jk + s_jk <= n_jk                                               for every j, k
-    stage_holds_layers   least_j <= sum_k n_jk <= most_j                                   for every j
+    stage_holds_layers   least_j - unplaced <= sum_k n_jk <= most_j                        for every j
+    rank_holds_layers    the same for all chunks of a rank, and for each kind what counting allows (v > 1)
     rank_fits            bytes at every live vector of every rank <= capacity
     rank_recomputes_enough  a rank's recomputation >= the least that fits, where the layers are fixed
     critical_path        z >= path(x)                                                      for every path
@@ -25,6 +26,7 @@ from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import Phase
 from milpplan.costs.pipeline import Term
 from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
+from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.menus import FLOOR_UNITS, Setting
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, Rows
 
@@ -96,6 +98,11 @@ class CompactRelaxation:
         """Columns before z."""
         return int(self.slope[0].size)
 
+    def layers(self, values: FloatArray) -> FloatArray:
+        """Layers of every virtual stage at a fractional point, [J]."""
+        counts = values[: self.num_counts].reshape(self.slope.shape[1:])
+        return np.asarray(counts[0].sum(axis=1))
+
     def durations(self, values: FloatArray) -> IntArray:
         """Duration matrix [Term, J] of a fractional point."""
         counts = values[: self.num_counts].reshape(self.slope.shape[1:])
@@ -136,7 +143,14 @@ class CompactRelaxation:
         objective = np.zeros(len(columns), dtype=np.int64)
         objective[width] = 1
         objective[width + 1 :] = UNPLACED_PRICE
-        rows = [self._placed(total), self._held(), self._inner(), self._memory(), self._recomputed()]
+        rows = [
+            self._placed(total),
+            self._held(),
+            *self._inner(),
+            *self._ranks(),
+            self._memory(),
+            self._recomputed(),
+        ]
         return Program(
             "compact",
             (*names, "z", *(f"unplaced[{k}]" for k in range(K))),
@@ -146,6 +160,19 @@ class CompactRelaxation:
             Rows.concatenate([part for part in rows if len(part)]),
             objective,
         )
+
+    def limits(self, setting: Setting) -> tuple[IntArray, IntArray, IntArray]:
+        """Rows, lower and upper sides that make the program one of a narrower setting."""
+        _, J, K = self.slope.shape[1:]
+        first, P = K + J * K, setting.layout.pp
+        parts: list[tuple[IntArray, IntArray]] = []
+        for bounds in (setting.layer_bounds, setting.rank_bounds):
+            least, most = np.array(bounds, dtype=np.int64).T
+            count = len(bounds)
+            parts.append((np.full(count, MINUS_INFINITY), most))
+            parts.append((least, np.full(count, INFINITY)))
+        lower, upper = (np.concatenate(side) for side in zip(*parts, strict=True))
+        return np.arange(first, first + 2 * (J + P)), lower, upper
 
     def _placed(self, total: IntArray) -> Rows:
         """kinds_are_placed: sum_j n_jk + unplaced_k = N_k."""
@@ -164,15 +191,42 @@ class CompactRelaxation:
         names = [f"recompute_is_held[{row}]" for row in range(size)]
         return Rows.dense(names, np.hstack([-eye, eye, eye]), lower, 0)
 
-    def _inner(self) -> Rows:
-        """stage_holds_layers: least <= sum_k n_jk <= most."""
+    def _inner(self) -> list[Rows]:
+        """stage_holds_layers: least - unplaced <= sum_k n_jk <= most. With layers unplaced there is always an
+        optimum, and so always a dual that proves something."""
         _, J, K = self.slope.shape[1:]
-        least = [self.setting.min_layers(j) for j in range(J)]
-        most = [self.setting.max_layers(j) for j in range(J)]
-        matrix = np.zeros((J, self.num_counts), dtype=np.int64)
+        matrix = np.zeros((J, self.num_counts + 1 + K), dtype=np.int64)
         for j in range(J):
             matrix[j, j * K : (j + 1) * K] = 1
-        return Rows.dense([f"stage_holds_layers[{j}]" for j in range(J)], matrix, least, most)
+        least, most = np.array(self.setting.layer_bounds, dtype=np.int64).T
+        return self._elastic("stage", matrix, least, most)
+
+    def _ranks(self) -> list[Rows]:
+        """rank_holds_layers (interleaved): of each kind what a plan at or below the cutoff can hold, and of all
+        together what the setting allows."""
+        _, J, K = self.slope.shape[1:]
+        P = self.setting.layout.pp
+        if self.setting.layout.vpp == 1:
+            return []
+        matrix = np.zeros((K, P, self.num_counts + 1 + K), dtype=np.int64)
+        for kind, rank in np.ndindex(K, P):
+            matrix[kind, rank, : J * K].reshape(J, K)[rank::P, kind] = 1
+        names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(K, P)]
+        kinds = np.maximum(most_on_ranks(self.setting, self.cutoff_ns), 0).reshape(-1)
+        least, most = np.array(self.setting.rank_bounds, dtype=np.int64).T
+        return [
+            *self._elastic("rank", matrix.sum(axis=0), least, most),
+            Rows.dense(names, matrix.reshape(K * P, -1), MINUS_INFINITY, kinds),
+        ]
+
+    def _elastic(self, name: str, matrix: IntArray, least: IntArray, most: IntArray) -> list[Rows]:
+        """Rows with an upper side, and rows with a lower side that unplaced layers may stand in for."""
+        enough = matrix.copy()
+        enough[:, self.num_counts + 1 :] = 1
+        return [
+            Rows.dense([f"{name}_holds_layers[{n}]" for n in range(len(most))], matrix, MINUS_INFINITY, most),
+            Rows.dense([f"{name}_holds_enough[{n}]" for n in range(len(least))], enough, least, INFINITY),
+        ]
 
     def _memory(self) -> Rows:
         """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation."""

@@ -102,6 +102,19 @@ class Attempt:
         self.keep(steps[0], plan)
         return paths[0]
 
+    def alike_chunks(self, point: IntArray) -> list[IntArray]:
+        """Free interleaved splits: the point with a rank's work spread evenly over its chunks. Good plans are near
+        such points, relaxations with few paths far from them."""
+        P, v = self.setting.layout.pp, self.setting.layout.vpp
+        if v == 1 or self.setting.problem.space.interleaved_layers == "even":
+            return []
+        alike = point.copy()
+        work = point[: Term.BACKWARD + 1].reshape(-1, v, P)
+        alike[: Term.BACKWARD + 1] = np.broadcast_to(work.mean(axis=1, keepdims=True), work.shape).reshape(
+            -1, v * P
+        )
+        return [alike, (point + alike) // 2]
+
     def slower_ranks(self, point: IntArray) -> list[IntArray]:
         """The point with one of some ranks two per cent slower."""
         P = self.setting.layout.pp
@@ -114,7 +127,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class _Rounds:
+class Rounds:
     """One relaxation and the best point found for it."""
 
     attempt: Attempt
@@ -126,15 +139,22 @@ class _Rounds:
     center: FloatArray | None = None
     center_ns: float = np.inf
     improved: bool = False
-    left: list[int] = field(default_factory=list)
-    """Nanoseconds from the bound to the cutoff, after every round."""
+    left: list[tuple[int, float]] = field(default_factory=list)
+    """Nanoseconds from the bound to the cutoff and to the best point, after every round."""
+
+    def begin(self, attempt: Attempt) -> None:
+        """Go on with another attempt at the same graph."""
+        self.attempt, self.center, self.center_ns, self.left = attempt, None, np.inf, []
 
     def stalled(self) -> bool:
-        """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""
-        self.left.append(self.attempt.cutoff_ns - self.attempt.bound_ns)
+        """Whether the last rounds hardly raised the bound, nor brought the best point nearer to it: rows rounded
+        to units leave a tail of tiny steps."""
+        bound = self.attempt.bound_ns
+        self.left.append((self.attempt.cutoff_ns - bound, self.center_ns - bound))
         if len(self.left) <= STALL_ROUNDS:
             return False
-        return self.left[-1] > self.left[-1 - STALL_ROUNDS] * (1.0 - STALL_SHARE)
+        before = self.left[-1 - STALL_ROUNDS]
+        return all(now > then * (1.0 - STALL_SHARE) for now, then in zip(self.left[-1], before, strict=True))
 
     def solve(self) -> RelaxationSolution | None:
         """Solve and raise the proved bound; None when the solver stopped or time is up."""
@@ -154,6 +174,7 @@ class _Rounds:
         if self.center is not None:
             points += [share * optimum + (1.0 - share) * self.center for share in INWARD[1:]]
         matrices = [self.matrix(point) for point in points]
+        matrices += self.attempt.alike_chunks(matrices[0])
         matrices += self.attempt.slower_ranks(matrices[-1])
         paths, steps = self.attempt.paths_at(np.stack(matrices))
         self.improved = False
@@ -178,9 +199,8 @@ def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
     return list(seen.values())
 
 
-def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] | None:
-    """Rounds on the compact relaxation. None when its bound passes the cutoff, else the menus of the items that
-    its duals leave."""
+def compact_start(attempt: Attempt) -> tuple[CompactRelaxation, Rounds] | None:
+    """The compact relaxation with all known paths; None where they pass the cutoff by themselves."""
     compact = CompactRelaxation(attempt.setting, attempt.cutoff_ns)
     base = compact.base_ns(attempt.pool)
     if base > attempt.cutoff_ns:
@@ -189,9 +209,20 @@ def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] 
     unit = max(1, (attempt.cutoff_ns - base) // COMPACT_RESOLUTION)
     relaxation = Relaxation(compact.program(base, unit))
     relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
-    run = _Rounds(
-        attempt, relaxation, base, unit, compact.durations, lambda paths: compact.path_rows(paths, base, unit)
-    )
+
+    def rows(paths: list[CriticalPath]) -> Rows:
+        return compact.path_rows(paths, base, unit)
+
+    return compact, Rounds(attempt, relaxation, base, unit, compact.durations, rows)
+
+
+def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] | None:
+    """Rounds on the compact relaxation. None when its bound passes the cutoff, else the menus of the items that
+    its duals leave."""
+    start = compact_start(attempt)
+    if start is None:
+        return None
+    compact, run = start
     best, prices = -np.inf, None
     for _ in range(rounds):
         solution = run.solve()
@@ -199,18 +230,18 @@ def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] 
             return None
         if solution is None:
             break
-        bound, price = compact.item_prices(relaxation.program, solution.row_duals)
+        bound, price = compact.item_prices(run.relaxation.program, solution.row_duals)
         if bound > best:
             best, prices = bound, price
         more = run.separate(solution)
         if run.center is not None and run.improved and run.center_ns <= attempt.cutoff_ns:
-            _round(attempt, compact, run.center)
+            try_rounded(attempt, compact.layers(run.center))
         if not more or attempt.closed or run.stalled():
             break
     _trim(attempt.pool, attempt.setting.layout.pp)
     if attempt.closed:
         return None
-    return _menus(attempt, most, (attempt.cutoff_ns - base) / unit + 1.0 - best, prices)
+    return _menus(attempt, most, (attempt.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
 
 
 def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
@@ -218,13 +249,13 @@ def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
     del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
 
 
-def _round(attempt: Attempt, compact: CompactRelaxation, values: FloatArray) -> None:
-    """A whole plan near a fractional point."""
-    counts = values[: compact.num_counts].reshape(compact.slope.shape[1:])
-    plan = fitted_plan(attempt.setting, rounded_layers(attempt.setting, counts[0].sum(axis=1)))
+def try_rounded(attempt: Attempt, layers: FloatArray) -> Plan | None:
+    """A whole plan near fractional layers [J], if one fits."""
+    plan = fitted_plan(attempt.setting, rounded_layers(attempt.setting, layers))
     path = attempt.try_plan(plan)
     if path is not None:
         attempt.pool.append(path)
+    return plan
 
 
 def _menus(attempt: Attempt, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
@@ -254,7 +285,7 @@ def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
             program.add_path(path)
         return program.path_rows(known, base, unit)
 
-    run = _Rounds(attempt, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows)
+    run = Rounds(attempt, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows)
     for number in range(rounds):
         solution = run.solve()
         if attempt.closed or solution is None:

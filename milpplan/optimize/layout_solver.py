@@ -22,6 +22,8 @@ from milpplan.costs.pipeline import StepGraph
 from milpplan.errors import SolverError
 from milpplan.optimize.backends import backend
 from milpplan.optimize.bounds import path_coefficients
+from milpplan.optimize.branching import Tree
+from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, LayoutProgram
 from milpplan.optimize.kelley import Attempt, Counters, compact_rounds, menu_rounds, try_choice
@@ -31,7 +33,7 @@ from milpplan.optimize.result import Fate, SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
 from milpplan.optimize.solution import Backend, Limits, Solution
 from milpplan.optimize.split_bounds import SplitBounds
-from milpplan.specs.plan import SCHEDULES, Plan
+from milpplan.specs.plan import SCHEDULES, Layout, Plan
 
 AIM = 0.9
 """Share of the gap that proofs aim at: what a witness does not confirm must not leave the bound just short."""
@@ -40,6 +42,9 @@ FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
+QUICK_NODES, MORE_NODES = 8, 8
+"""Nodes of the branch and bound over free splits of one layout without effort, and how many times as many with
+each step of effort."""
 WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0))
 """(seconds, times what the first solver took): a witness gets the longer. All are asked with the short limit
 before any with the long one, because which solver is fast differs from program to program; the one that proved
@@ -71,12 +76,15 @@ class LayoutSolver:
     counters: Counters = field(default_factory=Counters)
     known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
     """Paths by graph: they hold for every layout with the same graph."""
+    trees: dict[Layout, Tree] = field(default_factory=dict)
+    """Layouts with free interleaved splits that are not decided yet."""
 
-    def resolve(self, setting: Setting, cutoff_ns: int, bound_ns: int, deep: bool = True) -> Resolution:
+    def resolve(self, setting: Setting, cutoff_ns: int, bound_ns: int, effort: int = 1) -> Resolution:
         """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best one within the gap.
 
-        Not ``deep``: stop after a few rounds on the compact relaxation, with the bound and a rounded plan if
-        that helps.
+        No ``effort``: stop after a few rounds on the compact relaxation, with the bound and a rounded plan if
+        that helps. Free interleaved splits go on where the last call for the layout ended, the longer the more
+        effort.
         """
         layout = setting.layout
         most = _most(setting, cutoff_ns)
@@ -94,7 +102,7 @@ class LayoutSolver:
             self.deadline,
             self.counters,
         )
-        fate = self._run(attempt, most, deep)
+        fate = self._run(attempt, most, effort)
         if fate != "open":
             attempt.bound_ns = max(attempt.bound_ns, attempt.cutoff_ns + 1)
         if attempt.best is None:
@@ -102,8 +110,10 @@ class LayoutSolver:
         step, plan = attempt.best
         return Resolution(min(attempt.bound_ns, step), "open" if fate == "open" else "solved", plan, step)
 
-    def _run(self, attempt: Attempt, most: IntArray, deep: bool) -> Fate:
+    def _run(self, attempt: Attempt, most: IntArray, effort: int) -> Fate:
         splits = even_splits(attempt.setting.problem, attempt.setting.layout)
+        if splits is None and attempt.setting.layout.vpp > 1:
+            return self._tree(attempt, QUICK_NODES * MORE_NODES**effort)
         if splits is not None and len(splits) > MAX_SPLITS:
             splits = None
         bounds = SplitBounds(attempt.setting, attempt.graph, tuple(attempt.pool))
@@ -111,7 +121,7 @@ class LayoutSolver:
             splits = _bounded_splits(attempt, splits, bounds)
             if attempt.closed:
                 return "bounded"
-        menus = compact_rounds(attempt, most, FULL_ROUNDS if deep else QUICK_ROUNDS)
+        menus = compact_rounds(attempt, most, FULL_ROUNDS if effort else QUICK_ROUNDS)
         if menus is None or attempt.closed:
             return "relaxed"
         if splits is not None:
@@ -120,11 +130,36 @@ class LayoutSolver:
             splits = _bounded_splits(attempt, splits, bounds)
             if attempt.closed:
                 return "relaxed"
-        if not deep or self.out_of_time():
+        if not effort or self.out_of_time():
             return "open"
         if splits is not None:
             return self._splits(attempt, splits, bounds)
         return self._whole(attempt, menus)
+
+    def _tree(self, attempt: Attempt, nodes: int) -> Fate:
+        """Branch and bound over the layers of the virtual stages."""
+        layout, programs = attempt.setting.layout, self.counters.integer_programs
+        if layout not in self.trees:
+            self.trees[layout] = Tree(attempt, self._split)
+        self.trees[layout].run(attempt, nodes)
+        if not self.trees[layout].heap:
+            del self.trees[layout]
+        if not attempt.closed:
+            return "open"
+        self.trees.pop(layout, None)
+        return "solved" if self.counters.integer_programs > programs else "relaxed"
+
+    def _split(self, part: Attempt, split: tuple[int, ...]) -> None:
+        """One split of the layers: raises the bound, or finds the best plan."""
+        bounds = SplitBounds(part.setting, part.graph, tuple(part.pool))
+        part.bound_ns = max(part.bound_ns, bounds.bound_ns(split, part.cutoff_ns))
+        if part.closed:
+            return
+        part.setting = part.setting.with_split(split, bounds.least_backward_ns(split))
+        most = _most(part.setting, part.cutoff_ns)
+        menus = None if most is None else compact_rounds(part, most, FULL_ROUNDS)
+        if menus is None or part.closed or self._whole(part, menus) != "open":
+            part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
 
     def _whole(self, attempt: Attempt, menus: list[Menu]) -> Fate:
         """The menus' relaxation and, where it does not decide, integer programs."""
@@ -292,8 +327,10 @@ def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
     work = int((duration[:, Phase.FORWARD] + duration[:, Phase.BACKWARD]) @ counts) + ends
     if v > 1:
         least = np.array([setting.min_layers(j) for j in range(setting.num_stages)]).reshape(v, P)
-        room = np.full(P, cutoff_ns // max(1, m * (forward + backward)))
-        most = room[None, :] - (least.sum(axis=0, keepdims=True) - least)
+        on_rank = most_on_ranks(setting, cutoff_ns)
+        if (np.maximum(on_rank, 0).sum(axis=1) < counts).any():
+            return np.full(setting.num_stages, -1)
+        most = on_rank.max(axis=0) - (least.sum(axis=0, keepdims=True) - least)
         return np.asarray(np.maximum(most, -1).reshape(-1))
     schedule = np.array([SCHEDULES.index(layout.schedule)])
     whole, on_forward, on_backward, _ = path_coefficients(np.array([float(m)]), schedule, P)

@@ -32,15 +32,19 @@ class _Sieve:
 
     def keep(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule]) -> Columns:
         """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
+        self.enumerated += len(columns[next(iter(columns))])
+        return dict(self.sift(columns, rules))
+
+    def sift(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule], stand_for: int = 1) -> Crossed:
+        """The same of rows that stand for several each, and whose number is counted elsewhere."""
         rows = columns if isinstance(columns, Crossed) else Crossed(dict(columns), None, {})
-        self.enumerated += len(rows[next(iter(rows))])
         for name, rule in rules.items():
             legal = np.asarray(rule(self.problem, rows))
-            lost = int(len(legal) - legal.sum())
-            self.rejected[name] = self.rejected.get(name, 0) + lost
+            lost = int(len(legal) - np.count_nonzero(legal))
+            self.rejected[name] = self.rejected.get(name, 0) + lost * stand_for
             if lost:
                 rows = rows.where(legal)
-        return dict(rows)
+        return rows
 
 
 def divisors(number: int) -> IntArray:
@@ -129,16 +133,21 @@ SEQUENCE_RULES: dict[str, Rule] = {
     ),
 }
 
-STAGE_RULES: dict[str, Rule] = {
+SPLIT_RULES: dict[str, Rule] = {
     "virtual_stages_not_above_layers": lambda p, c: c["pp"] * c["vpp"] <= _max_virtual_stages(p),
     "interleaving_needs_two_stages": lambda p, c: (c["vpp"] == 1) | (c["pp"] > 1),
     "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
         (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0)
     ),
     "layers_split_uniformly": lambda p, c: _splits_evenly(p, c["pp"] * c["vpp"]),
+}
+
+SCHEDULE_RULES: dict[str, Rule] = {
     "schedule_matches_vpp": lambda p, c: (c["schedule"] == SCHEDULES.index("interleaved")) == (c["vpp"] > 1),
     "one_schedule_without_pipeline": lambda p, c: (c["pp"] > 1) | (c["schedule"] == _plain_schedule(p)),
 }
+
+STAGE_RULES = SPLIT_RULES | SCHEDULE_RULES
 
 SHARDING_RULES: dict[str, Rule] = {
     "zero_needs_replicas": lambda p, c: (c["zero_stage"] == 0) | (c["cp"] * c["dp"] > 1),
@@ -205,8 +214,11 @@ def layout_space(problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = ()
     columns = cross(columns, "sequence_parallel", np.array(sorted(set(space.sequence_parallel)), dtype=np.int64))
     columns = sieve.keep(columns, SEQUENCE_RULES)
     columns = _virtual_stages(problem, columns)
-    columns = cross(columns, "schedule", np.array([SCHEDULES.index(s) for s in space.schedule]))
-    columns = sieve.keep(columns, STAGE_RULES)
+    schedules = np.array([SCHEDULES.index(schedule) for schedule in space.schedule])
+    sieve.enumerated += len(columns["vpp"]) * len(schedules)
+    # Rules that do not look at the schedule come before it: each row then stands for all schedules.
+    columns = sieve.sift(columns, SPLIT_RULES, stand_for=len(schedules))
+    columns = dict(sieve.sift(cross(columns, "schedule", schedules), SCHEDULE_RULES))
     return _shardings(problem, sieve, columns, forbidden)
 
 
@@ -216,7 +228,8 @@ def _shardings(
     """Every row with every legal choice of ZeRO stage and overlap switches.
 
     Whether a choice is legal depends on the row only through having replicas, so the rules are applied to the
-    choices, once with and once without, and counted for all rows that they stand for.
+    choices, once with and once without, and counted for all rows that they stand for. Rows with replicas come
+    before those without (``_degrees``).
     """
     space = problem.space
     choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
@@ -225,7 +238,6 @@ def _shardings(
         choices = cross(choices, switch, np.array(values, dtype=np.int64))
     rules = SHARDING_RULES | {"dominated_by_overlap": _dominated_by_overlap}
     replicated = columns["cp"] * columns["dp"] > 1
-    order = np.argsort(~replicated, kind="stable")
     size, legal, counts = len(choices["zero_stage"]), [], (int(replicated.sum()), int((~replicated).sum()))
     for has_replicas, count in zip((True, False), counts, strict=True):
         group = _Sieve(problem)
@@ -234,10 +246,9 @@ def _shardings(
         sieve.enumerated += group.enumerated * count
         for name, lost in group.rejected.items():
             sieve.rejected[name] = sieve.rejected.get(name, 0) + lost * count
-    none = np.zeros(len(order), dtype=np.int64)
-    families = {key: values if replicated.all() else values[order] for key, values in columns.items()}
+    none = np.zeros(len(replicated), dtype=np.int64)
     crossed = LayoutSpace(
-        families=LayoutColumns.from_mapping(families | dict.fromkeys(SHARDING, none)),
+        families=LayoutColumns.from_mapping({**columns, **dict.fromkeys(SHARDING, none)}),
         num_replicated=counts[0],
         choices={name: np.concatenate([part[name] for part in legal]) for name in SHARDING},
         num_choices=(len(legal[0]["zero_stage"]), len(legal[1]["zero_stage"])),
@@ -287,6 +298,8 @@ def _degrees(problem: Problem) -> Columns:
                     dp = gpus // (tp * cp * pp)
                     if space.dp is None or dp in space.dp:
                         rows.append((tp, cp, pp, dp))
+    # Those with replicas first, as ``_shardings`` takes them; what is crossed with them keeps this order.
+    rows.sort(key=lambda row: row[1] * row[3] == 1)
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
     return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))

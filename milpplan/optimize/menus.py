@@ -76,18 +76,60 @@ class Setting:
     """(fewest, most) layers of every virtual stage."""
     least_backward_ns: tuple[int, ...] = ()
     """Where the layers are fixed: the least summed backward of each rank's chunks that fits, [P]."""
+    rank_bounds: tuple[tuple[int, int], ...] = ()
+    """(fewest, most) layers of all chunks of every rank together, [P]."""
 
     @staticmethod
     def of(problem: Problem, layout: Layout, costs: LayoutCosts, capacity_bytes: int) -> Setting:
         """Gather what menus and rows need."""
         profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
-        bounds = layer_bounds(problem, layout)
-        return Setting(problem, layout, costs, capacity_bytes, profiles, model_runs(problem), bounds)
+        bounds, ranks = layer_bounds(problem, layout), ((0, problem.model.num_layers),) * layout.pp
+        return Setting(
+            problem, layout, costs, capacity_bytes, profiles, model_runs(problem), bounds, rank_bounds=ranks
+        )
 
     def with_split(self, split: tuple[int, ...], least_backward_ns: tuple[int, ...] = ()) -> Setting:
         """The same with the layers of every virtual stage fixed."""
         bounds = tuple((count, count) for count in split)
         return replace(self, layer_bounds=bounds, least_backward_ns=least_backward_ns)
+
+    def with_stage(self, stage: int, fewest: int, most: int) -> Setting:
+        """The same with other limits to the layers of one virtual stage."""
+        bounds = list(self.layer_bounds)
+        bounds[stage] = (fewest, most)
+        return replace(self, layer_bounds=tuple(bounds))
+
+    def with_rank(self, rank: int, fewest: int, most: int) -> Setting:
+        """The same with other limits to the layers of one rank."""
+        bounds = list(self.rank_bounds)
+        bounds[rank] = (fewest, most)
+        return replace(self, rank_bounds=tuple(bounds))
+
+    def tightened(self, most: IntArray) -> Setting | None:
+        """The same with all limits that follow from the others and from ``most`` layers a rank [P]; None where
+        they leave no split."""
+        P, layers = self.layout.pp, self.problem.model.num_layers
+        least, held = np.array(self.layer_bounds, dtype=np.int64).T.reshape(2, -1, P)
+        fewest, upper = np.array(self.rank_bounds, dtype=np.int64).T
+        upper = np.minimum(upper, most)
+        while True:
+            before = (least, held, fewest, upper)
+            upper = np.minimum(np.minimum(upper, held.sum(axis=0)), layers - fewest.sum() + fewest)
+            fewest = np.maximum(np.maximum(fewest, least.sum(axis=0)), layers - upper.sum() + upper)
+            held = np.minimum(held, upper - least.sum(axis=0) + least)
+            least = np.maximum(least, fewest - held.sum(axis=0) + held)
+            if (least > held).any() or (fewest > upper).any():
+                return None
+            if all((new == old).all() for new, old in zip((least, held, fewest, upper), before, strict=True)):
+                break
+        stages = zip(least.reshape(-1).tolist(), held.reshape(-1).tolist(), strict=True)
+        ranks = zip(fewest.tolist(), upper.tolist(), strict=True)
+        return replace(self, layer_bounds=tuple(stages), rank_bounds=tuple(ranks))
+
+    def only_split(self) -> tuple[int, ...] | None:
+        """The layers of every virtual stage where the limits leave one choice."""
+        fixed = all(fewest == most for fewest, most in self.layer_bounds)
+        return tuple(fewest for fewest, _ in self.layer_bounds) if fixed else None
 
     @property
     def num_stages(self) -> int:

@@ -23,8 +23,8 @@ from milpplan.specs.plan import SCHEDULES
 from milpplan.specs.problem import Problem
 
 GPIPE, INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
-GROUP_NUMBERS = 16_384
-"""Numbers of an array [P, r]: few enough that a group's arrays stay in the cache."""
+GROUP_NUMBERS = 65_536
+"""Numbers of an array [P, r]: few enough that arrays stay in the cache, enough that calls cost little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,12 @@ class Group:
         """``live_at_peak`` of the layouts."""
         return live_at_peak(self)
 
+    @cached_property
+    def held_by_kind(self) -> FloatArray:
+        """``held`` of every layout, [3, K, P, r]."""
+        values, place = np.unique(self.vpp, return_inverse=True)
+        return np.stack([self.held[int(v)] for v in values], axis=-1).take(place, axis=-1)
+
     @property
     def ranks(self) -> FloatArray:
         """Rank numbers as a column [P, 1]."""
@@ -174,7 +180,7 @@ def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
     if not group.interleaved:
         whole = (group.schedule == GPIPE) & (P > 1)
         return (np.where(whole, m, np.minimum(m, depth)),)
-    last = np.repeat(np.minimum(float(P), 2 * depth - 1), len(m), axis=1)
+    last = np.broadcast_to(np.minimum(float(P), 2 * depth - 1), (P, len(m)))
     first = np.minimum(P + np.maximum(0.0, 2 * depth - 1 - P), m)
     return last, first, np.where(group.vpp > 2, float(P), first)
 
@@ -218,18 +224,12 @@ def _held_in_every_split(problem: Problem, num_ranks: int, vpp: FloatArray) -> d
     return held
 
 
-def held_by_kind(group: Group) -> FloatArray:
-    """``Group.held`` of every layout, [3, K, P, r]."""
-    values, place = np.unique(group.vpp, return_inverse=True)
-    return np.stack([group.held[int(v)] for v in values], axis=-1)[..., place]
-
-
 def forced_layers(group: Group) -> FloatArray:
     """Interleaved layouts: layers that every plan has in the last, the first and the other chunks of each rank,
     [3, P, r]: what every even split holds, or one in an inner virtual stage, none in the model's first and
     last."""
     if group.held:
-        return np.asarray(held_by_kind(group).sum(axis=1))
+        return np.asarray(group.held_by_kind.sum(axis=1))
     forced = np.ones((3, group.num_ranks, len(group.vpp)))
     forced[0, -1] = forced[1, 0] = 0.0
     forced[2] = np.maximum(group.vpp - 2, 0.0)
@@ -241,21 +241,23 @@ def priced_layers(group: Group, on_backward: FloatArray, price: FloatArray) -> F
     extra time (times ``on_backward`` [P, r]) plus the price [P, r] of its bytes."""
     costs, num_kinds = group.costs, len(group.counts)
     priced = np.empty((len(group.live), num_kinds, *price.shape))
-    for chunk, live in enumerate(group.live):
-        cost = price * live
-        for kind in range(num_kinds):
-            best = priced[chunk, kind]
-            best[...] = _cheapest_mode(costs.extra[:, kind], costs.kept[:, kind], on_backward, cost)
-            best += costs.states[kind] * price
+    for kind in range(num_kinds):
+        extra, states = costs.extra[:, kind, None] * on_backward, costs.states[kind] * price
+        for chunk, live in enumerate(group.live):
+            best = _cheapest_mode(extra, costs.kept[:, kind], price * live, out=priced[chunk, kind])
+            best += states
     return priced
 
 
-def _cheapest_mode(extra: FloatArray, kept: FloatArray, on_backward: FloatArray, cost: FloatArray) -> FloatArray:
-    """min over modes of extra [M, r] * on_backward + kept [M, r] * cost, [P, r]."""
-    least = extra[0] * on_backward + kept[0] * cost
+def _cheapest_mode(extra: FloatArray, kept: FloatArray, cost: FloatArray, out: FloatArray) -> FloatArray:
+    """min over modes of extra [M, P, r] + kept [M, r] * cost, [P, r]."""
+    np.multiply(kept[0], cost, out=out)
+    out += extra[0]
     for more, less in zip(extra[1:], kept[1:], strict=True):
-        np.minimum(least, more * on_backward + less * cost, out=least)
-    return np.asarray(least)
+        spent = less * cost
+        spent += more
+        np.minimum(out, spent, out=out)
+    return out
 
 
 def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> FloatArray:
@@ -275,7 +277,8 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
     else:
         held = np.full((1, *live[0].shape), share.sum())
     first, last = end_bytes(group)
-    needed = np.repeat((over_kinds(share, costs.states) + costs.buffers - capacity)[None], group.num_ranks, axis=0)
+    room = over_kinds(share, costs.states) + costs.buffers - capacity
+    needed = np.full((group.num_ranks, len(room)), room)
     needed[0] += first
     needed[-1] += last
     alive = held[0] * live[0]
@@ -297,6 +300,18 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
     return price
 
 
+def price_corners(group: Group) -> list[FloatArray]:
+    """Prices of a byte, [P, r] each, at which two modes of a layer of some kind cost the same in some chunk, and
+    zero."""
+    costs = group.costs
+    on_backward = np.repeat(group.micro_batches[None], group.num_ranks, axis=0)
+    corners = [np.zeros_like(on_backward)]
+    for kind in range(len(group.counts)):
+        for live in group.live:
+            corners += _corners(costs.extra[:, kind], costs.kept[:, kind], live, on_backward)
+    return corners
+
+
 def _best_corner(
     extra: FloatArray,
     kept: FloatArray,
@@ -307,13 +322,14 @@ def _best_corner(
 ) -> FloatArray:
     """The corner with the best bound, [P, r]; zero where nothing is forced. ``extra`` and ``kept`` [M, r] are
     those of the mean layer, ``held`` [C, P, r] its layers in each kind of chunk."""
-    best = np.zeros_like(needed)
+    best, cheapest = np.zeros_like(needed), np.empty_like(needed)
+    replayed = extra[:, None] * on_backward
     value = held.sum(axis=0) * on_backward * extra.min(axis=0)
     for alive in live[::2]:
         for price in _corners(extra, kept, alive, on_backward):
             bound = price * needed
             for layers, micro_batches in zip(held, live, strict=True):
-                bound += layers * _cheapest_mode(extra, kept, on_backward, micro_batches * price)
+                bound += layers * _cheapest_mode(replayed, kept, micro_batches * price, out=cheapest)
             better = bound > value
             np.copyto(best, price, where=better)
             np.copyto(value, bound, where=better)

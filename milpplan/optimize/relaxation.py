@@ -10,7 +10,7 @@ side <= 0; ``reduced_costs = objective - A' row_duals``, >= 0 for a variable at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, Literal
 
@@ -64,6 +64,7 @@ class Relaxation:
         self._program = program
         self._pending: list[Rows] = []
         self._upper: set[int] = set()
+        self._sides: set[int] = set()
         self._solver: Any = None
         self._scaling = Scaling(np.ones(program.num_variables), 1.0)
         self._row_factor = np.ones(0)
@@ -86,6 +87,14 @@ class Relaxation:
         self._program = self._program.with_upper_bound(column, value)
         self._upper.add(column)
 
+    def set_sides(self, rows: IntArray, lower: IntArray, upper: IntArray) -> None:
+        """Give rows other sides; the solver gets them at the next ``solve``."""
+        program = self.program
+        lowers, uppers = program.rows.lower.copy(), program.rows.upper.copy()
+        lowers[rows], uppers[rows] = lower, upper
+        self._program = replace(program, rows=replace(program.rows, lower=lowers, upper=uppers))
+        self._sides.update(rows.tolist())
+
     def solve(self) -> RelaxationSolution:
         """Solve from the last basis."""
         from ortools.math_opt import callback_pb2, model_parameters_pb2, parameters_pb2, result_pb2
@@ -94,6 +103,8 @@ class Relaxation:
         parameters.presolve = parameters_pb2.EMPHASIS_OFF
         parameters.lp_algorithm = parameters_pb2.LP_ALGORITHM_DUAL_SIMPLEX
         parameters.glop.use_scaling = False
+        # An answer a little off its tolerances serves: bounds are computed from duals, points are re-evaluated.
+        parameters.glop.change_status_to_imprecise = False
         parameters.iteration_limit = MAX_ITERATIONS
         parameters.time_limit.seconds = TIME_LIMIT_S
         program = self.program
@@ -143,6 +154,15 @@ class Relaxation:
             )
         else:
             update = model_update_pb2.ModelUpdateProto()
+            known = np.array(sorted(row for row in self._sides if row < self._row_factor.size), np.int64)
+            if len(known):
+                sides = update.linear_constraint_updates
+                for values, side in (
+                    (sides.lower_bounds, program.rows.lower),
+                    (sides.upper_bounds, program.rows.upper),
+                ):
+                    values.ids.extend(known.tolist())
+                    values.values.extend((as_floats(side[known]) * self._row_factor[known]).tolist())
             new = program.rows.tail(self._row_factor.size)
             if len(new):
                 constraints, matrix = update.new_linear_constraints, update.linear_constraint_matrix_updates
@@ -156,6 +176,7 @@ class Relaxation:
             if not self._solver.update(update):
                 raise SolverError("GLOP refused an incremental update.")
         self._upper.clear()
+        self._sides.clear()
 
     def _solution(self, status: RelaxationStatus, result: Any) -> RelaxationSolution:
         iterations = int(result.solve_stats.simplex_iterations)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.layers import Phase
+from milpplan.costs.schedule import LiveProfile
 from milpplan.costs.stages import StageMemo, StageOptions
 from milpplan.optimize.menus import Setting, even_splits
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
@@ -69,17 +71,12 @@ class _Rank:
         """(bytes above the capacity, live vector) of the fullest moment."""
         held = [self.options(chunk) for chunk in range(len(self.kinds))]
         state = sum(int(option.state_bytes.sum()) for option in held) + int(self.setting.costs.buffer_bytes)
-        kept = [int(option.kept_bytes[0]) for option in held]
-        return max(
-            (
-                state
-                + sum(count * size for count, size in zip(live, kept, strict=True))
-                + int(held[running].transient_bytes[0])
-                - self.setting.capacity_bytes,
-                live,
-            )
-            for running, live in self.setting.profiles[self.rank]
-        )
+        kept = np.array([int(option.kept_bytes[0]) for option in held])
+        transient = np.array([int(option.transient_bytes[0]) for option in held])
+        running, live = _moments(self.setting.profiles[self.rank])
+        bytes_used = live @ kept + transient[running]
+        fullest = int(bytes_used.argmax())
+        return state + int(bytes_used[fullest]) - self.setting.capacity_bytes, tuple(live[fullest].tolist())
 
     def relieve(self, excess: int, live: tuple[int, ...]) -> bool:
         """Recompute a few more layers where it frees most bytes a nanosecond; False when all are recomputed."""
@@ -122,8 +119,15 @@ class _Rank:
             self.selective[chunk] -= moved
 
 
-def fitted_plan(setting: Setting, layers: IntArray) -> Plan | None:
-    """The plan with the given layers in each stage and a greedy least recomputation; None if it cannot fit."""
+@lru_cache(maxsize=512)
+def _moments(profiles: tuple[LiveProfile, ...]) -> tuple[IntArray, IntArray]:
+    """Running chunk [n] and live micro-batches of every chunk [n, v] at a rank's fullest moments."""
+    return np.array([chunk for chunk, _ in profiles]), np.array([live for _, live in profiles])
+
+
+def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = None) -> Plan | None:
+    """The plan with the given layers in each stage and a greedy least recomputation; None if it cannot fit.
+    ``memo`` is kept between plans of a layout."""
     kinds = setting.problem.model.layer_kinds
     if int(layers.sum()) != len(kinds):
         return None
@@ -132,7 +136,7 @@ def fitted_plan(setting: Setting, layers: IntArray) -> Plan | None:
     starts = ends - layers
     must = "none" not in setting.problem.space.recompute
     recompute: list[Recompute] = [Recompute()] * setting.num_stages
-    memo = StageMemo(setting.costs)
+    memo = memo or StageMemo(setting.costs)
     for rank in range(P):
         stages = [chunk * P + rank for chunk in range(v)]
         held = [list(kinds[starts[j] : ends[j]]) for j in stages]

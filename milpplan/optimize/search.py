@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -276,25 +277,37 @@ class Search:
 
     def _free(self) -> None:
         """Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
-        left in full, the incumbent's layout before the others, which a better incumbent makes cheaper."""
-        for deep in (False, True):
+        left in full, the incumbent's layout before the others, which a better incumbent makes cheaper. Layouts
+        with free interleaved splits get more effort round by round."""
+        for effort in count():
+            # A layout without a tree has been decided, or given up.
             self.queue = self._by_value(self.candidates, self.values(self.candidates))
-            if deep:
+            if effort > 1:
+                self.queue = np.array(
+                    [row for row in self.queue.tolist() if self._unfinished(row)], dtype=np.int64
+                )
+            if effort:
                 own = self.queue == self.best_row
                 self.queue = np.concatenate([self.queue[own], self.queue[~own]])
+            if not len(self.queue):
+                return
             for row in self.queue.tolist():
                 if self.bounds_ns[row] * self.weights[row] >= self._threshold():
                     continue
                 if self.solver.out_of_time():
                     return
-                self._resolve(row, deep)
+                self._resolve(row, effort)
 
-    def _resolve(self, row: int, deep: bool) -> None:
+    def _unfinished(self, row: int) -> bool:
+        """Whether more effort goes on where the last one ended."""
+        return self.space.at(row) in self.solver.trees
+
+    def _resolve(self, row: int, effort: int) -> None:
         layout = self.space.at(row)
         capacity = usable_memory_bytes(self.problem)
         setting = Setting.of(self.problem, layout, self._costs(row), capacity)
         cutoff, longest = self._cutoff_ns(row), longest_step_ns(setting)
-        resolution = self.solver.resolve(setting, min(cutoff, longest), int(self.bounds_ns[row]), deep)
+        resolution = self.solver.resolve(setting, min(cutoff, longest), int(self.bounds_ns[row]), effort)
         self.bounds_ns[row] = max(self.bounds_ns[row], float(resolution.bound_ns))
         self.fates[row] = FATES.index(resolution.fate)
         if resolution.plan is None and resolution.fate != "open" and longest <= cutoff:
@@ -302,7 +315,7 @@ class Search:
             self.fates[row] = FATES.index("does_not_fit")
         if resolution.plan is not None and resolution.step_time_ns is not None:
             self._offer(row, resolution.step_time_ns, resolution.plan)
-        if deep and resolution.fate == "open" and self.bounds_ns[row] * self.weights[row] >= self._threshold():
+        if effort and resolution.fate == "open" and self.bounds_ns[row] * self.weights[row] >= self._threshold():
             self.fates[row] = FATES.index("solved")
         self._note()
 

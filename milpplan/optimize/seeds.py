@@ -53,6 +53,25 @@ def analytic_paths(layout: Layout) -> list[CriticalPath]:
     return paths
 
 
+def chunk_paths(layout: Layout) -> list[CriticalPath]:
+    """Interleaved: the paths through every chunk c > 0 of every rank, as in ``bounds``: the first micro-batch
+    through c chunks of all ranks and down to the rank, which has run P forwards of each of its chunks before c by
+    then; the same at the end."""
+    P, v = layout.pp, layout.vpp
+    paths = []
+    for rank, path in enumerate(analytic_paths(layout)):
+        for chunk in range(1, v):
+            counts = path.counts.reshape(len(Term), v, P).copy()
+            passed = counts[[Term.FORWARD, Term.BACKWARD]]
+            passed[:, 0, :rank] -= 1
+            passed[:, chunk, :rank] += 1
+            passed[:, :chunk] += 1
+            passed[:, :chunk, rank] -= P
+            counts[[Term.FORWARD, Term.BACKWARD]] = passed
+            paths.append(CriticalPath(counts.reshape(len(Term), -1), 2 * (chunk * P + rank)))
+    return paths
+
+
 def _positions(setting: Setting) -> list[tuple[int, ...]]:
     """Layers of each run placed after the first t layers, t = 0 .. L."""
     placed = [0] * len(setting.runs)

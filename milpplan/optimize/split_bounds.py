@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 
@@ -21,19 +21,17 @@ from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.stages import StageOptions
-from milpplan.optimize.menus import Menu, Setting, recompute_options, run_positions, useful_items
+from milpplan.optimize.menus import Menu, Setting, recompute_options, useful_items
 
 MAX_CHOICES = 20_000
 """Choices of a rank's chunks that are looked at together; where there are more, at one moment's memory."""
 MAX_WEIGHTS = 4
 """Different weights of a rank's chunks, on paths that stay on the rank, that are looked at then."""
-NONE_FITS = -1
-"""Instead of lengths: a rank has no choice that fits."""
 NEVER_NS = 2**53
-"""Instead of the least backward of such a rank."""
+"""Instead of the least backward of a rank that has no choice that fits."""
 
-Held = tuple[int, ...]
-"""Layers of each run that a virtual stage holds."""
+Held = tuple[tuple[int, ...], bool, bool]
+"""Layers of each run that a virtual stage holds, and whether it is the model's first or last."""
 
 
 @dataclass(slots=True)
@@ -46,13 +44,13 @@ class SplitBounds:
     """Of the layout's step graph; the longest counts."""
     counts: IntArray = field(init=False)
     fixed_ns: IntArray = field(init=False)
-    options: dict[tuple[Held, bool, bool], StageOptions | None] = field(default_factory=dict)
+    options: dict[Held, tuple[StageOptions, IntArray]] = field(default_factory=dict)
     menus: dict[tuple[int, Held], Menu | None] = field(default_factory=dict)
-    lengths: dict[tuple[int, tuple[Held, ...]], IntArray | int] = field(default_factory=dict)
+    replays: dict[tuple[int, tuple[Held, ...]], IntArray | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # On paths that pass nothing backwards, as nearly all are, the choices left out of menus are beaten, and
-        # what is spent on some ranks is a bound already.
+        # what some ranks take at least is a bound already.
         useful = [path for path in self.paths if (path.counts >= 0).all()]
         self.counts = np.stack([path.counts for path in useful])
         transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
@@ -63,22 +61,25 @@ class SplitBounds:
 
         ``split``: layers of every virtual stage, [J].
         """
-        total = self.fixed_ns
-        for rank, own in enumerate(self._held(split)):
-            if (rank, own) not in self.lengths:
-                self.lengths[rank, own] = self._lengths(rank, own)
-            lengths = self.lengths[rank, own]
-            if isinstance(lengths, int):
-                return cutoff_ns + 1
-            total = total + lengths
+        held = self._held(split)
+        terms = np.array([self._options(stage, own)[1] for stage, own in enumerate(held)])
+        total = self.fixed_ns + np.tensordot(self.counts, terms.T, axes=2)
+        # Memory comes after that, rank by rank while it can decide: it is dear, and the first ranks hold most.
+        for rank, own in enumerate(self._by_rank(held)):
             if int(total.max()) > cutoff_ns:
+                break
+            if (rank, own) not in self.replays:
+                self.replays[rank, own] = self._replays(rank, own)
+            replays = self.replays[rank, own]
+            if replays is None:
                 return cutoff_ns + 1
-        return int(total.max())
+            total = total + replays
+        return min(int(total.max()), cutoff_ns + 1)
 
     def least_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Least summed backward of each rank's chunks over the choices that fit, [P]; of a split not excluded."""
         ones, least = np.ones(self.setting.layout.vpp, dtype=np.int64), []
-        for rank, own in enumerate(self._held(split)):
+        for rank, own in enumerate(self._by_rank(self._held(split))):
             menus = self._menus(rank, own)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
@@ -89,30 +90,35 @@ class SplitBounds:
             least.append(NEVER_NS if value is None else value)
         return tuple(least)
 
-    def _held(self, split: Sequence[int]) -> list[tuple[Held, ...]]:
-        """What the chunks of each rank hold."""
+    def _held(self, split: Sequence[int]) -> list[Held]:
+        """What every virtual stage holds, [J]."""
+        runs = np.array([0, *accumulate(length for _, length in self.setting.runs)])
+        edges = np.array([0, *accumulate(split)])[:, None]
+        layers = map(tuple, np.diff(np.clip(edges, runs[:-1], runs[1:]), axis=0).tolist())
+        return [(held, stage == 0, stage == len(split) - 1) for stage, held in enumerate(layers)]
+
+    def _by_rank(self, held: list[Held]) -> list[tuple[Held, ...]]:
+        """What the chunks of each rank hold, [P]."""
         P = self.setting.layout.pp
-        edges = [0, *accumulate(split)]
-        held = [run_positions(self.setting.runs, first, last) for first, last in pairwise(edges)]
         return [tuple(held[rank::P]) for rank in range(P)]
 
-    def _lengths(self, rank: int, own: tuple[Held, ...]) -> IntArray | int:
-        """Least nanoseconds that each path spends on a rank, [paths]."""
+    def _replays(self, rank: int, own: tuple[Held, ...]) -> IntArray | None:
+        """Nanoseconds, beyond the least of each stage alone, that each path spends at least on a rank's backwards
+        for lack of memory, [paths]; None where nothing fits."""
         P = self.setting.layout.pp
         menus = self._menus(rank, own)
         if menus is None:
-            return NONE_FITS
-        passed = self.counts[:, :, rank::P]
+            return None
+        weights = self.counts[:, Term.BACKWARD, rank::P]
         if math.prod(map(len, menus)) > MAX_CHOICES:
-            backwards = self._at_one_moment(rank, menus, passed[:, Term.BACKWARD])
+            backwards = self._at_one_moment(rank, menus, weights)
         else:
             choices = _fitting_backwards(self.setting, rank, menus)
-            backwards = (passed[:, Term.BACKWARD] @ choices).min(axis=1) if choices.shape[1] else None
+            backwards = (weights @ choices).min(axis=1) if choices.shape[1] else None
         if backwards is None:
-            return NONE_FITS
-        terms = np.stack([menu.terms[:, 0] for menu in menus], axis=1)
-        terms[Term.BACKWARD] = 0
-        return np.asarray((passed * terms).sum(axis=(1, 2)) + backwards)
+            return None
+        least = [self._options(chunk * P + rank, held)[1][Term.BACKWARD] for chunk, held in enumerate(own)]
+        return np.asarray(backwards - weights @ np.array(least))
 
     def _at_one_moment(self, rank: int, menus: Sequence[Menu], weights: IntArray) -> IntArray | None:
         """Least weighted backwards of each path [paths] over the choices that fit when most micro-batches are
@@ -142,17 +148,22 @@ class SplitBounds:
 
     def _menu(self, stage: int, held: Held) -> Menu | None:
         if (stage, held) not in self.menus:
-            key = (held, stage == 0, stage == self.setting.num_stages - 1)
-            if key not in self.options:
-                self.options[key] = recompute_options(self.setting, stage, held)
-            options = self.options[key]
-            menu = None if options is None else useful_items(self.setting, stage, held, options)
-            self.menus[stage, held] = menu if menu is not None and len(menu) else None
+            menu = useful_items(self.setting, stage, held[0], self._options(stage, held)[0])
+            self.menus[stage, held] = menu if len(menu) else None
         return self.menus[stage, held]
+
+    def _options(self, stage: int, held: Held) -> tuple[StageOptions, IntArray]:
+        """The recompute choices of a virtual stage, whether they fit or not, and the least of each term [Term];
+        only their backwards differ."""
+        if held not in self.options:
+            options = recompute_options(self.setting, stage, held[0])
+            assert options is not None, "without prices there is a choice"
+            self.options[held] = options, options.terms.min(axis=1)
+        return self.options[held]
 
     def with_paths(self, paths: Sequence[CriticalPath]) -> SplitBounds:
         """The same with other paths, and the choices already looked up."""
-        return replace(self, paths=paths, lengths={})
+        return replace(self, paths=paths, replays={})
 
 
 def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> IntArray:
@@ -178,16 +189,17 @@ def _least_fitting(setting: Setting, rank: int, menus: Sequence[Menu], weights: 
         for chunk, menu in enumerate(menus)
     ]
     room = setting.capacity_bytes - states - sum(int(size.min()) for size in sizes)
-    used, spent = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    if room < 0:
+        return None
+    used = spent = np.zeros(1, dtype=np.int64)
     for size, menu, weight in zip(sizes, menus, weights.tolist(), strict=True):
         # Bytes above the least of each chunk, so that whatever follows still fits.
         used = (used[:, None] + (size - size.min())).reshape(-1)
         spent = (spent[:, None] + weight * menu.terms[Term.BACKWARD]).reshape(-1)
-        order = np.lexsort((spent, used))
-        order = order[used[order] <= room]
-        if not len(order):
-            return None
+        order = np.argsort(used)
+        order = order[: np.searchsorted(used, room, side="right", sorter=order)]
         used, spent = used[order], spent[order]
-        better = np.append(True, spent[1:] < np.minimum.accumulate(spent)[:-1])
+        better = np.ones(len(spent), dtype=np.bool_)
+        better[1:] = spent[1:] < np.minimum.accumulate(spent)[:-1]
         used, spent = used[better], spent[better]
     return int(spent[-1])

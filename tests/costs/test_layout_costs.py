@@ -74,6 +74,19 @@ def test_switches_and_schedule_change_no_constant() -> None:
             assert np.array_equal(values, other[name]), name
 
 
+def test_memory_changes_no_constant() -> None:
+    """What a layout costs does not depend on how much memory the device has."""
+    problem = problem_of("deepseek-v3", "dgx-h100")
+    small = problem.hardware.accelerator.model_copy(update={"memory_bytes": 2**30})
+    changes = {"accelerator": small, "reserved_bytes": 0, "fragmentation_fraction": 0.0}
+    other = problem.model_copy(update={"hardware": problem.hardware.model_copy(update=changes)})
+    assert usable_memory_bytes(other) < usable_memory_bytes(problem)
+    values = {"pp": 4, "dp": 8, "ep": 8, "zero_stage": 2}
+    found = numbers(one(other, **values))
+    for name, expected in numbers(one(problem, **values)).items():
+        assert np.array_equal(found[name], expected), name
+
+
 def test_usable_memory_by_hand() -> None:
     """An H100's 81,559 MiB less 3 % of fragmentation and 2 GiB of reserve."""
     problem = problem_of("llama3-8b", "dgx-h100")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from milpplan import Layout, Plan, Recompute, VirtualStage
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.costs.schedule import live_profiles
-from milpplan.costs.simulator import step_times_ns
-from milpplan.costs.stages import StageOptions, stage_options
+from milpplan.costs.simulator import rank_memory, step_times_ns
+from milpplan.costs.stages import StageOptions, durations, plan_stages, stage_options
 from milpplan.optimize.layouts import broken_rules, layout_space
 from milpplan.specs.problem import Problem
 
@@ -131,15 +132,27 @@ def _choices(problem: Problem, layout: Layout) -> Iterator[list[list[tuple[int, 
         yield [[(n, *choice) for choice in recompute_choices(modes, n)] for n in split]
 
 
-def costed_plans(problem: Problem, layout: Layout) -> Costed:
-    """Every plan of the space in one layout."""
-    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
+def costed_layouts(problem: Problem, layouts: Sequence[Layout]) -> Iterator[Costed]:
+    """Every plan of the space in each layout. The layouts' constants are computed together, in a tenth of the
+    time; ``tests.costs.test_layout_costs`` shows that they are those of each alone."""
+    if layouts:
+        table = layout_costs(problem, LayoutColumns.of(layouts))
+        for row, layout in enumerate(layouts):
+            yield costed_plans(problem, layout, table.at(row))
+
+
+def costed_plans(problem: Problem, layout: Layout, costs: LayoutCosts) -> Costed:
+    """Every plan of the space in one layout with these constants."""
     stages = layout.num_virtual_stages
     tables, matrices, peaks = [], [], []
+    known: dict[Any, StageOptions] = {}
     for choices in _choices(problem, layout):
         options, start = [], 0
         for j, choice in enumerate(choices):
-            options.append(_options(problem, costs, start, choice, j == 0, j == stages - 1))
+            key = (start, tuple(choice), j == 0, j == stages - 1)
+            if key not in known:
+                known[key] = _options(problem, costs, *key)
+            options.append(known[key])
             start += choice[0][0]
         picked = np.array(list(product(*(range(len(choice)) for choice in choices))), dtype=np.int64)
         tables.append(np.stack([np.array(c)[picked[:, j]] for j, c in enumerate(choices)], axis=1))
@@ -154,7 +167,7 @@ def _options(
     problem: Problem,
     costs: LayoutCosts,
     start: int,
-    choice: list[tuple[int, int, int]],
+    choice: Sequence[tuple[int, int, int]],
     is_first: bool,
     is_last: bool,
 ) -> StageOptions:
@@ -179,6 +192,19 @@ def _peaks(layout: Layout, costs: LayoutCosts, options: list[StageOptions], pick
     return peak
 
 
+def constants(problem: Problem, layout: Layout) -> LayoutCosts:
+    """Constants of one layout."""
+    return layout_costs(problem, LayoutColumns.of([layout])).at(0)
+
+
+def time_and_peak(problem: Problem, costs: LayoutCosts, plan: Plan) -> tuple[int, int]:
+    """Step time in nanoseconds and peak memory in bytes of a plan whose layout has these constants: those of
+    ``simulate``, which would compute the constants again for every plan of the layout."""
+    stages = plan_stages(costs, problem.model.layer_kinds, plan)
+    peak = max(rank.peak_bytes for rank in rank_memory(plan.layout, costs, stages))
+    return int(step_times_ns(plan.layout, costs, durations(stages))), peak
+
+
 @dataclass(frozen=True, slots=True)
 class Best:
     """The optimum: step time weighed by (largest batch / batch), its plan, and its step time."""
@@ -195,8 +221,8 @@ def brute_force(problem: Problem, layouts: Sequence[Layout] | None = None) -> Be
         layouts = [columns.at(row) for row in range(len(columns))]
     capacity = usable_memory_bytes(problem)
     best: Best | None = None
-    for layout in layouts:
-        costed = costed_plans(problem, layout)
+    for costed in costed_layouts(problem, layouts):
+        layout = costed.layout
         ok = costed.peak_bytes <= capacity
         ok &= costed.step_time_ns <= deadline_ns(problem, layout)
         if not ok.any():

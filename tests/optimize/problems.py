@@ -13,11 +13,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from milpplan import HardwareSpec, Layout, ModelSpec, Plan, Recompute, VirtualStage, load_hardware
-from milpplan.costs.simulator import simulate
 from milpplan.optimize.layouts import layout_space
 from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
 from milpplan.specs.problem import Job, Problem, Range, Space
-from tests.optimize.brute_force import is_even, layer_range, num_plans
+from tests.optimize.brute_force import constants, is_even, layer_range, num_plans, time_and_peak
 
 MOST_PLANS = 20_000
 MOST_LAYOUTS = 16
@@ -142,7 +141,8 @@ def with_tight_memory(rng: random.Random, problem: Problem, layout: Layout) -> P
     """Memory between the peaks of a random plan of the layout without and with full recomputation; one in
     eight times hardly enough for any plan, and as often enough for all."""
     plans = [random_plan(rng, problem, layout, recompute=share) for share in (0.0, 1.0)]
-    most, least = (simulate(problem, plan).peak_memory_bytes for plan in plans)
+    costs = constants(problem, layout)
+    most, least = (time_and_peak(problem, costs, plan)[1] for plan in plans)
     chance = rng.random()
     if chance < 1 / 8:
         return with_memory(problem, int(least * rng.uniform(0.3, 1.0)))

@@ -6,20 +6,22 @@ A plan is given exactly the memory that it needs: the tightest case for a bound 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from milpplan import Layout, Plan, load_hardware, load_model, simulate
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan import Layout, Plan, load_hardware, load_model
+from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.layout_costs import CostTable, layout_costs, usable_memory_bytes
 from milpplan.optimize import pricing
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.problem import Job, Problem, Space
-from tests.optimize.brute_force import costed_plans
+from tests.optimize.brute_force import costed_plans, time_and_peak
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory
 
 REAL = {
@@ -54,15 +56,28 @@ def modest(layout: Layout) -> bool:
     return layout.num_virtual_stages * layout.num_micro_batches <= 4096
 
 
-def assert_bounds_hold(problem: Problem, plan: Plan) -> None:
-    """Both bounds of the plan's layout, on devices that the plan fills to the last byte, are not above it."""
-    report = simulate(problem, plan)
-    tight = with_memory(problem, report.peak_memory_bytes)
-    columns = LayoutColumns.of([plan.layout])
-    bounds = layout_bounds(tight, columns, layout_costs(tight, columns))
-    assert bounds.memory_bytes[0] <= report.peak_memory_bytes
-    assert bounds.step_time_ns[0] <= report.step_time_ns
-    assert compute_bounds(tight, columns)[0] <= report.step_time_ns
+@dataclass(frozen=True)
+class Costed:
+    """Layouts with their constants and compute bounds, neither of which depends on the memory."""
+
+    columns: LayoutColumns
+    costs: CostTable
+    compute_ns: FloatArray
+
+    @staticmethod
+    def of(problem: Problem, columns: LayoutColumns) -> Costed:
+        """All of them computed together."""
+        return Costed(columns, layout_costs(problem, columns), compute_bounds(problem, columns))
+
+
+def assert_bounds_hold(problem: Problem, costed: Costed, row: int, plan: Plan) -> None:
+    """All bounds of a layout, on devices that the plan fills to the last byte, are not above the plan."""
+    step_ns, peak = time_and_peak(problem, costed.costs.at(row), plan)
+    tight, one = with_memory(problem, peak), np.array([row])
+    bounds = layout_bounds(tight, costed.columns.take(one), costed.costs.take(one))
+    assert bounds.memory_bytes[0] <= peak
+    assert bounds.step_time_ns[0] <= step_ns
+    assert costed.compute_ns[row] <= step_ns
 
 
 @given(problems())
@@ -70,10 +85,10 @@ def assert_bounds_hold(problem: Problem, plan: Plan) -> None:
 def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
     """No plan of a small problem that fits is faster, and none is smaller, than its layout's bounds."""
     columns = layout_space(problem).columns
-    bounds = layout_bounds(problem, columns, layout_costs(problem, columns))
-    compute_ns = compute_bounds(problem, columns)
+    costs, compute_ns = layout_costs(problem, columns), compute_bounds(problem, columns)
+    bounds = layout_bounds(problem, columns, costs)
     for row in range(len(columns)):
-        plans = costed_plans(problem, columns.at(row))
+        plans = costed_plans(problem, columns.at(row), costs.at(row))
         assert compute_ns[row] <= plans.step_time_ns.min()
         assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
         fits = plans.peak_bytes <= usable_memory_bytes(problem)
@@ -85,11 +100,11 @@ def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
 @settings(max_examples=60, deadline=None)
 def test_layout_bounds_hold_at_the_memory_of_each_plan(problem: Problem) -> None:
     """A plan that fills the device to the last byte is not faster than the bound for that memory."""
-    columns = layout_space(problem).columns
-    rng = random.Random(len(columns))
-    for row in rng.sample(range(len(columns)), min(3, len(columns))):
+    costed = Costed.of(problem, layout_space(problem).columns)
+    rng = random.Random(len(costed.columns))
+    for row in rng.sample(range(len(costed.columns)), min(3, len(costed.columns))):
         for _ in range(4):
-            assert_bounds_hold(problem, random_plan(rng, problem, columns.at(row)))
+            assert_bounds_hold(problem, costed, row, random_plan(rng, problem, costed.columns.at(row)))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -97,13 +112,26 @@ def test_layout_bounds_hold_for_real_models(name: str) -> None:
     """Balanced, lopsided and extreme plans of real models keep both bounds of their layout."""
     problem, rng = real_problem(name), random.Random(5)
     columns = layout_space(problem).columns
-    tried = 0
-    while tried < 60:
-        layout = columns.at(rng.randrange(len(columns)))
-        if modest(layout):
-            for chosen in (problem, even(problem)):
-                assert_bounds_hold(chosen, random_plan(rng, chosen, layout))
-                tried += 1
+    rows: list[int] = []
+    while len(rows) < 30:
+        row = rng.randrange(len(columns))
+        if modest(columns.at(row)):
+            rows.append(row)
+    costed = Costed.of(problem, columns.take(np.array(rows)))
+    for place in range(len(rows)):
+        for chosen in (problem, even(problem)):
+            assert_bounds_hold(chosen, costed, place, random_plan(rng, chosen, costed.columns.at(place)))
+
+
+def assert_uniform_bounds_hold(problem: Problem, columns: LayoutColumns, rows: Iterable[int]) -> None:
+    """The bounds of all layouts, looked at for the uniform plans of some."""
+    costs = layout_costs(problem, columns)
+    bounds = uniform_bounds(problem, columns, costs)
+    for row in rows:
+        for index, mode in enumerate(problem.space.recompute):
+            step_ns, peak = time_and_peak(problem, costs.at(row), uniform_plan(problem, columns.at(row), mode))
+            assert bounds.step_time_ns[row, index] <= step_ns
+            assert bounds.memory_bytes[row, index] <= peak
 
 
 @given(problems(kind="uniform"))
@@ -111,12 +139,7 @@ def test_layout_bounds_hold_for_real_models(name: str) -> None:
 def test_uniform_bounds_hold_for_the_uniform_plans(problem: Problem) -> None:
     """Every uniform plan takes at least its bound in time and in memory."""
     columns = layout_space(problem).columns
-    bounds = uniform_bounds(problem, columns, layout_costs(problem, columns))
-    for row in range(len(columns)):
-        for index, mode in enumerate(problem.space.recompute):
-            report = simulate(problem, uniform_plan(problem, columns.at(row), mode))
-            assert bounds.step_time_ns[row, index] <= report.step_time_ns
-            assert bounds.memory_bytes[row, index] <= report.peak_memory_bytes
+    assert_uniform_bounds_hold(problem, columns, range(len(columns)))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -127,14 +150,9 @@ def test_uniform_bounds_hold_for_real_models(name: str) -> None:
     columns = layout_space(problem).columns
     rows = np.array(rng.sample(range(len(columns)), min(400, len(columns))))
     part = columns.take(rows)
-    bounds = uniform_bounds(problem, part, layout_costs(problem, part))
     tried = [row for row in range(len(part)) if modest(part.at(row))][:40]
     assert tried
-    for row in tried:
-        for index, mode in enumerate(problem.space.recompute):
-            report = simulate(problem, uniform_plan(problem, part.at(row), mode))
-            assert bounds.step_time_ns[row, index] <= report.step_time_ns
-            assert bounds.memory_bytes[row, index] <= report.peak_memory_bytes
+    assert_uniform_bounds_hold(problem, part, tried)
 
 
 @given(problems())
@@ -142,17 +160,18 @@ def test_uniform_bounds_hold_for_real_models(name: str) -> None:
 def test_free_bounds_are_below_uniform_plans(problem: Problem) -> None:
     """Whatever a uniform plan costs, its layout's bound for the free space is not above it."""
     columns = layout_space(problem).columns
-    bounds = layout_bounds(problem, columns, layout_costs(problem, columns))
-    layers = problem.model.num_layers
+    costs = layout_costs(problem, columns)
+    bounds = layout_bounds(problem, columns, costs)
+    layers, capacity = problem.model.num_layers, usable_memory_bytes(problem)
     for row in range(len(columns)):
         layout = columns.at(row)
         stages = layout.num_virtual_stages
         if layers - -(-layers // stages) * (stages - 1) < 1:
             continue
         for mode in problem.space.recompute:
-            report = simulate(problem, uniform_plan(problem, layout, mode))
-            assert bounds.memory_bytes[row] <= report.peak_memory_bytes
-            assert not report.fits or bounds.step_time_ns[row] <= report.step_time_ns
+            step_ns, peak = time_and_peak(problem, costs.at(row), uniform_plan(problem, layout, mode))
+            assert bounds.memory_bytes[row] <= peak
+            assert peak > capacity or bounds.step_time_ns[row] <= step_ns
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -174,9 +193,10 @@ def test_bounds_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatch) -> Non
     for seed in range(20):
         problem = random_problem(seed)
         columns = layout_space(problem).columns
-        together = layout_bounds(problem, columns, layout_costs(problem, columns))
+        costs = layout_costs(problem, columns)
+        together = layout_bounds(problem, columns, costs)
         for row in range(len(columns)):
-            one = columns.take(np.array([row]))
-            alone = layout_bounds(problem, one, layout_costs(problem, one))
+            one = np.array([row])
+            alone = layout_bounds(problem, columns.take(one), costs.take(one))
             assert alone.step_time_ns[0] == pytest.approx(together.step_time_ns[row], rel=1e-9)
             assert alone.memory_bytes[0] == pytest.approx(together.memory_bytes[row], rel=1e-9)

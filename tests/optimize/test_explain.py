@@ -8,21 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan import Problem, Range, fixed, simulate, solve
+from milpplan import Problem, Range, fixed, solve
+from milpplan.costs.layout_costs import layout_costs
 from milpplan.errors import MilpplanError
 from milpplan.optimize import alternatives
 from milpplan.optimize.explain import explain
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_plan
+from tests.optimize.brute_force import time_and_peak
 from tests.small import GIB, small_problem
 
 
 def least_peak(problem: Problem) -> float:
     """Least simulated peak over every plan of the uniform space, in bytes."""
     columns = layout_space(problem).columns
-    num_layers = problem.model.num_layers
+    num_layers, costs = problem.model.num_layers, layout_costs(problem, columns)
     peaks = [
-        simulate(problem, uniform_plan(problem, columns.at(row), mode)).peak_memory_bytes
+        time_and_peak(problem, costs.at(row), uniform_plan(problem, columns.at(row), mode))[1]
         for row in range(len(columns))
         for mode in problem.space.recompute
         if columns.at(row).num_virtual_stages <= num_layers

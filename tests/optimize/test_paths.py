@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, load_hardware, load_model
-from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath, critical_path
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import LayoutCosts, usable_memory_bytes
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
@@ -22,10 +22,10 @@ from milpplan.optimize.layout_solver import most_layers
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting, stage_menu
 from milpplan.optimize.program import Program
-from milpplan.optimize.seeds import analytic_paths
+from milpplan.optimize.seeds import analytic_paths, chunk_paths
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.specs.problem import Job, Problem, Space
-from tests.optimize.brute_force import costed_plans
+from tests.optimize.brute_force import constants, costed_plans
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory
 
 SEEDS = st.integers(0, 10**6)
@@ -43,11 +43,6 @@ def a_layout(problem: Problem, seed: int) -> Layout:
     return columns.at(seed % len(columns))
 
 
-def constants(problem: Problem, layout: Layout) -> LayoutCosts:
-    """Costs of one layout."""
-    return layout_costs(problem, LayoutColumns.of([layout])).at(0)
-
-
 def matrix(problem: Problem, costs: LayoutCosts, plan: Plan) -> IntArray:
     """Durations of a plan, [Term, J]."""
     return durations(plan_stages(costs, problem.model.layer_kinds, plan))
@@ -56,6 +51,13 @@ def matrix(problem: Problem, costs: LayoutCosts, plan: Plan) -> IntArray:
 def path_of(layout: Layout, costs: LayoutCosts, plan_durations: IntArray) -> CriticalPath:
     """A longest path of the plan."""
     return critical_path(StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns), plan_durations)
+
+
+def through_chunks(layout: Layout) -> list[CriticalPath]:
+    """``chunk_paths``, where the layout has chunks: one through each but the first of every rank."""
+    paths = chunk_paths(layout) if layout.vpp > 1 else []
+    assert len(paths) == layout.pp * (layout.vpp - 1)
+    return paths
 
 
 def length(path: CriticalPath, costs: LayoutCosts, plan_durations: IntArray) -> int:
@@ -75,7 +77,7 @@ def test_paths_bound_every_plan_of_their_layout(problem: Problem, seed: int) -> 
     own = [path_of(layout, costs, plan) for plan in plans]
     for plan, step, mine in zip(plans, steps, own, strict=True):
         assert length(mine, costs, plan) == step
-        for path in (*analytic_paths(layout), *own):
+        for path in (*analytic_paths(layout), *through_chunks(layout), *own):
             assert length(path, costs, plan) <= step
 
 
@@ -109,19 +111,23 @@ def test_paths_bound_real_plans(name: str) -> None:
         steps = step_times_ns(layout, costs, np.stack(plans))
         paths = [path_of(layout, costs, plan) for plan in plans[:3]]
         for plan, step in zip(plans, steps, strict=True):
-            assert all(length(path, costs, plan) <= step for path in (*paths, *analytic_paths(layout)))
+            assert all(
+                length(path, costs, plan) <= step
+                for path in (*paths, *analytic_paths(layout), *through_chunks(layout))
+            )
 
 
 @given(problems(), SEEDS)
 @settings(max_examples=60, deadline=None)
 def test_most_layers_keeps_good_plans(problem: Problem, seed: int) -> None:
-    """No virtual stage of a plan at or below the cutoff holds more layers than ``most_layers`` says."""
+    """No virtual stage of a plan that fits, at or below the cutoff, holds more layers than ``most_layers``."""
     layout = a_layout(problem, seed)
     setting = Setting.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
-    plans = costed_plans(problem, layout)
+    plans = costed_plans(problem, layout, setting.costs)
     for cutoff in np.quantile(plans.step_time_ns, [0.0, 0.1, 0.5, 1.0], method="lower").tolist():
         most = most_layers(setting, int(cutoff))
-        assert (plans.layers[plans.step_time_ns <= cutoff] <= most).all()
+        kept = (plans.step_time_ns <= cutoff) & (plans.peak_bytes <= setting.capacity_bytes)
+        assert (plans.layers[kept] <= most).all()
 
 
 @given(problems(), SEEDS)
@@ -159,7 +165,7 @@ def runs_of(setting: Setting, start: int, stop: int) -> list[int]:
 
 def best_in_memory(problem: Problem, setting: Setting) -> list[tuple[int, Plan]]:
     """(step time, plan) of the best plans that fit, and of some others."""
-    plans = costed_plans(problem, setting.layout)
+    plans = costed_plans(problem, setting.layout, setting.costs)
     fits = np.flatnonzero(plans.peak_bytes <= setting.capacity_bytes)
     order = fits[np.argsort(plans.step_time_ns[fits], kind="stable")]
     rows = [*order[:20], *order[20 :: max(1, len(order) // 20)]]

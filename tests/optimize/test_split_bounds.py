@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from milpplan import Layout, Problem, load_hardware, load_model, simulate
-from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.critical_path import CriticalPath, critical_path
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.layouts import layout_space
@@ -20,15 +19,14 @@ from milpplan.optimize.seeds import analytic_paths
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.problem import Job
-from tests.optimize.brute_force import costed_plans
+from tests.optimize.brute_force import constants, costed_plans, time_and_peak
 from tests.optimize.problems import problems, random_plan, with_memory
 
 HIGH = 2**60
 
 
-def setting_of(problem: Problem, layout: Layout) -> Setting:
+def setting_of(problem: Problem, layout: Layout, costs: LayoutCosts) -> Setting:
     """Everything fixed about a layout."""
-    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
     return Setting.of(problem, layout, costs, usable_memory_bytes(problem))
 
 
@@ -43,19 +41,21 @@ def paths_of(rng: random.Random, problem: Problem, setting: Setting, graph: Step
 @given(problems())
 @settings(max_examples=25, deadline=None)
 def test_no_plan_of_a_split_is_faster(problem: Problem) -> None:
-    """Of every split of every layout of a small problem, no plan that fits undercuts the bound."""
+    """Of every split of every layout of a small problem, no plan that fits undercuts the bound,
+    and a cutoff below the bound is passed."""
     rng, columns = random.Random(len(problem.model.layers)), layout_space(problem).columns
-    capacity = usable_memory_bytes(problem)
+    capacity, table = usable_memory_bytes(problem), layout_costs(problem, columns)
     for row in range(len(columns)):
         layout = columns.at(row)
-        setting = setting_of(problem, layout)
+        setting = setting_of(problem, layout, table.at(row))
         graph = StepGraph.of(layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
         bounds = SplitBounds(setting, graph, paths_of(rng, problem, setting, graph))
-        plans = costed_plans(problem, layout)
+        plans = costed_plans(problem, layout, setting.costs)
         for split in np.unique(plans.layers, axis=0):
             bound = bounds.bound_ns(split.tolist(), HIGH)
             fits = (plans.layers == split).all(axis=1) & (plans.peak_bytes <= capacity)
             assert bound <= plans.step_time_ns[fits].min(initial=HIGH + 1)
+            assert bounds.with_paths(bounds.paths).bound_ns(split.tolist(), bound - 2) == bound - 1
 
 
 def interleaved(vpp: int = 2) -> tuple[Problem, Layout]:
@@ -73,15 +73,14 @@ def interleaved(vpp: int = 2) -> tuple[Problem, Layout]:
 def test_random_plans_of_a_real_model_keep_the_bound(vpp: int) -> None:
     """On devices that a plan fills to the last byte the bound of its split is not above its step."""
     problem, layout = interleaved(vpp)
-    rng = random.Random(vpp)
+    rng, costs = random.Random(vpp), constants(problem, layout)
+    graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
     for _ in range(25):
         plan = random_plan(rng, problem, layout)
-        setting = setting_of(problem, layout)
-        stages = plan_stages(setting.costs, problem.model.layer_kinds, plan)
-        graph = StepGraph.of(layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
+        stages = plan_stages(costs, problem.model.layer_kinds, plan)
         path = critical_path(graph, durations(stages))
         step = int(path.length_ns(durations(stages), graph.transfer_ns, graph.barrier_ns))
-        tight = setting_of(with_memory(problem, simulate(problem, plan).peak_memory_bytes), layout)
+        tight = setting_of(with_memory(problem, time_and_peak(problem, costs, plan)[1]), layout, costs)
         split = [stage.num_layers for stage in plan.virtual_stages]
         assert SplitBounds(tight, graph, [*analytic_paths(layout), path]).bound_ns(split, HIGH) <= step
 
@@ -89,12 +88,12 @@ def test_random_plans_of_a_real_model_keep_the_bound(vpp: int) -> None:
 def test_whole_recomputation_is_seen() -> None:
     """Memory that no plan without recomputation fits into costs whole replays; nothing fits into none."""
     problem, layout = interleaved()
-    roomy = setting_of(with_memory(problem, 2**50), layout)
-    graph = StepGraph.of(layout, roomy.costs.transfer_ns, roomy.costs.barrier_ns)
+    costs = constants(problem, layout)
+    graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
     peak = simulate(problem, uniform_plan(problem, layout, "none")).peak_memory_bytes
 
     def bound(usable_bytes: int, cutoff_ns: int = HIGH) -> int:
-        setting = setting_of(with_memory(problem, usable_bytes), layout)
+        setting = setting_of(with_memory(problem, usable_bytes), layout, costs)
         return SplitBounds(setting, graph, analytic_paths(layout)).bound_ns((2,) * 16, cutoff_ns)
 
     without = bound(2**50)

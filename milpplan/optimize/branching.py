@@ -1,0 +1,174 @@
+"""Branch and bound over the layers of virtual stages: decides interleaved layouts whose splits are free.
+
+A node narrows how many layers virtual stages, or all chunks of a rank together, may hold; its bound is the
+compact relaxation's, proved in exact integers. What fractions hide is mostly at the ends (half a layer beside the
+embedding or the head) and in the ranks' sums, so these are branched on first. One relaxation serves all nodes:
+they differ in the sides of a few rows, and a path found in one holds in all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray
+from milpplan.costs.critical_path import CriticalPath
+from milpplan.costs.stages import StageMemo
+from milpplan.optimize.compact import CompactRelaxation
+from milpplan.optimize.counting import most_on_ranks
+from milpplan.optimize.kelley import Attempt, Rounds, compact_start
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.moves import improve
+from milpplan.optimize.rounding import fitted_plan, rounded_layers
+from milpplan.optimize.seeds import chunk_paths
+
+NODE_ROUNDS = 10
+MOST_PATHS, KEPT_PATHS = 800, 300
+"""Paths in the relaxation before it is made anew, and of how many (besides the tight ones) then."""
+WHOLE = 1e-6
+"""Numbers of layers this near to an integer are one."""
+
+Decide = Callable[[Attempt, tuple[int, ...]], None]
+"""Raise the bound of an attempt at one split of the layers, or find its best plan."""
+
+
+@dataclass(slots=True)
+class Tree:
+    """The open nodes of one layout, those with the least bounds first."""
+
+    attempt: Attempt
+    decide: Decide
+    heap: list[tuple[int, int, Setting]] = field(default_factory=list)
+    numbered: int = 0
+    given_up_ns: float = np.inf
+    """Least bound of the splits that could not be decided."""
+    paths: list[CriticalPath] = field(default_factory=list)
+    """In the order of the relaxation's path rows, which are its last."""
+    tight: set[int] = field(default_factory=set)
+    """Of those, the ones that had a dual."""
+    relaxed: tuple[CompactRelaxation, Rounds] | None = None
+    nearest_ns: float = np.inf
+    """The fastest plan found."""
+    memo: StageMemo = field(init=False)
+
+    def __post_init__(self) -> None:
+        layout, pool = self.attempt.setting.layout, self.attempt.pool
+        self.memo = StageMemo(self.attempt.setting.costs)
+        self.paths = [*pool[: layout.pp], *chunk_paths(layout), *pool[layout.pp :]]
+        self._open(self.attempt.bound_ns, [self.attempt.setting])
+
+    def run(self, attempt: Attempt, nodes: int) -> None:
+        """Look at so many more nodes at most; the attempt's bound becomes the least of those left open."""
+        self.attempt = attempt
+        for _ in range(nodes):
+            if not self.heap or self.heap[0][0] > attempt.cutoff_ns or attempt.out_of_time():
+                break
+            bound, _, setting = heapq.heappop(self.heap)
+            self._look(bound, setting)
+        least = min(self.heap[0][0] if self.heap else np.inf, self.given_up_ns, attempt.cutoff_ns + 1)
+        attempt.bound_ns = max(attempt.bound_ns, int(least))
+
+    def _open(self, bound: int, settings: list[Setting]) -> None:
+        """Add nodes that counting does not close."""
+        most = most_on_ranks(self.attempt.setting, self.attempt.cutoff_ns).max(axis=0)
+        for setting in settings:
+            narrower = setting.tightened(most)
+            if narrower is not None:
+                heapq.heappush(self.heap, (bound, self.numbered, narrower))
+                self.numbered += 1
+
+    def _look(self, bound: int, setting: Setting) -> None:
+        """Bound a node; where it stays open, its parts take its place."""
+        part = replace(self.attempt, setting=setting, bound_ns=bound, best=None, pool=self.paths)
+        split = setting.only_split()
+        if split is not None:
+            part.pool = list(self.paths)
+            self.decide(part, split)
+        layers = self._bound(part) if split is None else None
+        self.attempt.take_best(part)
+        if part.bound_ns <= self.attempt.cutoff_ns:
+            if layers is None:
+                self.given_up_ns = min(self.given_up_ns, part.bound_ns)
+            else:
+                self._open(part.bound_ns, parts(setting, layers))
+
+    def _bound(self, part: Attempt) -> FloatArray | None:
+        """Raise the bound of a node; the layers of every virtual stage at the last optimum, [J], if any."""
+        if self.relaxed is None or len(self.paths) > MOST_PATHS:
+            self._relax()
+            part.pool = self.paths
+        if self.relaxed is None:
+            part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
+            return None
+        compact, run = self.relaxed
+        run.begin(part)
+        run.relaxation.set_sides(*compact.limits(part.setting))
+        layers = None
+        for _ in range(NODE_ROUNDS):
+            known = len(self.paths)
+            solution = run.solve()
+            if part.closed or solution is None:
+                break
+            self.tight.update(np.flatnonzero(solution.row_duals[-known:]).tolist())
+            layers = compact.layers(solution.values)
+            if not run.separate(solution) or run.stalled():
+                break
+        if layers is not None and not part.closed:
+            self._round(part, run, layers)
+        return layers
+
+    def _round(self, part: Attempt, run: Rounds, layers: FloatArray) -> None:
+        """Whole plans near a fractional point, and better ones near those, of all splits of the layout."""
+        known = len(self.paths)
+        setting = part.setting
+        plan = fitted_plan(setting, rounded_layers(setting, layers), self.memo)
+        if plan is not None:
+            part.setting = self.attempt.setting
+            self.nearest_ns = min(self.nearest_ns, improve(part, plan, self.nearest_ns))
+            part.setting = setting
+        run.relaxation.add_rows(run.rows(self.paths[known:]))
+
+    def _relax(self) -> None:
+        """A new relaxation, with the newest paths, the tight ones and those that need no simulation."""
+        analytic, newest = self.attempt.setting.num_stages, len(self.paths) - KEPT_PATHS
+        kept = [n for n in range(len(self.paths)) if n < analytic or n in self.tight or n >= newest]
+        self.paths, self.tight = [self.paths[n] for n in kept], set()
+        self.relaxed = compact_start(replace(self.attempt, pool=self.paths))
+
+
+def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
+    """The node's parts by what one virtual stage, or one rank, holds at a fractional point: layers [J]."""
+    P, J = setting.layout.pp, setting.num_stages
+    sums = layers.reshape(-1, P).sum(axis=0)
+    for stage in (0, J - 1):
+        if _fraction(layers[stage]) > WHOLE:
+            return _stage_parts(setting, stage, float(layers[stage]))
+    rank = int(np.argmax(_fraction(sums)))
+    if _fraction(sums[rank]) > WHOLE:
+        low, high = setting.rank_bounds[rank]
+        most = int(np.floor(sums[rank]))
+        return [setting.with_rank(rank, low, most), setting.with_rank(rank, most + 1, high)]
+    for stage in np.argsort(-_fraction(layers), kind="stable").tolist():
+        low, high = setting.layer_bounds[stage]
+        if low < high:
+            return _stage_parts(setting, stage, float(layers[stage]))
+    raise AssertionError("a node with one split has no parts")
+
+
+def _stage_parts(setting: Setting, stage: int, value: float) -> list[Setting]:
+    """Below and above a fraction; below, at and above a whole number."""
+    low, high = setting.layer_bounds[stage]
+    whole = round(value)
+    if _fraction(np.array(value)) <= WHOLE:
+        ranges = [(low, whole - 1), (whole, whole), (whole + 1, high)]
+    else:
+        ranges = [(low, int(np.floor(value))), (int(np.floor(value)) + 1, high)]
+    return [setting.with_stage(stage, least, most) for least, most in ranges if least <= most]
+
+
+def _fraction(values: FloatArray) -> FloatArray:
+    """Distance to the nearest integer."""
+    return np.asarray(np.abs(values - np.rint(values)))

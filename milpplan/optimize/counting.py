@@ -1,0 +1,108 @@
+"""Counting whole layers: a rank that stays below a step time holds at most so many, and all together must hold L.
+
+What the bounds by averages miss: they cut layers into pieces. Used for interleaved splits that are free, where
+nothing is known of what a virtual stage holds. The path of rank s is the one through its first chunk,
+m D_s + sum_{i < s} D_{0,i} + 2 s p, in which every chunk 0 but the model's first holds a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.layout_costs import LayoutCosts
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.pricing import (
+    INTERLEAVED,
+    Group,
+    RowCosts,
+    end_bytes,
+    forced_layers,
+    price_corners,
+    priced_layers,
+)
+
+HALVINGS = 24
+"""Of the interval in which the least step time lies, itself a few layers wide."""
+ROUNDING = 1e-9
+"""Added to numbers of layers before they are rounded down."""
+
+Lines = tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]
+"""Two lower bounds of what a rank takes with n layers of a kind, start [P, r] + n * each [K, P, r]."""
+
+
+def counted_bound(group: Group, capacity: float, price: FloatArray) -> FloatArray:
+    """Interleaved, any split: the least T at which the ranks can hold all layers of each kind, [r]."""
+    lines, bound = _lines(group, capacity, price), np.zeros_like(group.micro_batches)
+    for kind, count in enumerate(group.counts.tolist()):
+        bound = np.maximum(bound, _least_time(count, [(start, each[kind]) for start, each in lines]))
+    return bound
+
+
+def most_on_ranks(setting: Setting, cutoff_ns: int) -> IntArray:
+    """Interleaved: most layers of each kind that a rank holds in a plan at or below a step time, [K, P]; negative
+    where not even none."""
+    group = _group_of(setting)
+    corners = price_corners(group)
+    group = group.take(np.zeros(len(corners), dtype=np.int64))
+    room = cutoff_ns - group.costs.tail
+    lines = _lines(group, float(setting.capacity_bytes), np.concatenate(corners, axis=1))
+    held = [np.floor((room - start) / each + ROUNDING) for start, each in lines]
+    return np.asarray(np.min(held, axis=(0, 3)).astype(np.int64))
+
+
+def _lines(group: Group, capacity: float, price: FloatArray) -> Lines:
+    """What rank s takes with n layers of a kind, layers of other kinds counted for nothing: once with its memory
+    forgotten, once with every byte above the capacity at a price [P, r]."""
+    costs, m = group.costs, group.micro_batches
+    work = costs.forward + costs.backward
+    start = np.zeros_like(price)
+    start[0] += m * costs.embedding.sum(axis=0)
+    start[-1] += m * costs.head.sum(axis=0)
+    least = work + costs.extra.min(axis=0)
+    start += np.maximum(group.ranks - 1.0, 0.0) * least.min(axis=0) + 2 * group.ranks * costs.transfer
+    start[1:] += costs.embedding.sum(axis=0)
+    priced = priced_layers(group, np.broadcast_to(m, price.shape), price)
+    cheapest = priced.min(axis=0)
+    forced = ((priced - cheapest).min(axis=1) * forced_layers(group)).sum(axis=0)
+    room = np.repeat((costs.buffers - capacity)[None], group.num_ranks, axis=0)
+    first, last = end_bytes(group)
+    room[0] += first
+    room[-1] += last
+    free = np.broadcast_to((m * least)[:, None], cheapest.shape)
+    return (start, free), (start + forced + price * room, (m * work)[:, None] + cheapest)
+
+
+def _least_time(count: float, ranks: list[tuple[FloatArray, FloatArray]]) -> FloatArray:
+    """Least T, from below, with sum_s min over (a, b) of floor((T - a_s) / b_s) >= count, [r]; a, b [P, r]."""
+    share = np.ceil(count / len(ranks[0][0]))
+    at_share = np.max([start + each * share for start, each in ranks], axis=0)
+    # Some rank holds the share, and if all can hold it nothing is missing.
+    low, high = at_share.min(axis=0), at_share.max(axis=0)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        held = np.min([np.floor((middle - start) / each + ROUNDING) for start, each in ranks], axis=0)
+        enough = np.maximum(held, 0.0).sum(axis=0) >= count
+        high = np.where(enough, middle, high)
+        low = np.where(enough, low, middle)
+    return np.asarray(low)
+
+
+def _group_of(setting: Setting) -> Group:
+    """A single layout as a group."""
+    layout, costs = setting.layout, setting.costs
+    numbers = {part.name: getattr(costs, part.name) for part in fields(costs) if part.name != "parts"}
+    table = LayoutCosts(costs.parts, **{name: np.asarray(value)[..., None] for name, value in numbers.items()})
+    counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(setting.problem.model.kinds))
+    return Group(
+        layout.pp,
+        True,
+        np.array([float(layout.num_micro_batches)]),
+        np.array([float(layout.vpp)]),
+        np.array([INTERLEAVED]),
+        RowCosts.of(table, setting.problem.space.recompute),
+        counts.astype(np.float64),
+        {},
+    )

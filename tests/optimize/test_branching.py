@@ -1,0 +1,177 @@
+"""Free interleaved splits: counting, parts of nodes, moves, and the branch and bound that puts them together."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+
+from milpplan import Layout
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.pipeline import StepGraph
+from milpplan.costs.simulator import rank_memory, simulate
+from milpplan.costs.stages import plan_stages
+from milpplan.optimize.backends import backend
+from milpplan.optimize.branching import parts
+from milpplan.optimize.counting import most_on_ranks
+from milpplan.optimize.kelley import Attempt, Counters
+from milpplan.optimize.layout_solver import LayoutSolver
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.moves import improve
+from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.rounding import fitted_plan
+from milpplan.specs.problem import Problem
+from tests.optimize.brute_force import Costed, constants, costed_plans
+from tests.optimize.problems import random_problem
+
+NEVER = 2**60
+
+
+def free_problem(seed: int) -> tuple[Problem, Layout] | None:
+    """The first interleaved layout of a random problem, its splits free; None where it has none."""
+    problem = random_problem(seed)
+    space = problem.space.model_copy(update={"interleaved_layers": "any"})
+    problem = problem.model_copy(update={"space": space})
+    columns = layout_space(problem).columns
+    rows = np.flatnonzero(columns.vpp > 1)
+    return (problem, columns.at(int(rows[seed % len(rows)]))) if len(rows) else None
+
+
+def some(count: int) -> list[tuple[Problem, Setting, Costed]]:
+    """So many layouts with free splits that have plans that fit, and all their plans."""
+    found: list[tuple[Problem, Setting, Costed]] = []
+    for seed in range(1000):
+        if (case := free_problem(seed)) is None:
+            continue
+        problem, layout = case
+        setting = Setting.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
+        plans = costed_plans(problem, layout, setting.costs)
+        if len(plans.step_time_ns) <= 30_000 and (plans.peak_bytes <= setting.capacity_bytes).any():
+            found.append((problem, setting, plans))
+            if len(found) == count:
+                return found
+    raise AssertionError("too few problems")
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[tuple[Problem, Setting, Costed]]:
+    """Shared by the tests of this file."""
+    return some(25)
+
+
+def splits_of(setting: Setting) -> list[tuple[int, ...]]:
+    """Every split within the limits of the stages and the ranks."""
+    P, total = setting.layout.pp, setting.problem.model.num_layers
+    found = []
+    for head in product(*(range(low, high + 1) for low, high in setting.layer_bounds[:-1])):
+        split = (*head, total - sum(head))
+        low, high = setting.layer_bounds[-1]
+        sums = [sum(split[rank::P]) for rank in range(P)]
+        inside = all(least <= held <= most for held, (least, most) in zip(sums, setting.rank_bounds, strict=True))
+        if low <= split[-1] <= high and inside:
+            found.append(split)
+    return found
+
+
+def test_ranks_hold_no_more_than_counting_allows(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+    """No rank of a plan that fits, at or below a step time, holds more layers of a kind, and the limit is reached
+    by some plan often enough to be one."""
+    reached = 0
+    for problem, setting, plans in cases:
+        kinds, P = np.array(problem.model.layer_kinds), setting.layout.pp
+        fits = plans.peak_bytes <= setting.capacity_bytes
+        for cutoff in np.quantile(plans.step_time_ns[fits], [0.0, 0.2, 1.0], method="lower").tolist():
+            most = most_on_ranks(setting, int(cutoff))
+            for layers in np.unique(plans.layers[fits & (plans.step_time_ns <= cutoff)], axis=0):
+                stage = np.repeat(np.arange(len(layers)), layers)
+                held = np.zeros_like(most)
+                np.add.at(held, (kinds, stage % P), 1)
+                assert (held <= most).all()
+                reached += bool((held.sum(axis=0) == most.max(axis=0)).any())
+    assert reached > 10
+
+
+def test_tighter_limits_lose_no_split() -> None:
+    """Limits that follow from others leave the same splits, and none exactly where there are none."""
+    rng, none = random.Random(1), 0
+    for problem, setting, _ in some(6):
+        layers, P = problem.model.num_layers, setting.layout.pp
+        for _ in range(40):
+            narrow = setting
+            for stage in rng.sample(range(setting.num_stages), 2):
+                low = rng.randint(0, 2)
+                narrow = narrow.with_stage(stage, low, rng.randint(low, layers))
+            narrow = narrow.with_rank(rng.randrange(P), *sorted(rng.choices(range(layers + 1), k=2)))
+            most = np.array([rng.randint(layers // P, layers) for _ in range(P)])
+            left = [one for one in splits_of(narrow) if all(sum(one[r::P]) <= most[r] for r in range(P))]
+            tighter = narrow.tightened(most)
+            none += tighter is None
+            assert left == ([] if tighter is None else splits_of(tighter))
+    assert none > 5
+
+
+def test_parts_share_out_every_split() -> None:
+    """Whatever the point, each split of a node is in exactly one of its parts, and every part is narrower."""
+    rng, shared = random.Random(2), 0
+    for _, setting, _ in some(12):
+        whole = splits_of(setting)
+        if setting.only_split() is not None:
+            continue
+        shared += 1
+        for _ in range(20):
+            weights = np.array([rng.random() for _ in range(4)])
+            points = np.array(rng.choices(whole, k=4))
+            layers = points[0].astype(float) if rng.random() < 0.5 else weights / weights.sum() @ points
+            pieces = parts(setting, layers)
+            assert sorted(split for piece in pieces for split in splits_of(piece)) == sorted(whole)
+            assert all(piece != setting for piece in pieces)
+    assert shared > 3
+
+
+def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+    """Moving layers ends at a plan of the space that fits, is no slower, and is faster in some cases."""
+    faster = 0
+    for problem, setting, plans in cases:
+        fits = plans.peak_bytes <= setting.capacity_bytes
+        slow = int(np.where(fits, plans.step_time_ns, -1).argmax())
+        plan = fitted_plan(setting, plans.layers[slow])
+        if plan is None:
+            continue
+        graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
+        attempt = Attempt(setting, graph, [], NEVER, 0, 0.0, None, Counters())
+        step = improve(attempt, plan, np.inf)
+        assert attempt.best is not None
+        best = attempt.best[1]
+        stages = plan_stages(setting.costs, problem.model.layer_kinds, best)
+        peak = max(part.peak_bytes for part in rank_memory(setting.layout, setting.costs, stages))
+        assert peak <= setting.capacity_bytes
+        before = simulate(problem, plan).step_time_ns
+        assert step == simulate(problem, best).step_time_ns <= before
+        assert step >= plans.step_time_ns[fits].min()
+        faster += step < before
+    assert faster >= 5
+
+
+def test_trees_end_at_the_best_plan(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+    """However little is looked at, the bound is no more than the best plan's step; looked at to the end, the best
+    plan is found or proved not to be below the cutoff."""
+    partial = 0
+    for _, setting, plans in cases:
+        best = int(plans.step_time_ns[plans.peak_bytes <= setting.capacity_bytes].min())
+        solver = LayoutSolver(SolveOptions(gap=0.0), backend("highs"), [], None)
+        cutoff = int(best * 1.05)
+        first = solver.resolve(setting, cutoff, 0, effort=0)
+        assert first.bound_ns <= best
+        assert first.step_time_ns is None or first.step_time_ns >= best
+        partial += first.fate == "open"
+        after = solver.resolve(setting, min(cutoff, first.step_time_ns or cutoff), first.bound_ns, effort=2)
+        found = [step for step in (first.step_time_ns, after.step_time_ns) if step is not None]
+        assert min(found) == best
+        below = solver.resolve(setting, best - 1, 0, effort=2)
+        assert below.plan is None
+        assert below.bound_ns <= best
+        assert below.bound_ns == best or below.fate == "open"
+    assert partial > 0
