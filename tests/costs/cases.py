@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,17 +31,29 @@ ANY = Range(minimum=1, maximum=2**20)
 """As a number of GPUs or a batch: the costs of a layout do not depend on what else a job admits."""
 
 
+@cache
+def shipped_model(name: str) -> ModelSpec:
+    """A shipped model, read once."""
+    return load_model(name)
+
+
+@cache
+def shipped_hardware(name: str) -> HardwareSpec:
+    """A shipped cluster, read once."""
+    return load_hardware(name)
+
+
 def problem_of(
     model: str | ModelSpec = "gpt3-175b", hardware: str | HardwareSpec = "dgx-a100-80", **job: Any
 ) -> Problem:
     """A problem; the job's fields have defaults, which admit any number of GPUs and any batch."""
-    spec = load_model(model) if isinstance(model, str) else model
+    spec = shipped_model(model) if isinstance(model, str) else model
     defaults = {
         "num_gpus": ANY,
         "global_batch_size": ANY,
         "sequence_length": spec.default_sequence_length,
     }
-    gpu = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    gpu = shipped_hardware(hardware) if isinstance(hardware, str) else hardware
     return Problem(model=spec, hardware=gpu, job=Job.model_validate(defaults | job))
 
 
@@ -51,7 +64,7 @@ def columns_of(**fields: Any) -> LayoutColumns:
 
 def ideal_hardware() -> HardwareSpec:
     """An A100 that reaches its peak everywhere, with free memory traffic, kernel launches and last tiles."""
-    base = load_hardware("dgx-a100-80")
+    base = shipped_hardware("dgx-a100-80")
     gpu = base.accelerator
     gemm = gpu.bf16.gemm.model_copy(
         update={"m": (1.0,), "n": (1.0,), "k": (1.0,), "efficiency": (((1.0,),),)},

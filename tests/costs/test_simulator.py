@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from milpplan.costs import simulator as sut
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.costs.pipeline import Term
-from milpplan.costs.report import BREAKDOWN, HIDDEN
+from milpplan.costs.report import BREAKDOWN, HIDDEN, StepReport
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.errors import IllegalPlanError
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
@@ -24,6 +25,7 @@ from tests.costs.cases import even_plan, problem_of, random_cases
 CASES = random_cases(seed=41, count=100)
 
 
+@cache
 def costs_of(problem: Problem, layout: Layout) -> LayoutCosts:
     """Constants of one layout."""
     return layout_costs(problem, LayoutColumns.of([layout])).at(0)
@@ -38,6 +40,12 @@ def plan_of(layers: list[int], layout: Layout) -> Plan:
             VirtualStage(layers=(end - count, end)) for count, end in zip(layers, ends, strict=True)
         ),
     )
+
+
+@cache
+def report_of(problem: Problem, plan: Plan) -> StepReport:
+    """The simulation that several tests look at, done once. Not for ``textbook``."""
+    return sut.simulate(problem, plan)
 
 
 @pytest.fixture
@@ -124,7 +132,7 @@ def test_transfers_break_the_closed_form() -> None:
 def test_breakdown_adds_up(problem: Problem, plan: Plan) -> None:
     """For every stage and for their mean the parts add up to the step time, and no part is negative, the
     bubble and what is hidden included."""
-    report = sut.simulate(problem, plan)
+    report = report_of(problem, plan)
     rows = [(stage.breakdown_s, stage.hidden_s) for stage in report.stages]
     for breakdown, hidden in [*rows, (report.breakdown_s, report.hidden_s)]:
         assert tuple(breakdown) == BREAKDOWN
@@ -137,7 +145,7 @@ def test_breakdown_adds_up(problem: Problem, plan: Plan) -> None:
 @pytest.mark.parametrize(("problem", "plan"), CASES)
 def test_numbers_make_sense(problem: Problem, plan: Plan) -> None:
     """Any plan that can run has a finite positive time, rate and memory, and uses less than the peak."""
-    report = sut.simulate(problem, plan)
+    report = report_of(problem, plan)
     numbers = (report.step_time_s, report.tokens_per_s, report.mfu, report.peak_memory_bytes)
     assert np.all(np.isfinite(numbers))
     assert min(numbers) > 0
@@ -154,7 +162,7 @@ def test_numbers_make_sense(problem: Problem, plan: Plan) -> None:
 @pytest.mark.parametrize(("problem", "plan"), CASES[:4])
 def test_reserves_and_usable_memory_are_what_is_installed(problem: Problem, plan: Plan) -> None:
     """Usable memory, context and fragmentation add up to what the driver shows."""
-    report = sut.simulate(problem, plan)
+    report = report_of(problem, plan)
     total = report.usable_memory_bytes + report.context_bytes + report.fragmentation_bytes
     assert total == problem.hardware.accelerator.memory_bytes
     assert report.context_bytes == problem.hardware.reserved_bytes
@@ -173,7 +181,7 @@ def test_verdict_of_memory(usable: int, verdict: str, margin: int) -> None:
     """Below a twentieth of the peak a margin is tight, below zero the plan does not fit."""
     problem, plan = CASES[0]
     report = replace(
-        sut.simulate(problem, plan),
+        report_of(problem, plan),
         peak_memory_bytes=1000,
         usable_memory_bytes=usable,
         fits=usable >= 1000,
@@ -187,7 +195,7 @@ def test_time_of_a_batch_of_plans(problem: Problem, plan: Plan) -> None:
     costs = costs_of(problem, plan.layout)
     matrix = durations(plan_stages(costs, problem.model.layer_kinds, plan))
     found = sut.step_times_ns(plan.layout, costs, np.stack([matrix, 2 * matrix]))
-    assert found[0] == sut.simulate(problem, plan).step_time_ns
+    assert found[0] == report_of(problem, plan).step_time_ns
 
 
 @pytest.mark.parametrize(("problem", "plan"), CASES)
@@ -196,7 +204,7 @@ def test_memory_counted_item_by_item(problem: Problem, plan: Plan) -> None:
     layout = plan.layout
     costs = costs_of(problem, layout)
     stages = plan_stages(costs, problem.model.layer_kinds, plan)
-    report = sut.simulate(problem, plan)
+    report = report_of(problem, plan)
     for rank, found in enumerate(report.stages):
         order = events.rank_order(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp, rank)
         static = int(costs.buffer_bytes) + sum(
