@@ -139,22 +139,19 @@ class Rounds:
     center: FloatArray | None = None
     center_ns: float = np.inf
     improved: bool = False
-    left: list[tuple[int, float]] = field(default_factory=list)
-    """Nanoseconds from the bound to the cutoff and to the best point, after every round."""
+    left: list[int] = field(default_factory=list)
+    """Nanoseconds from the bound to the cutoff, after every round."""
 
     def begin(self, attempt: Attempt) -> None:
         """Go on with another attempt at the same graph."""
         self.attempt, self.center, self.center_ns, self.left = attempt, None, np.inf, []
 
     def stalled(self) -> bool:
-        """Whether the last rounds hardly raised the bound, nor brought the best point nearer to it: rows rounded
-        to units leave a tail of tiny steps."""
-        bound = self.attempt.bound_ns
-        self.left.append((self.attempt.cutoff_ns - bound, self.center_ns - bound))
+        """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""
+        self.left.append(self.attempt.cutoff_ns - self.attempt.bound_ns)
         if len(self.left) <= STALL_ROUNDS:
             return False
-        before = self.left[-1 - STALL_ROUNDS]
-        return all(now > then * (1.0 - STALL_SHARE) for now, then in zip(self.left[-1], before, strict=True))
+        return self.left[-1] > self.left[-1 - STALL_ROUNDS] * (1.0 - STALL_SHARE)
 
     def solve(self) -> RelaxationSolution | None:
         """Solve and raise the proved bound; None when the solver stopped or time is up."""
