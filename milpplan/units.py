@@ -45,3 +45,16 @@ def percent_text(fraction: float, digits: int = 1) -> str:
 def gap_text(gap: float) -> str:
     """A relative gap; tiny ones in scientific notation so that 1e-5 does not print as zero."""
     return "0" if gap == 0 else f"{gap:.1e}"
+
+
+def bandwidth_text(bytes_per_s: float) -> str:
+    """A rate of bytes in GB/s (1e9 bytes/s)."""
+    return f"{bytes_per_s / 1e9:,.4g} GB/s"
+
+
+def size_text(num_bytes: float) -> str:
+    """A memory size in the unit a person would choose: GiB, MiB or KiB."""
+    for limit, unit in ((GIB, "GiB"), (MIB, "MiB")):
+        if num_bytes >= limit:
+            return f"{num_bytes / limit:,.4g} {unit}"
+    return f"{num_bytes / 1024:,.4g} KiB"

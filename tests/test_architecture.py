@@ -53,6 +53,17 @@ ALLOWED = {
         "milpplan.version",
         "milpplan.calibration",
     ),
+    "milpplan.profiling": (
+        *BASE,
+        "milpplan.specs",
+        "milpplan.costs",
+        "milpplan.presets",
+        "milpplan.calibration",
+        "milpplan.reports.files",
+        "milpplan.reports.terminal",
+        "milpplan.version",
+        "milpplan.profiling",
+    ),
     "milpplan.reports": (
         *BASE,
         "milpplan.specs",
@@ -61,6 +72,7 @@ ALLOWED = {
         "milpplan.optimize.result",
         "milpplan.optimize.doctor",
         "milpplan.calibration.records",
+        "milpplan.validation.evidence",
         "milpplan.presets",
         "milpplan.version",
         "milpplan.reports",
@@ -126,6 +138,16 @@ def test_solvers_are_not_imported_early(module: str) -> None:
     code = f"import sys, {module}; sys.exit(' '.join({{'ortools', 'pulp'}} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{module} imports {done.stderr}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("milpplan.profiling.pytorch")])
+def test_pytorch_stays_in_its_room(name: str) -> None:
+    """Only milpplan.profiling.pytorch imports torch: everything else works without."""
+    for node in ast.walk(tree(MODULES[name])):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not [one for one in names if one.split(".")[0] == "torch"]
+        assert "milpplan.profiling.pytorch" not in " ".join(names)
 
 
 @pytest.mark.parametrize("name", MODULES)

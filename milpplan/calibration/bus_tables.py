@@ -10,9 +10,10 @@ import numpy as np
 from milpplan.calibration.nccl import BusLog
 from milpplan.costs.collectives import Operation, bus_bandwidth_bytes_per_s
 from milpplan.errors import InvalidInputError
+from milpplan.presets.overlays import COLLECTIVES
 from milpplan.specs.hardware import BusTable, HardwareSpec
 from milpplan.specs.overlay import LEAST_FACTOR, MOST_FACTOR, Constants, Factor, Tables
-from milpplan.units import gib_text
+from milpplan.units import size_text
 
 RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 LARGEST: Final = 3
@@ -60,7 +61,7 @@ def fit_bus(logs: list[BusLog], hardware: HardwareSpec) -> BusFit:
             f"Expected collectives of 2 to {domain} ranks, or rings of several whole domains of {domain}.",
             "Run nccl-tests inside one node, or on whole nodes.",
         )
-    missing = [name for name in Tables.model_fields if not name.startswith("gemm") and name not in tables]
+    missing = [name for name in COLLECTIVES if name not in tables]
     if tables and missing:
         told.append(f"not measured, as in the description: {', '.join(missing)}")
     return BusFit(
@@ -102,7 +103,7 @@ def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, told: lis
     if kept:
         told.append(f"{operation}: {', '.join(kept)} ranks not measured, as in the description")
     if sizes[-1] < before.message_bytes[-1]:
-        told.append(f"{operation}: messages beyond {gib_text(sizes[-1])} have the rate of the largest one")
+        told.append(f"{operation}: messages beyond {size_text(sizes[-1])} have the rate of the largest one")
     return BusTable(
         num_gpus=tuple(rows),
         message_bytes=tuple(map(float, sizes)),

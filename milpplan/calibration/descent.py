@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.measured import Predictor
 from milpplan.calibration.parameters import STARTS_S, Parameter, Theta
+from milpplan.calibration.predicting import Predictor, log_ratios
 from milpplan.calibration.robust import covariance, linear_step, objective, robust_scale
 
 FloatArray = npt.NDArray[np.float64]
@@ -46,7 +46,7 @@ class Model:
 
     def residuals(self, x: FloatArray) -> FloatArray:
         """log(predicted / measured), [n]."""
-        return self.predictor.log_ratios(self.at(x))
+        return log_ratios(self.predictor, self.at(x))
 
     def jacobian(self, x: FloatArray) -> FloatArray:
         """Forward differences (backward at an upper bound), [n, p]."""

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from milpplan.calibration.descent import Linear, Model, Point, best_descent, descend, hopped
 from milpplan.calibration.fit_records import Constant, Fit
 from milpplan.calibration.identify import Dropped, rivals_of_launches, unidentified
-from milpplan.calibration.measured import Observation, Predictor, on_hardware
+from milpplan.calibration.measured import Observation, StepPredictor, on_hardware
 from milpplan.calibration.parameters import Theta, parameter
+from milpplan.calibration.predicting import Predictor
 from milpplan.calibration.robust import linear_step
 from milpplan.errors import InvalidInputError
 from milpplan.specs.hardware import HardwareSpec
@@ -59,10 +60,21 @@ def fit(
         InvalidInputError: no runs, an unknown constant, or labels that do not match the runs.
     """
     _check(runs, constants, groups)
-    told = progress or (lambda text: None)
     chosen = list(runs) if hardware is None else on_hardware(runs, hardware)
-    predictor = Predictor(chosen)
-    base = chosen[0].problem.hardware
+    return fit_predicted(StepPredictor(chosen), constants, groups, num_folds, progress, hops)
+
+
+def fit_predicted(
+    predictor: Predictor,
+    constants: Sequence[str],
+    groups: Sequence[Hashable] | None = None,
+    num_folds: int | None = None,
+    progress: Progress | None = None,
+    hops: bool = True,
+) -> Fit:
+    """``fit`` of the measurements of any predictor."""
+    told = progress or (lambda text: None)
+    base = predictor.base
     parameters = tuple(parameter(name, base) for name in CONSTANTS if name in constants and name not in SWITCHES)
     settle = hopped if hops else (lambda model, point: point)
     model, point, switch = _switched(
@@ -70,15 +82,15 @@ def fit(
     )
     model, point, dropped = _without_unidentified(model, point, told)
     linear = Linear.of(model, point)
-    folds = _folds(groups if groups is not None else range(len(chosen)), num_folds)
+    folds = _folds(groups if groups is not None else range(len(predictor.ids)), num_folds)
     told(f"leaving out {len(folds)} parts in turn")
     continuous = [_constant(one.name, base, model, linear, dropped) for one in parameters]
     return Fit(
         constants=(*continuous, *switch),
-        ids=tuple(run.id for run in chosen),
+        ids=predictor.ids,
         measured_s=predictor.measured_s,
-        before_s=predictor.step_times_s(Theta()),
-        after_s=predictor.step_times_s(model.at(point.x)),
+        before_s=predictor.times_s(Theta()),
+        after_s=predictor.times_s(model.at(point.x)),
         left_out_s=_left_out(model, linear, folds),
         scatter=point.scale,
         num_folds=len(folds),
@@ -134,7 +146,7 @@ def _switched(
     prior = base.software.overlap_tensor_parallel
     other = Model(model.predictor, model.parameters, Theta(overlap_tensor_parallel=not prior))
     at = model.at(point.x)
-    same = np.array_equal(model.predictor.step_times_s(at), model.predictor.step_times_s(other.at(point.x)))
+    same = np.array_equal(model.predictor.times_s(at), model.predictor.times_s(other.at(point.x)))
     if same:
         note = "no prediction depends on it"
         return model, point, (Constant(name, float(prior), None, False, float(prior), note),)
@@ -194,6 +206,5 @@ def _left_out(model: Model, linear: Linear, folds: list[npt.NDArray[np.int64]]) 
             model.sigmas,
             (low, high),
         )
-        apart = Predictor([model.predictor.runs[row] for row in fold])
-        times[fold] = apart.step_times_s(model.at(point.x + change))
+        times[fold] = model.predictor.part(fold).times_s(model.at(point.x + change))
     return times

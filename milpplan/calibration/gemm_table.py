@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import lsq_linear
 
+from milpplan.calibration.nodes import LEAST, MOST, corrected, hat_weights
 from milpplan.costs.compute import BF16_BYTES, FP8_BYTES, GemmPrecision, engine_of, interpolate_table
 from milpplan.errors import InvalidInputError
 from milpplan.specs.hardware import GemmTable, HardwareSpec
@@ -24,14 +24,8 @@ TIMES: Final = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3, "time_us": 1e-6}
 TERA: Final = 1e12
 MAX_ROWS: Final = 200_000
 MOST_ELEMENTS: Final = 10**9
-SMOOTHNESS: Final = 0.3
-"""One sigma of a node's correction around the mean one, relative."""
-NOISE: Final = 0.03
-"""One sigma of a measured product, relative."""
 MEMORY_MARGIN: Final = 1.2
 """A product within this factor of its memory traffic says nothing about the matrix engine."""
-ROUNDS: Final = 5
-LEAST, MOST = 1e-4, 1.5
 _DO: Final = "Give a CSV with the columns m,n,k and one of time_s, time_ms, time_us or tflops; precision if fp8."
 
 
@@ -155,41 +149,11 @@ def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, int, tup
         )
     m, n, k = part.m[use], part.n[use], part.k[use]
     efficiency = np.clip(2 * m * n * k / kernel_s[use] / engine.peak_flops_per_s, LEAST, MOST)
-    weights = _node_weights(engine.gemm, m, n, k)
+    weights = hat_weights((engine.gemm.m, m), (engine.gemm.n, n), (engine.gemm.k, k))
     nodes = np.array(engine.gemm.efficiency, dtype=np.float64)
-    fitted = _corrected(weights, nodes.ravel(), efficiency).reshape(nodes.shape)
+    fitted = corrected(weights, nodes.ravel(), efficiency).reshape(nodes.shape)
     table = engine.gemm.model_copy(
         update={"efficiency": tuple(tuple(tuple(map(float, row)) for row in plane) for plane in fitted)}
     )
     errors = tuple(np.abs(interpolate_table(one, m, n, k) / efficiency - 1.0) for one in (engine.gemm, table))
     return table, int(use.sum()), (errors[0], errors[1])
-
-
-def _node_weights(table: GemmTable, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-    """[rows, nodes]: the interpolation is linear in the nodes, so each column is that of a unit node."""
-    axes = []
-    for axis, sizes in ((table.m, m), (table.n, n), (table.k, k)):
-        grid = np.log(np.array(axis, dtype=np.float64))
-        hats = np.eye(len(grid))
-        axes.append(np.stack([np.interp(np.log(sizes), grid, hat) for hat in hats], axis=1))
-    return np.asarray(np.einsum("ri,rj,rl->rijl", *axes).reshape(len(m), -1))
-
-
-def _corrected(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) -> FloatArray:
-    """Node values: the description's times a common factor times corrections near 1."""
-    common = float(np.median(efficiency / (weights @ nodes)))
-    start = np.clip(nodes * common, LEAST, MOST)
-    # Normal equations: many products on a few hundred nodes.
-    rows = weights * start / efficiency[:, None]
-    trust = np.ones(len(efficiency))
-    correction = np.ones(len(start))
-    for _ in range(ROUNDS):
-        scaled = rows * trust[:, None] / NOISE
-        matrix = scaled.T @ scaled + np.eye(len(start)) / SMOOTHNESS**2
-        right = scaled.T @ (trust / NOISE) + np.ones(len(start)) / SMOOTHNESS**2
-        root = np.linalg.cholesky(matrix)
-        target = np.linalg.solve(root, right)
-        correction = lsq_linear(root.T, target, bounds=(LEAST / start, np.maximum(MOST / start, 1.001))).x
-        # Weights of soft_l1; their roots multiply the rows.
-        trust = (1.0 + ((rows @ correction - 1.0) / NOISE) ** 2) ** -0.25
-    return np.clip(start * correction, LEAST, MOST)

@@ -79,7 +79,7 @@ def on_hardware(runs: Iterable[Observation], hardware: HardwareSpec) -> list[Obs
     return [replace(run, problem=run.problem.model_copy(update={"hardware": hardware})) for run in runs]
 
 
-class Predictor:
+class StepPredictor:
     """Simulated step times of observations under constants. Runs that differ in their layout only share the
     costs of their layers, and every answer is kept."""
 
@@ -93,7 +93,21 @@ class Predictor:
         self._members = [np.array(rows) for rows in grouped.values()]
         self._known: dict[Theta, FloatArray] = {}
 
-    def step_times_s(self, theta: Theta) -> FloatArray:
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The runs' names."""
+        return tuple(run.id for run in self.runs)
+
+    @property
+    def base(self) -> HardwareSpec:
+        """The first run's description."""
+        return self.runs[0].problem.hardware
+
+    def part(self, rows: npt.NDArray[np.int64]) -> StepPredictor:
+        """Some of the runs."""
+        return StepPredictor([self.runs[row] for row in rows])
+
+    def times_s(self, theta: Theta) -> FloatArray:
         """Seconds a step of every observation.
 
         Raises:
@@ -109,10 +123,6 @@ class Predictor:
                 times[rows] = self._group(rows, on[base])
             self._known[theta] = times
         return self._known[theta]
-
-    def log_ratios(self, theta: Theta) -> FloatArray:
-        """log(predicted / measured) of every observation."""
-        return np.asarray(np.log(self.step_times_s(theta) / self.measured_s))
 
     def _group(self, rows: npt.NDArray[np.int64], hardware: HardwareSpec) -> FloatArray:
         runs = [self.runs[row] for row in rows]

@@ -10,7 +10,7 @@ from typing import Any
 from milpplan.reports.files import write_whole
 from milpplan.specs.overlay import Overlay
 
-COMMENT = "# Fitted by `milpplan calibrate`; docs/calibration.md describes every field. SI units.\n"
+COMMENT = "# Fitted by `milpplan calibrate` or `profile`; docs/calibration.md describes every field. SI units.\n"
 
 
 def overlay_text(overlay: Overlay) -> str:

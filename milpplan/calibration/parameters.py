@@ -21,6 +21,7 @@ PRIOR_SECONDS_SIGMA: Final = {
     "collective_rank_s": 1e-4,
     "step_overhead_s": 1.0,
     "scale_out_hop_s": 1e-4,
+    "kernel_latency_s": 1e-4,
 }
 """One sigma of the prior of a time around what the hardware description and its software say."""
 FACTOR_BOUNDS: Final = (0.2, 5.0)
@@ -29,6 +30,7 @@ SECONDS_BOUNDS: Final = {
     "collective_rank_s": (0.0, 2e-3),
     "step_overhead_s": (0.0, 20.0),
     "scale_out_hop_s": (0.0, 2e-3),
+    "kernel_latency_s": (0.0, 2e-3),
 }
 STARTS_S: Final = {"layer_launch_s": (4e-4, 2e-3), "collective_rank_s": (2.5e-4,)}
 """Starts of the fit besides the prior: below the time of every layer launches change nothing, so that no slope
@@ -50,6 +52,7 @@ class Theta:
     collective_rank_s: float | None = None
     step_overhead_s: float | None = None
     scale_out_hop_s: float | None = None
+    kernel_latency_s: float | None = None
     overlap_tensor_parallel: bool | None = None
 
     def on(self, hardware: HardwareSpec) -> HardwareSpec:

@@ -79,10 +79,7 @@ def calibrated(
     """
     spec = load_hardware(hardware)
     kind = kind_of(path)
-    words: dict[str, Any] = {"base": _base(hardware, out), "name": name or _name(path, hardware)}
-    # A name that cannot be is told before time is spent on the fit.
-    empty = Provenance(data="", date="", method="", num_measurements=0)
-    validated(Overlay, {**words, "provenance": empty.model_dump()}, "the overlay's name and base")
+    words = checked_words(hardware, out, name or _name(path, hardware))
     if kind == "runs":
         return _of_runs(path, spec, words, constants, progress)
     date = datetime.date.today().isoformat()
@@ -143,7 +140,19 @@ def _is_gzip(path: Path) -> bool:
         return False
 
 
-def _base(hardware: str, out: Path | None) -> str:
+def checked_words(hardware: str, out: Path | None, name: str) -> dict[str, Any]:
+    """``base`` and ``name`` of an overlay that will lie at ``out``.
+
+    Raises:
+        InvalidInputError: a name that cannot be, told before time is spent on a fit.
+    """
+    words: dict[str, Any] = {"base": base_name(hardware, out), "name": name}
+    empty = Provenance(data="", date="", method="", num_measurements=0)
+    validated(Overlay, {**words, "provenance": empty.model_dump()}, "the overlay's name and base")
+    return words
+
+
+def base_name(hardware: str, out: Path | None) -> str:
     """A shipped name as it is; a path relative to the overlay's directory where that is possible."""
     if hardware in hardware_names():
         return hardware

@@ -31,7 +31,7 @@ def report(calibration: Calibration) -> RenderableType:
         Text(),
     ]
     if calibration.fit is not None:
-        parts += [_constants(calibration.fit), _errors(calibration.fit)]
+        parts += [constants_table(calibration.fit), errors_text(calibration.fit)]
     else:
         parts += _tables(calibration)
     told = [printable(text) for text in calibration.told]
@@ -41,7 +41,8 @@ def report(calibration: Calibration) -> RenderableType:
     return Group(*parts)
 
 
-def _constants(fit: Fit) -> Table:
+def constants_table(fit: Fit) -> Table:
+    """Every constant with its uncertainty."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, justify in (
         ("constant", "left"),
@@ -68,16 +69,17 @@ def _sigma(one: Constant) -> str:
     return f"{one.one_sigma:.3f}" if one.name in FACTORS else seconds_text(one.one_sigma)
 
 
-def _errors(fit: Fit) -> RenderableType:
+def errors_text(fit: Fit, what: str = "steps", parts: str = "runs") -> RenderableType:
+    """Errors before, after and of what was left out."""
     text = (
-        f"mean absolute error of {len(fit.ids)} steps: {percent_text(fit.error_before)} before, "
+        f"mean absolute error of {len(fit.ids)} {what}: {percent_text(fit.error_before)} before, "
         f"{percent_text(fit.error_after)} after"
     )
     left_out = fit.error_left_out
     if left_out is None:
         text += "; with a single part nothing could be left out, so nothing shows whether it over-fits"
     else:
-        text += f", {percent_text(left_out)} of runs left out ({fit.num_folds} parts in turn)"
+        text += f", {percent_text(left_out)} of {parts} left out ({fit.num_folds} parts in turn)"
     lines = [
         Text(text),
         Text(f"scatter that no constant explains: {percent_text(fit.residual_fraction)} (one sigma)"),
@@ -112,12 +114,13 @@ def document_text(calibration: Calibration) -> str:
         "kind": calibration.kind,
         "overlay": calibration.overlay.model_dump(mode="json"),
         "told": list(calibration.told),
-        "fit": None if fit is None else _fit_document(fit),
+        "fit": None if fit is None else fit_document(fit),
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _fit_document(fit: Fit) -> dict[str, Any]:
+def fit_document(fit: Fit) -> dict[str, Any]:
+    """A fit as JSON."""
     rows = zip(fit.ids, fit.measured_s, fit.before_s, fit.after_s, fit.left_out_s, strict=True)
     return {
         "constants": [

@@ -153,12 +153,14 @@ def weight_gradient_s(
     k: Numbers,
     count: Numbers,
     sum_bytes: int,
+    fused: bool = True,
 ) -> FloatArray:
     """Time of ``count`` products (m x k)(k x n) that each add to a sum of ``sum_bytes`` bytes an element.
 
     ``batched_gemm_s``, which writes 2 bytes an element, plus 0.6 * count m n (2 sum_bytes - 2) / (bandwidth *
-    eff_bw): the sum is read and written at the end of each tile, partly beside the next one. m, n, k, count: any
-    shapes that broadcast.
+    eff_bw): the sum is read and written at the end of each tile, partly beside the next one. Where the sum is not
+    ``fused`` into the product, another kernel reads the product and the sum and writes the sum: count m n (2 +
+    2 sum_bytes) / (bandwidth * eff_bw), beside nothing. m, n, k, count: any shapes that broadcast.
     Source: gradient accumulation fusion, Megatron-LM core/tensor_parallel/layers.py. The 0.6 is fitted to products
     of 100 us and more in MooreThreads/SimuMax@4dcaae513, 436 on B200 and 182 on A100: the median absolute errors
     are 5.8 and 2.3 %, without the term 7.3 and 3.0 %, with all of the traffic 5.2 and 3.6 %.
@@ -167,6 +169,8 @@ def weight_gradient_s(
     elements = np.asarray(count, dtype=np.float64) * np.asarray(m) * np.asarray(n)
     bytes_per_s = accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency
     traffic = EXPOSED_SUM_FRACTION * elements * (2 * sum_bytes - BF16_BYTES)
+    if not fused:
+        traffic = elements * (2 * sum_bytes + BF16_BYTES)
     return np.where(product == 0, 0.0, product + traffic / bytes_per_s)
 
 
@@ -213,6 +217,26 @@ def last_tile_flops(accelerator: Accelerator, keys: Numbers, width: Numbers) -> 
     """
     waste = LAST_TILE_FRACTION * accelerator.num_processors * ATTENTION_TILE_ROWS
     return np.asarray(waste * 2.0 * np.asarray(keys) * np.asarray(width), dtype=np.float64)
+
+
+def flash_attention_flops(
+    accelerator: Accelerator,
+    tokens: Numbers,
+    keys: Numbers,
+    heads: Numbers,
+    width: Numbers,
+    tiles: tuple[Numbers, Numbers],
+) -> tuple[FloatArray, FloatArray]:
+    """FLOPs of flash attention forward and backward, those lost to the last tiles included.
+
+    forward: 2 * tokens * keys * heads * width + last tiles; backward: 2.5 times the first plus the last tiles.
+    ``keys`` a query attends to on average; ``width``: head sizes of queries and values together; ``tiles``: how
+    many kernels there are, and the keys of the longest tile in each.
+    Source: FlashAttention-2 (Dao 2023) section 4.1 for the factor 2.5; ``last_tile_flops``.
+    """
+    flops = 2 * np.asarray(tokens, dtype=np.float64) * keys * heads * width
+    tails = tiles[0] * last_tile_flops(accelerator, tiles[1], width)
+    return np.asarray(flops + tails), np.asarray(2.5 * flops + tails)
 
 
 def _attention_s(

@@ -80,7 +80,7 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     hidden = float(shard.hidden)
     forward = compute.gemm_s(gpu, "bf16", shard.tokens, vocab, hidden)
     backward = compute.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + compute.weight_gradient_s(
-        gpu, "bf16", vocab, hidden, shard.tokens, 1.0, shard.grad_bytes
+        gpu, "bf16", vocab, hidden, shard.tokens, 1.0, shard.grad_bytes, shard.fused_sums
     )
     seconds[Part.COMPUTE, Phase.FORWARD] = norm + forward + loss
     seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * norm + backward + 0.5 * loss

@@ -67,6 +67,11 @@ class Shard:
         """Bytes of one accumulated gradient."""
         return FP32_BYTES if self.problem.job.grad_dtype == "fp32" else BF16_BYTES
 
+    @property
+    def fused_sums(self) -> bool:
+        """Whether products of weight gradients add to the sums themselves."""
+        return self.problem.hardware.software.fused_gradient_sums
+
     def gemm(
         self, m: FloatArray, n: FloatArray | float, k: FloatArray | float
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -77,7 +82,7 @@ class Shard:
         gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
         forward = compute.gemm_s(gpu, precision, m, n, k)
         dgrad = compute.gemm_s(gpu, precision, m, k, n)
-        wgrad = compute.weight_gradient_s(gpu, precision, n, k, m, 1.0, self.grad_bytes)
+        wgrad = compute.weight_gradient_s(gpu, precision, n, k, m, 1.0, self.grad_bytes, self.fused_sums)
         if precision == "fp8":
             forward = forward + self.memory_bound(4.0 * m * k)
             dgrad = dgrad + self.memory_bound(4.0 * m * n)
@@ -115,8 +120,9 @@ def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> F
 def _wait_for_launches(shard: Shard, tally: Tally) -> None:
     """What the device waits for the host where a layer's kernels are shorter than their launches.
 
-    A forward takes at least layer_launch_s + collective_rank_s * (ranks of its collectives, summed over them), a
-    backward twice the first and its own collectives. Communication counts as busy: a wait for launches hides it.
+    A forward takes at least layer_launch_s + collective_rank_s * (other ranks of its collectives, summed over
+    them), a backward twice the first and its own collectives. Communication counts as busy: a wait for launches
+    hides it.
     Source: nanotron's benchmark sweeps (docs/accuracy.md): a layer takes the longer of its kernels and a time that
     depends neither on the model's width nor on the micro-batch.
     """
@@ -240,12 +246,12 @@ def _core_attention(
     job, gpu = shard.problem.job, shard.problem.hardware.accelerator
     chunk = job.sequence_length / shard.columns.cp
     if job.attention_kernel == "flash":
-        flops = 2 * shard.tokens * average_keys(job.sequence_length, window) * heads * sum(sizes)
-        longest = np.minimum(chunk, window or job.sequence_length)
-        tails = shard.columns.cp * compute.last_tile_flops(gpu, longest, sum(sizes))
+        keys = average_keys(job.sequence_length, window)
+        tiles = (shard.columns.cp, np.minimum(chunk, window or job.sequence_length))
+        flops = compute.flash_attention_flops(gpu, shard.tokens, keys, heads, sum(sizes), tiles)
         rate = shard.problem.hardware.software.attention_efficiency
-        forward = compute.attention_forward_s(gpu, (flops + tails) / rate, chunk)
-        backward = compute.attention_backward_s(gpu, (2.5 * flops + tails) / rate, chunk)
+        forward = compute.attention_forward_s(gpu, flops[0] / rate, chunk)
+        backward = compute.attention_backward_s(gpu, flops[1] / rate, chunk)
         tally.compute(forward, backward)
         _ring_merges(shard, tally, (heads * sizes[0], heads * sizes[1]), ring_bytes)
     else:
@@ -335,8 +341,8 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     forward = grouped(per_expert, matrices * width, hidden) + grouped(per_expert, hidden, width)
 
     def summed(n: FloatArray | float, k: FloatArray | float) -> FloatArray:
-        sums = shard.grad_bytes
-        return np.asarray(compute.weight_gradient_s(gpu, precision, n, k, per_expert, experts, sums))
+        sums = shard.grad_bytes, shard.fused_sums
+        return np.asarray(compute.weight_gradient_s(gpu, precision, n, k, per_expert, experts, *sums))
 
     backward = grouped(per_expert, hidden, matrices * width) + grouped(per_expert, width, hidden)
     backward = backward + summed(matrices * width, hidden) + summed(hidden, width)

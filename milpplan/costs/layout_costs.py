@@ -268,10 +268,11 @@ def step_overhead_ns(problem: Problem) -> int:
 
 
 def _barrier_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
-    """The global gradient norm: an all-reduce of one number over all GPUs (dominated by latency), and the
-    framework's overhead of a step."""
+    """The global gradient norm: an all-reduce of one number over all GPUs (dominated by latency), what the library
+    takes to call it, and the framework's overhead of a step."""
     gpus, inverse = np.unique(columns.num_gpus, return_inverse=True)
-    norm = _ns(collectives.all_reduce_s(problem.hardware, 4.0, gpus, 1))[inverse]
+    norm_s = collectives.all_reduce_s(problem.hardware, 4.0, gpus, 1)
+    norm = _ns(norm_s + problem.hardware.software.collective_rank_s * (gpus - 1))[inverse]
     return norm + step_overhead_ns(problem)
 
 

@@ -66,7 +66,7 @@ def state_bytes(problem: Problem, columns: LayoutColumns, parameters: LocalParam
     include the framework's buckets for the reduction."""
     software, stage = problem.hardware.software, columns.zero_stage
     total = np.zeros((3, len(columns)))
-    for local, replicas in _groups(columns, parameters):
+    for local, replicas in _sharded_groups(problem, columns, parameters):
         for part, (per_parameter, sharded_from) in enumerate(
             ((weight_bytes(problem), 3), (grad_bytes(problem), 2), (ADAM_STATE_BYTES, 1))
         ):
@@ -109,12 +109,17 @@ WEIGHTS_A_LAYER = 4
 
 
 def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Seconds to reduce the gradients once: all-reduce unsharded, reduce-scatter from ZeRO stage 1."""
+    """Seconds to reduce the gradients once: all-reduce unsharded, reduce-scatter from ZeRO stage 1. With groups
+    smaller than all replicas an all-reduce of the shards among the groups follows."""
     total = np.zeros(len(columns))
     for (local, _), (size, stride) in zip(_groups(columns, parameters), _group_shapes(columns), strict=True):
         message = grad_bytes(problem) * local
+        shards = _shards(problem, size)
         whole = collectives.all_reduce_s(problem.hardware, message, size, stride)
-        scatter = collectives.reduce_scatter_s(problem.hardware, message, size, stride)
+        scatter = collectives.reduce_scatter_s(problem.hardware, message, shards, stride)
+        if problem.hardware.software.sharding_group:
+            copies, apart = size // shards, stride * shards
+            scatter = scatter + collectives.all_reduce_s(problem.hardware, message / shards, copies, apart)
         whole = whole + _calls_s(problem, local, size)
         total = total + np.where(columns.zero_stage >= 1, scatter, whole)
     return total
@@ -124,7 +129,7 @@ def _calls_s(problem: Problem, local: FloatArray, size: FloatArray) -> FloatArra
     """Host seconds of the calls of a layer's unsharded reduction: one for every ``reduce_call_bytes`` of 16-bit
     gradients, but at most one for each of a layer's four weights, none of which is split.
 
-    k n min(2 N / reduce_call_bytes, 4) for n > 1 ranks (``size``), N parameters on a rank (``local``) and
+    k (n - 1) min(2 N / reduce_call_bytes, 4) for n ranks (``size``), N parameters on a rank (``local``) and
     k = ``collective_rank_s``; [n]. Lower for experts, whose weights are many; upper for embedding and head, one
     weight each. Nothing was fitted for the number of calls.
 
@@ -134,14 +139,15 @@ def _calls_s(problem: Problem, local: FloatArray, size: FloatArray) -> FloatArra
     if not software.reduce_call_bytes:
         return np.zeros_like(local)
     calls = np.minimum(BF16_BYTES * local / software.reduce_call_bytes, WEIGHTS_A_LAYER)
-    return np.where(size > 1, software.collective_rank_s * size * calls, 0.0)
+    return np.asarray(software.collective_rank_s * (size - 1) * calls)
 
 
 def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
     """Seconds to gather the bf16 weights of a layer once from their shards."""
     total = np.zeros(len(columns))
     for (local, _), (size, stride) in zip(_groups(columns, parameters), _group_shapes(columns), strict=True):
-        total = total + collectives.all_gather_s(problem.hardware, BF16_BYTES * local, size, stride)
+        shards = _shards(problem, size)
+        total = total + collectives.all_gather_s(problem.hardware, BF16_BYTES * local, shards, stride)
     return total
 
 
@@ -150,10 +156,23 @@ def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParam
     gpu = problem.hardware.accelerator
     rate = gpu.memory_bandwidth_bytes_per_s * gpu.memory_bandwidth_efficiency
     total = np.zeros(len(columns))
-    for local, replicas in _groups(columns, parameters):
+    for local, replicas in _sharded_groups(problem, columns, parameters):
         share = local / np.where(columns.zero_stage >= 1, replicas, 1)
         total = total + UPDATE_TRAFFIC_BYTES * share / rate
     return total
+
+
+def _shards(problem: Problem, replicas: FloatArray) -> FloatArray:
+    """Replicas that ZeRO shards over: all, or those that the framework's group has in common with them (gcd)."""
+    group = problem.hardware.software.sharding_group
+    return replicas if group == 0 else np.gcd(replicas.astype(np.int64), group).astype(np.float64)
+
+
+def _sharded_groups(
+    problem: Problem, columns: LayoutColumns, parameters: LocalParameters
+) -> tuple[tuple[FloatArray, FloatArray], ...]:
+    """(local parameters, ranks that shard them) of the dense and the expert part."""
+    return tuple((local, _shards(problem, replicas)) for local, replicas in _groups(columns, parameters))
 
 
 def _groups(columns: LayoutColumns, parameters: LocalParameters) -> tuple[tuple[FloatArray, FloatArray], ...]:

@@ -39,8 +39,8 @@ class Phase(IntEnum):
 
 @dataclass(slots=True)
 class Tally:
-    """Accumulates seconds of one layer into an array [Part, Phase, num_layouts], and the ranks of the groups that
-    its collectives call, [2, num_layouts] (forward, backward)."""
+    """Accumulates seconds of one layer into an array [Part, Phase, num_layouts], and the other ranks of the
+    groups that its collectives call, [2, num_layouts] (forward, backward)."""
 
     seconds: FloatArray
     called_ranks: FloatArray
@@ -59,7 +59,7 @@ class Tally:
 
     def calls(self, forward: FloatArray | int, backward: FloatArray | int, ranks: FloatArray) -> None:
         """Add collectives among groups of so many ranks; a group of one rank is not called."""
-        called = np.where(ranks > 1, ranks, 0)
+        called = ranks - 1
         self.called_ranks[Phase.FORWARD] += forward * called
         self.called_ranks[Phase.BACKWARD] += backward * called
 

@@ -22,7 +22,9 @@ LEAST_EFFICIENCY: Final = 1e-6
 """Efficiencies of tables and curves stay within these; fractions within (0, 1]."""
 _OF_ACCELERATOR: Final = {"gemm_efficiency", "gemm_fp8_efficiency", "memory_efficiency", "attention_efficiency"}
 HOP: Final = "scale_out_hop_s"
+KERNEL: Final = "kernel_latency_s"
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+CURVES: Final = ("attention_forward", "attention_backward")
 
 
 def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
@@ -49,15 +51,17 @@ def with_constants(
     hardware: HardwareSpec, factors: Mapping[str, float], others: Mapping[str, object]
 ) -> HardwareSpec:
     """The description with factors of ``FACTORS`` multiplied in, and with others of its software (or
-    ``scale_out_hop_s``) replaced."""
-    software = {name: value for name, value in others.items() if name != HOP}
+    ``scale_out_hop_s``, ``kernel_latency_s``) replaced."""
+    software = {name: value for name, value in others.items() if name not in (HOP, KERNEL)}
     dispatch = factors.get("dispatch_efficiency", 1.0)
     if dispatch != 1.0:
         software["dispatch_efficiency"] = hardware.software.dispatch_efficiency * dispatch
     scale = {name: factor for name, factor in factors.items() if factor != 1.0}
     update: dict[str, object] = {}
-    if scale.keys() & _OF_ACCELERATOR:
-        update["accelerator"] = _accelerator(hardware.accelerator, scale)
+    if scale.keys() & _OF_ACCELERATOR or KERNEL in others:
+        accelerator = _accelerator(hardware.accelerator, scale)
+        latency_s = others.get(KERNEL, accelerator.kernel_latency_s)
+        update["accelerator"] = accelerator.model_copy(update={KERNEL: latency_s})
     if "scale_up_efficiency" in scale:
         factor = scale["scale_up_efficiency"]
         tables = {name: _bus(getattr(hardware.scale_up, name), factor) for name in COLLECTIVES}
@@ -84,14 +88,16 @@ def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
     others = {
         name: max(time_s(hardware, name) + sigmas[name] * getattr(known, name), 0.0)
         for name in TIMES
-        if name in sigmas and (name != HOP or known.scale_out_hop_s > 0)
+        if name in sigmas and (name not in (HOP, KERNEL) or getattr(known, name) > 0)
     }
     return with_constants(hardware, factors, others)
 
 
 def time_s(hardware: HardwareSpec, name: str) -> float:
     """The value of one of ``TIMES`` in a description."""
-    return hardware.scale_out.hop_latency_s if name == HOP else float(getattr(hardware.software, name))
+    owners = {HOP: (hardware.scale_out, "hop_latency_s"), KERNEL: (hardware.accelerator, KERNEL)}
+    owner, field = owners.get(name, (hardware.software, name))
+    return float(getattr(owner, field))
 
 
 def _with_hops(hardware: HardwareSpec, hop_s: float) -> HardwareSpec:
@@ -119,7 +125,7 @@ def _accelerator(accelerator: Accelerator, scale: Mapping[str, float]) -> Accele
         if engine is not None and factor != 1.0:
             update[name] = engine.model_copy(update={"gemm": _gemm(engine.gemm, factor)})
     if attention is not None:
-        for name in ("attention_forward", "attention_backward"):
+        for name in CURVES:
             update[name] = _curve(getattr(accelerator, name), attention)
     if "memory_efficiency" in scale:
         share = accelerator.memory_bandwidth_efficiency * scale["memory_efficiency"]
@@ -156,7 +162,7 @@ def _with_tables(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
     buses = {name: table for name in COLLECTIVES if (table := getattr(tables, name)) is not None}
     if buses:
         hardware = hardware.model_copy(update={"scale_up": hardware.scale_up.model_copy(update=buses)})
-    engines: dict[str, object] = {}
+    engines: dict[str, object] = {name: curve for name in CURVES if (curve := getattr(tables, name)) is not None}
     for precision, table in (("bf16", tables.gemm_bf16), ("fp8", tables.gemm_fp8)):
         if table is None:
             continue

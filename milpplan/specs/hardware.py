@@ -171,11 +171,12 @@ class Software(Record):
     """Least time of a layer's forward, and half of the least time of its backward: the host launches the kernels
     one after another, and small ones wait for it."""
     collective_rank_s: NonNegativeFloat = 0.0
-    """Host time of a layer's collective for every rank of its group, added to its launches: a library that checks
-    each call on all ranks before it starts, whatever the size of the message."""
+    """Host time of a layer's collective for every other rank of its group, added to its launches: a library that
+    checks each call on all ranks before it starts, whatever the size of the message. The norm of the gradients
+    calls all ranks once a step."""
     reduce_call_bytes: NonNegativeFloat = 0.0
     """Bytes of 16-bit gradients that one call of an unsharded reduction takes, each of which costs
-    ``collective_rank_s`` for every rank; 0: its calls cost nothing."""
+    ``collective_rank_s`` for every other rank; 0: its calls cost nothing."""
     step_overhead_s: NonNegativeFloat = 0.0
     """Once a step, beside nothing: data, logging, the optimizer's launches, synchronisation."""
     overlap_tensor_parallel: bool = True
@@ -194,6 +195,9 @@ class Software(Record):
     fused_activation: bool = True
     """Whether a gated activation is one kernel; if not, the activation of the gate, 2 bytes an element of the
     feed-forward width, is kept beside its input and the product. Of dense and shared experts' MLPs."""
+    fused_gradient_sums: bool = True
+    """Whether the product of a weight gradient adds to the accumulated one itself (Megatron-LM's gradient
+    accumulation fusion); if not, it writes 16 bits and another kernel adds them."""
     gathered_inputs: bool = False
     """Whether the inputs of products stay gathered from forward to backward with sequence parallelism;
     Megatron-LM keeps its share and gathers again."""
@@ -214,6 +218,9 @@ class Software(Record):
     gradient_bucket_bytes: Annotated[float, Field(ge=0, le=8)] = 0.0
     """Bytes a parameter of buckets for the reduction, beside the accumulated gradients, where there are replicas
     and gradients are not sharded."""
+    sharding_group: Annotated[int, Field(ge=0)] = 0
+    """Most neighbouring replicas that ZeRO shards over; whole groups hold copies, which all-reduce their shards of
+    the gradients (InternEvo's zero1 size, FSDP's hybrid sharding). 0: all replicas."""
     master_shards_only: bool = False
     """Whether ZeRO 3 shards only the fp32 weights that the optimizer updates; their 16-bit copies are there while
     a layer is gathered."""
@@ -243,6 +250,7 @@ class Uncertainty(Record):
     layer_launch_s: NonNegativeFloat = 0.0
     collective_rank_s: NonNegativeFloat = 0.0
     scale_out_hop_s: NonNegativeFloat = 0.0
+    kernel_latency_s: NonNegativeFloat = 0.0
     step_overhead_s: NonNegativeFloat = 0.0
     residual_fraction: NonNegativeFloat = 0.0
     """Scatter of the measured steps around the fit: what no constant explains."""

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from milpplan.specs.hardware import BusTable, GemmTable
+from milpplan.specs.hardware import BusTable, GemmTable, SizeCurve
 from milpplan.specs.records import Count, NonNegativeFloat, Record
 
 FACTORS: Final = (
@@ -23,11 +23,17 @@ FACTORS: Final = (
     "dispatch_efficiency",
 )
 """Constants that multiply what the hardware description says."""
-TIMES: Final = ("layer_launch_s", "collective_rank_s", "step_overhead_s", "scale_out_hop_s")
-"""Constants in seconds that replace the software's, the last one the network's."""
+TIMES: Final = ("layer_launch_s", "collective_rank_s", "step_overhead_s", "scale_out_hop_s", "kernel_latency_s")
+"""Constants in seconds that replace the software's, the last two the network's and the accelerator's."""
 SWITCHES: Final = ("overlap_tensor_parallel",)
 CONSTANTS: Final = (*FACTORS, *TIMES, *SWITCHES)
-RARE: Final = ("gemm_fp8_efficiency", "dispatch_efficiency", "collective_rank_s", "scale_out_hop_s")
+RARE: Final = (
+    "gemm_fp8_efficiency",
+    "dispatch_efficiency",
+    "collective_rank_s",
+    "scale_out_hop_s",
+    "kernel_latency_s",
+)
 """Fitted only where they are asked for: few data tell them from the others."""
 USUAL: Final = tuple(name for name in CONSTANTS if name not in RARE)
 LEAST_FACTOR: Final = 0.02
@@ -84,6 +90,8 @@ class Constants(Record):
     scale_out_hop_s: Seconds | None = None
     """Latency of a hop between domains, and the least one of every hop of a collective that crosses them: a ring
     goes no faster than its slowest step."""
+    kernel_latency_s: Seconds | None = None
+    """What every kernel costs beside its work: more than the accelerator's where the host waits for each one."""
     overlap_tensor_parallel: Switch | None = None
 
 
@@ -96,6 +104,8 @@ class Tables(Record):
     all_to_all: BusTable | None = None
     gemm_bf16: GemmTable | None = None
     gemm_fp8: GemmTable | None = None
+    attention_forward: SizeCurve | None = None
+    attention_backward: SizeCurve | None = None
 
 
 class Provenance(Record):

@@ -61,6 +61,8 @@ class Framework:
     """ZeRO stage that sharding at stage 3 amounts to in a pipeline, where it differs."""
     selective_models: tuple[str, ...] = ()
     """Models whose published recipes recompute selectively, where a run does not say."""
+    heads: tuple[tuple[int, int], ...] = ()
+    """Hidden size and number of heads that the source prints for it elsewhere, for runs that do not say."""
     bf16_grad_dtype: Literal["fp32", "bf16"] | None = None
     """Of gradients in runs in bf16, where fp16 has another optimizer."""
     kernels: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
@@ -113,7 +115,7 @@ MEGATRON_DEEPSPEED = replace(
     kernels=(("bf16", (("gradient_bucket_bytes", 2.0),)),),
     split=ceil_split,
     # Fitted to the memory of 48 runs in nvidia-smi, mean absolute error 5 %.
-    software=ALONE.model_copy(update={"allocator_share": 0.3}),
+    software=ALONE.model_copy(update={"allocator_share": 0.3, "fused_gradient_sums": False}),
     notes=("DeepSpeed adds up and reduces gradients of fp16 in 16 bits, of bf16 in 32",),
 )
 # PyTorch FSDP with mixed precision: the shards are those of the fp32 parameters (torch.distributed.fsdp).
@@ -138,12 +140,16 @@ FRAMEWORKS: dict[str, Framework] = {
         memory="reserved",
         split=split_by_cost,
         # huggingface/nanotron@0e0a27ea: GLUActivation in single operators (models/llama.py); bf16 buckets of
-        # PyTorch's DistributedDataParallel beside the fp32 sums (trainer.py, optim/gradient_accumulator.py);
+        # PyTorch's DistributedDataParallel beside the fp32 sums, to which every gradient is added in a kernel of
+        # its own (trainer.py, optim/gradient_accumulator.py); tensor-parallel collectives of the backward beside
+        # its products (tp_async_comm of every record);
         # logits in bf16, in fp32, and shifted in fp32 (parallel/tensor_parallel/functional.py). What the allocator
         # holds: fitted to 657 runs, mean absolute error of the reserved memory 14 %.
         software=ALONE.model_copy(
             update={
                 "fused_activation": False,
+                "fused_gradient_sums": False,
+                "overlap_tensor_parallel": True,
                 "gradient_bucket_bytes": 2.0,
                 # ddp_bucket_cap_mb of every record: 25 MB of bf16 gradients a call.
                 "reduce_call_bytes": 25 * 2**20,
@@ -185,7 +191,11 @@ FRAMEWORKS: dict[str, Framework] = {
         notes=("ZeRO-1 as the paper says; nothing overlaps",),
     ),
     "bloom-prequel": replace(
-        MEGATRON_DEEPSPEED, notes=(*MEGATRON_DEEPSPEED.notes, "ALiBi in place of learned positions")
+        MEGATRON_DEEPSPEED,
+        # bigscience-workshop/bigscience@053adafee train/tr11-176B-ml/chronicles-prequel.md: NHEADS=96 in the
+        # commands of all models of 80 layers 14400 wide; "all NHEADS=64 (above too)" of the tables of the others.
+        heads=((14400, 96), (14336, 64), (13824, 64), (13312, 64), (12288, 64)),
+        notes=(*MEGATRON_DEEPSPEED.notes, "ALiBi in place of learned positions"),
     ),
     "bigscience-tr3m": MEGATRON_DEEPSPEED,
     "korthikanti-2022": replace(MEGATRON_2021, recompute="selective"),
@@ -245,16 +255,27 @@ FRAMEWORKS: dict[str, Framework] = {
         MEGATRON,
         name="InternEvo",
         stack="internevo",
+        # InternLM/InternEvo@00de61348 configs/7B_sft.py: tensor parallelism in mode "mtp", without sequence
+        # parallelism; overlap_sync_grad but not overlap_sync_param; a model, and so its gradients, in bf16.
+        sequence_parallel=False,
+        overlap_param_gather=False,
+        grad_dtype="bf16",
         software=ALONE,
-        notes=("ZeRO within groups is priced as over all replicas",),
     ),
+    # FlagOpen/FlagPerf@1b5a03039 training/benchmarks/llama1_7B/paddle (run_pretraining.py, config): PaddleNLP of
+    # 2023 with fp16 "O2", so weights and gradients in 16 bits; no sequence parallelism. Its gated activation is
+    # silu(gate) * up, and its norm, where not fused, copies to fp32 (paddlenlp/transformers/llama/modeling.py):
+    # the traffic is that of the same operators of Aleph Alpha.
     "flagperf": replace(
         MEGATRON,
-        name="FlagPerf",
+        name="FlagPerf (PaddleNLP)",
         stack="flagperf",
+        sequence_parallel=False,
         overlap_grad_reduce=False,
         overlap_param_gather=False,
-        software=PLAIN,
+        grad_dtype="bf16",
+        kernels=(("norm in single operators", (("norm_traffic", 4.0),)),),
+        software=ALONE.model_copy(update={"fused_activation": False}),
     ),
     "paddlenlp": replace(
         MEGATRON, name="PaddleNLP", stack="", overlap_grad_reduce=False, overlap_param_gather=False, software=ALONE

@@ -110,7 +110,7 @@ def _from_dims(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list
     if dims.layers > MAX_LAYERS:
         raise UnstatedError(f"{dims.layers:,} layers are more than any model has")
     style = style_of(dims.name, dims.gated_mlp)
-    heads = dims.heads or _heads(dims.hidden, tp, told)
+    heads = dims.heads or _heads(dims.hidden, tp, framework, told)
     length = dims.seq_len or 4096
     vocab = dims.vocab or _vocab(dims.name, style, told)
     gated = dims.gated_mlp if dims.gated_mlp is not None else style == "llama"
@@ -184,8 +184,13 @@ def _experts(dims: ModelDims, width: int, gated: bool) -> Mlp:
     )
 
 
-def _heads(hidden: int, tp: int, told: list[str]) -> int:
-    """The number of heads that divides the hidden size and by tp, with heads nearest to 128 wide."""
+def _heads(hidden: int, tp: int, framework: Framework, told: list[str]) -> int:
+    """What the source prints for other models of this width; else the number of heads that divides the hidden
+    size and by tp, with heads nearest to 128 wide."""
+    printed = dict(framework.heads).get(hidden)
+    if printed is not None:
+        told.append(f"{printed} heads (as the source prints for other models of this width)")
+        return printed
     legal = [n for n in range(1, min(hidden, 4096) + 1) if hidden % n == 0 and n % tp == 0]
     if not legal:
         raise UnstatedError(f"no number of heads fits a hidden size of {hidden} and tp={tp}")

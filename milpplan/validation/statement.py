@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Final, Literal
 
@@ -14,6 +15,7 @@ from milpplan.presets.catalog import load_overlay, stack_names
 from milpplan.presets.overlays import applied
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import MixtureOfExperts, ModelSpec
+from milpplan.specs.overlay import Overlay
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Job, Problem
 from milpplan.validation.clusters import hardware_of
@@ -90,10 +92,18 @@ def _with_software(
 ) -> HardwareSpec:
     """The description with the framework's habits, its kernels, and the constants fitted to it."""
     kernel = f"{run.parallel.noted('attention_kernel') or ''}, {run.parallel.precision or ''}"
-    fields = {name: value for word, values in framework.kernels if word in kernel for name, value in values}
+    if run.parallel.noted("fused_rms_norm") is False:
+        kernel += ", norm in single operators"
+    fields: dict[str, float] = {
+        name: value for word, values in framework.kernels if word in kernel for name, value in values
+    }
+    group = run.parallel.noted("zero1_group")
+    if isinstance(group, int) and 0 < group <= MAX_DEGREE:
+        fields |= {"sharding_group": group}
+        told.append(f"ZeRO within groups of {group} replicas")
     hardware = hardware.model_copy(update={"software": framework.software.model_copy(update=fields)})
     name = f"{hardware.name}+{stack_of(run)}"
-    if not stacks or name not in stack_names():
+    if not stacks or name not in _stack_names():
         told.append(f"no constants fitted to {framework.name} on {hardware.name}")
         return hardware
     return _with_stack(hardware, name, told)
@@ -101,11 +111,22 @@ def _with_software(
 
 def _with_stack(hardware: HardwareSpec, name: str, told: list[str]) -> HardwareSpec:
     """The description with a stack's constants, and before them those of the stack that it lies on."""
-    overlay = load_overlay(name)
+    overlay = _overlay(name)
     if overlay is None:
         return hardware
     told.append(f"constants {name}, fitted to {overlay.provenance.data}")
     return applied(_with_stack(hardware, overlay.base, told), overlay)
+
+
+@lru_cache(maxsize=1)
+def _stack_names() -> frozenset[str]:
+    return frozenset(stack_names())
+
+
+@lru_cache(maxsize=64)
+def _overlay(name: str) -> Overlay | None:
+    """Read once for all runs of a file."""
+    return load_overlay(name)
 
 
 def _problem(model: ModelSpec, hardware: HardwareSpec, job: Job) -> Problem:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from milpplan.calibration import Observation, observations
-from milpplan.calibration.measured import Predictor
+from milpplan.calibration.measured import StepPredictor
 from milpplan.calibration.parameters import Theta
 from milpplan.validation.reading import RunFile
 from milpplan.validation.records import Run
@@ -54,7 +54,7 @@ def measured_under(
 ) -> list[Observation]:
     """Step times under known constants, with noise, and a share of runs 30 % too slow."""
     random = np.random.default_rng(seed)
-    times = Predictor(runs).step_times_s(truth) * np.exp(noise * random.standard_normal(len(runs)))
+    times = StepPredictor(runs).times_s(truth) * np.exp(noise * random.standard_normal(len(runs)))
     slow = random.choice(len(runs), round(outliers * len(runs)), replace=False)
     times[slow] *= 1.3
     return [replace(run, step_time_s=float(time)) for run, time in zip(runs, times, strict=True)]

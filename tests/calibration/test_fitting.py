@@ -7,7 +7,7 @@ import pytest
 
 from milpplan.calibration import Fit, Observation, fit
 from milpplan.calibration.fitting import _folds
-from milpplan.calibration.measured import Predictor
+from milpplan.calibration.measured import StepPredictor
 from milpplan.calibration.parameters import Theta
 from milpplan.calibration.robust import robust_scale
 from milpplan.costs.simulator import simulate
@@ -62,7 +62,7 @@ def test_the_overlay_predicts_what_the_fit_did(fitted: Fit, runs: list[Observati
 def test_grouped_prediction_is_the_simulators() -> None:
     """Costs shared among runs change no step time."""
     runs = steps(varied())[:9]
-    times = Predictor(runs).step_times_s(Theta())
+    times = StepPredictor(runs).times_s(Theta())
     assert times.tolist() == [simulate(run.problem, run.plan).step_time_s for run in runs]
 
 

@@ -13,7 +13,7 @@ from milpplan.costs.collectives import all_gather_s
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.presets.catalog import load_overlay
 from milpplan.presets.overlays import COLLECTIVES, applied, moved
-from milpplan.specs.hardware import BusTable
+from milpplan.specs.hardware import BusTable, SizeCurve
 from milpplan.specs.overlay import FACTORS, Constants, Factor, Overlay, Provenance, Seconds, Switch, Tables
 
 ORIGIN = Provenance(data='a "test"\n', date="2026-01-01", method="by hand", num_measurements=3)
@@ -37,7 +37,7 @@ def full() -> Overlay:
             layer_launch_s=Seconds(value=3e-4, one_sigma=1e-5),
             overlap_tensor_parallel=Switch(value=False),
         ),
-        tables=Tables(all_reduce=table),
+        tables=Tables(all_reduce=table, attention_forward=SizeCurve(size=(512.0, 4096.0), value=(0.2, 0.4))),
     )
 
 
@@ -58,6 +58,8 @@ def test_constants_end_up_where_they_belong() -> None:
     assert ratio == pytest.approx(0.9)
     assert changed.scale_out.efficiency == pytest.approx(0.5 * base.scale_out.efficiency)
     assert changed.scale_up.all_reduce == full().tables.all_reduce
+    assert changed.accelerator.attention_forward == full().tables.attention_forward
+    assert changed.accelerator.attention_backward == base.accelerator.attention_backward
     assert changed.scale_up.all_gather == base.scale_up.all_gather
     assert changed.software.layer_launch_s == 3e-4
     assert changed.software.overlap_tensor_parallel is False
@@ -93,6 +95,14 @@ def test_hops_delay_collectives_across_domains_only() -> None:
     assert inside[0] == inside[1]
     assert 0 < across[1] - across[0] <= 15 * 1e-4
     assert moved(slow, {"scale_out_hop_s": 5.0}) == slow
+
+
+def test_kernels_that_the_host_waits_for() -> None:
+    """The latency of a kernel replaces the accelerator's, nothing else changes; without a sigma it stays."""
+    base = load_hardware("dgx-a100-80")
+    slow = applied(base, overlay(base="dgx-a100-80", constants=Constants(kernel_latency_s=Seconds(value=1e-4))))
+    assert slow.accelerator == base.accelerator.model_copy(update={"kernel_latency_s": 1e-4})
+    assert moved(slow, {"kernel_latency_s": 5.0}) == slow
 
 
 def test_values_stay_within_their_ranges() -> None:

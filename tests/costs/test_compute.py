@@ -142,6 +142,13 @@ def test_weight_gradient_by_hand() -> None:
     assert float(weight_gradient_s(H100, "bf16", 4096, 0, 8192, 3, 4)) == 0
 
 
+def test_weight_gradient_added_apart() -> None:
+    """In a kernel of its own the sum costs all its traffic: 2 bytes of the product, 4 read and 4 written."""
+    plain = float(batched_gemm_s(H100, "bf16", 4096, 1024, 8192, 3))
+    added = float(weight_gradient_s(H100, "bf16", 4096, 1024, 8192, 3, 4, fused=False)) - plain
+    assert added == pytest.approx(3 * 4096 * 1024 * 10 / (3350e9 * 0.8))
+
+
 def test_sustained_slows_products_only() -> None:
     """Half the sustained rate doubles a product that compute limits and leaves memory-bound operators alone."""
     slow = H100.model_copy(update={"bf16": H100.bf16.model_copy(update={"sustained": 0.5})})

@@ -156,8 +156,9 @@ def host_s(columns: LayoutColumns, dense: float, expert: float = 0.0, **software
 def test_calls_of_an_unsharded_reduction(
     dense: float, expert: float, dp: int, ep: int, zero_stage: int, rank_s: float
 ) -> None:
-    """The calls of a layer cost the host a time for each rank of their group: one for every so many bytes, four at
-    most, of dense weights and of experts each; none by default, where the gradients are sharded or on one rank."""
+    """The calls of a layer cost the host a time for each other rank of their group: one for every so many bytes,
+    four at most, of dense weights and of experts each; none by default, where the gradients are sharded or on one
+    rank."""
     columns = columns_of(dp=max(dp, ep), ep=ep, zero_stage=zero_stage)
     assert host_s(columns, dense, expert) == 0
     assert host_s(columns, dense, expert, collective_rank_s=rank_s) == 0
@@ -167,7 +168,7 @@ def test_calls_of_an_unsharded_reduction(
     if zero_stage == 0:
         for parameters, ranks in ((dense, max(dp, ep)), (expert, max(dp, ep) // ep)):
             calls = min(2 * parameters / CALL_BYTES, 4)
-            expected += rank_s * calls * ranks if ranks > 1 else 0.0
+            expected += rank_s * calls * (ranks - 1)
             assert expected <= 2 * 4 * rank_s * max(dp, ep)
     habits = {"collective_rank_s": rank_s, "reduce_call_bytes": CALL_BYTES}
     assert host_s(columns, dense, expert, **habits) == pytest.approx(expected, rel=1e-6, abs=1e-9)
@@ -179,10 +180,26 @@ def test_calls_of_a_reduction_grow_with_ranks(dense: float, rank_s: float, dp: i
     """One rank more never costs less, context ranks count as replicas, and a second rank is the first to cost."""
     habits = {"collective_rank_s": rank_s, "reduce_call_bytes": CALL_BYTES}
     times = [host_s(columns_of(dp=n, cp=cp), dense, **habits) for n in (dp, dp + 1)]
-    ranks = [cp * n if cp * n > 1 else 0 for n in (dp, dp + 1)]
+    ranks = [cp * n - 1 for n in (dp, dp + 1)]
     assert (times[0] == 0) == (dp * cp == 1)
     assert times[1] * ranks[0] == pytest.approx(times[0] * ranks[1], rel=1e-4, abs=1e-9)
     assert times[1] >= times[0]
+
+
+def test_sharding_within_groups() -> None:
+    """With ZeRO 1 over groups of 8 of 32 replicas a rank holds an eighth of the optimizer's 12 bytes, gathers
+    among 8, reduces among them and then its eighth among the 4 groups; a group of all replicas changes nothing."""
+    problem, columns = problem_of("llama3-8b", "dgx-h100"), columns_of(dp=32, zero_stage=1)
+    local, grouped = of(columns), with_software(problem_of("llama3-8b", "dgx-h100"), sharding_group=8)
+    assert state_bytes(grouped, columns, local)[2] == pytest.approx(12 * NUM_PARAMETERS / 8)
+    assert gather_s(grouped, columns, local) == collectives.all_gather_s(
+        problem.hardware, 2 * NUM_PARAMETERS, 8, 1
+    )
+    expected = collectives.reduce_scatter_s(problem.hardware, 4 * NUM_PARAMETERS, 8, 1)
+    expected = expected + collectives.all_reduce_s(problem.hardware, 4 * NUM_PARAMETERS / 8, 4, 8)
+    assert reduce_s(grouped, columns, local) == expected
+    whole = with_software(problem, sharding_group=32)
+    assert reduce_s(whole, columns, local) == reduce_s(problem, columns, local)
 
 
 def test_gather_by_hand() -> None:

@@ -50,6 +50,8 @@ def test_what_is_printed_is_what_is_planned() -> None:
         ({"hardware__interconnect": None}, "network between nodes"),
         ({"hardware__gpu_mem_GB": 141}, "141 GB"),
         ({"group": "nobody's table"}, "unknown framework"),
+        ({"group": "bloom-prequel", "model__hidden": 13824, "model__heads": None}, "64 heads (as the source"),
+        ({"parallel__extra": {"zero1_group": 2}}, "groups of 2"),
         ({"group": "torchtitan", "parallel__zero": 3}, "sharding in a pipeline priced as ZeRO 1"),
         ({"parallel__recompute": None, "parallel__recompute_detail": "custom remat policy"}, "priced as full"),
         (
@@ -118,6 +120,13 @@ def test_deepspeed_adds_up_bf16_gradients_in_fp32() -> None:
         problem = state(run(group="bloom-prequel", parallel__precision=precision)).problem
         assert problem.job.grad_dtype == grad
         assert problem.hardware.software.gradient_bucket_bytes == bucket
+
+
+def test_norms_in_single_operators_move_more() -> None:
+    """FlagPerf prints whether the norm is fused; where it is not, it moves four times as much."""
+    for fused, traffic in ((True, 1.0), (False, 4.0)):
+        statement = state(run(group="flagperf", parallel__extra={"fused_rms_norm": fused}))
+        assert statement.problem.hardware.software.norm_traffic == traffic
 
 
 def test_the_network_of_the_source_is_used() -> None:

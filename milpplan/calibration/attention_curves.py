@@ -1,0 +1,57 @@
+"""From measured flash attention to curves: the description's, corrected node by node where there are data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.calibration.nodes import LEAST, MOST, corrected, hat_weights
+from milpplan.costs.compute import interpolate_curve
+from milpplan.specs.hardware import HardwareSpec, SizeCurve
+
+FloatArray = npt.NDArray[np.float64]
+Direction = Literal["attention_forward", "attention_backward"]
+
+LATENCY_MARGIN: Final = 2.0
+"""A kernel within this factor of the latency of any kernel says nothing about its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attentions:
+    """Measured causal kernels of one direction: tokens a sequence, FLOPs with those of the last tiles (``milpplan.
+    costs.compute.flash_attention_flops``), seconds each."""
+
+    direction: Direction
+    length: FloatArray
+    flops: FloatArray
+    time_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class CurveFit:
+    """A curve, rows used, and mean absolute errors of the efficiency."""
+
+    curve: SizeCurve
+    num_rows: int
+    error_before: float
+    error_after: float
+
+
+def fit_curve(kernels: Attentions, hardware: HardwareSpec) -> CurveFit | None:
+    """The curve of one direction on the description's lengths; None where no kernel is long enough to say."""
+    accelerator = hardware.accelerator
+    before: SizeCurve = getattr(accelerator, kernels.direction)
+    use = kernels.time_s > LATENCY_MARGIN * accelerator.kernel_latency_s
+    if not use.any():
+        return None
+    length = kernels.length[use]
+    kernel_s = kernels.time_s[use] - accelerator.kernel_latency_s
+    peak = accelerator.bf16.peak_flops_per_s * hardware.software.attention_efficiency
+    efficiency = np.clip(kernels.flops[use] / kernel_s / peak, LEAST, MOST)
+    nodes = corrected(hat_weights((before.size, length)), np.array(before.value, dtype=np.float64), efficiency)
+    curve = before.model_copy(update={"value": tuple(map(float, nodes))})
+    errors = [float(np.mean(np.abs(interpolate_curve(one, length) / efficiency - 1.0))) for one in (before, curve)]
+    return CurveFit(curve, int(use.sum()), errors[0], errors[1])

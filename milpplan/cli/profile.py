@@ -1,0 +1,101 @@
+"""A machine's own measurements to an overlay as a command."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from milpplan.calibration.overlay_file import write_overlay
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.solving import within_range
+from milpplan.errors import InvalidInputError
+from milpplan.presets.catalog import load_hardware
+from milpplan.profiling.devices import open_machine
+from milpplan.profiling.measuring import measure
+from milpplan.profiling.overlay import profiled
+from milpplan.profiling.raw_file import read_raw, write_raw
+from milpplan.profiling.records import Measurements
+from milpplan.profiling.sweep import EXTENTS, sweep
+from milpplan.profiling.tables import document_text, report
+from milpplan.reports.files import check_writable
+
+
+def run(
+    hardware: str,
+    out: Path,
+    source: Path | None,
+    raw: Path | None,
+    device: str | None,
+    name: str | None,
+    quick: bool,
+    time_limit_s: float,
+    as_json: bool,
+) -> ExitCode:
+    """Measure (or read what was measured), fit, print, write."""
+    load_hardware(hardware)
+    check_writable(out)
+    if source is None:
+        raw = raw or out.with_name(f"{out.name.removesuffix('.toml')}.raw.json")
+        _check_apart(out, raw)
+        check_writable(raw)
+        measurements = _measured(hardware, device, quick, time_limit_s)
+        write_raw(raw, measurements)
+        say(f"Measurements written to {raw}.")
+    else:
+        _check_only_reading(source, out, {"--device": device, "--raw": raw, "--quick": quick})
+        measurements = read_raw(source)
+    console = Console(file=sys.stderr)
+    with console.status("fitting") as status, within_range():
+        told = status.update if console.is_terminal else None
+        result = profiled(measurements, hardware, name, out, told)
+    write_overlay(out, result.overlay)
+    if as_json:
+        emit(document_text(result))
+    else:
+        show(report(result))
+    say(f"Written to {out}.")
+    return ExitCode.STOPPED_WITH_PLAN if measurements.stopped else ExitCode.OPTIMAL
+
+
+def _measured(hardware: str, device: str | None, quick: bool, time_limit_s: float) -> Measurements:
+    """Everything that time allows, with a line on a terminal."""
+    console, start_s = Console(file=sys.stderr), time.monotonic()
+    with console.status("starting PyTorch") as status:
+        machine, found = open_machine(device)
+        if found == "cpu":
+            say("Measuring the CPU: this tries out the command, its constants describe no accelerator.")
+        tasks = sweep(load_hardware(hardware), EXTENTS[found], machine.num_ranks, quick)
+        told = status.update if console.is_terminal else None
+        measurements = measure(machine, tasks, time_limit_s - (time.monotonic() - start_s), told)
+    if measurements.stopped:
+        say(f"Stopped early ({measurements.stopped}) after {measurements.num_rows:,} measurements; they are kept.")
+    if not measurements.num_rows and measurements.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return measurements
+
+
+def _check_apart(out: Path, raw: Path) -> None:
+    if out.resolve() == raw.resolve():
+        raise InvalidInputError(
+            f"--raw and --out are both {str(out)!r}.", "Expected two files.", "Change one of them."
+        )
+
+
+def _check_only_reading(source: Path, out: Path, others: dict[str, object]) -> None:
+    """--from measures nothing."""
+    given = [option for option, value in others.items() if value]
+    if given:
+        raise InvalidInputError(
+            f"--from {str(source)!r} is given together with {' and '.join(given)}.",
+            "Expected either measurements to read, or options of measuring.",
+            f"Leave out --from or {' and '.join(given)}.",
+        )
+    if source.exists() and source.resolve() == out.resolve():
+        raise InvalidInputError(
+            f"--out is {str(out)!r}, the measurements themselves.",
+            "Expected another file for the overlay.",
+            "Change --out.",
+        )

@@ -1,0 +1,131 @@
+"""One measurement after another: what fails is noted, what is done is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from milpplan.profiling.machine import Machine, MeasurementError
+from milpplan.profiling.records import (
+    Attention,
+    AttentionTime,
+    Copy,
+    CopyTime,
+    Exchange,
+    Failure,
+    Layers,
+    Measurements,
+    Product,
+    ProductTime,
+    Traffic,
+    TrafficTime,
+)
+from milpplan.profiling.sweep import Task
+from milpplan.specs.records import Record
+
+Progress = Callable[[str], None]
+MOST_REASON = 900
+"""Characters of a failure's reason that are kept."""
+
+
+@dataclass(slots=True)
+class _Books:
+    """Rows by the field of ``Measurements`` they belong to."""
+
+    rows: dict[str, list[Record]] = field(default_factory=dict)
+
+    def add(self, name: str, row: Record) -> None:
+        """Keep one."""
+        self.rows.setdefault(name, []).append(row)
+
+
+def measure(
+    machine: Machine,
+    tasks: Sequence[Task],
+    time_limit_s: float,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Measurements:
+    """Measure the tasks in order until they are done, time is up or Ctrl-C; whatever was measured is kept.
+
+    A measurement that has begun is finished: the limit may be passed by one of them.
+    """
+    told = progress or (lambda text: None)
+    books = _Books()
+    end = clock() + time_limit_s
+    stopped = ""
+    try:
+        for number, task in enumerate(tasks, start=1):
+            if clock() >= end:
+                stopped = "time limit"
+                break
+            told(f"{number} of {len(tasks)}: {words_of(task)}")
+            stopped = _measured(machine, task, books, lambda: clock() >= end)
+            if stopped:
+                break
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    values: dict[str, Any] = {name: tuple(rows) for name, rows in books.rows.items()}
+    return Measurements(environment=machine.environment(), stopped=stopped, **values)
+
+
+def _measured(machine: Machine, task: Task, books: _Books, late: Callable[[], bool]) -> str:
+    """One task into the books; why it was not finished, if so."""
+    try:
+        if isinstance(task, Exchange):
+            return _exchanged(machine, task, books, late)
+        if isinstance(task, Product):
+            books.add("products", ProductTime(shape=task, time=machine.product(task)))
+        elif isinstance(task, Traffic):
+            books.add("traffic", TrafficTime(shape=task, time=machine.traffic(task)))
+        elif isinstance(task, Copy):
+            books.add("copies", CopyTime(shape=task, time=machine.copy(task)))
+        elif isinstance(task, Attention):
+            forward, backward = machine.attention(task)
+            books.add("attentions", AttentionTime(shape=task, forward=forward, backward=backward))
+        else:
+            books.add("layers", machine.layers(task))
+    except MeasurementError as error:
+        reason = " ".join(str(error).split())[:MOST_REASON] or type(error).__name__
+        books.add("failures", Failure(what=words_of(task), reason=reason))
+    return ""
+
+
+def _exchanged(machine: Machine, task: Exchange, books: _Books, late: Callable[[], bool]) -> str:
+    """The collectives of one group; the iterator is closed whatever happens, which ends the ranks."""
+    rows = machine.collectives(task)
+    try:
+        for row in rows:
+            books.add("collectives", row)
+            if late():
+                return "time limit"
+    finally:
+        close = getattr(rows, "close", None)
+        if close is not None:
+            close()
+    return ""
+
+
+def words_of(task: Task) -> str:
+    """A task in a few words."""
+    if isinstance(task, Product):
+        return f"{task.precision} product {task.m} x {task.n} x {task.k}"
+    if isinstance(task, Attention):
+        return f"attention of {task.micro_batch_size} x {task.sequence_length} tokens, {task.num_heads} heads"
+    if isinstance(task, Traffic):
+        return f"{task.operator} of {task.num_bytes:,} bytes"
+    if isinstance(task, Copy):
+        return f"copy {task.direction.replace('_', ' ')} of {task.num_bytes:,} bytes"
+    if isinstance(task, Exchange):
+        return f"collectives of {task.num_ranks} ranks"
+    return layers_words(task)
+
+
+def layers_words(shape: Layers) -> str:
+    """A name for a measurement of layers."""
+    return (
+        f"{shape.num_layers} layers of width {shape.hidden_size}, {shape.micro_batch_size} x "
+        f"{shape.sequence_length} tokens, recompute {shape.recompute}"
+    )

@@ -1,0 +1,203 @@
+"""Measurements as the cost model predicts them: what the fit and the check of an overlay share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.calibration.attention_curves import Attentions, Direction
+from milpplan.calibration.parameters import Theta
+from milpplan.costs.activations import layer_activations
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.compute import (
+    attention_backward_s,
+    attention_forward_s,
+    flash_attention_flops,
+    memory_bound_s,
+)
+from milpplan.costs.layers import EXPOSED, Phase, average_keys, layer_seconds
+from milpplan.profiling.measuring import layers_words, words_of
+from milpplan.profiling.records import Attention, AttentionTime, Layers, LayersTime, Mode, TrafficTime
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.plan import Layout
+from milpplan.specs.problem import Problem
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+REPLAY: dict[Mode, Phase] = {"selective": Phase.SELECTIVE, "full": Phase.FULL}
+
+
+@dataclass(frozen=True, slots=True)
+class LayersCost:
+    """What the model says of some layers: seconds forward and backward, bytes kept from one to the other, and at
+    most."""
+
+    forward_s: float
+    backward_s: float
+    kept_bytes: float
+    peak_bytes: float
+
+
+def layers_cost(shape: Layers, hardware: HardwareSpec) -> LayersCost:
+    """The model's times and bytes of measured layers, without weights, gradients of weights and the output."""
+    problem, columns = shape.problem(hardware), _columns(shape)
+    bytes_of = layer_activations(problem, problem.model.kinds[0], columns)
+    dropped = {"none": 0.0, "selective": bytes_of.dropped_selective[0], "full": bytes_of.dropped_full[0]}
+    kept = shape.num_layers * (bytes_of.kept[0] - dropped[shape.recompute])
+    forward_s, backward_s = _layers_s(shape, _phases(problem, columns))
+    peak = kept + bytes_of.workspace[0] + dropped[shape.recompute]
+    return LayersCost(forward_s, backward_s, float(kept), float(peak))
+
+
+def _columns(shape: Layers) -> LayoutColumns:
+    layout = Layout(micro_batch_size=shape.micro_batch_size, global_batch_size=shape.micro_batch_size)
+    return LayoutColumns.of([layout])
+
+
+def _phases(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Seconds of a layer by phase."""
+    seconds = layer_seconds(problem, problem.model.kinds[0], columns)
+    return np.asarray(seconds[EXPOSED].sum(axis=0)[:, 0])
+
+
+def _layers_s(shape: Layers, phases: FloatArray) -> tuple[float, float]:
+    """Forward and backward of all layers."""
+    replay = phases[REPLAY[shape.recompute]] if shape.recompute in REPLAY else 0.0
+    forward_s, backward_s = phases[Phase.FORWARD], phases[Phase.BACKWARD] + replay
+    return float(shape.num_layers * forward_s), float(shape.num_layers * backward_s)
+
+
+def attention_flops(shape: Attention, hardware: HardwareSpec) -> tuple[float, float]:
+    """FLOPs of a measured attention forward and backward, with those of the last tiles."""
+    length = shape.sequence_length
+    tokens, width = shape.micro_batch_size * length, 2 * shape.head_dim
+    keys, tiles = average_keys(length, None), (1.0, float(length))
+    flops = flash_attention_flops(hardware.accelerator, tokens, keys, shape.num_heads, width, tiles)
+    return float(flops[0]), float(flops[1])
+
+
+def attentions_of(rows: Sequence[AttentionTime], direction: Direction, hardware: HardwareSpec) -> Attentions:
+    """Measured attention as the fit of the curves takes it."""
+    forward = direction == "attention_forward"
+    flops = [attention_flops(row.shape, hardware)[0 if forward else 1] for row in rows]
+    times = [(row.forward if forward else row.backward).median_s for row in rows]
+    lengths = [row.shape.sequence_length for row in rows]
+    return Attentions(direction, *(np.array(column, dtype=np.float64) for column in (lengths, flops, times)))
+
+
+def _attention_s(shape: Attention, hardware: HardwareSpec) -> tuple[float, float]:
+    flops, rate = attention_flops(shape, hardware), hardware.software.attention_efficiency
+    forward = attention_forward_s(hardware.accelerator, flops[0] / rate, shape.sequence_length)
+    backward = attention_backward_s(hardware.accelerator, flops[1] / rate, shape.sequence_length)
+    return float(forward), float(backward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Things timed together, and their prediction on a description."""
+
+    names: tuple[str, ...]
+    measured_s: tuple[float, ...]
+    predict: Callable[[HardwareSpec], tuple[float, ...]]
+
+
+class OperatorPredictor:
+    """Operators and layers as ``milpplan.calibration.predicting.Predictor`` wants them."""
+
+    def __init__(self, rows: Sequence[_Row], base: HardwareSpec, chosen: IntArray | None = None) -> None:
+        self._rows, self._base = tuple(rows), base
+        names = [name for row in rows for name in row.names]
+        self._chosen = np.arange(len(names)) if chosen is None else chosen
+        self._names = tuple(names[index] for index in self._chosen)
+        measured = [time for row in rows for time in row.measured_s]
+        self._measured: FloatArray = np.array(measured, dtype=np.float64)[self._chosen]
+        self._known: dict[Theta, FloatArray] = {}
+
+    @staticmethod
+    def of(
+        base: HardwareSpec,
+        traffic: Sequence[TrafficTime] = (),
+        attentions: Sequence[AttentionTime] = (),
+        layers: Sequence[LayersTime] = (),
+    ) -> OperatorPredictor:
+        """Of what was measured."""
+        rows = [_traffic_row(one) for one in traffic]
+        rows += [_attention_row(one) for one in attentions]
+        rows += _layers_rows(layers)
+        return OperatorPredictor(rows, base)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What was timed."""
+        return self._names
+
+    @property
+    def base(self) -> HardwareSpec:
+        """The description."""
+        return self._base
+
+    @property
+    def measured_s(self) -> FloatArray:
+        """Medians, seconds."""
+        return self._measured
+
+    def on(self, base: HardwareSpec) -> OperatorPredictor:
+        """The same measurements on another description."""
+        return OperatorPredictor(self._rows, base, self._chosen)
+
+    def part(self, rows: IntArray) -> OperatorPredictor:
+        """Some of them."""
+        return OperatorPredictor(self._rows, self._base, self._chosen[rows])
+
+    def times_s(self, theta: Theta) -> FloatArray:
+        """Seconds predicted."""
+        if theta not in self._known:
+            hardware = theta.on(self._base)
+            wanted = set(self._chosen.tolist())
+            every: list[float] = []
+            for row in self._rows:
+                places = range(len(every), len(every) + len(row.names))
+                every += row.predict(hardware) if wanted.intersection(places) else [math.nan] * len(places)
+            self._known[theta] = np.array(every, dtype=np.float64)[self._chosen]
+        return self._known[theta]
+
+
+def _traffic_row(one: TrafficTime) -> _Row:
+    def predict(hardware: HardwareSpec) -> tuple[float, ...]:
+        return (float(memory_bound_s(hardware.accelerator, one.shape.num_bytes)),)
+
+    return _Row((words_of(one.shape),), (one.time.median_s,), predict)
+
+
+def _attention_row(one: AttentionTime) -> _Row:
+    def predict(hardware: HardwareSpec) -> tuple[float, ...]:
+        return _attention_s(one.shape, hardware)
+
+    name = words_of(one.shape)
+    names = (f"{name}, forward", f"{name}, backward")
+    return _Row(names, (one.forward.median_s, one.backward.median_s), predict)
+
+
+def _layers_rows(layers: Sequence[LayersTime]) -> list[_Row]:
+    """One for layers that differ in what they recompute: the model prices that at once."""
+    groups: dict[Layers, list[LayersTime]] = {}
+    for one in layers:
+        groups.setdefault(one.shape.model_copy(update={"recompute": "none"}), []).append(one)
+    return [_layers_row(shape, group) for shape, group in groups.items()]
+
+
+def _layers_row(shape: Layers, group: Sequence[LayersTime]) -> _Row:
+    columns = _columns(shape)
+
+    def predict(hardware: HardwareSpec) -> tuple[float, ...]:
+        phases = _phases(shape.problem(hardware), columns)
+        return tuple(time for one in group for time in _layers_s(one.shape, phases))
+
+    words = [layers_words(one.shape) for one in group]
+    names = tuple(f"{name}, {way}" for name in words for way in ("forward", "backward"))
+    measured = tuple(time.median_s for one in group for time in (one.forward, one.backward))
+    return _Row(names, measured, predict)

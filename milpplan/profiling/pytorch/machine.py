@@ -1,0 +1,151 @@
+"""``TorchMachine``: a CUDA device or the CPU as ``milpplan.profiling.machine.Machine``."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import torch
+
+from milpplan.profiling.machine import MeasurementError
+from milpplan.profiling.pytorch.attention import Flash
+from milpplan.profiling.pytorch.clock import DeviceClock, HostClock
+from milpplan.profiling.pytorch.collectives import collective_times
+from milpplan.profiling.pytorch.environment import environment_of
+from milpplan.profiling.pytorch.layers import layers_time
+from milpplan.profiling.pytorch.pointwise import pointwise
+from milpplan.profiling.records import (
+    Attention,
+    CollectiveTime,
+    Copy,
+    Environment,
+    Exchange,
+    Layers,
+    LayersTime,
+    Product,
+    Timing,
+    Traffic,
+)
+from milpplan.profiling.timing import timed
+
+BF16_BYTES: Final = 2
+NORM_WIDTH: Final = 4096
+"""Width of the rows that a norm works on."""
+CPU_RANKS: Final = 2
+
+
+class TorchMachine:
+    """Measures with random numbers: zeros run faster than what is trained on."""
+
+    def __init__(self, device: str) -> None:
+        """``device``: cuda or cpu."""
+        self._device = torch.device(device)
+        self._on_device = device == "cuda"
+        torch.manual_seed(1)
+        self._clock = DeviceClock(self._device) if self._on_device else HostClock()
+        self._point = pointwise(self._device)
+        self._flash = Flash(self._device, self._timed)
+        kernel = self._flash.name.lower().replace("_", " ") or "attention as PyTorch chooses it"
+        self._notes = (f"kernel of attention: {kernel}", self._point.note)
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices that can take part in a collective."""
+        return int(torch.cuda.device_count()) if self._on_device else CPU_RANKS
+
+    def environment(self) -> Environment:
+        """Date, device and versions."""
+        return environment_of(self._device, self._notes)
+
+    def product(self, shape: Product) -> Timing:
+        """x W^T, as a linear layer has it."""
+        with self._room():
+            left, right = self._random(shape.m, shape.k), self._random(shape.n, shape.k)
+            if shape.precision == "fp8":
+                return self._timed(self._fp8_product(left, right))
+            return self._timed(lambda: left @ right.t())
+
+    def _fp8_product(self, left: Any, right: Any) -> Callable[[], object]:
+        """With one scale a matrix."""
+        one = torch.ones((), device=self._device)
+        narrow = [matrix.to(torch.float8_e4m3fn) for matrix in (left, right)]
+        return lambda: torch._scaled_mm(
+            narrow[0], narrow[1].t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    def attention(self, shape: Attention) -> tuple[Timing, Timing]:
+        """Forward, and backward by what the forward kept."""
+        with self._room():
+            sizes = (shape.micro_batch_size, shape.sequence_length, shape.num_heads, shape.head_dim)
+            parts = [self._random(*sizes).requires_grad_() for _ in range(3)]
+            views = [part.transpose(1, 2) for part in parts]
+            with torch.no_grad():
+                forward = self._timed(lambda: self._flash(*views))
+            out = self._flash(*views)
+            grad = torch.randn_like(out)
+            backward = self._timed(lambda: torch.autograd.grad(out, parts, grad, retain_graph=True))
+            return forward, backward
+
+    def traffic(self, shape: Traffic) -> Timing:
+        """A residual (two reads, one write) or a norm (one read, one write)."""
+        with self._room():
+            if shape.operator == "add":
+                x, y, out = (self._random(max(shape.num_bytes // (3 * BF16_BYTES), 1)) for _ in range(3))
+                return self._timed(lambda: torch.add(x, y, out=out))
+            rows = max(shape.num_bytes // (2 * BF16_BYTES * NORM_WIDTH), 1)
+            x, gain = self._random(rows, NORM_WIDTH), self._random(NORM_WIDTH)
+            return self._timed(lambda: torch.nn.functional.layer_norm(x, (NORM_WIDTH,), gain, gain))
+
+    def copy(self, shape: Copy) -> Timing:
+        """To or from pinned memory."""
+        if not self._on_device:
+            raise MeasurementError("a CPU has no other memory to copy to")
+        with self._room():
+            host = torch.empty(shape.num_bytes, dtype=torch.int8, pin_memory=True)
+            there = torch.empty(shape.num_bytes, dtype=torch.int8, device=self._device)
+            target, source = (there, host) if shape.direction == "host_to_device" else (host, there)
+            return self._timed(lambda: target.copy_(source, non_blocking=True))
+
+    def collectives(self, shape: Exchange) -> Iterator[CollectiveTime]:
+        """Among processes, with the memory of this one given back."""
+        self._given_back()
+        yield from collective_times(shape, self._device.type)
+
+    def layers(self, shape: Layers) -> LayersTime:
+        """Layers forward and backward."""
+        try:
+            with self._room():
+                return layers_time(shape, self._device, self._point, self._flash)
+        finally:
+            self._given_back()
+
+    def _random(self, *sizes: int) -> Any:
+        return torch.randn(*sizes, dtype=torch.bfloat16, device=self._device)
+
+    def _timed(self, run: Callable[[], object]) -> Timing:
+        return timed(self._clock, run)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """What PyTorch cannot do becomes a ``MeasurementError``; its memory is given back."""
+        failed = ""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            failed = f"out of memory: {error}"
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
+            failed = f"{type(error).__name__}: {error}"
+        if failed:
+            # Behind the handler: what the traceback held is free now.
+            self._given_back()
+            raise MeasurementError(failed)
+
+    def _given_back(self) -> None:
+        """Collect what holds memory in cycles, and hand the allocator's cache to the device."""
+        gc.collect()
+        if self._on_device:
+            # A device that failed for good fails here, too; every measurement says so.
+            with suppress(RuntimeError):
+                torch.cuda.empty_cache()

@@ -1,0 +1,88 @@
+"""Pointwise operators of a layer, each as one pass over memory where PyTorch's compiler can fuse it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+def _gate(both: Any) -> Any:
+    """silu(gate) * up, of gate and up side by side."""
+    gate, up = both.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _gate_back(grad: Any, both: Any) -> Any:
+    """The gradient of ``_gate``'s input."""
+    gate, up = both.chunk(2, dim=-1)
+    sigmoid = torch.sigmoid(gate)
+    silu = gate * sigmoid
+    return torch.cat([grad * up * (sigmoid + silu * (1 - sigmoid)), grad * silu], dim=-1)
+
+
+def _turned(x: Any, cos: Any, sin: Any) -> Any:
+    """Rotary positions: x [tokens, heads, size], cos and sin [tokens, 1, size / 2]."""
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def _split(packed: Any, cos: Any, sin: Any, heads: int, key_heads: int) -> tuple[Any, Any, Any]:
+    """Queries and keys with their positions, and values, of a packed product [tokens, heads, size]."""
+    query, key, value = packed.split([heads, key_heads, key_heads], dim=1)
+    return _turned(query, cos, sin), _turned(key, cos, sin), value.clone(memory_format=torch.contiguous_format)
+
+
+def _split_back(query: Any, key: Any, value: Any, cos: Any, sin: Any) -> Any:
+    """The gradient of ``_split``'s input."""
+    return torch.cat([_turned(query, cos, -sin), _turned(key, cos, -sin), value], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """The operators that a layer uses, and whether they are fused (if not, why)."""
+
+    gate: Callable[..., Any]
+    gate_back: Callable[..., Any]
+    split: Callable[..., Any]
+    split_back: Callable[..., Any]
+    note: str
+
+
+PLAIN = "pointwise operators run one by one, so layers move more memory than the model counts"
+
+
+def pointwise(device: Any) -> Pointwise:
+    """Compiled for a GPU where that works, else as they are."""
+    plain = Pointwise(_gate, _gate_back, _split, _split_back, PLAIN)
+    if device.type != "cuda":
+        return plain
+    try:
+        parts = [torch.compile(one, dynamic=True) for one in (_gate, _gate_back, _split, _split_back)]
+        fused = Pointwise(parts[0], parts[1], parts[2], parts[3], "pointwise operators fused by torch.compile")
+        # As inside autograd's functions; compiled code is told apart by it.
+        with torch.no_grad():
+            _tried(fused, device)
+    except Exception as error:
+        # Compilers fail in their own ways: no C compiler, no Triton, a version that cannot.
+        return Pointwise(_gate, _gate_back, _split, _split_back, f"{PLAIN} (torch.compile: {_first_line(error)})")
+    return fused
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+
+
+def _tried(fused: Pointwise, device: Any) -> None:
+    """Two sizes, so that what is compiled later is compiled for any."""
+    for tokens in (96, 160):
+        both = torch.randn(tokens, 512, dtype=torch.bfloat16, device=device)
+        fused.gate_back(fused.gate(both), both)
+        packed = torch.randn(tokens, 6, 64, dtype=torch.bfloat16, device=device)
+        angle = torch.randn(tokens, 1, 32, dtype=torch.bfloat16, device=device)
+        parts = fused.split(packed, angle, angle, 2, 2)
+        fused.split_back(*parts, angle, angle)
+    torch.cuda.synchronize()

@@ -1,0 +1,207 @@
+"""What is measured and what came out: the file of raw measurements. SI units."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from milpplan.specs.hardware import HardwareSpec, Software
+from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun, ModelSpec
+from milpplan.specs.problem import Job, Problem
+from milpplan.specs.records import Count, NonNegativeFloat, PositiveInt, Record
+
+Text = Annotated[str, Field(max_length=1000)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+Mode = Literal["none", "selective", "full"]
+MODES: Final[tuple[Mode, ...]] = ("none", "selective", "full")
+MAX_ROWS: Final = 20_000
+
+
+class Timing(Record):
+    """Seconds of one thing done again and again."""
+
+    median_s: Seconds
+    spread: NonNegativeFloat
+    """Robust one sigma over the median: 1.4826 times the median absolute deviation."""
+    num_samples: PositiveInt
+
+
+class Product(Record):
+    """A matrix product (m x k)(k x n)."""
+
+    precision: Literal["bf16", "fp8"] = "bf16"
+    m: PositiveInt
+    n: PositiveInt
+    k: PositiveInt
+
+
+class Attention(Record):
+    """Causal flash attention with as many heads of keys as of queries."""
+
+    sequence_length: PositiveInt
+    micro_batch_size: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+
+
+class Traffic(Record):
+    """An operator that device memory limits, with the bytes it reads and writes."""
+
+    operator: Literal["add", "norm"]
+    num_bytes: PositiveInt
+
+
+class Copy(Record):
+    """A copy between pinned memory of the host and the device."""
+
+    direction: Literal["host_to_device", "device_to_host"]
+    num_bytes: PositiveInt
+
+
+class Exchange(Record):
+    """Collectives among so many ranks, every operation with every message (bytes as nccl-tests counts them)."""
+
+    num_ranks: Annotated[int, Field(ge=2, le=4096)]
+    message_bytes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class Layers(Record):
+    """Some equal transformer layers, forward and backward: ``profiling.pytorch.block``."""
+
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    sequence_length: PositiveInt
+    micro_batch_size: PositiveInt
+    num_layers: Annotated[int, Field(gt=0, le=1000)]
+    recompute: Mode
+
+    def problem(self, hardware: HardwareSpec) -> Problem:
+        """In the words of the cost model: one GPU, bf16 with sums of gradients in bf16.
+
+        Of the description's software only what is about the device counts: these layers are no framework's.
+        """
+        own = hardware.software
+        software = Software(layer_launch_s=own.layer_launch_s, attention_efficiency=own.attention_efficiency)
+        hardware = hardware.model_copy(update={"software": software})
+        attention = GroupedQueryAttention(
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+        )
+        layers = LayerRun(
+            count=self.num_layers, attention=attention, mlp=DenseMlp(intermediate_size=self.intermediate_size)
+        )
+        model = ModelSpec(
+            name="profiled",
+            hidden_size=self.hidden_size,
+            vocab_size=1,
+            max_position_embeddings=self.sequence_length,
+            layers=(layers,),
+            norm="layernorm",
+        )
+        job = Job(
+            num_gpus=1,
+            global_batch_size=self.micro_batch_size,
+            sequence_length=self.sequence_length,
+            grad_dtype="bf16",
+        )
+        return Problem(model=model, hardware=hardware, job=job)
+
+
+class ProductTime(Record):
+    """A product's time."""
+
+    shape: Product
+    time: Timing
+
+
+class AttentionTime(Record):
+    """An attention's times."""
+
+    shape: Attention
+    forward: Timing
+    backward: Timing
+
+
+class TrafficTime(Record):
+    """A memory-bound operator's time."""
+
+    shape: Traffic
+    time: Timing
+
+
+class CopyTime(Record):
+    """A copy's time."""
+
+    shape: Copy
+    time: Timing
+
+
+class CollectiveTime(Record):
+    """A collective's time; ``message_bytes`` as nccl-tests counts them."""
+
+    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    num_ranks: Annotated[int, Field(ge=2, le=4096)]
+    message_bytes: PositiveInt
+    time: Timing
+
+
+class LayersTime(Record):
+    """Times of all layers together, and what they hold: ``kept_bytes`` from forward to backward, ``peak_bytes``
+    at most (None where the device does not say), both without weights, sums of gradients and the last output."""
+
+    shape: Layers
+    forward: Timing
+    backward: Timing
+    kept_bytes: Count
+    peak_bytes: Count | None
+
+
+class Failure(Record):
+    """What could not be measured, and why."""
+
+    what: Text
+    reason: Text
+
+
+class Environment(Record):
+    """When, on what and with what was measured."""
+
+    date: Text
+    device: Literal["cuda", "cpu"]
+    device_name: Text
+    num_devices: Count
+    memory_bytes: Count
+    num_processors: Count
+    driver: Text
+    libraries: dict[Annotated[str, Field(max_length=100)], Text]
+    """Versions by name: torch, cuda, cudnn, nccl, python."""
+    notes: tuple[Text, ...] = ()
+    """What ran: the attention kernel, whether pointwise operators were fused."""
+
+
+class Measurements(Record):
+    """A file of raw measurements."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["milpplan profile"] = "milpplan profile"
+    environment: Environment
+    stopped: Literal["", "time limit", "interrupted"] = ""
+    """Why something was left out; empty: nothing was."""
+    products: Annotated[tuple[ProductTime, ...], Field(max_length=MAX_ROWS)] = ()
+    attentions: Annotated[tuple[AttentionTime, ...], Field(max_length=MAX_ROWS)] = ()
+    traffic: Annotated[tuple[TrafficTime, ...], Field(max_length=MAX_ROWS)] = ()
+    copies: Annotated[tuple[CopyTime, ...], Field(max_length=MAX_ROWS)] = ()
+    collectives: Annotated[tuple[CollectiveTime, ...], Field(max_length=MAX_ROWS)] = ()
+    layers: Annotated[tuple[LayersTime, ...], Field(max_length=MAX_ROWS)] = ()
+    failures: Annotated[tuple[Failure, ...], Field(max_length=MAX_ROWS)] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """How many things were timed; attention and layers count twice."""
+        once = len(self.products) + len(self.traffic) + len(self.copies) + len(self.collectives)
+        return once + 2 * (len(self.attentions) + len(self.layers))

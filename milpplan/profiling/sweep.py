@@ -1,0 +1,183 @@
+"""What is measured, in which order: a coarse part of everything first, so that whoever stops early has that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+from milpplan.profiling.records import MODES, Attention, Copy, Exchange, Layers, Product, Traffic
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.units import MIB
+
+Task = Product | Attention | Traffic | Copy | Exchange | Layers
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """A layer's sizes; heads of 128."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Sizes that suit a kind of device. What is ``coarse`` comes first, and alone with ``--quick``."""
+
+    coarse_widths: tuple[Width, ...]
+    fine_widths: tuple[Width, ...]
+    coarse_tokens: tuple[int, ...]
+    fine_tokens: tuple[int, ...]
+    """Tokens of a micro-batch: rows of the products, and sequence lengths of the layers."""
+    nodes_up_to: int
+    """Nodes of the description's table of products are measured up to this size."""
+    attention_lengths: tuple[int, ...]
+    attention_tokens: int
+    attention_heads: int
+    coarse_traffic: tuple[int, ...]
+    fine_traffic: tuple[int, ...]
+    copies: tuple[int, ...]
+    messages: tuple[int, ...]
+    small: Width
+    """A layer whose kernels are shorter than their launches."""
+    small_tokens: tuple[int, ...]
+    num_layers: int
+    head_dim: int = 128
+
+
+GPU: Final = Extent(
+    coarse_widths=(Width(2048, 5632, 16, 16), Width(4096, 14336, 32, 8)),
+    fine_widths=(Width(3072, 8192, 24, 8), Width(5120, 13824, 40, 40), Width(8192, 28672, 64, 8)),
+    coarse_tokens=(4096,),
+    fine_tokens=(2048, 8192),
+    nodes_up_to=16384,
+    attention_lengths=(512, 1024, 2048, 4096, 8192, 16384),
+    attention_tokens=16384,
+    attention_heads=32,
+    coarse_traffic=(MIB // 16, 192 * MIB, 768 * MIB),
+    fine_traffic=(MIB // 64, MIB // 4, 24 * MIB, 96 * MIB, 384 * MIB, 1536 * MIB),
+    copies=(16 * MIB, 256 * MIB),
+    messages=tuple(2**power for power in (16, 18, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29)),
+    small=Width(1024, 2816, 8, 8),
+    small_tokens=(256, 512),
+    num_layers=4,
+)
+CPU: Final = Extent(
+    coarse_widths=(Width(128, 256, 2, 2),),
+    fine_widths=(Width(256, 512, 4, 4),),
+    coarse_tokens=(64,),
+    fine_tokens=(128,),
+    nodes_up_to=256,
+    attention_lengths=(128, 256),
+    attention_tokens=256,
+    attention_heads=4,
+    coarse_traffic=(MIB // 16, 12 * MIB),
+    fine_traffic=(3 * MIB, 48 * MIB),
+    copies=(),
+    messages=(MIB // 16, MIB),
+    small=Width(64, 128, 1, 1),
+    small_tokens=(16,),
+    num_layers=2,
+    head_dim=64,
+)
+EXTENTS: Final = {"cuda": GPU, "cpu": CPU}
+
+
+def sweep(hardware: HardwareSpec, extent: Extent, num_ranks: int, quick: bool) -> list[Task]:
+    """Everything to measure on a device with ``num_ranks`` peers, the coarse part first; with ``quick`` only that.
+
+    ``hardware`` says which number formats and which nodes of products there are.
+    """
+    tasks = _part(hardware, extent, num_ranks, coarse=True)
+    if not quick:
+        tasks += _part(hardware, extent, num_ranks, coarse=False)
+    return list(dict.fromkeys(tasks))
+
+
+def _part(hardware: HardwareSpec, extent: Extent, num_ranks: int, coarse: bool) -> list[Task]:
+    every = (*extent.coarse_widths, *extent.fine_widths)
+    widths = extent.coarse_widths if coarse else every
+    tokens = extent.coarse_tokens if coarse else (*extent.coarse_tokens, *extent.fine_tokens)
+    sizes = extent.coarse_traffic if coarse else extent.fine_traffic
+    tasks: list[Task] = []
+    tasks += [Traffic(operator=name, num_bytes=size) for size in sizes for name in ("add", "norm")]
+    tasks += _layers(extent, widths, tokens)
+    tasks += _attentions(extent, extent.attention_lengths[::2] if coarse else extent.attention_lengths)
+    tasks += _products(extent, widths, tokens)
+    if hardware.accelerator.fp8 is not None:
+        tasks += [one.model_copy(update={"precision": "fp8"}) for one in _products(extent, widths, tokens[:1])]
+    tasks += _copies(extent, coarse)
+    if not coarse:
+        tasks += _nodes(hardware, extent)
+    messages = extent.messages[::3] if coarse else extent.messages
+    tasks += [Exchange(num_ranks=ranks, message_bytes=messages) for ranks in _groups(num_ranks)]
+    return tasks
+
+
+def _copies(extent: Extent, coarse: bool) -> list[Copy]:
+    sizes = extent.copies[-1:] if coarse else extent.copies
+    return [Copy(direction=way, num_bytes=size) for size in sizes for way in ("host_to_device", "device_to_host")]
+
+
+def _layers(extent: Extent, widths: tuple[Width, ...], tokens: tuple[int, ...]) -> list[Layers]:
+    cases = [(extent.small, length) for length in extent.small_tokens] + list(product(widths, tokens))
+    return [
+        Layers(
+            hidden_size=width.hidden,
+            intermediate_size=width.intermediate,
+            num_attention_heads=width.heads,
+            num_key_value_heads=width.key_heads,
+            head_dim=extent.head_dim,
+            sequence_length=length,
+            micro_batch_size=1,
+            num_layers=extent.num_layers,
+            recompute=mode,
+        )
+        for width, length in cases
+        for mode in MODES
+    ]
+
+
+def _attentions(extent: Extent, lengths: tuple[int, ...]) -> list[Attention]:
+    return [
+        Attention(
+            sequence_length=length,
+            micro_batch_size=max(extent.attention_tokens // length, 1),
+            num_heads=extent.attention_heads,
+            head_dim=extent.head_dim,
+        )
+        for length in lengths
+    ]
+
+
+def _products(extent: Extent, widths: tuple[Width, ...], tokens: tuple[int, ...]) -> list[Product]:
+    """Those of a layer: of every matrix the forward, the gradient of its input and of its weights."""
+    found: list[Product] = []
+    for width, rows in product(widths, tokens):
+        hidden, inner = width.hidden, width.heads * extent.head_dim
+        packed = inner + 2 * width.key_heads * extent.head_dim
+        matrices = (
+            (packed, hidden),
+            (hidden, inner),
+            (2 * width.intermediate, hidden),
+            (hidden, width.intermediate),
+        )
+        for n, k in matrices:
+            found += [Product(m=rows, n=n, k=k), Product(m=rows, n=k, k=n), Product(m=n, n=k, k=rows)]
+    return found
+
+
+def _nodes(hardware: HardwareSpec, extent: Extent) -> list[Product]:
+    """Nodes of the description's table."""
+    table = hardware.accelerator.bf16.gemm
+    axes = [[int(size) for size in axis if size <= extent.nodes_up_to] for axis in (table.m, table.n, table.k)]
+    return [Product(m=m, n=n, k=k) for m, n, k in product(*axes)]
+
+
+def _groups(num_ranks: int) -> list[int]:
+    """Powers of two up to all ranks, and all of them."""
+    powers = [2**power for power in range(1, num_ranks.bit_length()) if 2**power <= num_ranks]
+    return sorted({*powers, num_ranks} - {0, 1})

@@ -1,0 +1,123 @@
+"""A profile for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.calibration.tables import constants_table, errors_text, fit_document
+from milpplan.profiling.check import LayersCheck, checked
+from milpplan.profiling.overlay import Profile
+from milpplan.reports.terminal import printable
+from milpplan.units import percent_text, seconds_text, size_text
+from milpplan.version import __version__
+
+MAX_TOLD = 24
+
+
+def report(profile: Profile) -> RenderableType:
+    """Constants, the layers predicted and measured, and what else there is to say."""
+    overlay = profile.overlay
+    parts: list[RenderableType] = [
+        Text(f"{printable(overlay.name)} on {printable(overlay.base)}", "bold"),
+        Text(printable(overlay.provenance.data)),
+        Text(_replaced(profile)),
+    ]
+    if profile.fit is not None:
+        parts += [Text(), constants_table(profile.fit), errors_text(profile.fit, "operators and layers", "shapes")]
+    checks = list(checked(profile))
+    if checks:
+        title = "Layers: what was measured, and the errors of the model under this overlay"
+        parts += [Text(), Text(title, "bold"), _layers(checks)]
+        parts.append(Text(_means(checks)))
+    told = [printable(text) for text in profile.told]
+    parts += [Text(), *(Text(f"- {text}") for text in told[:MAX_TOLD])]
+    if len(told) > MAX_TOLD:
+        parts.append(Text(f"- and {len(told) - MAX_TOLD} more"))
+    return Group(*parts)
+
+
+def _replaced(profile: Profile) -> str:
+    names = [name for name, table in profile.overlay.tables if table is not None]
+    return f"tables: {', '.join(names) or 'none'} ({profile.measurements.num_rows:,} measurements)"
+
+
+def _layers(checks: list[LayersCheck]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    memory = checks[0].memory[0]
+    for column in (
+        "width",
+        "tokens",
+        "layers",
+        "recompute",
+        "forward",
+        "error",
+        "backward",
+        "error",
+        memory,
+        "error",
+    ):
+        table.add_column(column, justify="left" if column == "recompute" else "right")
+    for one in checks:
+        shape = one.shape
+        table.add_row(
+            f"{shape.hidden_size}",
+            f"{shape.micro_batch_size * shape.sequence_length}",
+            f"{shape.num_layers}",
+            shape.recompute,
+            seconds_text(one.measured.forward.median_s),
+            _error(one.forward_error),
+            seconds_text(one.measured.backward.median_s),
+            _error(one.backward_error),
+            size_text(one.memory[1]),
+            _error(one.memory_error),
+        )
+    return table
+
+
+def _error(value: float) -> str:
+    """A relative error with its sign."""
+    return f"{'+' if value >= 0 else '-'}{percent_text(abs(value))}"
+
+
+def _means(checks: list[LayersCheck]) -> str:
+    """Mean absolute errors."""
+    columns = (
+        ("forward", [abs(one.forward_error) for one in checks]),
+        ("backward", [abs(one.backward_error) for one in checks]),
+        (f"{checks[0].memory[0]} memory", [abs(one.memory_error) for one in checks]),
+    )
+    words = ", ".join(f"{name} {percent_text(sum(errors) / len(errors))}" for name, errors in columns)
+    return f"mean absolute error: {words}; error is predicted over measured, minus 1"
+
+
+def document_text(profile: Profile) -> str:
+    """One JSON document, with a newline at its end."""
+    document: dict[str, Any] = {
+        "schema_version": 1,
+        "milpplan_version": __version__,
+        "kind": "profile",
+        "environment": profile.measurements.environment.model_dump(mode="json"),
+        "stopped": profile.measurements.stopped,
+        "overlay": profile.overlay.model_dump(mode="json"),
+        "told": list(profile.told),
+        "fit": None if profile.fit is None else fit_document(profile.fit),
+        "layers": [_layers_document(one) for one in checked(profile)],
+        "failures": [one.model_dump(mode="json") for one in profile.measurements.failures],
+    }
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _layers_document(one: LayersCheck) -> dict[str, Any]:
+    return {
+        **one.shape.model_dump(mode="json"),
+        "forward_s": {"measured": one.measured.forward.median_s, "predicted": one.predicted.forward_s},
+        "backward_s": {"measured": one.measured.backward.median_s, "predicted": one.predicted.backward_s},
+        "kept_bytes": {"measured": one.measured.kept_bytes, "predicted": one.predicted.kept_bytes},
+        "peak_bytes": {"measured": one.measured.peak_bytes, "predicted": one.predicted.peak_bytes},
+    }
