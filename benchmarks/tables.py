@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 from milpplan import __version__
+from milpplan.reports.files import write_whole
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -14,6 +16,16 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     lines = [" | ".join(header), " | ".join(["---", *["---:"] * (len(header) - 1)])]
     lines += [" | ".join(str(cell) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def replace_section(document: Path, name: str, text: str) -> None:
+    """Put ``text`` between the two comments of a Markdown file that name a generated section."""
+    first, last = f"<!-- {name}: generated -->\n", f"<!-- {name}: end -->\n"
+    before, opening, rest = document.read_text(encoding="utf-8").partition(first)
+    _, closing, after = rest.partition(last)
+    if not opening or not closing:
+        raise ValueError(f"{document} has no section {name!r} between {first.strip()} and {last.strip()}")
+    write_whole(document, f"{before}{first}\n{text}\n\n{last}{after}")
 
 
 def measured_on() -> dict[str, object]:

@@ -26,6 +26,8 @@ from milpplan.reports.terminal import simulation_report, solve_report
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import gap_text
+from milpplan.validation.ablation import evidence
+from milpplan.validation.evidence import Evidence
 
 MAX_WORK_ITEMS = 33_554_432
 """Most virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
@@ -41,16 +43,17 @@ def run(
     with shown_progress(problem.job.objective) as callback, within_range():
         result = solve(problem, replace(options, callback=callback))
         bar, robust = _uncertainty(result, options, check_ends)
+        known = _evidence(result)
     for line in (result.message, _why_not_proved(result, options)):
         if line:
             say(line)
     why = _why(result, options) if result.status == "infeasible" else None
-    text = document_text(result_document(result, options.gap, why, bar, robust)) if as_json or out else ""
+    text = document_text(result_document(result, options.gap, why, bar, robust, known)) if as_json or out else ""
     try:
         if as_json:
             emit(text)
         elif why is None:
-            show(solve_report(result, options.gap, bar, robust))
+            show(solve_report(result, options.gap, bar, robust, known))
         if why is not None:
             say_error(why)
     finally:
@@ -90,6 +93,13 @@ def _uncertainty(
 
     bar = error_bar(problem, plan, result.step_time_s)
     return bar, robustness(problem, plan, result.runners_up, solve_end if check_ends else None)
+
+
+def _evidence(result: PlanResult) -> Evidence | None:
+    """What measured runs say about the plan, and about its choice among the runners-up."""
+    if result.plan is None or result.step_time_s is None:
+        return None
+    return evidence(result.problem, result.plan, result.step_time_s, result.runners_up)
 
 
 def within_range() -> np.errstate:
@@ -141,10 +151,11 @@ def simulate_file(path: Path, as_json: bool) -> ExitCode:
         report = simulate_plan(problem, plan)
         _check_numbers(report)
         bar = error_bar(problem, plan, report.step_time_s)
+        known = evidence(problem, plan, report.step_time_s)
     if as_json:
-        emit(document_text(simulation_document(problem, plan, report, bar)))
+        emit(document_text(simulation_document(problem, plan, report, bar, known)))
     else:
-        show(simulation_report(problem, plan, report, bar))
+        show(simulation_report(problem, plan, report, bar, known))
     return ExitCode.OPTIMAL if report.fits else ExitCode.INFEASIBLE
 
 

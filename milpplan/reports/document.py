@@ -15,11 +15,13 @@ from milpplan.costs.report import MemoryVerdict, StepReport
 from milpplan.errors import MilpplanError
 from milpplan.optimize.result import FATES, PlanResult
 from milpplan.reports import plan_file
+from milpplan.reports.evidence import EvidenceDocument, evidence_document
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.reports.spaces import space_text
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.specs.records import Count, Record
+from milpplan.validation.evidence import Evidence
 from milpplan.version import __version__
 
 LINE_WIDTH = 110
@@ -103,6 +105,7 @@ class ResultDocument(Record):
     step_time_s: float | None
     error_bar: ErrorBarDocument | None = None
     robustness: RobustnessDocument | None = None
+    evidence: EvidenceDocument | None = None
     lower_bound_s: float | None
     gap: float | None
     tokens_per_s: float | None
@@ -140,6 +143,7 @@ class SimulationDocument(Record):
     milpplan_version: str
     step_time_s: float
     error_bar: ErrorBarDocument | None = None
+    evidence: EvidenceDocument | None = None
     tokens_per_s: float
     mfu: float
     peak_memory_bytes: Count
@@ -162,9 +166,10 @@ def result_document(
     infeasible: MilpplanError | None = None,
     bar: ErrorBar | None = None,
     robust: Robustness | None = None,
+    evidence: Evidence | None = None,
 ) -> ResultDocument:
     """The document of a result; ``infeasible`` explains why there is no plan, where that is proved; ``bar`` and
-    ``robust`` what the hardware's uncertainty means for the plan."""
+    ``robust`` what the hardware's uncertainty means for the plan, ``evidence`` what measured runs say about it."""
     report = result.report
     plan = None if result.plan is None else plan_document(result.plan, report)
     why = None
@@ -176,6 +181,7 @@ def result_document(
         step_time_s=result.step_time_s,
         error_bar=error_bar_document(bar),
         robustness=robustness_document(robust),
+        evidence=evidence_document(evidence, result.step_time_s),
         lower_bound_s=result.lower_bound_s,
         gap=result.gap,
         tokens_per_s=report.tokens_per_s if report else None,
@@ -232,13 +238,18 @@ def robustness_document(robust: Robustness | None) -> RobustnessDocument | None:
 
 
 def simulation_document(
-    problem: Problem, plan: Plan, report: StepReport, bar: ErrorBar | None = None
+    problem: Problem,
+    plan: Plan,
+    report: StepReport,
+    bar: ErrorBar | None = None,
+    evidence: Evidence | None = None,
 ) -> SimulationDocument:
     """The document of one simulated plan."""
     return SimulationDocument(
         milpplan_version=__version__,
         step_time_s=report.step_time_s,
         error_bar=error_bar_document(bar),
+        evidence=evidence_document(evidence, report.step_time_s),
         tokens_per_s=report.tokens_per_s,
         mfu=report.mfu,
         peak_memory_bytes=report.peak_memory_bytes,

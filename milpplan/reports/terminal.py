@@ -16,10 +16,12 @@ from milpplan.costs.report import StepReport
 from milpplan.optimize.result import PlanResult
 from milpplan.reports.document import layouts_document, tolerance_text
 from milpplan.reports.error_bars import error_bar_text, robustness_text
+from milpplan.reports.evidence import evidence_text
 from milpplan.reports.spaces import space_text
 from milpplan.specs.plan import Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem
 from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
+from milpplan.validation.evidence import Evidence
 from milpplan.version import __version__
 
 MAX_STAGE_ROWS = 16
@@ -35,26 +37,36 @@ def printable(text: str) -> str:
 
 
 def solve_report(
-    result: PlanResult, tolerance: float, bar: ErrorBar | None = None, robust: Robustness | None = None
+    result: PlanResult,
+    tolerance: float,
+    bar: ErrorBar | None = None,
+    robust: Robustness | None = None,
+    evidence: Evidence | None = None,
 ) -> RenderableType:
     """Everything about a result that has a plan; the headline alone where there is none."""
     parts: list[RenderableType] = [_headline(result, tolerance)]
     if result.plan is not None and result.report is not None:
-        parts += [_rates(result.report), *_uncertain(bar, robust), Text()]
+        parts += [_rates(result.report), *_known(bar, robust, evidence), Text()]
         parts += plan_report(result.problem, result.plan, result.report)
     return Group(*parts, *_proof(result))
 
 
-def _uncertain(bar: ErrorBar | None, robust: Robustness | None = None) -> Iterator[RenderableType]:
-    """What the hardware's uncertainty means, where it has one."""
+def _known(bar: ErrorBar | None, robust: Robustness | None, evidence: Evidence | None) -> Iterator[RenderableType]:
+    """What the hardware's uncertainty means, where it has one, and what measured runs say about the plan."""
     if bar is not None:
         yield _hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
     if robust is not None:
         yield _hanging("choice", robustness_text(robust))
+    if evidence is not None:
+        yield _hanging("evidence", printable(evidence_text(evidence)))
 
 
 def simulation_report(
-    problem: Problem, plan: Plan, report: StepReport, bar: ErrorBar | None = None
+    problem: Problem,
+    plan: Plan,
+    report: StepReport,
+    bar: ErrorBar | None = None,
+    evidence: Evidence | None = None,
 ) -> RenderableType:
     """Everything about one simulated plan."""
     names = printable(problem.model.name), printable(problem.hardware.name)
@@ -65,7 +77,8 @@ def simulation_report(
             f"; does not fit: {gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)}",
             "bold red",
         )
-    return Group(headline, _rates(report), *_uncertain(bar), Text(), *plan_report(problem, plan, report))
+    known = _known(bar, None, evidence)
+    return Group(headline, _rates(report), *known, Text(), *plan_report(problem, plan, report))
 
 
 def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:

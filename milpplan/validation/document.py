@@ -12,6 +12,12 @@ from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summ
 from milpplan.version import __version__
 
 SCHEMA_VERSION: Final = 1
+_OF_FAMILIES: Final = (
+    "slope_error_fraction",
+    "slope_error_of_step",
+    "intercept_error_fraction",
+    "intercept_error_of_step",
+)
 
 
 def document_text(validation: Validation, summary: Summary) -> str:
@@ -53,6 +59,7 @@ def summary_document(summary: Summary) -> dict[str, Any]:
         "memory_by_source": {group: _plain(errors) for group, errors in summary.memory_by_source.items()},
         "sweeps": [asdict(sweep) for sweep in summary.sweeps],
         "families": [_family(family) for family in summary.families],
+        "family_errors": [asdict(errors) for errors in summary.family_errors],
     }
 
 
@@ -72,7 +79,7 @@ def _fit(fit: Fit | None) -> dict[str, Any] | None:
 
 
 def _family(family: Family) -> dict[str, Any]:
-    return asdict(family) | {"slope_error_fraction": family.slope_error_fraction}
+    return asdict(family) | {name: getattr(family, name) for name in _OF_FAMILIES}
 
 
 def _plain(errors: Errors | GroupedErrors | None) -> dict[str, Any] | None:

@@ -1,13 +1,15 @@
 """Families of runs that differ in one number only: slope and intercept, measured and predicted apart.
 
-An error of the slope says that work is priced wrongly, an error of the intercept that what happens once is.
+An error of the slope says that work is priced wrongly, an error of the intercept that what happens once is. Errors
+are relative to the measured slope or intercept and, because either may be near zero, also to the step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 
 import numpy as np
 
@@ -35,11 +37,48 @@ class Family:
     values: tuple[float, ...]
     measured: Line
     predicted: Line
+    mean_step_s: float
+    """Mean of the measured step times."""
 
     @property
     def slope_error_fraction(self) -> float | None:
         """Predicted over measured slope, minus 1; None where the measured one is not positive."""
         return self.predicted.slope_s / self.measured.slope_s - 1 if self.measured.slope_s > 0 else None
+
+    @property
+    def intercept_error_fraction(self) -> float | None:
+        """Predicted over measured intercept, minus 1; None where the measured one is not positive."""
+        start = self.measured.intercept_s
+        return self.predicted.intercept_s / start - 1 if start > 0 else None
+
+    @property
+    def slope_error_of_step(self) -> float:
+        """Error of the slope over the whole range of values, as a share of the mean measured step."""
+        change_s = (self.predicted.slope_s - self.measured.slope_s) * (self.values[-1] - self.values[0])
+        return change_s / self.mean_step_s
+
+    @property
+    def intercept_error_of_step(self) -> float:
+        """Error of the intercept as a share of the mean measured step."""
+        return (self.predicted.intercept_s - self.measured.intercept_s) / self.mean_step_s
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyErrors:
+    """Absolute errors of the families of one source in which the same number varies.
+
+    ``slope_error`` and ``intercept_error``: medians of those relative to the measured ones, None where no measured
+    one is positive; ``slope_of_step`` and ``intercept_of_step``: means of those relative to the step.
+    """
+
+    varies: str
+    group: str
+    num_families: int
+    num_runs: int
+    slope_error: float | None
+    slope_of_step: float
+    intercept_error: float | None
+    intercept_of_step: float
 
 
 def fitted(values: Sequence[float], times_s: Sequence[float]) -> Line:
@@ -61,6 +100,31 @@ def families(comparisons: Sequence[Comparison]) -> list[Family]:
     return found
 
 
+def family_errors(found: Sequence[Family]) -> list[FamilyErrors]:
+    """The errors of every source, by what varies."""
+    groups: dict[tuple[str, str], list[Family]] = defaultdict(list)
+    for family in found:
+        groups[family.varies, family.group].append(family)
+    return [
+        FamilyErrors(
+            varies,
+            group,
+            len(members),
+            sum(len(one.ids) for one in members),
+            _median_size(one.slope_error_fraction for one in members),
+            fmean(abs(one.slope_error_of_step) for one in members),
+            _median_size(one.intercept_error_fraction for one in members),
+            fmean(abs(one.intercept_error_of_step) for one in members),
+        )
+        for (varies, group), members in sorted(groups.items())
+    ]
+
+
+def _median_size(errors: Iterable[float | None]) -> float | None:
+    sizes = [abs(error) for error in errors if error is not None]
+    return median(sizes) if sizes else None
+
+
 def _family(varies: str, value: Callable[[Comparison], int], members: list[Comparison]) -> Family:
     members.sort(key=lambda one: (value(one), one.run.id))
     values = [float(value(one)) for one in members]
@@ -72,6 +136,7 @@ def _family(varies: str, value: Callable[[Comparison], int], members: list[Compa
         tuple(values),
         fitted(values, measured),
         fitted(values, [one.report.step_time_s for one in members]),
+        fmean(measured),
     )
 
 

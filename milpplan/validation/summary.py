@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from milpplan.validation.comparison import Comparison, Validation, scored
-from milpplan.validation.families import Family, families
+from milpplan.validation.families import Family, FamilyErrors, families, family_errors
 from milpplan.validation.ranking import Sweep, sweeps
 
 KORTHIKANTI = "korthikanti-2022"
@@ -132,6 +132,7 @@ class Summary:
     memory_by_source: dict[str, Errors | None]
     sweeps: tuple[Sweep, ...]
     families: tuple[Family, ...]
+    family_errors: tuple[FamilyErrors, ...]
 
 
 def summarise(validation: Validation) -> Summary:
@@ -143,6 +144,7 @@ def summarise(validation: Validation) -> Summary:
     deciding = [one for one in all_runs if one.decides_fit]
     by_group = _by(deciding, lambda one: one.run.group)
     generations = _by(counted, lambda one: one.generation)
+    lines = families(all_runs)
     return Summary(
         sources=tuple(_sources(validation)),
         dense=grouped(dense),
@@ -164,7 +166,8 @@ def summarise(validation: Validation) -> Summary:
             if (errors := memory_errors(runs)) is not None
         },
         sweeps=tuple(sweeps(all_runs)),
-        families=tuple(families(all_runs)),
+        families=tuple(lines),
+        family_errors=tuple(family_errors(lines)),
     )
 
 

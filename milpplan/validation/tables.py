@@ -10,13 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.reports.terminal import printable
-from milpplan.units import gap_text, percent_text, seconds_text
+from milpplan.units import percent_text, seconds_text
 from milpplan.validation.comparison import Validation
 from milpplan.validation.families import Family
 from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summary
 
 MAX_ROWS = 40
 """Most rows of a table of single things; the rest is counted, and in the JSON document."""
+MOST_SHOWN = 9.99
+"""Larger relative errors of slopes and intercepts say that the measured one is near zero."""
+_VARIES = {"micro_batches": "micro-batches", "layers": "layers", "gpus": "GPUs"}
 
 
 def report(validation: Validation, summary: Summary) -> RenderableType:
@@ -31,7 +34,12 @@ def report(validation: Validation, summary: Summary) -> RenderableType:
         ("Memory (errors in per cent)", _memory_table(summary)),
         ("Fits or runs out of memory (accuracy, precision and recall in per cent)", _fit_table(summary)),
         ("Sweeps: order, and regret of the first choice in per cent", _sweep_table(summary)),
-        ("Slopes and intercepts (start) of the step time", _family_table(summary)),
+        (
+            "Slopes and intercepts (start) by source (per cent, without signs: median relative to the measured "
+            "one, mean relative to the step)",
+            _line_table(summary),
+        ),
+        ("Slopes and intercepts (start) of the step time (errors in per cent)", _family_table(summary)),
         ("Not simulated", _unstated_table(validation)),
     ):
         if table.row_count:
@@ -170,28 +178,49 @@ def _sweep_table(summary: Summary) -> Table:
     return table
 
 
+def _line_table(summary: Summary) -> Table:
+    table = _table("source", "varies", "families", "runs", "slope", "of step", "start", "of step", left=2)
+    for line in summary.family_errors:
+        table.add_row(
+            printable(line.group),
+            _VARIES[line.varies],
+            f"{line.num_families}",
+            f"{line.num_runs}",
+            _share(line.slope_error),
+            _bare(line.slope_of_step),
+            _share(line.intercept_error),
+            _bare(line.intercept_of_step),
+        )
+    return table
+
+
 def _family_table(summary: Summary) -> Table:
-    table = _table("source", "varies", "runs", "slope", "predicted", "error", "start", "predicted", left=2)
+    table = _table("source", "varies", "runs", "slope", "error", "of step", "start", "error", "of step", left=2)
     for family in sorted(summary.families, key=lambda one: -len(one.ids))[:MAX_ROWS]:
         table.add_row(*_family_row(family))
+    left = len(summary.families) - MAX_ROWS
+    if left > 0:
+        table.add_row(f"and {left} smaller families", *("",) * 8)
     return table
 
 
 def _family_row(family: Family) -> tuple[str, ...]:
     return (
         printable(family.group),
-        f"{family.varies} {family.values[0]:,.0f} to {family.values[-1]:,.0f}",
+        f"{_VARIES[family.varies]} {family.values[0]:,.0f} to {family.values[-1]:,.0f}",
         f"{len(family.ids)}",
         seconds_text(family.measured.slope_s),
-        seconds_text(family.predicted.slope_s),
-        _signed(family.slope_error_fraction) if abs(family.slope_error_fraction or 0) < 10 else _large(family),
+        _line_error(family.slope_error_fraction),
+        _signed(family.slope_error_of_step),
         seconds_text(family.measured.intercept_s),
-        seconds_text(family.predicted.intercept_s),
+        _line_error(family.intercept_error_fraction),
+        _signed(family.intercept_error_of_step),
     )
 
 
-def _large(family: Family) -> str:
-    return gap_text(family.slope_error_fraction or 0.0)
+def _line_error(fraction: float | None) -> str:
+    """An error relative to what may be near zero."""
+    return "-" if fraction is None else ">999" if fraction > MOST_SHOWN else _signed(fraction)
 
 
 def _unstated_table(validation: Validation) -> Table:

@@ -96,17 +96,50 @@ def test_only_complete_sound_runs_are_scored(tmp_path: Path) -> None:
 
 
 def test_micro_batches_lie_on_a_line(tmp_path: Path) -> None:
-    """Measured = 2 x predicted + 3 s: the slope is half, the intercept shifted by 3 s."""
+    """Measured = 2 x predicted + 3 s: the slope is half, the intercept shifted by 3 s; over 48 micro-batches the
+    slope lacks half of what the measured one adds."""
     records = []
     for batch in (64, 128, 256):
         one = exact_record(id=f"m-{batch}", parallel__global_batch=batch)
         one["measured"]["step_time_s"] = 2 * one["measured"]["step_time_s"] + 3
         records.append(one)
-    families = summarise(compare(read_runs(written(tmp_path / "runs.json", records)))).families
-    (family,) = [one for one in families if one.varies == "micro_batches"]
+    summary = summarise(compare(read_runs(written(tmp_path / "runs.json", records))))
+    (family,) = [one for one in summary.families if one.varies == "micro_batches"]
     assert family.values == (16.0, 32.0, 64.0)
     assert family.slope_error_fraction == pytest.approx(-0.5)
     assert family.measured.intercept_s == pytest.approx(2 * family.predicted.intercept_s + 3)
+    start, mean = family.measured.intercept_s, family.mean_step_s
+    assert family.intercept_error_fraction == pytest.approx((start - 3) / 2 / start - 1)
+    assert family.intercept_error_of_step == pytest.approx(-(start + 3) / 2 / mean)
+    assert family.slope_error_of_step == pytest.approx(-family.measured.slope_s / 2 * 48 / mean)
+    (errors,) = [one for one in summary.family_errors if one.varies == "micro_batches"]
+    assert (errors.num_families, errors.num_runs, errors.slope_error) == (1, 3, pytest.approx(0.5))
+    assert errors.intercept_of_step == pytest.approx(abs(family.intercept_error_of_step))
+
+
+def test_a_line_that_falls_has_no_relative_slope(tmp_path: Path) -> None:
+    """Where more replicas were measured to be faster, the slope's error is told as a share of the step only, and
+    the command prints it."""
+    records = []
+    for gpus, time in ((16, 3.0), (32, 2.0), (64, 1.0)):
+        degrees = {"hardware__gpus_total": gpus, "parallel__dp": gpus // 4, "parallel__global_batch": 4 * gpus}
+        one = record(id=f"g-{gpus}", **degrees)
+        one["measured"]["step_time_s"] = time
+        records.append(one)
+    path = written(tmp_path / "runs.json", records)
+    summary = summarise(compare(read_runs(path)))
+    (family,) = summary.families
+    assert family.varies == "gpus"
+    assert family.slope_error_fraction is None
+    assert family.slope_error_of_step == pytest.approx((family.predicted.slope_s - family.measured.slope_s) * 24)
+    result = CliRunner().invoke(app, ["validate", "--runs", str(path)])
+    assert re.search(r"simumax-b200\s+GPUs 16 to 64\s+3\s", result.stdout)
+    assert re.search(r"simumax-b200\s+GPUs\s+1\s+3\s+-\s", result.stdout)
+    document = json.loads(CliRunner().invoke(app, ["validate", "--runs", str(path), "--json"]).stdout)
+    (told,) = document["summary"]["families"]
+    assert told["slope_error_fraction"] is None
+    assert told["intercept_error_fraction"] == pytest.approx(family.intercept_error_fraction)
+    assert document["summary"]["family_errors"][0]["slope_error"] is None
 
 
 def test_a_line_is_found_exactly() -> None:

@@ -1,0 +1,86 @@
+"""How much of a plan, and of the choice between plans, rests on terms that no measured run exercises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from milpplan.presets.catalog import stack_names
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.validation.evidence import Ablated, Evidence, TermEvidence
+from milpplan.validation.exercised import Exercise, ExercisedTerms, Generation, exercised_terms, generation_name
+from milpplan.validation.terms import Term, step_doubled_s, step_without_s, used_terms
+
+NOTHING = Generation(runs={}, memory_runs=0, terms={})
+
+
+def evidence(
+    problem: Problem,
+    best: Plan,
+    step_time_s: float,
+    others: Sequence[Plan] = (),
+    table: ExercisedTerms | None = None,
+) -> Evidence:
+    """What scored runs on the generation of the problem's hardware say about the terms of a plan of
+    ``step_time_s`` seconds.
+
+    The terms that none of them has, of ``best`` and of ``others``, are then taken at zero and twice in all plans
+    at once. ``others`` are compared by time per sequence, times GPUs where GPU-hours are minimised, and not at all
+    where GPUs are: there a plan is chosen among those that meet the deadline.
+    """
+    name = generation_name(problem.hardware)
+    known = (table or exercised_terms()).generations.get(name, NOTHING)
+    with_stack = problem.hardware.software.name in stack_names()
+    own = used_terms(problem, best)
+    terms = tuple(
+        _exercised(term, known.of(term.name), with_stack)
+        if known.of(term.name)
+        else _unexercised(problem, best, step_time_s, term)
+        for term in own
+    )
+    num_runs = sum(known.runs.values())
+    plans = () if problem.job.objective == "num_gpus" or not num_runs else others
+    used = {term.name: term for plan in (best, *plans) for term in used_terms(problem, plan)}
+    missing = [term for term in used.values() if not known.of(term.name)]
+    return Evidence(
+        generation=name,
+        num_runs=num_runs,
+        num_memory_runs=known.memory_runs,
+        terms=terms,
+        elsewhere=tuple(term.words for term in missing if term not in own),
+        ablations=_ablations(problem, best, plans, missing) if num_runs and missing else (),
+        num_plans=len(plans),
+    )
+
+
+def _exercised(term: Term, runs: tuple[Exercise, ...], with_stack: bool) -> TermEvidence:
+    """Sources that ran in several number formats count once for each in the mean of the errors; the number of
+    sources is the most of one format."""
+    weights = [one.num_sources for one in runs]
+    errors = [one.error_with_stacks if with_stack else one.error_without_stacks for one in runs]
+    mean = sum(weight * error for weight, error in zip(weights, errors, strict=True)) / sum(weights)
+    return TermEvidence(term.name, term.words, sum(one.num_runs for one in runs), max(weights), mean)
+
+
+def _unexercised(problem: Problem, plan: Plan, step_time_s: float, term: Term) -> TermEvidence:
+    without = step_without_s(problem, plan, (term,))
+    doubled = step_doubled_s(problem, plan, (term,))
+    return TermEvidence(term.name, term.words, 0, 0, None, 1 - without / step_time_s, doubled / step_time_s - 1)
+
+
+def _ablations(
+    problem: Problem, best: Plan, others: Sequence[Plan], missing: Sequence[Term]
+) -> tuple[Ablated, ...]:
+    ends = []
+    for times, step_s in ((0, step_without_s), (2, step_doubled_s)):
+        rivals = [step_s(problem, plan, missing) * _weight(problem, plan, best) for plan in others if plan != best]
+        ends.append(Ablated(times, step_s(problem, best, missing), min(rivals, default=None)))
+    return tuple(ends)
+
+
+def _weight(problem: Problem, plan: Plan, best: Plan) -> float:
+    """What makes a step of a plan comparable with one of the best: sequences, and GPUs where they cost."""
+    weight = best.layout.global_batch_size / plan.layout.global_batch_size
+    if problem.job.objective == "gpu_hours":
+        weight *= plan.layout.num_gpus / best.layout.num_gpus
+    return weight

@@ -1,0 +1,72 @@
+"""Which measured runs exercise which terms of the cost model: the table that ships with the package.
+
+It is made of the runs that ship (``milpplan.validation.exercising``), because validation takes a minute, and what
+a plan rests on shall be told at once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+from typing import Final
+
+from milpplan.presets.catalog import hardware_names, load_hardware
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.reading import parse_json, validated
+from milpplan.specs.records import Count, NonNegativeFloat, Record
+from milpplan.validation.clusters import GENERATIONS, generation_of
+
+FILE: Final = "exercised.json"
+
+
+class Exercise(Record):
+    """Scored runs that have a term; errors are mean absolute ones of their step times over their sources, with the
+    constants fitted to each framework and without."""
+
+    num_runs: Count
+    num_sources: Count
+    error_with_stacks: NonNegativeFloat
+    error_without_stacks: NonNegativeFloat
+
+
+class Generation(Record):
+    """Runs on one generation of hardware.
+
+    ``runs`` and ``terms`` are of scored runs, by number format; ``memory_runs`` say whether they fitted.
+    """
+
+    runs: dict[str, Count]
+    memory_runs: Count
+    terms: dict[str, dict[str, Exercise]]
+
+    def of(self, term: str) -> tuple[Exercise, ...]:
+        """The runs that have a term, an entry a number format."""
+        return tuple(formats[term] for formats in self.terms.values() if term in formats)
+
+
+class ExercisedTerms(Record):
+    """The table, by generation."""
+
+    made_by: str
+    milpplan_version: str
+    generations: dict[str, Generation]
+
+
+@lru_cache(maxsize=1)
+def exercised_terms() -> ExercisedTerms:
+    """The table that ships."""
+    file = resources.files("milpplan.validation") / FILE
+    return validated(ExercisedTerms, parse_json(file.read_text(encoding="utf-8"), FILE), FILE)
+
+
+def generation_name(hardware: HardwareSpec) -> str:
+    """The generation of a description; one of a user's own is of that of a shipped one with its accelerator."""
+    if hardware.name in GENERATIONS:
+        return GENERATIONS[hardware.name]
+    return _by_accelerator().get(hardware.accelerator.name, generation_of(hardware))
+
+
+@lru_cache(maxsize=1)
+def _by_accelerator() -> dict[str, str]:
+    shipped = [load_hardware(name) for name in hardware_names()]
+    return {spec.accelerator.name: generation_of(spec) for spec in shipped}

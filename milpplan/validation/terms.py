@@ -1,0 +1,265 @@
+"""Terms of the cost model by name: which plans use them, and what a step takes without them or with them doubled.
+
+Most of a plan's step is products and attention, which every measured run has. The terms here depend on how the
+plan is laid out, so measured runs may have them or not (``milpplan.validation.exercised``).
+
+Scaling a term changes the layout's constants, from which the step is simulated as ever. Exposed time is
+multiplied; doubled communication beside compute is covered by no more than now, so a doubled step is an upper
+bound there. Waits for the host stay as they are. A pipeline's bubble is subtracted from the step or added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from milpplan.costs.collectives import members_per_domain
+from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.layers import Part, Phase, layer_seconds
+from milpplan.costs.layout_costs import LayoutCosts, layout_costs
+from milpplan.costs.simulator import simulate, step_times_ns
+from milpplan.costs.stages import durations, plan_stages
+from milpplan.specs.model import DenseMlp, LayerRun, MixtureOfExperts
+from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+Scale = Callable[[Problem, Layout, LayoutCosts, int], LayoutCosts]
+BEYOND_ANY_RATE: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term. ``used``: whether a plan has it; ``scaled``: the constants with it taken so many times, None for
+    the bubble, which is no constant."""
+
+    name: str
+    words: str
+    used: Callable[[Problem, Plan], bool]
+    scaled: Scale | None = None
+
+
+def used_terms(problem: Problem, plan: Plan) -> tuple[Term, ...]:
+    """The terms that a plan has, in the order of ``TERMS``."""
+    return tuple(term for term in TERMS if term.used(problem, plan))
+
+
+def step_without_s(problem: Problem, plan: Plan, terms: Iterable[Term]) -> float:
+    """Seconds of a step with terms at zero."""
+    return _step_s(problem, plan, terms, 0)
+
+
+def step_doubled_s(problem: Problem, plan: Plan, terms: Iterable[Term]) -> float:
+    """Seconds of a step with terms taken twice."""
+    return _step_s(problem, plan, terms, 2)
+
+
+def _step_s(problem: Problem, plan: Plan, terms: Iterable[Term], times: int) -> float:
+    layout = plan.layout
+    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
+    bubble_s = 0.0
+    for term in (term for term in terms if term.used(problem, plan)):
+        if term.scaled is None:
+            bubble_s = simulate(problem, plan).breakdown_s["bubble"]
+        else:
+            costs = term.scaled(problem, layout, costs, times)
+    stages = plan_stages(costs, problem.model.layer_kinds, plan)
+    return int(step_times_ns(layout, costs, durations(stages))) / NS_PER_S + (times - 1) * bubble_s
+
+
+def _communication(exposed: Part, hidden: Part | None = None) -> Scale:
+    """Communication of layers and ends: exposed time taken so many times; of doubled time no more is hidden."""
+
+    def change(parts: IntArray, times: int) -> IntArray:
+        """Of [..., Part, Phase]."""
+        more = (times - 1) * parts[..., exposed, :]
+        return more + parts[..., hidden, :] if hidden is not None and times > 1 else more
+
+    def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+        parts = costs.parts
+        return replace(
+            costs,
+            duration_ns=np.maximum(costs.duration_ns + change(parts.layer, times), 0),
+            embedding_ns=np.maximum(costs.embedding_ns + change(parts.embedding, times), 0),
+            head_ns=np.maximum(costs.head_ns + change(parts.head, times), 0),
+        )
+
+    return scaled
+
+
+def _compute(without: Callable[[Problem, LayerRun], tuple[Problem, LayerRun]]) -> Scale:
+    """Compute of layers: what they take beyond the problem and layer that ``without`` gives."""
+
+    def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+        columns = LayoutColumns.of([layout])
+        own = np.zeros_like(costs.duration_ns)
+        for row, kind in enumerate(problem.model.kinds):
+            whole = layer_seconds(problem, kind, columns)[Part.COMPUTE, :, 0]
+            rest = layer_seconds(*without(problem, kind), columns)[Part.COMPUTE, :, 0]
+            own[row] = np.rint((whole - rest) * NS_PER_S).astype(np.int64)
+        return replace(costs, duration_ns=np.maximum(costs.duration_ns + (times - 1) * own, 0))
+
+    return scaled
+
+
+def _without_experts(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
+    """The layer with its shared experts only, or with an MLP of one neuron: nothing smaller is an MLP."""
+    if not isinstance(kind.mlp, MixtureOfExperts):
+        return problem, kind
+    width, gated = kind.mlp.shared_intermediate_size or 1, kind.mlp.gated
+    return problem, kind.model_copy(update={"mlp": DenseMlp(intermediate_size=width, gated=gated)})
+
+
+def _without_fp8(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
+    """8-bit products that take as long as their memory traffic."""
+    gpu = problem.hardware.accelerator
+    assert gpu.fp8 is not None
+    fast = gpu.fp8.model_copy(update={"peak_flops_per_s": gpu.fp8.peak_flops_per_s * BEYOND_ANY_RATE})
+    hardware = problem.hardware.model_copy(update={"accelerator": gpu.model_copy(update={"fp8": fast})})
+    return problem.model_copy(update={"hardware": hardware}), kind
+
+
+def _recomputation(phase: Phase) -> Scale:
+    def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+        duration = costs.duration_ns.copy()
+        duration[:, phase] *= times
+        return replace(costs, duration_ns=duration)
+
+    return scaled
+
+
+def _reductions(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    return replace(costs, reduce_ns=times * costs.reduce_ns)
+
+
+def _gathers(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    return replace(costs, gather_ns=times * costs.gather_ns)
+
+
+def _across(problem: Problem, size: int, stride: int) -> bool:
+    """Whether a group of ranks leaves its scale-up domain."""
+    return size > 1 and int(members_per_domain(problem.hardware, size, stride)) < size
+
+
+def _tp_across(problem: Problem, plan: Plan) -> bool:
+    return _across(problem, plan.layout.tp, 1)
+
+
+def _ep_across(problem: Problem, plan: Plan) -> bool:
+    layout = plan.layout
+    return _across(problem, layout.ep, layout.etp) or _across(problem, layout.etp, 1)
+
+
+def _replicas_across(problem: Problem, plan: Plan) -> bool:
+    layout = plan.layout
+    return _across(problem, layout.cp * layout.dp, layout.tp)
+
+
+def _reduces_once(plan: Plan) -> bool:
+    return plan.layout.cp * plan.layout.dp > 1 and plan.layout.zero_stage <= 1
+
+
+def _has_experts(problem: Problem) -> bool:
+    return any(isinstance(kind.mlp, MixtureOfExperts) for kind in problem.model.kinds)
+
+
+def _sharded(plan: Plan, *stages: int) -> bool:
+    return plan.layout.cp * plan.layout.dp > 1 and plan.layout.zero_stage in stages
+
+
+TERMS: Final = (
+    Term(
+        "tensor_parallel_inside",
+        "tensor parallelism inside a domain",
+        lambda problem, plan: plan.layout.tp > 1 and not _tp_across(problem, plan),
+        _communication(Part.TP, Part.TP_HIDDEN),
+    ),
+    Term(
+        "tensor_parallel_across",
+        "tensor parallelism across domains",
+        _tp_across,
+        _communication(Part.TP, Part.TP_HIDDEN),
+    ),
+    Term(
+        "context_parallel",
+        "the ring of context parallelism",
+        lambda problem, plan: plan.layout.cp > 1,
+        _communication(Part.CP, Part.CP_HIDDEN),
+    ),
+    Term(
+        "expert_dispatch_inside",
+        "expert dispatch inside a domain",
+        lambda problem, plan: plan.layout.ep * plan.layout.etp > 1 and not _ep_across(problem, plan),
+        _communication(Part.EP),
+    ),
+    Term("expert_dispatch_across", "expert dispatch across domains", _ep_across, _communication(Part.EP)),
+    Term(
+        "experts",
+        "routing and products of experts",
+        lambda problem, plan: _has_experts(problem),
+        _compute(_without_experts),
+    ),
+    Term(
+        "fp8_products",
+        "8-bit products",
+        lambda problem, plan: problem.job.precision == "fp8",
+        _compute(_without_fp8),
+    ),
+    Term(
+        "zero_2",
+        "ZeRO 2 in every micro-batch",
+        lambda problem, plan: _sharded(plan, 2),
+        _communication(Part.ZERO, Part.ZERO_HIDDEN),
+    ),
+    Term(
+        "zero_3",
+        "ZeRO 3 in every micro-batch",
+        lambda problem, plan: _sharded(plan, 3),
+        _communication(Part.ZERO, Part.ZERO_HIDDEN),
+    ),
+    Term(
+        "selective_recompute",
+        "selective recomputation",
+        lambda problem, plan: any(stage.recompute.selective for stage in plan.virtual_stages),
+        _recomputation(Phase.SELECTIVE),
+    ),
+    Term(
+        "full_recompute",
+        "full recomputation",
+        lambda problem, plan: any(stage.recompute.full for stage in plan.virtual_stages),
+        _recomputation(Phase.FULL),
+    ),
+    Term(
+        "gradient_reduction_inside",
+        "gradient reduction inside a domain",
+        lambda problem, plan: _reduces_once(plan) and not _replicas_across(problem, plan),
+        _reductions,
+    ),
+    Term(
+        "gradient_reduction_across",
+        "gradient reduction across domains",
+        lambda problem, plan: _reduces_once(plan) and _replicas_across(problem, plan),
+        _reductions,
+    ),
+    Term(
+        "parameter_gather",
+        "parameter gather once a step (ZeRO 1 or 2)",
+        lambda problem, plan: _sharded(plan, 1, 2),
+        _gathers,
+    ),
+    Term(
+        "pipeline",
+        "pipeline bubble and transfers",
+        lambda problem, plan: plan.layout.pp > 1 and plan.layout.vpp == 1,
+    ),
+    Term(
+        "interleaved_pipeline",
+        "bubble and transfers of an interleaved pipeline",
+        lambda problem, plan: plan.layout.vpp > 1,
+    ),
+)
+"""Recomputation comes after what it replays, so that both at once are scaled as one after the other."""
+BY_NAME: Final = {term.name: term for term in TERMS}

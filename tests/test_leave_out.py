@@ -1,0 +1,150 @@
+"""Sources left out: a source is predicted by what is fitted to the others of its stack; what cannot be is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import fit_stacks, validation_tables
+from benchmarks.leave_out import errors, left_out, tables
+from benchmarks.tables import replace_section
+from milpplan.calibration import Observation, observations
+from milpplan.costs.simulator import simulate
+from milpplan.presets.overlays import with_constants
+from milpplan.validation.comparison import compare
+from milpplan.validation.exercised import exercised_terms
+from milpplan.validation.reading import RunFile, read_runs
+from milpplan.validation.records import Run
+from milpplan.validation.terms import TERMS
+from tests.validation.cases import exact_record, record, written
+
+CONSTANTS = ("gemm_efficiency",)
+SLOWER = 0.8
+
+
+def runs_of(group: str, count: int, gpu: str = "H100") -> list[Observation]:
+    """Runs of a source whose products reach 0.8 of the description's rate."""
+    records: list[dict[str, Any]] = [
+        record(
+            id=f"{group}-{gpu}-{number}",
+            group=group,
+            hardware__gpu=gpu,
+            hardware__gpu_mem_GB=None,
+            model__hidden=1024 * (1 + number % 3),
+            parallel__global_batch=64 * (1 + number),
+            parallel__grad_accum=None,
+        )
+        for number in range(count)
+    ]
+    found, _ = observations(
+        RunFile(tuple(Run.model_validate_json(json.dumps(one), strict=True) for one in records), {}, ())
+    )
+    return [replace(run, step_time_s=slow_step_s(run)) for run in found]
+
+
+def slow_step_s(run: Observation) -> float:
+    """Seconds of the run's step with the slower products."""
+    hardware = with_constants(run.problem.hardware, {"gemm_efficiency": SLOWER}, {})
+    return simulate(run.problem.model_copy(update={"hardware": hardware}), run.plan).step_time_s
+
+
+def test_a_source_is_predicted_by_the_others() -> None:
+    """NeMo's two sources on H100 share their constants, so that either predicts the other; too fast without them.
+    The single source of Composer and the single run of another framework are impossible."""
+    found = [
+        *runs_of("dgxc-benchmarking", 5),
+        *runs_of("nemo-docs", 4),
+        *runs_of("llm-foundry", 4),
+        *runs_of("nemo-automodel", 1),
+    ]
+    rows = list(left_out(found, lambda stack: CONSTANTS, least=4, most=60, seed=0))
+    done = [row for row in rows if row.possible]
+    assert [(row.generation, row.stack, row.source) for row in done] == [
+        ("Hopper", "nemo", "dgxc-benchmarking"),
+        ("Hopper", "nemo", "nemo-docs"),
+    ]
+    assert [row.others for row in done] == [{"nemo-docs": 4}, {"dgxc-benchmarking": 5}]
+    for row in done:
+        assert np.all(row.without < -0.05)
+        assert np.abs(row.left_out).max() < 0.01
+        assert np.abs(row.fitted).max() < 0.01
+    text = tables(rows, 4)
+    assert "| Hopper | nemo | nemo-docs | 4 | 5 of dgxc-benchmarking |" in text
+    assert "| Hopper | composer | llm-foundry | 4 | the only source of this framework on this generation |" in text
+    assert "| nemo-automodel | 1 | its framework has no stack |" in text
+    assert "Mean of these 2 rows' mean absolute errors: " in text
+
+
+def test_too_few_runs_are_not_fitted_to() -> None:
+    """Three runs are fewer than a fit needs: the source that has only them to be predicted by is impossible."""
+    found = [*runs_of("dgxc-benchmarking", 4), *runs_of("nemo-docs", 3)]
+    rows = {row.source: row for row in left_out(found, lambda stack: CONSTANTS, least=4, most=60, seed=0)}
+    assert rows["nemo-docs"].possible
+    assert not rows["dgxc-benchmarking"].possible
+    assert "the others have 3 runs, fewer than 4" in tables(list(rows.values()), 4)
+
+
+def test_errors_are_those_of_the_simulator() -> None:
+    """Measured with the slower products, predicted without: simulated over measured, minus 1."""
+    (run,) = runs_of("nemo-docs", 1)
+    expected = simulate(run.problem, run.plan).step_time_s / run.step_time_s - 1
+    assert errors([run], None) == pytest.approx([expected])
+
+
+def test_the_command_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--leave-out source prints the tables and puts them where the document has their section; no stack is
+    written."""
+    found = [*runs_of("dgxc-benchmarking", 4), *runs_of("nemo-docs", 4)]
+    monkeypatch.setattr(fit_stacks, "observations", lambda file: (found, []))
+    monkeypatch.setattr(fit_stacks, "CHOSEN", {"nemo": CONSTANTS})
+    monkeypatch.setattr(fit_stacks, "write_overlay", lambda *words: pytest.fail("a stack was written"))
+    document = tmp_path / "page.md"
+    document.write_text(
+        "# A page\n\n<!-- sources left out: generated -->\nold\n<!-- sources left out: end -->\nend\n"
+    )
+    monkeypatch.setattr("sys.argv", ["fit_stacks", "--leave-out", "source", "--write", str(document)])
+    fit_stacks.main()
+    text = document.read_text(encoding="utf-8")
+    assert text.startswith("# A page\n\n<!-- sources left out: generated -->\n\n| generation |")
+    assert text.endswith("<!-- sources left out: end -->\nend\n")
+    assert "old" not in text
+
+
+def test_a_page_without_the_section_stays(tmp_path: Path) -> None:
+    """Nothing is written where the comments are missing."""
+    page = tmp_path / "page.md"
+    page.write_text("no comments\n")
+    with pytest.raises(ValueError, match="no section 'sources left out'"):
+        replace_section(page, "sources left out", "text")
+    assert page.read_text(encoding="utf-8") == "no comments\n"
+
+
+def test_the_table_of_terms_has_a_row_a_term() -> None:
+    """And a column a generation and number format; a term without runs says so."""
+    lines = validation_tables.term_table(exercised_terms()).splitlines()
+    assert len(lines) == 4 + len(TERMS)
+    assert "Hopper bf16" in lines[0]
+    (experts,) = [line for line in lines if line.startswith("| routing and products of experts |")]
+    assert "none" in experts
+    assert " of 2, " in experts
+
+
+def test_the_table_of_lines_has_a_row_a_source(tmp_path: Path) -> None:
+    """Three numbers of micro-batches of one source, twice as slow as simulated: half the slope and half the start
+    are predicted, with and without stacks."""
+    records = []
+    for batch in (64, 128, 256):
+        one = exact_record(id=f"m-{batch}", parallel__global_batch=batch)
+        one["measured"]["step_time_s"] *= 2
+        records.append(one)
+    found = compare(read_runs(written(tmp_path / "runs.json", records))).comparisons
+    (row,) = validation_tables.line_table(found, found).splitlines()[2:]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:5] == ["micro-batches", "simumax-b200", "1", "3", "50.0 %"]
+    assert cells[6] == "50.0 %"
+    assert cells[4:8] == cells[8:]

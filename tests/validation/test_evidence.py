@@ -1,0 +1,234 @@
+"""Evidence: the table that ships is of the runs that ship, and a plan is told what it rests on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from milpplan import Plan, Problem, simulate
+from milpplan.cli.app import app
+from milpplan.presets.catalog import load_hardware
+from milpplan.reports.document import document_text, simulation_document
+from milpplan.reports.evidence import evidence_document, evidence_text
+from milpplan.specs.problem import Range
+from milpplan.validation.ablation import evidence
+from milpplan.validation.comparison import UNSCORED_FLAGS, compare
+from milpplan.validation.evidence import Evidence
+from milpplan.validation.exercised import (
+    Exercise,
+    ExercisedTerms,
+    Generation,
+    exercised_terms,
+    generation_name,
+)
+from milpplan.validation.exercising import counted, table_of
+from milpplan.validation.measures import step_measure
+from milpplan.validation.reading import read_runs
+from milpplan.validation.statement import state
+from milpplan.validation.terms import BY_NAME
+from milpplan.validation.unstated import UnstatedError
+from tests.validation.cases import record, written
+from tests.validation.test_terms import case
+
+ONE = Exercise(num_runs=3, num_sources=2, error_with_stacks=0.04, error_without_stacks=0.2)
+
+
+def table(*terms: str, name: str = "Hopper") -> ExercisedTerms:
+    """A table in which three runs of two sources exercise these terms in bf16."""
+    generation = Generation(runs={"bf16": 7}, memory_runs=9, terms={"bf16": dict.fromkeys(terms, ONE)})
+    return ExercisedTerms(made_by="a test", milpplan_version="0", generations={name: generation})
+
+
+def told(problem: Problem, plan: Plan, others: tuple[Plan, ...], known: ExercisedTerms) -> Evidence:
+    """The evidence of a plan."""
+    return evidence(problem, plan, simulate(problem, plan).step_time_s, others, known)
+
+
+def test_the_shipped_table_counts_the_shipped_runs() -> None:
+    """Runs and sources of every term are those of the scored runs that ship, stated anew. If this fails, make the
+    table again: python -m benchmarks.validation_tables."""
+    scored = []
+    for run in read_runs(None).runs:
+        if run.grade != "A" or UNSCORED_FLAGS & set(run.flags):
+            continue
+        try:
+            statement = state(run, stacks=False)
+            measure = step_measure(run, statement)
+        except UnstatedError:
+            continue
+        if measure is not None:
+            scored.append((run, statement))
+    shipped = {
+        (name, precision, term): (one.num_runs, one.num_sources)
+        for name, generation in exercised_terms().generations.items()
+        for precision, terms in generation.terms.items()
+        for term, one in terms.items()
+    }
+    assert shipped == counted(scored)
+    runs = sum(sum(generation.runs.values()) for generation in exercised_terms().generations.values())
+    assert runs == len(scored)
+
+
+@pytest.mark.long
+def test_the_shipped_table_has_the_errors_of_this_version() -> None:
+    """Errors of the step times are those of a validation now, to a tenth of a per cent."""
+    runs = read_runs(None)
+    now = table_of(compare(runs).comparisons, compare(runs, stacks=False).comparisons, "", "")
+    for name, generation in exercised_terms().generations.items():
+        assert generation.memory_runs == now.generations[name].memory_runs
+        for precision, terms in generation.terms.items():
+            for term, one in terms.items():
+                again = now.generations[name].terms[precision][term]
+                assert one.error_with_stacks == pytest.approx(again.error_with_stacks, abs=1e-3)
+                assert one.error_without_stacks == pytest.approx(again.error_without_stacks, abs=1e-3)
+
+
+def test_a_table_is_made_of_scored_runs(tmp_path: Path) -> None:
+    """Two layouts, an unscored run and one out of memory: each term counts its runs (2 x 4 GPUs of a stage are in
+    one node, 2 x 8 are not), its error is their mean."""
+    records = [
+        record(id="a", measured={"status": "ok", "step_time_s": 1.0}),
+        record(id="b", parallel__pp=1, parallel__dp=8, measured={"status": "ok", "step_time_s": 1.0}),
+        record(id="c", grade="B"),
+        record(id="d", measured={"status": "oom"}),
+    ]
+    found = compare(read_runs(written(tmp_path / "runs.json", records))).comparisons
+    made = table_of(found, found, "a test", "0").generations["Hopper"]
+    assert (made.runs, made.memory_runs) == ({"bf16": 2}, 4)
+    terms = made.terms["bf16"]
+    assert {name: one.num_runs for name, one in terms.items()} == {
+        "tensor_parallel_inside": 2,
+        "gradient_reduction_inside": 1,
+        "gradient_reduction_across": 1,
+        "parameter_gather": 2,
+        "pipeline": 1,
+    }
+    errors = [abs(one.error_fraction or 0.0) for one in found[:2]]
+    assert terms["pipeline"].error_with_stacks == pytest.approx(errors[0], abs=1e-4)
+    assert terms["tensor_parallel_inside"].error_without_stacks == pytest.approx(sum(errors) / 2, abs=1e-4)
+
+
+def test_hardware_of_ones_own_belongs_to_its_accelerator() -> None:
+    """A description under another name is of the generation of its GPU; an unknown GPU is one of its own."""
+    own = load_hardware("dgx-h100").model_copy(update={"name": "our cluster"})
+    assert generation_name(own) == "Hopper"
+    other = own.model_copy(update={"accelerator": own.accelerator.model_copy(update={"name": "X1"})})
+    assert generation_name(other) == "our cluster"
+
+
+def test_terms_that_runs_exercise_have_their_error() -> None:
+    """Nothing is ablated; the error is that with stacks only where the hardware has one; the text names the least
+    exercised term."""
+    problem, plan = case(tp=8)
+    known = table("tensor_parallel_inside", "gradient_reduction_across", "parameter_gather")
+    found = told(problem, plan, (), known)
+    assert (found.unexercised, found.ablations, found.elsewhere) == ((), (), ())
+    assert [one.mean_abs_error for one in found.terms] == [0.2] * 3
+    fitted = problem.model_copy(update={"hardware": load_hardware("dgx-h100+composer")})
+    assert [one.mean_abs_error for one in told(fitted, plan, (), known).terms] == [0.04] * 3
+    text = evidence_text(found)
+    assert "scored runs on Hopper exercise every term" in text
+    assert "tensor parallelism inside a domain the least (3 runs of 2 sources, mean error 20 %)" in text
+
+
+def test_a_term_that_no_run_exercises_is_told_with_its_share() -> None:
+    """The share is what the breakdown says: the ring's exposed time."""
+    problem, plan = case(cp=4)
+    found = told(problem, plan, (), table("gradient_reduction_across", "parameter_gather"))
+    (ring,) = found.unexercised
+    report = simulate(problem, plan)
+    assert ring.share == pytest.approx(report.breakdown_s["cp_exposed"] / report.step_time_s, abs=1e-6)
+    small = evidence_text(replace(found, terms=(replace(ring, share=0.004),)))
+    assert "no scored run on Hopper exercises: the ring of context parallelism (below 1 % of the step)" in small
+    larger = replace(found, terms=(replace(ring, share=0.0712),))
+    assert "the ring of context parallelism (7 % of the step)" in evidence_text(larger)
+    assert found.num_plans == 0
+    assert "other plan" not in evidence_text(found)
+
+
+def test_the_choice_is_looked_at_without_and_with_twice_what_no_run_exercises() -> None:
+    """A plan without the term against one with it: the first is ahead or behind as its simulated step is against
+    the ablated one of the other."""
+    problem, plan = case(tp=8)
+    _, other = case(cp=8)
+    known = table("tensor_parallel_inside", "gradient_reduction_across", "parameter_gather")
+    found = told(problem, plan, (other,), known)
+    assert found.unexercised == ()
+    assert found.elsewhere == ("the ring of context parallelism",)
+    base, rival = (simulate(problem, one) for one in (plan, other))
+    factor = plan.layout.global_batch_size / other.layout.global_batch_size
+    without, doubled = found.ablations
+    assert (without.times, doubled.times) == (0, 2)
+    assert without.best_s == doubled.best_s == base.step_time_s
+    ring = rival.breakdown_s["cp_exposed"]
+    assert without.rival_s == pytest.approx(factor * (rival.step_time_s - ring), abs=1e-7)
+    more = ring + rival.hidden_s["cp_hidden"]
+    assert doubled.rival_s == pytest.approx(factor * (rival.step_time_s + more), abs=1e-7)
+    assert without.still_best == (base.step_time_s <= (without.rival_s or 0.0))
+    text = evidence_text(found)
+    assert "only other plans use the ring of context parallelism, which none exercises" in text
+    ahead, behind = replace(without, rival_s=without.best_s * 2), replace(doubled, rival_s=doubled.best_s / 2)
+    text = evidence_text(replace(found, ablations=(ahead, behind), num_plans=3))
+    assert "without these terms this plan beats the 3 other plans that the search kept (" in text
+    assert "with these terms doubled this plan loses to one of the 3 other plans that the search kept (" in text
+    single = evidence_text(replace(found, ablations=(behind,), num_plans=1))
+    assert "with these terms doubled this plan loses to the other plan that the search kept (" in single
+
+
+def test_plans_are_compared_in_what_was_minimised() -> None:
+    """GPU-hours weigh a step with its GPUs; where the number of GPUs is minimised, times are not compared."""
+    problem, plan = case(cp=8)
+    _, half = case(cp=4, dp=4)
+    job = problem.job.model_copy(
+        update={"num_gpus": Range(minimum=16, maximum=32), "global_batch_size": Range(minimum=32, maximum=64)}
+    )
+    wide = problem.model_copy(update={"job": job})
+    hours = wide.model_copy(update={"job": job.model_copy(update={"objective": "gpu_hours"})})
+    known = table("gradient_reduction_across", "parameter_gather")
+    by_time, by_hours = (told(one, plan, (half,), known).ablations[0].rival_s for one in (wide, hours))
+    assert by_time is not None
+    assert by_hours == pytest.approx(by_time * half.layout.num_gpus / plan.layout.num_gpus)
+    fewest = wide.model_copy(update={"job": job.model_copy(update={"objective": "num_gpus"})})
+    found = told(fewest, plan, (half,), known)
+    assert found.num_plans == 0
+    assert found.ablations[0].rival_s is None
+
+
+def test_hardware_without_runs_is_told() -> None:
+    """Every term of the plan is then unexercised, and no choice is looked at."""
+    problem, plan = case(tp=8)
+    found = told(problem, plan, (plan,), table("tensor_parallel_inside", name="Ampere"))
+    assert (found.num_runs, len(found.unexercised), found.ablations) == (0, 3, ())
+    assert "no scored run on Hopper ships with milpplan" in evidence_text(found)
+
+
+def test_documents_carry_the_evidence() -> None:
+    """The record has every term, names what is missing, and the share of all of it at once."""
+    problem, plan = case(cp=4)
+    report = simulate(problem, plan)
+    found = told(problem, plan, (), table("gradient_reduction_across", "parameter_gather"))
+    document = json.loads(document_text(simulation_document(problem, plan, report, None, found)))["evidence"]
+    assert document["unexercised"] == ["context_parallel"]
+    assert {term["term"] for term in document["terms"]} <= set(BY_NAME)
+    assert document["share"] == pytest.approx(found.unexercised[0].share)
+    assert [one["times"] for one in document["ablations"]] == [0, 2]
+    assert evidence_document(None, 1.0) is None
+
+
+def test_the_command_says_what_the_plan_rests_on() -> None:
+    """solve prints the line under the plan, and its document has the record: no run with experts is scored on
+    Hopper."""
+    words = ["solve", "mixtral-8x7b", "dgx-h100", "--gpus", "32", "--global-batch", "64", "--space", "uniform"]
+    plain = CliRunner().invoke(app, words)
+    assert plain.exit_code == 0
+    line = " ".join(plain.stdout.split())
+    assert "terms that no scored run on Hopper exercises:" in line
+    assert "routing and products of experts (" in line
+    document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["evidence"]
+    assert document["generation"] == "Hopper"
+    assert "experts" in document["unexercised"]
+    assert document["num_runs"] > 0
