@@ -8,17 +8,30 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import Phase
-from milpplan.costs.pipeline import Term
+from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.stages import StageMemo, durations, plan_stages
-from milpplan.optimize.kelley import Attempt
+from milpplan.optimize.kelley import Attempt, Counters
+from milpplan.optimize.menus import Setting
 from milpplan.optimize.rounding import fitted_plan
 from milpplan.specs.plan import Plan
 
 CANDIDATES = 24
 """Moves simulated at a time: those that shorten the critical path most."""
 MAX_MOVES = 40
+NEVER_NS = 2**60
+"""A cutoff that every plan meets."""
 PROMISING = 1.005
 """Times the fastest plan known: plans from which moves are tried."""
+
+
+def moved(setting: Setting, plan: Plan, deadline: float | None) -> Plan:
+    """``improve`` of a single plan; the plan itself where no move helps."""
+    costs = setting.costs
+    graph = StepGraph.of(setting.layout, costs.transfer_ns, costs.barrier_ns)
+    attempt = Attempt(setting, graph, [], NEVER_NS, 0, 0.0, deadline, Counters())
+    improve(attempt, plan, np.inf)
+    assert attempt.best is not None
+    return attempt.best[1]
 
 
 def improve(attempt: Attempt, plan: Plan, known_ns: float) -> int:

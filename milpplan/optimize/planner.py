@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
 from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import backend as backend_named
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.moves import moved
 from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status
 from milpplan.optimize.search import Search
 from milpplan.optimize.solution import Backend
@@ -31,6 +34,12 @@ WITNESSES = {
 }
 """Who confirms a bound that rests on an integer program; the next is asked where one cannot, and never the solver
 that gave the bound."""
+
+
+START_GAP = 1e-3
+"""How well the even plan is proved from which the search for splits of any kind starts."""
+MOVED_PLANS = 6
+"""So many of the best even plans have their layers moved."""
 
 
 def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any) -> PlanResult:
@@ -104,14 +113,14 @@ def _witnesses(options: SolveOptions) -> list[Backend]:
     return [backend_named(name) for name in names]
 
 
-def _solve(problem: Problem, options: SolveOptions, known: Plan | None = None) -> PlanResult:
-    """One search; ``known`` is a plan to start from, beside the caller's."""
+def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) -> PlanResult:
+    """One search; ``known`` are plans to start from, beside the caller's."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     solver = LayoutSolver(options, backend_named(options.backend), _witnesses(options), deadline)
     space = layout_space(problem, options.forbid)
-    starts = tuple(plan for plan in (options.warm_start, known) if plan is not None)
-    search = Search(problem, space, solver, started, starts)
+    starts = [*([] if options.warm_start is None else [options.warm_start]), *known]
+    search = Search(problem, space, solver, started, tuple(starts))
     interrupted = False
     try:
         search.run()
@@ -121,18 +130,37 @@ def _solve(problem: Problem, options: SolveOptions, known: Plan | None = None) -
 
 
 def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
-    """Splits of any kind, from the best even one, which is found much sooner: half of the time limit goes to it.
-    Its bound says nothing about the others."""
+    """Splits of any kind, from a good even one, which is found much sooner: at most half of the time limit goes to
+    it. Its bound says nothing about the others, so it need not be tight."""
     even = problem.model_copy(update={"space": problem.space.model_copy(update={"interleaved_layers": "even"})})
     limit = options.time_limit_s
-    first = _solve(even, replace(options, time_limit_s=None if limit is None else 0.5 * limit))
-    left = None if limit is None else max(0.01, limit - first.wall_time_s)
-    if first.message:
-        left = 0.01
-    result = _solve(problem, replace(options, time_limit_s=left), first.plan)
-    return replace(
-        result, wall_time_s=first.wall_time_s + result.wall_time_s, message=first.message or result.message
-    )
+    half = None if limit is None else 0.5 * limit
+    first = _solve(even, replace(options, time_limit_s=half, gap=max(options.gap, START_GAP)))
+    started = time.monotonic()
+    known: list[Plan] = []
+    try:
+        if not first.message:
+            known = _moved(problem, first, None if limit is None else started + 0.1 * limit)
+    except KeyboardInterrupt:
+        first = replace(first, message="Interrupted.")
+    known = known or [plan for plan in (first.plan,) if plan is not None]
+    spent = first.wall_time_s + time.monotonic() - started
+    left = None if limit is None else max(0.01, limit - spent)
+    result = _solve(problem, replace(options, time_limit_s=0.01 if first.message else left), known)
+    return replace(result, wall_time_s=spent + result.wall_time_s, message=first.message or result.message)
+
+
+def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
+    """The best even plans, and what moving their layers makes of those with interleaving."""
+    best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
+    known = best[:1]
+    for plan in best[:MOVED_PLANS]:
+        if plan.layout.vpp > 1:
+            row = LayoutColumns.of([plan.layout])
+            costs = layout_costs(problem, row).at(0)
+            setting = Setting.of(problem, plan.layout, costs, usable_memory_bytes(problem))
+            known.append(moved(setting, plan, deadline))
+    return known
 
 
 def _result(
