@@ -95,10 +95,11 @@ def best(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
 
 
 def layout_speed(case: Case, kind: Kind, sample: int) -> LayoutSpeed:
-    """Time to enumerate and bound every layout of a case, and to simulate a random sample."""
+    """Time to enumerate and bound every layout of a case (the best of three, as for the simulator: the first of a
+    process also fills caches), and to simulate a random sample."""
     problem = case.problem(kind)
-    enumerate_s, space = timed(lambda: layout_space(problem))
-    bound_s, _ = timed(lambda: _bound_all(problem, space, kind))
+    enumerate_s, space = best(lambda: layout_space(problem))
+    bound_s, _ = best(lambda: _bound_all(problem, space, kind))
     plans = _random_plans(case.problem("uniform"), sample)
     simulate_s, _ = timed(lambda: [simulate(problem, plan) for plan in plans])
     return LayoutSpeed(case.text(), kind, len(space), enumerate_s, bound_s, len(plans), simulate_s)
