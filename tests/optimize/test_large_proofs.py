@@ -48,8 +48,7 @@ class Case:
             sequence_length=model.default_sequence_length,
             precision=self.precision,
         )
-        kind, layers = ("free", "any") if self.kind == "any" else (self.kind, "even")
-        space = Space(kind=kind, interleaved_layers=layers, schedule=("gpipe", "1f1b", "interleaved"))
+        space = Space(kind=self.kind, schedule=("gpipe", "1f1b", "interleaved"))
         return Problem(model=model, hardware=load_hardware(self.hardware), job=job, space=space)
 
     def __str__(self) -> str:
@@ -81,10 +80,6 @@ CASES = [
     Case("gpt-oss-120b", "gb200-nvl72", 576, 1152, "free"),
     Case("gemma-7b", "l40s", 256, 512, "free"),
     Case("qwen3-32b", "mi300x", 256, 512, "free"),
-    # Interleaved splits of any kind.
-    Case("gpt3-175b", "dgx-a100-80", 4096, 1536, "any"),
-    Case("mixtral-8x22b", "dgx-h100", 512, 1024, "any"),
-    Case("llama3-405b", "dgx-h100", 16384, 2048, "any"),
 ]
 
 
