@@ -33,7 +33,7 @@ from milpplan.optimize.pricing import (
     GPIPE,
     INTERLEAVED,
     Group,
-    end_bytes,
+    excess_bytes,
     forced_layers,
     groups,
     memory_price,
@@ -195,11 +195,7 @@ def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArra
         part = group.take(rows)
         priced = priced_layers(part, np.broadcast_to(m[rows], price[:, rows].shape), price[:, rows])
         priced += (part.costs.forward + part.costs.backward)[:, None] * m[rows]
-        first_bytes, last_bytes = end_bytes(part)
-        room = np.full((group.num_ranks, len(rows)), part.costs.buffers - capacity)
-        room[0] += first_bytes
-        room[-1] += last_bytes
-        tight = (held[..., rows] * priced).sum(axis=(0, 1)) + price[:, rows] * room
+        tight = (held[..., rows] * priced).sum(axis=(0, 1)) + price[:, rows] * excess_bytes(part, capacity)
         free[:, rows] = np.maximum(free[:, rows], tight)
     free[0] += m * costs.embedding.sum(axis=0)
     free[-1] += m * costs.head.sum(axis=0)

@@ -26,6 +26,7 @@ from milpplan.optimize.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.seeds import chunk_paths
 
 NODE_ROUNDS = 10
+"""Rounds on the relaxation of a node, after which branching does more."""
 MOST_PATHS, KEPT_PATHS = 800, 300
 """Paths in the relaxation before it is made anew, and of how many (besides the tight ones) then."""
 WHOLE = 1e-6
@@ -44,7 +45,7 @@ class Tree:
     heap: list[tuple[int, int, Setting]] = field(default_factory=list)
     numbered: int = 0
     given_up_ns: float = np.inf
-    """Least bound of the splits that could not be decided."""
+    """Least bound of the nodes that could not be decided: a solver or the time gave out."""
     paths: list[CriticalPath] = field(default_factory=list)
     """In the order of the relaxation's path rows, which are its last."""
     tight: set[int] = field(default_factory=set)

@@ -18,7 +18,7 @@ from milpplan.optimize.pricing import (
     INTERLEAVED,
     Group,
     RowCosts,
-    end_bytes,
+    excess_bytes,
     forced_layers,
     price_corners,
     priced_layers,
@@ -67,12 +67,8 @@ def _lines(group: Group, capacity: float, price: FloatArray) -> Lines:
     priced = priced_layers(group, np.broadcast_to(m, price.shape), price)
     cheapest = priced.min(axis=0)
     forced = ((priced - cheapest).min(axis=1) * forced_layers(group)).sum(axis=0)
-    room = np.repeat((costs.buffers - capacity)[None], group.num_ranks, axis=0)
-    first, last = end_bytes(group)
-    room[0] += first
-    room[-1] += last
     free = np.broadcast_to((m * least)[:, None], cheapest.shape)
-    return (start, free), (start + forced + price * room, (m * work)[:, None] + cheapest)
+    return (start, free), (start + forced + price * excess_bytes(group, capacity), (m * work)[:, None] + cheapest)
 
 
 def _least_time(count: float, ranks: list[tuple[FloatArray, FloatArray]]) -> FloatArray:

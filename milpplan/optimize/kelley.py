@@ -108,11 +108,9 @@ class Attempt:
         P, v = self.setting.layout.pp, self.setting.layout.vpp
         if v == 1 or self.setting.problem.space.interleaved_layers == "even":
             return []
-        alike = point.copy()
-        work = point[: Term.BACKWARD + 1].reshape(-1, v, P)
-        alike[: Term.BACKWARD + 1] = np.broadcast_to(work.mean(axis=1, keepdims=True), work.shape).reshape(
-            -1, v * P
-        )
+        alike, terms = point.copy(), Term.BACKWARD + 1
+        work = point[:terms].reshape(-1, v, P)
+        alike[:terms] = np.tile(work.mean(axis=1), v)
         return [alike, (point + alike) // 2]
 
     def slower_ranks(self, point: IntArray) -> list[IntArray]:
@@ -232,7 +230,7 @@ def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] 
             best, prices = bound, price
         more = run.separate(solution)
         if run.center is not None and run.improved and run.center_ns <= attempt.cutoff_ns:
-            try_rounded(attempt, compact.layers(run.center))
+            _round(attempt, compact.layers(run.center))
         if not more or attempt.closed or run.stalled():
             break
     _trim(attempt.pool, attempt.setting.layout.pp)
@@ -246,13 +244,12 @@ def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
     del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
 
 
-def try_rounded(attempt: Attempt, layers: FloatArray) -> Plan | None:
+def _round(attempt: Attempt, layers: FloatArray) -> None:
     """A whole plan near fractional layers [J], if one fits."""
     plan = fitted_plan(attempt.setting, rounded_layers(attempt.setting, layers))
     path = attempt.try_plan(plan)
     if path is not None:
         attempt.pool.append(path)
-    return plan
 
 
 def _menus(attempt: Attempt, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:

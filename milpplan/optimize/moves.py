@@ -18,7 +18,7 @@ from milpplan.specs.plan import Plan
 CANDIDATES = 24
 """Moves simulated at a time: those that shorten the critical path most."""
 MAX_MOVES = 40
-NEVER_NS = 2**60
+NO_CUTOFF_NS = 2**60
 """A cutoff that every plan meets."""
 PROMISING = 1.005
 """Times the fastest plan known: plans from which moves are tried."""
@@ -28,7 +28,7 @@ def moved(setting: Setting, plan: Plan, deadline: float | None) -> Plan:
     """``improve`` of a single plan; the plan itself where no move helps."""
     costs = setting.costs
     graph = StepGraph.of(setting.layout, costs.transfer_ns, costs.barrier_ns)
-    attempt = Attempt(setting, graph, [], NEVER_NS, 0, 0.0, deadline, Counters())
+    attempt = Attempt(setting, graph, [], NO_CUTOFF_NS, 0, 0.0, deadline, Counters())
     improve(attempt, plan, np.inf)
     assert attempt.best is not None
     return attempt.best[1]
@@ -41,8 +41,8 @@ def improve(attempt: Attempt, plan: Plan, known_ns: float) -> int:
     (best,), (path,) = _steps(attempt, [plan])
     for _ in range(MAX_MOVES if best < PROMISING * known_ns else 0):
         layers = np.array([stage.num_layers for stage in plan.virtual_stages])
-        moved = [fitted_plan(attempt.setting, split, memo) for split in _moves(attempt, layers, path)]
-        plans = [other for other in moved if other is not None]
+        fitted = [fitted_plan(attempt.setting, split, memo) for split in _moves(attempt, layers, path)]
+        plans = [other for other in fitted if other is not None]
         if not plans or attempt.out_of_time():
             break
         steps, paths = _steps(attempt, plans)
@@ -66,9 +66,8 @@ def _moves(attempt: Attempt, layers: IntArray, path: CriticalPath) -> list[IntAr
     """Splits with one layer moved, those first that shorten the path most."""
     setting = attempt.setting
     duration = setting.costs.duration_ns[int(np.bincount(setting.problem.model.layer_kinds).argmax())]
-    dear = (
-        path.counts[Term.FORWARD] * duration[Phase.FORWARD] + path.counts[Term.BACKWARD] * duration[Phase.BACKWARD]
-    )
+    dear = path.counts[Term.FORWARD] * duration[Phase.FORWARD]
+    dear = dear + path.counts[Term.BACKWARD] * duration[Phase.BACKWARD]
     least, most = np.array(setting.layer_bounds).T
     gain = (dear[:, None] - dear[None, :]).astype(np.float64)
     gain[layers <= least] = -1.0

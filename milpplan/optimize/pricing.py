@@ -200,6 +200,16 @@ def end_bytes(group: Group) -> tuple[FloatArray, FloatArray]:
     return first, costs.end_states[1] + live[0][-1] * costs.end_kept[1]
 
 
+def excess_bytes(group: Group, capacity: float) -> FloatArray:
+    """Bytes of every rank without layers, less the capacity, [P, r]."""
+    room = group.costs.buffers - capacity
+    excess = np.full((group.num_ranks, len(room)), room)
+    first, last = end_bytes(group)
+    excess[0] += first
+    excess[-1] += last
+    return excess
+
+
 def over_fixed_bytes(group: Group, weights: FloatArray, capacity: float = 0.0) -> FloatArray:
     """sum_s weights_s (bytes of rank s without layers - capacity), [r]; weights [P, r]."""
     first, last = end_bytes(group)
@@ -276,11 +286,7 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
         held[0] += np.maximum(share.sum() - held.sum(axis=0), 0.0)
     else:
         held = np.full((1, *live[0].shape), share.sum())
-    first, last = end_bytes(group)
-    room = over_kinds(share, costs.states) + costs.buffers - capacity
-    needed = np.full((group.num_ranks, len(room)), room)
-    needed[0] += first
-    needed[-1] += last
+    needed = excess_bytes(group, capacity) + over_kinds(share, costs.states)
     alive = held[0] * live[0]
     for layers, micro_batches in zip(held[1:], live[1:], strict=True):
         alive += layers * micro_batches
