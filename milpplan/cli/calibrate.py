@@ -12,8 +12,7 @@ from milpplan.calibration.sources import calibrated
 from milpplan.calibration.tables import document_text, report
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
-from milpplan.errors import InvalidInputError
-from milpplan.reports.files import check_writable
+from milpplan.reports.files import check_not_source, check_writable
 from milpplan.specs.overlay import USUAL
 
 
@@ -28,12 +27,7 @@ def run(
 ) -> ExitCode:
     """Fit, print, write."""
     check_writable(out)
-    if out.exists() and source.exists() and out.resolve() == source.resolve():
-        raise InvalidInputError(
-            f"--out is {str(out)!r}, the measurements themselves.",
-            "Expected another file for the overlay.",
-            "Change --out.",
-        )
+    check_not_source(out, source)
     console = Console(file=sys.stderr)
     with console.status("reading") as status, within_range():
         told = status.update if console.is_terminal else None

@@ -20,7 +20,7 @@ from milpplan.profiling.raw_file import read_raw, write_raw
 from milpplan.profiling.records import Measurements
 from milpplan.profiling.sweep import EXTENTS, sweep
 from milpplan.profiling.tables import document_text, report
-from milpplan.reports.files import check_writable
+from milpplan.reports.files import check_not_source, check_writable
 
 
 def run(
@@ -45,7 +45,8 @@ def run(
         write_raw(raw, measurements)
         say(f"Measurements written to {raw}.")
     else:
-        _check_only_reading(source, out, {"--device": device, "--raw": raw, "--quick": quick})
+        check_not_source(out, source)
+        _check_only_reading(source, {"--device": device, "--raw": raw, "--quick": quick})
         measurements = read_raw(source)
     console = Console(file=sys.stderr)
     with console.status("fitting") as status, within_range():
@@ -84,7 +85,7 @@ def _check_apart(out: Path, raw: Path) -> None:
         )
 
 
-def _check_only_reading(source: Path, out: Path, others: dict[str, object]) -> None:
+def _check_only_reading(source: Path, others: dict[str, object]) -> None:
     """--from measures nothing."""
     given = [option for option, value in others.items() if value]
     if given:
@@ -92,10 +93,4 @@ def _check_only_reading(source: Path, out: Path, others: dict[str, object]) -> N
             f"--from {str(source)!r} is given together with {' and '.join(given)}.",
             "Expected either measurements to read, or options of measuring.",
             f"Leave out --from or {' and '.join(given)}.",
-        )
-    if source.exists() and source.resolve() == out.resolve():
-        raise InvalidInputError(
-            f"--out is {str(out)!r}, the measurements themselves.",
-            "Expected another file for the overlay.",
-            "Change --out.",
         )

@@ -33,7 +33,7 @@ OF_LAYERS: Final = (
     "memory_efficiency",
     "attention_efficiency",
     "layer_launch_s",
-    *OF_MEMORY[1:],
+    "kernel_latency_s",
 )
 ALIKE: Final = 120
 """Characters of reasons that are the same where they agree so far; what follows is sizes and addresses."""

@@ -10,6 +10,20 @@ from milpplan.errors import InvalidInputError
 from milpplan.specs.reading import shown
 
 
+def check_not_source(out: Path, source: Path) -> None:
+    """Refuse to write an overlay over the measurements it is made of.
+
+    Raises:
+        InvalidInputError: they are one file.
+    """
+    if out.exists() and source.exists() and out.resolve() == source.resolve():
+        raise InvalidInputError(
+            f"--out is {str(out)!r}, the measurements themselves.",
+            "Expected another file for the overlay.",
+            "Change --out.",
+        )
+
+
 def check_writable(path: Path) -> None:
     """Raise ``InvalidInputError`` where a file cannot be written, before time is spent on what goes in it."""
     reason = ""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from milpplan.validation.clusters import generation_of
 from milpplan.validation.comparison import Comparison
@@ -35,7 +35,7 @@ def table_of(
     generations = {}
     for name in sorted({one.generation for one in with_stacks}):
         own = [one for one in with_stacks if one.generation == name]
-        scored = _by([one for one in own if one.scored], lambda one: one.statement.problem.job.precision)
+        scored = _by_precision([one for one in own if one.scored])
         deciding = sum(one.decides_fit for one in own)
         if scored or deciding:
             generations[name] = Generation(
@@ -65,8 +65,8 @@ def _exercises(runs: Sequence[Comparison], bare: dict[str, Comparison]) -> dict[
     return exercises
 
 
-def _by(runs: Sequence[Comparison], key: Callable[[Comparison], str]) -> dict[str, list[Comparison]]:
+def _by_precision(runs: Sequence[Comparison]) -> dict[str, list[Comparison]]:
     groups: dict[str, list[Comparison]] = defaultdict(list)
     for one in runs:
-        groups[key(one)].append(one)
+        groups[one.statement.problem.job.precision].append(one)
     return dict(sorted(groups.items()))
