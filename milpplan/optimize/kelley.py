@@ -106,7 +106,7 @@ class Attempt:
         """Free interleaved splits: the point with a rank's work spread evenly over its chunks. Good plans are near
         such points, relaxations with few paths far from them."""
         P, v = self.setting.layout.pp, self.setting.layout.vpp
-        if v == 1 or self.setting.problem.space.interleaved_layers == "even":
+        if v == 1 or self.setting.problem.interleaved_layers == "even":
             return []
         alike, terms = point.copy(), Term.BACKWARD + 1
         work = point[:terms].reshape(-1, v, P)

@@ -150,7 +150,7 @@ def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...
     layers, stages = problem.model.num_layers, layout.num_virtual_stages
     inner = fewest_inner_layers(problem, layout.vpp, stages)
     fewest = [0 if j in (0, stages - 1) else inner for j in range(stages)]
-    even = layout.vpp > 1 and problem.space.interleaved_layers == "even"
+    even = layout.vpp > 1 and problem.interleaved_layers == "even"
     ceiling = max(1, -(-layers // stages)) if even else layers
     total = sum(fewest)
     return tuple((least, min(ceiling, layers - total + least)) for least in fewest)
@@ -167,7 +167,7 @@ def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int,
     The ends hold 0 to ceil(L / J) layers each; of the inner stages the first ones hold ceil, the others floor
     (at least one), as many of each as the total demands.
     """
-    if vpp == 1 or problem.space.interleaved_layers != "even":
+    if vpp == 1 or problem.interleaved_layers != "even":
         return None
     layers, inner = problem.model.num_layers, num_stages - 2
     small = fewest_inner_layers(problem, vpp, num_stages)
@@ -183,7 +183,7 @@ def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int,
 
 def fewest_inner_layers(problem: Problem, vpp: int, num_stages: int) -> int:
     """Fewest layers of an inner virtual stage: one, or with even interleaving floor(L / J)."""
-    if vpp > 1 and problem.space.interleaved_layers == "even":
+    if vpp > 1 and problem.interleaved_layers == "even":
         return max(1, problem.model.num_layers // num_stages)
     return 1
 

@@ -61,7 +61,7 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
     _check(chosen)
     if problem.job.objective == "num_gpus":
         return _fewest_gpus(problem, chosen)
-    if problem.space.kind == "free" and problem.space.interleaved_layers == "any":
+    if problem.space.kind == "free" and problem.interleaved_layers == "any":
         return _from_even(problem, chosen)
     return _solve(problem, chosen)
 

@@ -275,7 +275,7 @@ def read_plan(path: Path) -> tuple[Problem, Plan]:
 
 def proof_sentence(result: PlanResult, tolerance: float) -> str:
     """What the status means: for which cost model, space and tolerance."""
-    model = f"cost model milpplan {__version__}, {space_text(result.problem.space)}"
+    model = f"cost model milpplan {__version__}, {space_text(result.problem)}"
     if result.status == "optimal":
         return f"Optimal within {tolerance_text(tolerance)} (relative) for {model}."
     if result.status == "infeasible":

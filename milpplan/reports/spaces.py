@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from milpplan.specs.problem import Space
+from milpplan.specs.problem import Problem, Space
 
 
-def space_text(space: Space) -> str:
+def space_text(problem: Problem) -> str:
     """Kind of the space and everything that narrows it, e.g. ``space free (interleaved layers even; tp 8)``."""
-    default, narrowed = Space(), []
+    space, default = problem.space, Space()
+    narrowed = []
     if space.kind == "free":
-        narrowed.append(f"interleaved layers {space.interleaved_layers}")
+        narrowed.append(f"interleaved layers {problem.interleaved_layers}")
     if space.vpp is None and space.vpp_values != default.vpp_values:
         narrowed.append(f"vpp {space.vpp_values}")
     for name in Space.model_fields:

@@ -103,7 +103,7 @@ class _SideBySide:
 
 
 def _headline(result: PlanResult, tolerance: float) -> Text:
-    model = f"cost model milpplan {__version__}, {space_text(result.problem.space)}"
+    model = f"cost model milpplan {__version__}, {space_text(result.problem)}"
     if result.status == "optimal":
         text, style = f"optimal within {tolerance_text(tolerance)} for {model}:\n", "bold green"
     elif result.plan is not None:

@@ -69,6 +69,9 @@ class Job(Record):
         return self
 
 
+ANY_SPLIT_LAYERS = 10
+"""Layers of the largest models whose interleaved splits of any kind are in the default space."""
+
 Values = tuple[int, ...]
 Switch = tuple[bool, ...]
 
@@ -81,14 +84,15 @@ class Space(Record):
 
     ``free``: any recompute counts in each virtual stage, and layers split unevenly. Without interleaving any
     split is allowed in which every stage holds at least one layer (the first and the last, which also hold the
-    embedding and the head, may hold none). With interleaving ``interleaved_layers`` says how uneven: ``even``
-    gives inner virtual stages ceil or floor of layers / virtual stages, the larger ones first, and the ends at
-    most ceil; ``any`` lifts that. ``vpp_values`` = ``all`` offers every number of virtual stages a rank;
-    ``distinct`` only those that make the largest chunk smaller than any smaller number does.
+    embedding and the head, may hold none). With interleaving ``interleaved_layers`` says how uneven: ``any`` as
+    without; ``even`` gives inner virtual stages ceil or floor of layers / virtual stages, the larger ones first,
+    and the ends at most ceil; ``auto`` is ``any`` for models of at most ``ANY_SPLIT_LAYERS`` layers, whose proofs
+    take seconds, and ``even`` for larger ones. ``vpp_values`` = ``all`` offers every number of virtual stages a
+    rank; ``distinct`` only those that make the largest chunk smaller than any smaller number does.
     """
 
     kind: Literal["uniform", "free"] = "free"
-    interleaved_layers: Literal["even", "any"] = "even"
+    interleaved_layers: Literal["auto", "even", "any"] = "auto"
     vpp_values: Literal["distinct", "all"] = "all"
     tp: Values | None = None
     cp: Values | None = None
@@ -118,6 +122,14 @@ class Problem(Record):
     hardware: HardwareSpec
     job: Job
     space: Space = Space()
+
+    @property
+    def interleaved_layers(self) -> Literal["even", "any"]:
+        """How uneven interleaved splits may be, with ``auto`` resolved by the size of the model."""
+        declared = self.space.interleaved_layers
+        if declared == "auto":
+            return "any" if self.model.num_layers <= ANY_SPLIT_LAYERS else "even"
+        return declared
 
     @model_validator(mode="after")
     def _consistent(self) -> Problem:

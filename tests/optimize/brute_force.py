@@ -38,7 +38,7 @@ def recompute_choices(modes: Sequence[str], count: int) -> list[tuple[int, int]]
 
 def is_even(problem: Problem, layout: Layout) -> bool:
     """Whether the space wants virtual stages of nearly equal length."""
-    return layout.vpp > 1 and problem.space.interleaved_layers == "even"
+    return layout.vpp > 1 and problem.interleaved_layers == "even"
 
 
 def layer_range(num_layers: int, stages: int, stage: int, even: bool) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from milpplan import Layout
+from milpplan import Layout, solve
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.simulator import rank_memory, simulate
@@ -19,11 +19,12 @@ from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.kelley import Attempt, Counters
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import Setting
+from milpplan.optimize.menus import Setting, even_splits
 from milpplan.optimize.moves import improve
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.rounding import fitted_plan
-from milpplan.specs.problem import Problem
+from milpplan.reports.spaces import space_text
+from milpplan.specs.problem import ANY_SPLIT_LAYERS, Problem, Space
 from tests.optimize.brute_force import Costed, constants, costed_plans
 from tests.optimize.problems import random_problem
 
@@ -175,3 +176,30 @@ def test_trees_end_at_the_best_plan(cases: list[tuple[Problem, Setting, Costed]]
         assert below.bound_ns <= best
         assert below.bound_ns == best or below.fate == "open"
     assert partial > 0
+
+
+@pytest.mark.parametrize(("num_layers", "expected"), [(ANY_SPLIT_LAYERS, "any"), (ANY_SPLIT_LAYERS + 1, "even")])
+def test_small_models_have_splits_of_any_kind_by_default(num_layers: int, expected: str) -> None:
+    """``auto`` is ``any`` up to a number of layers, and ``even`` above; the headline of a result says which."""
+    problem = random_problem(1)
+    run = problem.model.layers[0].model_copy(update={"count": num_layers})
+    model = problem.model.model_copy(update={"layers": (run,)})
+    problem = problem.model_copy(update={"model": model, "space": Space()})
+    assert problem.space.interleaved_layers == "auto"
+    assert problem.interleaved_layers == expected
+    assert f"interleaved layers {expected}" in space_text(problem)
+    layout = Layout(pp=2, vpp=2, global_batch_size=4, schedule="interleaved")
+    assert (even_splits(problem, layout) is None) == (expected == "any")
+
+
+def test_default_space_of_a_small_model_is_proved_over_every_split() -> None:
+    """An uneven interleaved plan that beats all even ones is found, and proved, without asking for it."""
+    problem = random_problem(109)
+    auto, even = (problem.space.model_copy(update={"interleaved_layers": kind}) for kind in ("auto", "even"))
+    problem = problem.model_copy(update={"space": auto})
+    narrow = solve(problem.model_copy(update={"space": even}))
+    wide = solve(problem)
+    assert wide.status == narrow.status == "optimal"
+    assert wide.step_time_s is not None
+    assert narrow.lower_bound_s is not None
+    assert wide.step_time_s < narrow.lower_bound_s
