@@ -22,6 +22,7 @@ from milpplan.optimize.moves import moved
 from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status
 from milpplan.optimize.search import Search
 from milpplan.optimize.solution import Backend
+from milpplan.optimize.wider import bound_of_any_chunks
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Job, Problem, Space
 from milpplan.units import NS_PER_S
@@ -63,7 +64,7 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
         return _fewest_gpus(problem, chosen)
     if problem.space.kind == "free" and problem.interleaved_layers == "any":
         return _from_even(problem, chosen)
-    return _solve(problem, chosen)
+    return _with_any_chunks(_solve(problem, chosen), chosen)
 
 
 def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
@@ -127,6 +128,24 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
     except KeyboardInterrupt:
         interrupted = True
     return _result(problem, options, search, started, interrupted)
+
+
+def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
+    """The result with what is proved of interleaved chunks of any size, where its space has even ones."""
+    problem, layouts, plan = result.problem, result.layouts, result.plan
+    declared = problem.space.kind == "free" and problem.interleaved_layers == "even"
+    if not declared or layouts is None or plan is None or result.message:
+        return result
+    started = time.monotonic()
+    limit = options.time_limit_s
+    deadline = None if limit is None else started + max(0.0, limit - result.wall_time_s)
+    scale, _ = _unit(problem)
+    try:
+        bound = bound_of_any_chunks(problem, layouts, plan, options, deadline)
+    except KeyboardInterrupt:
+        return result
+    spent = time.monotonic() - started
+    return replace(result, any_chunks_bound=bound * scale, wall_time_s=result.wall_time_s + spent)
 
 
 def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:

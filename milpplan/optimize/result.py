@@ -106,7 +106,17 @@ class PlanResult:
     runners_up: tuple[Plan, ...] = ()
     """The fastest other plans that the search simulated, one a layout, fastest first; not the next best ones of
     the space: what bounds decided was never simulated."""
+    any_chunks_bound: float | None = None
+    """Where the space has even interleaved chunks only: a proved bound of the objective, in its unit, over chunks
+    of any size as well."""
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def any_chunks_gap(self) -> float | None:
+        """Share of the objective that interleaved chunks of any size can gain at most."""
+        if self.any_chunks_bound is None or self.objective is None:
+            return None
+        return max(0.0, 1.0 - self.any_chunks_bound / self.objective)
 
     @property
     def step_time_s(self) -> float | None:

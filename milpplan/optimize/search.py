@@ -126,13 +126,17 @@ class Search:
 
     def run(self) -> None:
         """Until every layout is decided, or the time limit."""
-        self._warm_start()
-        self._bound_all()
+        self.bound()
         if self.problem.space.kind == "uniform":
             self._uniform(self.uniform_ns.size)
         else:
             self._free()
         self._note(force=True)
+
+    def bound(self) -> None:
+        """The plans to start from, and closed-form bounds of all layouts."""
+        self._warm_start()
+        self._bound_all()
 
     @property
     def best_value(self) -> float:

@@ -48,6 +48,14 @@ class ObjectiveDocument(Record):
     bound: float | None
 
 
+class AnyChunksDocument(Record):
+    """What is proved over interleaved chunks of any size where the space has even ones: a bound of the objective,
+    and the share that uneven chunks can gain at most."""
+
+    bound: float
+    gap: float
+
+
 class ProgressDocument(Record):
     """One line of the log over time."""
 
@@ -108,6 +116,7 @@ class ResultDocument(Record):
     evidence: EvidenceDocument | None = None
     lower_bound_s: float | None
     gap: float | None
+    any_chunks: AnyChunksDocument | None = None
     tokens_per_s: float | None
     mfu: float | None
     peak_memory_bytes: Count | None
@@ -184,6 +193,7 @@ def result_document(
         evidence=evidence_document(evidence, result.step_time_s),
         lower_bound_s=result.lower_bound_s,
         gap=result.gap,
+        any_chunks=_any_chunks(result),
         tokens_per_s=report.tokens_per_s if report else None,
         mfu=report.mfu if report else None,
         peak_memory_bytes=report.peak_memory_bytes if report else None,
@@ -225,6 +235,11 @@ def error_bar_document(bar: ErrorBar | None) -> ErrorBarDocument | None:
     if bar is None:
         return None
     return ErrorBarDocument(overlay=bar.overlay, below_s=bar.below_s, above_s=bar.above_s, parts_s=bar.parts_s)
+
+
+def _any_chunks(result: PlanResult) -> AnyChunksDocument | None:
+    bound, gap = result.any_chunks_bound, result.any_chunks_gap
+    return None if bound is None or gap is None else AnyChunksDocument(bound=bound, gap=gap)
 
 
 def robustness_document(robust: Robustness | None) -> RobustnessDocument | None:

@@ -45,6 +45,13 @@ def solve_report(
 ) -> RenderableType:
     """Everything about a result that has a plan; the headline alone where there is none."""
     parts: list[RenderableType] = [_headline(result, tolerance)]
+    if result.any_chunks_gap is not None and result.any_chunks_gap > max(tolerance, result.gap or 0.0):
+        parts.append(
+            Text(
+                f"over interleaved chunks of any size: at most {percent_text(result.any_chunks_gap)} less "
+                "(proved; --space any looks for them)"
+            )
+        )
     if result.plan is not None and result.report is not None:
         parts += [_rates(result.report), *_known(bar, robust, evidence), Text()]
         parts += plan_report(result.problem, result.plan, result.report)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
 from itertools import product
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from milpplan import Layout, solve
 from milpplan.costs.layout_costs import usable_memory_bytes
@@ -23,7 +25,9 @@ from milpplan.optimize.menus import Setting, even_splits
 from milpplan.optimize.moves import improve
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.rounding import fitted_plan
+from milpplan.reports.document import result_document
 from milpplan.reports.spaces import space_text
+from milpplan.reports.terminal import solve_report
 from milpplan.specs.problem import ANY_SPLIT_LAYERS, Problem, Space
 from tests.optimize.brute_force import Costed, constants, costed_plans
 from tests.optimize.problems import random_problem
@@ -203,3 +207,24 @@ def test_default_space_of_a_small_model_is_proved_over_every_split() -> None:
     assert wide.step_time_s is not None
     assert narrow.lower_bound_s is not None
     assert wide.step_time_s < narrow.lower_bound_s
+
+
+@pytest.mark.parametrize("seed", [9, 37, 84, 94, 109, 122])
+def test_even_result_bounds_chunks_of_any_size(seed: int) -> None:
+    """Where uneven chunks win, the even result already says how much they can gain at most."""
+    problem = random_problem(seed)
+    even, wide = (problem.space.model_copy(update={"interleaved_layers": kind}) for kind in ("even", "any"))
+    narrow = solve(problem.model_copy(update={"space": even}))
+    best = solve(problem.model_copy(update={"space": wide}))
+    assert narrow.any_chunks_bound is not None
+    assert narrow.any_chunks_gap is not None
+    assert best.objective is not None
+    assert narrow.objective_bound is not None
+    assert narrow.any_chunks_bound <= best.objective < narrow.objective_bound
+    assert best.any_chunks_bound is None
+    document = result_document(narrow, 1e-4)
+    assert document.any_chunks is not None
+    assert document.any_chunks.gap == narrow.any_chunks_gap
+    console = Console(file=io.StringIO(), width=200, record=True)
+    console.print(solve_report(narrow, 1e-4))
+    assert "over interleaved chunks of any size: at most" in console.export_text()

@@ -1,0 +1,36 @@
+"""What a proof over even interleaved chunks says about chunks of any size.
+
+The search for uneven chunks (``--space any``) takes minutes, closed-form bounds of all layouts take less than a
+second. They prove how much uneven chunks can gain at most: no answer leaves open what its space leaves out.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from milpplan.optimize.backends import backend
+from milpplan.optimize.layout_solver import LayoutSolver
+from milpplan.optimize.result import LayoutFates, SolveOptions
+from milpplan.optimize.search import Search
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+
+
+def bound_of_any_chunks(
+    problem: Problem, even: LayoutFates, best: Plan, options: SolveOptions, deadline: float | None
+) -> float:
+    """A proved lower bound of the objective, in the unit of ``even.bounds``, over interleaved chunks of any size.
+
+    ``even``: what is proved over even chunks, ``best`` the plan found there. Layouts without interleaving keep
+    their bounds; the others have closed-form ones. After the deadline (``time.monotonic``) what is left is bounded
+    by its compute alone.
+    """
+    space = problem.space.model_copy(update={"interleaved_layers": "any"})
+    solver = LayoutSolver(options, backend(options.backend), [], deadline)
+    search = Search(problem.model_copy(update={"space": space}), even.space, solver, time.monotonic(), (best,))
+    search.bound()
+    interleaved = even.space.columns.vpp > 1
+    values = np.where(interleaved, search.values(), even.bounds)
+    return min(float(values.min()), search.best_value)
