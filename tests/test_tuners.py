@@ -15,12 +15,12 @@ from benchmarks.problems import CASES, Case, Kind
 from benchmarks.tuner_encoding import ILLEGAL, UNFIT, Ask, Encoding, Knob, encode
 from benchmarks.tuner_figure import figure, quartiles
 from benchmarks.tuner_search import Budget, TunerRun, tune
-from milpplan import Layout, Plan, Problem, VirtualStage, simulate, solve
+from milpplan import Layout, Plan, PlanResult, Problem, VirtualStage, simulate, solve
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import even_splits
 
 DENSE = Case("tiny", "llama3-8b", "dgx-h100", 16, 16, 2048)
-EXPERTS = Case("tiny-moe", "mixtral-8x7b", "dgx-h100", 32, 32, 2048)
+EXPERTS = Case("tiny-moe", "mixtral-8x7b", "dgx-h100", 16, 16, 2048)
 KINDS: tuple[Kind, ...] = ("uniform", "free")
 
 
@@ -82,7 +82,7 @@ def test_guided_settings_are_legal_plans_of_the_space_at_its_cost(case: Case, ki
     """Every guided setting is a plan of the space, and its cost is that of the simulator."""
     problem = case.problem(kind)
     encoding = Encoding(problem, is_guided=True)
-    for seed in range(60):
+    for seed in range(20):
         plan = encoding.decode(randomly(seed))
         assert plan is not None
         assert is_legal(problem, plan.layout)
@@ -101,15 +101,18 @@ def splits_like_the_space(problem: Problem, plan: Plan) -> bool:
     return min(held[1:-1], default=1) >= 1 if even is None else held in even
 
 
-@pytest.mark.parametrize("is_guided", [False, True], ids=["plain", "guided"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", [DENSE, EXPERTS], ids=["dense", "experts"])
-def test_the_proved_optimum_can_be_said(case: Case, kind: Kind, is_guided: bool) -> None:
-    """The optimum has a setting, which costs what the proof says and asks only for knobs that were announced."""
+@pytest.mark.parametrize(("case", "kind"), [(DENSE, "uniform"), (EXPERTS, "uniform"), (DENSE, "free")])
+def test_the_proved_optimum_can_be_said(case: Case, kind: Kind) -> None:
+    """In both encodings the optimum has a setting, and its cost is what the proof says."""
     problem = case.problem(kind)
     result = solve(problem)
+    for is_guided in (False, True):
+        says_the_optimum(Encoding(problem, is_guided=is_guided), result)
+
+
+def says_the_optimum(encoding: Encoding, result: PlanResult) -> None:
+    """A setting decodes to the best plan, and takes only knobs and values that were announced."""
     assert result.plan is not None
-    encoding = Encoding(problem, is_guided=is_guided)
     setting, announced = encode(result.plan, encoding), {knob.name for knob in encoding.knobs()}
     asked: set[str] = set()
 
@@ -204,17 +207,19 @@ def test_a_missing_tuner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("tuner", "package"), [("Optuna TPE", "optuna"), ("SMAC3", "smac")])
-@pytest.mark.parametrize("is_guided", [False, True], ids=["plain", "guided"])
+@pytest.mark.parametrize(
+    ("tuner", "package", "is_guided"),
+    [("Optuna TPE", "optuna", False), ("Optuna TPE", "optuna", True), ("SMAC3", "smac", True)],
+)
 def test_tuners_from_elsewhere(tuner: str, package: str, is_guided: bool) -> None:
     """They turn the same knobs; a run is the same with the same seed."""
     pytest.importorskip(package)
     kind: Kind = "free" if tuner in tuners.IN_FREE_SPACE else "uniform"
     encoding = Encoding(DENSE.problem(kind), is_guided=is_guided)
-    run = tune(tuner, encoding, 3, Budget(12, 100.0))
-    assert run.evaluations == 12
-    assert run.legal == 12 or not is_guided
-    again = tune(tuner, encoding, 3, Budget(12, 100.0))
+    run = tune(tuner, encoding, 3, Budget(8, 100.0))
+    assert run.evaluations == 8
+    assert run.legal == 8 or not is_guided
+    again = tune(tuner, encoding, 3, Budget(8, 100.0))
     assert [(count, best) for count, _, best in again.improvements] == [
         (count, best) for count, _, best in run.improvements
     ]
