@@ -19,12 +19,12 @@ RU_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 def summary(result: PlanResult) -> dict[str, Any]:
     """What the tables need of a result, as plain data.
 
-    ``pruned_fraction``: layouts that closed-form bounds on memory or time decided, without a simulation, a
+    ``bounded_fraction``: layouts that closed-form bounds on memory or time decided, without a simulation, a
     linear or an integer program.
     """
     fates = {} if result.layouts is None else {fate: result.layouts.count(fate) for fate in FATES}
     legal = sum(fates.values())
-    pruned = fates.get("does_not_fit", 0) + fates.get("bounded", 0)
+    bounded = fates.get("does_not_fit", 0) + fates.get("bounded", 0)
     return {
         "status": result.status,
         "step_time_s": result.step_time_s,
@@ -34,7 +34,8 @@ def summary(result: PlanResult) -> dict[str, Any]:
         "layout": None if result.plan is None else layout_text(result.plan),
         "legal": legal,
         "fates": fates,
-        "pruned_fraction": pruned / legal if legal else 1.0,
+        "bounded_fraction": bounded / legal if legal else 1.0,
+        "pruned_fraction": 1.0 if result.layouts is None else result.layouts.pruned_fraction,
         "integer_programs": result.work.integer_programs,
         "relaxations": result.work.relaxations,
         "simulations": result.work.simulations,

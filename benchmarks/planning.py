@@ -36,7 +36,9 @@ KINDS: tuple[Kind, ...] = ("uniform", "free")
 PATIENCE = 2.0
 """A process that takes this many times its time limit has overrun it: killed, and reported as that."""
 NOTHING = {
-    **dict.fromkeys(("step_time_s", "lower_bound_s", "gap", "mfu", "layout", "peak_bytes", "pruned_fraction")),
+    **dict.fromkeys(("bounded_fraction", "pruned_fraction")),
+    **dict.fromkeys(("step_time_s", "lower_bound_s", "gap", "mfu", "layout", "peak_bytes")),
+    **dict.fromkeys(("bounded_fraction", "pruned_fraction")),
     **dict.fromkeys(("legal", "integer_programs", "relaxations", "simulations"), 0),
 }
 
@@ -125,6 +127,7 @@ def planning_table(measured: Sequence[dict[str, Any]]) -> str:
         "step time",
         "legal layouts",
         "pruned by bounds",
+        "and by relaxations",
         "simulations / LPs / integer programs",
         "plain enumeration",
     )
@@ -140,7 +143,8 @@ def planning_table(measured: Sequence[dict[str, Any]]) -> str:
                 "-" if solve["gap"] is None else gap_text(solve["gap"]),
                 _seconds(solve["step_time_s"]),
                 f"{solve['legal']:,}",
-                "-" if solve["pruned_fraction"] is None else percent_text(solve["pruned_fraction"], 3),
+                _share(solve["bounded_fraction"]),
+                _share(solve["pruned_fraction"]),
                 " / ".join(f"{solve[name]:,}" for name in ("simulations", "relaxations", "integer_programs")),
                 enumeration_text(one["enumeration"]) if kind == "uniform" else "-",
             )
@@ -190,6 +194,10 @@ def freedom_table(measured: Sequence[dict[str, Any]]) -> str:
         "free saves on uniform",
     )
     return markdown_table(header, rows)
+
+
+def _share(fraction: float | None) -> str:
+    return "-" if fraction is None else percent_text(fraction, 3)
 
 
 def _seconds(value: float | None) -> str:

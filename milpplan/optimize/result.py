@@ -21,6 +21,9 @@ FATES: tuple[Fate, ...] = ("open", "does_not_fit", "bounded", "relaxed", "solved
 ``relaxed``: by the linear relaxation, its duals checked in exact arithmetic; ``solved``: by an integer program
 or, in the uniform space, by simulating every plan of the layout."""
 
+PRUNED: tuple[Fate, ...] = ("does_not_fit", "bounded", "relaxed")
+"""Fates of layouts that were never solved."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -63,6 +66,13 @@ class LayoutFates:
     def count(self, fate: Fate) -> int:
         """Layouts with a fate."""
         return int((self.fates == FATES.index(fate)).sum())
+
+    @property
+    def pruned_fraction(self) -> float | None:
+        """Layouts decided with proof by bounds and relaxations, none of whose plans had to be solved for, over all
+        legal layouts; None where no layout is legal."""
+        pruned = sum(self.count(fate) for fate in PRUNED)
+        return pruned / len(self.fates) if len(self.fates) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,11 @@ LINE_WIDTH = 110
 
 
 class LayoutsDocument(Record):
-    """What happened to the layouts; ``rejected`` counts (partial) layouts by the rule that refused them."""
+    """What happened to the layouts; ``rejected`` counts (partial) layouts by the rule that refused them.
+
+    ``pruned_fraction``: legal layouts decided with proof and never solved (``does_not_fit``, ``bounded``,
+    ``relaxed``) over all legal ones; None where no layout is legal.
+    """
 
     enumerated: Count
     legal: Count
@@ -38,6 +42,7 @@ class LayoutsDocument(Record):
     relaxed: Count
     solved: Count
     open: Count
+    pruned_fraction: float | None = None
 
 
 class ObjectiveDocument(Record):
@@ -226,6 +231,7 @@ def layouts_document(result: PlanResult) -> LayoutsDocument:
         enumerated=result.enumerated,
         legal=len(fates.bounds) if fates else 0,
         rejected=result.rejected,
+        pruned_fraction=fates.pruned_fraction if fates else None,
         **counts,
     )
 

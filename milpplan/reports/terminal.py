@@ -273,6 +273,8 @@ def _proof(result: PlanResult) -> Iterator[RenderableType]:
         f"relaxations, {layouts.solved:,} solved, {layouts.open:,} open"
     )
     yield _hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
+    if layouts.pruned_fraction is not None:
+        yield _hanging("pruned", f"{percent_text(layouts.pruned_fraction, 3)} of the legal layouts, with proof")
     refused = sorted(((count, name) for name, count in layouts.rejected.items() if count), reverse=True)
     if refused:
         top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from milpplan import Layout, Plan, Recompute, VirtualStage, simulate, solve
+from milpplan import Job, Layout, Plan, Range, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.reports.document import (
     ResultDocument,
     SimulationDocument,
     document_text,
+    layouts_document,
     read_plan,
     result_document,
     simulation_document,
@@ -24,6 +27,8 @@ from milpplan.reports.document import (
 )
 from milpplan.reports.files import write_whole
 from milpplan.reports.plan_file import PlanDocument, PlanFile, plan_document
+from milpplan.reports.terminal import solve_report
+from milpplan.units import percent_text
 from tests.small import small_problem
 
 ISSUE_KEYS = {
@@ -108,8 +113,34 @@ def test_the_document_has_the_promised_fields() -> None:
     layouts = data["layouts"]
     decided = sum(layouts[fate] for fate in ("does_not_fit", "bounded", "relaxed", "solved", "open"))
     assert decided == layouts["legal"]
+    pruned = layouts["legal"] - layouts["solved"] - layouts["open"]
+    assert layouts["pruned_fraction"] == pytest.approx(pruned / layouts["legal"])
+    assert 0 < layouts["pruned_fraction"] < 1
     assert "within 1e-4" in data["proof"]
     assert "space uniform" in data["proof"]
+
+
+def test_what_is_pruned_of_a_range_of_batches() -> None:
+    """With the batch as a decision the fraction is over the layouts of all batches, and the terminal says it."""
+    batches = Range(minimum=8, maximum=32, step=8)
+    job = Job(num_gpus=4, global_batch_size=batches, sequence_length=2048)
+    result = solve(small_problem().model_copy(update={"job": job}))
+    layouts = layouts_document(result)
+    assert result.layouts is not None
+    assert len(set(result.layouts.space.columns.global_batch_size.tolist())) == 4
+    assert layouts.legal == len(result.layouts.space)
+    assert layouts.pruned_fraction == pytest.approx(1 - (layouts.solved + layouts.open) / layouts.legal)
+    console = Console(file=StringIO(), width=100)
+    console.print(solve_report(result, 1e-4))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"pruned    {percent_text(layouts.pruned_fraction, 3)} of the legal layouts, with proof" in text
+
+
+def test_nothing_is_pruned_where_nothing_is_legal() -> None:
+    """Without a legal layout there is no fraction."""
+    result = solve(small_problem(space={"tp": (3,)}))
+    assert result.status == "infeasible"
+    assert layouts_document(result).pruned_fraction is None
 
 
 def test_virtual_stages_are_lists() -> None:
