@@ -27,6 +27,7 @@ POINTS = 120
 def figure(panels: Sequence[Panel], columns: int = 2) -> str:
     """The panels in rows of ``columns``, and a legend below."""
     names = list(dict.fromkeys(name for _, _, runs in panels for name in runs))
+    columns = max(1, min(columns, len(panels)))
     rows = -(-len(panels) // columns)
     width = columns * (LEFT + WIDTH) + 20
     height = rows * (TOP + HEIGHT + GAP) + 60

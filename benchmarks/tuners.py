@@ -116,7 +116,7 @@ def tuner_table(cases: Sequence[dict[str, Any]]) -> str:
     """A row for each proof, and below it one for each tuner."""
     header = (
         "problem and tuner",
-        *(f"within {percent_text(level, 1)}" for level in LEVELS),
+        *(f"within {percent_text(level, 1 if level < 0.01 else 0)}" for level in LEVELS),
         "left at the end",
         "legal / fitting",
         "evaluations, CPU a run",
