@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import groupby
@@ -274,7 +275,10 @@ def _proof(result: PlanResult) -> Iterator[RenderableType]:
     )
     yield _hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
     if layouts.pruned_fraction is not None:
-        yield _hanging("pruned", f"{percent_text(layouts.pruned_fraction, 3)} of the legal layouts, with proof")
+        # Rounded down, so that 100 % means all of them.
+        share = percent_text(math.floor(layouts.pruned_fraction * 1e5) / 1e5, 3)
+        left = layouts.solved + layouts.open
+        yield _hanging("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
     refused = sorted(((count, name) for name, count in layouts.rejected.items() if count), reverse=True)
     if refused:
         top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
