@@ -114,5 +114,5 @@ def _legend(names: Sequence[str], x: float, y: float) -> str:
         colour = COLOURS[index % len(COLOURS)]
         parts.append(f'<path d="M{x:.0f} {y}h18" stroke="{colour}" stroke-width="3"/>')
         parts.append(f'<text x="{x + 23:.0f}" y="{y + 4}">{escape(name)}</text>')
-        x += 40 + 7 * len(name)
+        x += 36 + 6 * len(name)
     return "\n".join(parts)
