@@ -3,6 +3,8 @@
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
 from milpplan.errors import MilpplanError
+from milpplan.insight.explaining import explain_plan
+from milpplan.insight.records import Explanation
 from milpplan.optimize.planner import fixed, solve
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions
 from milpplan.presets.catalog import load_hardware, load_model
@@ -13,6 +15,7 @@ from milpplan.specs.problem import Job, Problem, Range, Space
 from milpplan.version import __version__
 
 __all__ = [
+    "Explanation",
     "HardwareSpec",
     "Job",
     "Layout",
@@ -29,6 +32,7 @@ __all__ = [
     "StepReport",
     "VirtualStage",
     "__version__",
+    "explain_plan",
     "fixed",
     "load_hardware",
     "load_model",

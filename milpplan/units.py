@@ -42,6 +42,12 @@ def percent_text(fraction: float, digits: int = 1) -> str:
     return f"{fraction * 100:.{digits}f} %"
 
 
+def signed_percent_text(fraction: float, digits: int = 1) -> str:
+    """A relative change as per cent with its sign, e.g. ``+2.1 %``; what rounds to nothing has none."""
+    text = f"{fraction * 100:+.{digits}f}"
+    return f"{text.lstrip('+-') if float(text) == 0 else text} %"
+
+
 def gap_text(gap: float) -> str:
     """A relative gap; tiny ones in scientific notation so that 1e-5 does not print as zero."""
     return "0" if gap == 0 else f"{gap:.1e}"

@@ -31,6 +31,7 @@ ALLOWED = {
     "milpplan.presets": (*BASE, "milpplan.specs", "milpplan.presets"),
     "milpplan.costs": (*BASE, "milpplan.specs", "milpplan.costs"),
     "milpplan.optimize": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize"),
+    "milpplan.insight": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize", "milpplan.insight"),
     "milpplan.exporters": (*BASE, "milpplan.specs", "milpplan.exporters"),
     "milpplan.validation": (
         *BASE,
@@ -71,6 +72,7 @@ ALLOWED = {
         "milpplan.costs.parameters",
         "milpplan.optimize.result",
         "milpplan.optimize.doctor",
+        "milpplan.insight.records",
         "milpplan.calibration.records",
         "milpplan.validation.evidence",
         "milpplan.presets",

@@ -121,6 +121,32 @@ def simulate(
 
 
 @app.command()
+def explain(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
+    why_not: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--why-not",
+            "--wish",
+            metavar="NAME=VALUE,...",
+            help="A choice to price, as tp=8 or recompute=full. Repeatable.",
+            show_default="the plan's neighbours",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option("--time-limit", metavar="S", help="Seconds for all questions; more narrows the ranges."),
+    ] = 60.0,
+    gap: o.Gap = 1e-4,
+    as_json: o.AsJson = False,
+) -> None:
+    """Say what binds a plan, what more of something would be worth, and why not another choice, all proved."""
+    from milpplan.cli import explain as explaining
+
+    raise typer.Exit(int(explaining.run(plan, why_not or [], time_limit, gap, as_json)))
+
+
+@app.command()
 def validate(
     runs: Annotated[
         Path | None,
@@ -239,7 +265,9 @@ def show_preset(
 
 @app.command()
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="problem|plan|model|hardware|overlay|result")] = "problem",
+    kind: Annotated[
+        str, typer.Argument(metavar="problem|plan|model|hardware|overlay|result|explanation")
+    ] = "problem",
 ) -> None:
     """Print the JSON Schema of a file that milpplan reads or writes."""
     import json

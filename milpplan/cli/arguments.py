@@ -229,6 +229,7 @@ def _extent(values: int | Range) -> tuple[int, int]:
 def schema_of(kind: str) -> type[BaseModel]:
     """The record whose JSON Schema ``milpplan schema`` prints."""
     from milpplan.reports.document import ResultDocument
+    from milpplan.reports.insight_document import ExplanationDocument
     from milpplan.reports.plan_file import PlanFile
     from milpplan.specs.hardware import HardwareSpec
     from milpplan.specs.model import ModelSpec
@@ -241,5 +242,6 @@ def schema_of(kind: str) -> type[BaseModel]:
         "hardware": HardwareSpec,
         "overlay": Overlay,
         "result": ResultDocument,
+        "explanation": ExplanationDocument,
     }
     return records[choice(kind, "schema", records)]

@@ -139,14 +139,14 @@ def starting_plan(problem: Problem, path: Path) -> Plan:
         IllegalPlanError: it is no plan for this model, or for none of these numbers of GPUs and batches.
     """
     plan = read_plan(path)[1]
-    _check(problem, plan)
+    check_plan_of_file(problem, plan)
     return plan
 
 
 def simulate_file(path: Path, as_json: bool) -> ExitCode:
     """Simulate the plan of a file and print the report."""
     problem, plan = read_plan(path)
-    _check(problem, plan)
+    check_plan_of_file(problem, plan)
     with within_range():
         report = simulate_plan(problem, plan)
         _check_numbers(report)
@@ -159,7 +159,7 @@ def simulate_file(path: Path, as_json: bool) -> ExitCode:
     return ExitCode.OPTIMAL if report.fits else ExitCode.INFEASIBLE
 
 
-def _check(problem: Problem, plan: Plan) -> None:
+def check_plan_of_file(problem: Problem, plan: Plan) -> None:
     """The plan belongs to the problem, breaks no rule, and is of a size that can be simulated."""
     arguments.check_size(problem.job)
     check_plan(problem, plan)

@@ -8,7 +8,7 @@ admits. "A plan exists" means that one was found and simulated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.errors import InfeasibleError
@@ -76,7 +76,7 @@ def _layout_text(layout: Layout) -> str:
 
 def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, until: float) -> InfeasibleError:
     job = problem.job
-    refused = _refusing_rules(problem, space)
+    refused = refusing_rules(problem, space.rejected)
     if refused:
         rules = ", ".join(f"{name} ({space.rejected[name]:,})" for name in refused[:_SHOWN_RULES])
         reason = f"every (partial) layout breaks a rule: {rules}"
@@ -100,15 +100,15 @@ def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, until
     )
 
 
-def _refusing_rules(problem: Problem, space: LayoutSpace) -> list[str]:
-    """Rules that may have emptied the space, the likeliest first. Those of sharding always leave a choice
-    unless the switches that they speak about are fixed."""
+def refusing_rules(problem: Problem, rejected: Mapping[str, int]) -> list[str]:
+    """Rules that may have emptied the space, the likeliest first, of the counts of what each refused. Those of
+    sharding always leave a choice unless the switches that they speak about are fixed."""
     default = Space()
     switches = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
     fixed = any(getattr(problem.space, name) != getattr(default, name) for name in switches)
-    names = [name for name, count in space.rejected.items() if count]
+    names = [name for name, count in rejected.items() if count]
     sharding = [name for name in names if name in SHARDING_RULES]
-    others = sorted((name for name in names if name not in SHARDING_RULES), key=lambda n: -space.rejected[n])
+    others = sorted((name for name in names if name not in SHARDING_RULES), key=lambda n: -rejected[n])
     return [*sharding, *others] if fixed else others
 
 

@@ -8,7 +8,7 @@ core/pipeline_parallel/schedules.py at d98e8a64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ class _Sieve:
     problem: Problem
     rejected: dict[str, int] = field(default_factory=dict)
     enumerated: int = 0
+    without: Collection[str] = ()
+    """Rules that are not applied."""
 
     def keep(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule]) -> Columns:
         """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
@@ -39,6 +41,8 @@ class _Sieve:
         """The same of rows that stand for several each, and whose number is counted elsewhere."""
         rows = columns if isinstance(columns, Crossed) else Crossed(dict(columns), None, {})
         for name, rule in rules.items():
+            if name in self.without:
+                continue
             legal = np.asarray(rule(self.problem, rows))
             lost = int(len(legal) - np.count_nonzero(legal))
             self.rejected[name] = self.rejected.get(name, 0) + lost * stand_for
@@ -183,12 +187,15 @@ def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolAr
     return keep
 
 
-def layout_space(problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = ()) -> LayoutSpace:
+def layout_space(
+    problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = (), without: Collection[str] = ()
+) -> LayoutSpace:
     """Every legal layout of the problem's space.
 
-    ``forbidden`` lists partial layouts (field to value) that the caller excludes.
+    ``forbidden`` lists partial layouts (field to value) that the caller excludes; ``without`` names rules that are
+    not applied, to see what they keep out.
     """
-    sieve = _Sieve(problem)
+    sieve = _Sieve(problem, without=without)
     space = problem.space
     columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
     if _experts(problem):
@@ -240,7 +247,7 @@ def _shardings(
     replicated = columns["cp"] * columns["dp"] > 1
     size, legal, counts = len(choices["zero_stage"]), [], (int(replicated.sum()), int((~replicated).sum()))
     for has_replicas, count in zip((True, False), counts, strict=True):
-        group = _Sieve(problem)
+        group = _Sieve(problem, without=sieve.without)
         table = {"cp": np.full(size, 1 + has_replicas), "dp": np.ones(size, dtype=np.int64)}
         legal.append(group.keep({**choices, **table}, rules))
         sieve.enumerated += group.enumerated * count

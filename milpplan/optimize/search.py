@@ -325,10 +325,12 @@ class Search:
 
 
 def _in_space(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan's stages are those of the free space (its layout is looked up)."""
+    """Whether a plan's stages are those of the space (its layout is looked up)."""
     if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
         return False
     modes = problem.space.recompute
+    if problem.space.kind == "uniform":
+        return any(plan == uniform_plan(problem, plan.layout, mode) for mode in modes)
     bounds = layer_bounds(problem, plan.layout)
     splits = even_splits(problem, plan.layout)
     if splits is not None and tuple(stage.num_layers for stage in plan.virtual_stages) not in splits:

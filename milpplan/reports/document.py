@@ -16,6 +16,7 @@ from milpplan.errors import MilpplanError
 from milpplan.optimize.result import FATES, PlanResult
 from milpplan.reports import plan_file
 from milpplan.reports.evidence import EvidenceDocument, evidence_document
+from milpplan.reports.insight_document import ExplanationDocument
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.reports.spaces import space_text
 from milpplan.specs.plan import Plan
@@ -288,10 +289,9 @@ def simulation_document(
 
 
 def read_plan(path: Path) -> tuple[Problem, Plan]:
-    """The problem and the plan of a plan file or of either document; other fields are not read."""
-    return plan_file.read_plan_file(
-        path, frozenset({*ResultDocument.model_fields, *SimulationDocument.model_fields})
-    )
+    """The problem and the plan of a plan file or of any document here; other fields are not read."""
+    known = (ResultDocument, SimulationDocument, ExplanationDocument)
+    return plan_file.read_plan_file(path, frozenset().union(*(document.model_fields for document in known)))
 
 
 def proof_sentence(result: PlanResult, tolerance: float) -> str:

@@ -62,11 +62,11 @@ def solve_report(
 def _known(bar: ErrorBar | None, robust: Robustness | None, evidence: Evidence | None) -> Iterator[RenderableType]:
     """What the hardware's uncertainty means, where it has one, and what measured runs say about the plan."""
     if bar is not None:
-        yield _hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
+        yield hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
     if robust is not None:
-        yield _hanging("choice", robustness_text(robust))
+        yield hanging("choice", robustness_text(robust))
     if evidence is not None:
-        yield _hanging("evidence", printable(evidence_text(evidence)))
+        yield hanging("evidence", printable(evidence_text(evidence)))
 
 
 def simulation_report(
@@ -155,8 +155,8 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
     degrees = " ".join(f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "vpp"))
     if layout.ep > 1 or layout.etp > 1:
         degrees += f" ep={layout.ep} etp={layout.etp}"
-    yield _hanging("layout", f"{degrees} ({layout.num_gpus:,} GPUs)")
-    yield _hanging(
+    yield hanging("layout", f"{degrees} ({layout.num_gpus:,} GPUs)")
+    yield hanging(
         "batch",
         f"{layout.global_batch_size:,} sequences: {layout.num_micro_batches:,} micro-batches of "
         f"{layout.micro_batch_size} on each of {layout.dp} replicas, schedule {layout.schedule}",
@@ -167,10 +167,11 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
         "of parameter gather": layout.overlap_param_gather,
     }
     chosen = ", ".join(f"{name}: {'yes' if on else 'no'}" for name, on in switches.items())
-    yield _hanging("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
+    yield hanging("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
 
 
-def _table(title: str, *columns: str) -> Table:
+def report_table(title: str, *columns: str) -> Table:
+    """An empty table of a report: the first column is words, the others numbers."""
     table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
         # A word that is too long for a narrow terminal goes on in the next line: none of it is left out.
@@ -197,7 +198,7 @@ def _held(stages: tuple[VirtualStage, ...]) -> tuple[str, ...]:
 
 def _stage_table(plan: Plan, report: StepReport) -> Table:
     pp, vpp = plan.layout.pp, plan.layout.vpp
-    table = _table(
+    table = report_table(
         "Stages" if vpp == 1 else f"Stages (of {vpp} virtual stages each, in order)",
         *("stage", "layers", "number", "full recompute", "selective", "memory", "bubble"),
     )
@@ -229,7 +230,7 @@ def _range_text(texts: list[str]) -> str:
 
 
 def _time_table(report: StepReport) -> Table:
-    table = _table("Time (mean of the stages)", "part", "time", "share")
+    table = report_table("Time (mean of the stages)", "part", "time", "share")
     for name, seconds in report.breakdown_s.items():
         if seconds:
             share = percent_text(seconds / report.step_time_s)
@@ -246,7 +247,7 @@ def _time_table(report: StepReport) -> Table:
 
 def _memory_table(problem: Problem, report: StepReport) -> Table:
     fullest = max(range(len(report.stages)), key=lambda rank: report.stages[rank].memory.peak_bytes)
-    table = _table(f"Memory (stage {fullest}, the fullest)", "part", "size", "share")
+    table = report_table(f"Memory (stage {fullest}, the fullest)", "part", "size", "share")
     parts = asdict(report.stages[fullest].memory)
     peak = parts.pop("peak_bytes")
     usable = report.usable_memory_bytes
@@ -273,19 +274,19 @@ def _proof(result: PlanResult) -> Iterator[RenderableType]:
         f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "
         f"relaxations, {layouts.solved:,} solved, {layouts.open:,} open"
     )
-    yield _hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
+    yield hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
     if layouts.pruned_fraction is not None:
         # Rounded down, so that 100 % means all of them.
         share = percent_text(math.floor(layouts.pruned_fraction * 1e5) / 1e5, 3)
         left = layouts.solved + layouts.open
-        yield _hanging("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
+        yield hanging("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
     refused = sorted(((count, name) for name, count in layouts.rejected.items() if count), reverse=True)
     if refused:
         top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
         more = f" and {len(refused) - SHOWN_RULES} more rules" if len(refused) > SHOWN_RULES else ""
-        yield _hanging("refused", f"by {top}{more}")
+        yield hanging("refused", f"by {top}{more}")
     work = result.work
-    yield _hanging(
+    yield hanging(
         "solver",
         f"backend {work.backend}{f' ({work.versions})' if work.versions else ''}: {work.simulations:,} "
         f"simulations, {work.relaxations:,} relaxations, {work.integer_programs:,} integer programs "
@@ -293,7 +294,8 @@ def _proof(result: PlanResult) -> Iterator[RenderableType]:
     )
 
 
-def _hanging(name: str, text: str) -> RenderableType:
+def hanging(name: str, text: str) -> RenderableType:
+    """A line with its name in front, going on below itself."""
     grid = Table.grid(padding=0)
     grid.add_column(width=10)
     grid.add_column()

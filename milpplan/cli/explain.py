@@ -1,0 +1,75 @@
+"""Explain as a command: wishes from words, progress, the report, the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from milpplan.cli import arguments
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.solving import check_plan_of_file, within_range
+from milpplan.errors import InvalidInputError
+from milpplan.insight.explaining import explain_plan
+from milpplan.insight.why_not import WISHABLE
+from milpplan.reports.document import document_text, read_plan
+from milpplan.reports.insight import explanation_report
+from milpplan.reports.insight_document import explanation_document
+from milpplan.specs.problem import Space
+from milpplan.specs.reading import shown
+
+
+def run(path: Path, why_not: list[str], time_limit_s: float, gap: float, as_json: bool) -> ExitCode:
+    """Explain the plan of a file."""
+    arguments.positive(time_limit_s, "--time-limit", "number of seconds")
+    wishes = [wish(text) for text in why_not]
+    problem, plan = read_plan(path)
+    check_plan_of_file(problem, plan)
+    with _asking() as callback, within_range():
+        told = explain_plan(problem, plan, wishes, time_limit_s=time_limit_s, gap=gap, callback=callback)
+    if told.interrupted:
+        say("Interrupted.")
+    if as_json:
+        emit(document_text(explanation_document(told)))
+    else:
+        show(explanation_report(told))
+    return ExitCode.STOPPED_WITH_PLAN if told.unanswered or told.interrupted else ExitCode.OPTIMAL
+
+
+def wish(text: str) -> Mapping[str, object]:
+    """``tp=8,recompute=full`` as fields and values.
+
+    Raises:
+        InvalidInputError: a field without a value, or twice.
+        UnknownNameError: a name or a mode that does not exist.
+    """
+    parts = text.split(",")
+    modes = [part for part in parts if part.partition("=")[0].strip() == "recompute"]
+    names = [part.partition("=")[0].strip() for part in parts]
+    if len(set(names)) < len(names):
+        raise InvalidInputError(
+            f"--why-not {shown(text)} names a field twice.", "Expected one value for each field.", "Ask twice."
+        )
+    others = [part for part in parts if part not in modes]
+    values: dict[str, object] = {}
+    if others:
+        values = arguments.assignments(",".join(others), "--why-not", WISHABLE)
+    for part in modes:
+        values["recompute"] = arguments.choice(
+            part.partition("=")[2].strip(), "--why-not recompute", Space().recompute
+        )
+    return values
+
+
+@contextmanager
+def _asking() -> Iterator[Callable[[str], None] | None]:
+    """A callback that shows on a terminal what is being asked; None where stderr is not one."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    with console.status("the proved best ...") as status:
+        yield lambda words: status.update(f"{words} ...")
