@@ -119,7 +119,7 @@ def room(name: str) -> str | None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_point_one_way(name: str) -> None:
-    """units, errors <- specs <- costs <- optimize <- cli; exporters and reports see records only."""
+    """units, errors <- specs <- costs <- optimize <- insight <- cli; exporters and reports see records only."""
     here = room(name)
     if here is None:
         assert name in ("milpplan.__init__", "milpplan.library") or name.startswith("milpplan.cli"), name

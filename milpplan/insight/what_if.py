@@ -107,13 +107,13 @@ def _twice_the_batch(problem: Problem) -> Problem | None:
 
 CHANGES: Final = (
     Change("unlimited_memory", "memory without limit", _on_hardware(_unlimited_memory)),
-    Change("more_memory", "1 GiB more memory a GPU", _on_hardware(_more_memory)),
+    Change("more_memory", "1 GiB more memory", _on_hardware(_more_memory)),
     Change("memory_bandwidth", "10 % more memory bandwidth", _on_hardware(_faster_memory)),
     Change("matrix_flops", "10 % more matrix FLOP/s", _on_hardware(_faster_products)),
-    Change("domain_bandwidth", "10 % more bandwidth inside a domain", _on_hardware(_faster_domain)),
-    Change("network_bandwidth", "10 % more bandwidth between domains", _on_hardware(_faster_network)),
-    Change("no_latency", "no latency of links and kernels", _on_hardware(_without_latency)),
-    Change("twice_the_batch", "twice the batch (time per sequence)", _twice_the_batch),
+    Change("domain_bandwidth", "10 % more domain bandwidth", _on_hardware(_faster_domain)),
+    Change("network_bandwidth", "10 % more network bandwidth", _on_hardware(_faster_network)),
+    Change("no_latency", "no latency", _on_hardware(_without_latency)),
+    Change("twice_the_batch", "twice the batch", _twice_the_batch),
 )
 
 

@@ -75,7 +75,7 @@ def _amount(told: Explanation, value: float) -> str:
 
 def _amounts(told: Explanation, interval: Interval) -> str:
     low, high = _amount(told, interval.low), _amount(told, interval.high)
-    return low if low == high else f"{low} to {high}"
+    return _joined(low, high)
 
 
 def _range(interval: Interval, signed: bool = False) -> str:
@@ -93,7 +93,15 @@ def _range(interval: Interval, signed: bool = False) -> str:
     # Rounded outwards: what is printed is proved as well.
     unit = 10.0 ** -(digits + 2)
     ends = text(math.floor(low / unit) * unit, digits), text(math.ceil(high / unit) * unit, digits)
-    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+    return _joined(*ends)
+
+
+def _joined(low: str, high: str) -> str:
+    """Two amounts as a range, their unit once where it is the same: ``1.2 to 1.3 %``."""
+    if low == high:
+        return low
+    number, _, unit = low.rpartition(" ")
+    return f"{number} to {high}" if unit == high.rpartition(" ")[2] else f"{low} to {high}"
 
 
 def _limits(told: Explanation) -> Iterator[RenderableType]:
@@ -120,9 +128,10 @@ def _limits(told: Explanation) -> Iterator[RenderableType]:
 
 
 def _words_last(title: str, *columns: str) -> Table:
-    """A table whose last column is words as well, and whose first is not broken."""
+    """A table whose last column is words as well, and of which no other is broken."""
     table = report_table(title, *columns)
-    table.columns[0].no_wrap = True
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     table.columns[-1].justify = "left"
     return table
 
@@ -166,10 +175,14 @@ def _differs(told: Explanation, change: SingleChange) -> str:
 
 
 def _difference(own: Layout, other: Layout | None) -> str:
-    """The fields in which another layout differs."""
+    """The fields in which another layout differs; its batch is that of the question."""
     if other is None:
         return ""
-    names = [name for name in Layout.model_fields if getattr(own, name) != getattr(other, name)]
+    names = [
+        name
+        for name in Layout.model_fields
+        if name != "global_batch_size" and getattr(own, name) != getattr(other, name)
+    ]
     return " ".join(f"{name}={_word(getattr(other, name))}" for name in names) or "the same layout"
 
 
@@ -178,9 +191,8 @@ def _word(value: object) -> str:
 
 
 def _worth_table(told: Explanation) -> Table:
-    table = report_table(
-        "What more would be worth (proved)", "change", "this plan", "proved best", "saves", "with"
-    )
+    title = "What more would be worth (proved)"
+    table = _words_last(title, "change", "this plan", "proved best", "saves", "best with")
     for one in told.worth:
         same = "does not fit" if one.same_plan is None else _amount(told, one.same_plan)
         table.add_row(one.words, same, _best(told, one), _range(one.gain), _with(told, one))
@@ -193,7 +205,7 @@ def _best(told: Explanation, one: Worth) -> str:
 
 def _with(told: Explanation, one: Worth) -> str:
     if one.implied_by:
-        return "implied by the line above"
+        return "(implied)"
     base = told.best.plan or told.plan
     other = None if one.best.plan is None else one.best.plan.layout
     words = _difference(base.layout, other)
@@ -203,26 +215,27 @@ def _with(told: Explanation, one: Worth) -> str:
 
 def _wish_table(told: Explanation) -> Table:
     title = "Why not" if any(one.asked for one in told.wishes) else "Why not its neighbours"
-    table = _words_last(title, "wish", "proved best", "price", "because")
+    table = _words_last(title, "wish", "proved best", "price", "in time", "best with / forbidden by")
     for one in told.wishes:
         best = "" if one.best is None or one.best.infeasible else _amounts(told, one.best.bounds)
-        table.add_row(one.words, best, _price(told, one), _because(told, one))
+        table.add_row(one.words, best, *_price(told, one), _because(told, one))
     return table
 
 
-def _price(told: Explanation, one: WishAnswer) -> str:
+def _price(told: Explanation, one: WishAnswer) -> tuple[str, str]:
+    """Per cent of the proved best, and its unit."""
     if one.outcome in ("forbidden", "does_not_fit", "too_late"):
-        return "impossible"
+        return "impossible", ""
     if one.price is None or one.amount is None:
-        return ""
-    price, amount = _range(one.price, signed=True), _amounts(told, one.amount)
-    return f"{price} ({amount})" if math.isfinite(one.price.high) else price
+        return "", ""
+    amount = _amounts(told, one.amount) if math.isfinite(one.price.high) else ""
+    return _range(one.price, signed=True), amount
 
 
 def _because(told: Explanation, one: WishAnswer) -> str:
     base = told.best.plan or told.plan
     if one.outcome == "priced" and one.best is not None and one.best.plan is not None:
-        words = f"best with {_difference(base.layout, one.best.plan.layout)}"
+        words = _difference(base.layout, one.best.plan.layout)
         return f"{words}; {one.reason}" if one.reason else words
     if one.outcome == "open":
         return f"{one.reason}; none found in the time".removeprefix("; ")

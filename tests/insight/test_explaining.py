@@ -83,7 +83,7 @@ def test_time_that_is_over_leaves_questions_open(monkeypatch: pytest.MonkeyPatch
     told = explain_plan(problem, plan, [{"tp": 2}], callback=asked.append)
     assert asked == ["the proved best", "tp=2", "memory without limit"]
     assert [one.words for one in told.wishes] == ["tp=2"]
-    assert told.unanswered[0] == "1 GiB more memory a GPU"
+    assert told.unanswered[0] == "1 GiB more memory"
     assert len(told.unanswered) == 7
     assert not told.interrupted
 
