@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError
 from milpplan.insight.limits import limits
@@ -103,17 +105,23 @@ def explain_plan(
         raise explain(problem)
     talk = _Talk(yardstick, problem, plan, value, best, Budget(until), callback, interrupted=best.interrupted)
     _ask_all(talk, wishes)
-    high = best.bounds.high
+    return _told(talk, report, started)
+
+
+def _told(talk: _Talk, report: StepReport, started: float) -> Explanation:
+    """The answers as a record."""
+    best, high = talk.best, talk.best.bounds.high
+    in_seconds = talk.yardstick.unit == "s"
     return Explanation(
-        problem=problem,
-        plan=plan,
+        problem=talk.problem,
+        plan=talk.plan,
         report=report,
-        unit=yardstick.unit,
-        value=value,
+        unit=talk.yardstick.unit,
+        value=talk.value,
         best=best,
-        above_best=saved_share(Interval(value, value), best.bounds),
-        is_outside=report.fits and value < high,
-        limits=limits(problem, plan, report, high if yardstick.unit == "s" else float("inf")),
+        above_best=saved_share(Interval(talk.value, talk.value), best.bounds),
+        is_outside=report.fits and talk.value < high,
+        limits=limits(talk.problem, talk.plan, report, high if in_seconds else math.inf),
         changes=tuple(sorted(talk.changes, key=lambda change: change.best.bounds.high)),
         worth=tuple(talk.worth),
         wishes=tuple(talk.wishes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.simulator import simulate
@@ -50,10 +50,6 @@ class Yardstick:
     tokens: float
     """Of a step of the plan, which seconds are for, whatever the batch of other plans."""
     gap: float
-    seed: int = 1
-    backend: str = "auto"
-    known: list[Plan] = field(default_factory=list)
-    """Good plans of the problem, to start from; best first."""
 
     @staticmethod
     def of(problem: Problem, plan: Plan, gap: float) -> Yardstick:
@@ -79,10 +75,9 @@ class Yardstick:
         result = solve(
             problem,
             gap=self.gap,
-            seed=self.seed,
-            backend=self.backend,
             time_limit_s=limit_s,
             warm_start=start,
+            any_chunks=False,
         )
         return self._optimum(problem, result)
 

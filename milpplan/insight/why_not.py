@@ -198,8 +198,10 @@ def _together(granted: Problem, refusing: Sequence[str]) -> list[str]:
 def _impossible(told: WishAnswer, granted: Problem, found: Optimum) -> WishAnswer:
     """Every layout with the wish was proved too large, or too slow for the deadline."""
     usable = usable_memory_bytes(granted)
-    bounds = floor(granted, layout_space(granted))
-    least = bounds.memory_bytes if bounds is not None else 0.0
+    least = found.least_peak_bytes
+    if least is None:
+        bounds = floor(granted, layout_space(granted))
+        least = bounds.memory_bytes if bounds is not None else 0.0
     if least > usable:
         reason = f"does not fit: the least peak is at least {gib_text(least)} of {gib_text(usable)} usable"
         return replace(told, outcome="does_not_fit", reason=reason)

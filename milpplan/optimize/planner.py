@@ -64,7 +64,8 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
         return _fewest_gpus(problem, chosen)
     if problem.space.kind == "free" and problem.interleaved_layers == "any":
         return _from_even(problem, chosen)
-    return _with_any_chunks(_solve(problem, chosen), chosen)
+    result = _solve(problem, chosen)
+    return _with_any_chunks(result, chosen) if chosen.any_chunks else result
 
 
 def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:

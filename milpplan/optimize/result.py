@@ -41,7 +41,8 @@ class SolveOptions:
     """How to solve; what to solve is the problem.
 
     ``gap``: relative tolerance of the proof. ``time_limit_s``: stop then, with the best plan and its proved gap.
-    ``witness``: have a second solver confirm every bound that rests on an integer program.
+    ``witness``: have a second solver confirm every bound that rests on an integer program. ``any_chunks``: bound
+    interleaved chunks of any size as well, where the space has even ones.
     """
 
     backend: str = "auto"
@@ -49,6 +50,7 @@ class SolveOptions:
     time_limit_s: float | None = None
     seed: int = 1
     witness: bool = True
+    any_chunks: bool = True
     warm_start: Plan | None = None
     forbid: tuple[Mapping[str, object], ...] = ()
     callback: Callable[[Progress], None] | None = None

@@ -47,15 +47,17 @@ def _headline(told: Explanation) -> Text:
 
 def _distance(told: Explanation) -> str:
     """How far the plan is from the proved best."""
-    model = f"cost model milpplan {__version__}, {space_text(told.problem.space)}"
+    model = f"cost model milpplan {__version__}, {space_text(told.problem)}"
     if told.is_outside:
         share = _range(Interval(-told.above_best.high, -told.above_best.low))
-        return f"not in the declared space; against the proved best of it: {share} ({model})"
+        return f"not in the declared space, whose proved best takes {share} longer ({model})"
     if told.best.plan is None:
         return f"no plan of the space was found in the time; the best takes at least {_low(told)} ({model})"
+    if not told.report.fits:
+        return f"the proved best that fits takes {_amounts(told, told.best.bounds)} ({model})"
     if told.best.plan == told.plan or told.value <= told.best.bounds.high:
-        most = percent_text(max(0.0, told.above_best.high), 3)
-        return f"the best plan known; at most {most} can be saved ({model})"
+        most = _range(Interval(-math.inf, max(0.0, told.above_best.high)))
+        return f"the best plan known; {most} can be saved ({model})"
     high = told.best.bounds.high
     return (
         f"not the best: the proved best takes {_amounts(told, Interval(told.best.bounds.low, high))}, "

@@ -40,7 +40,7 @@ def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_report_says_it_all(plan_path: Path) -> None:
     """Distance, limits, worth and neighbours, each in a line that a person can read, plain in a pipe."""
-    result = run("explain", str(plan_path))
+    result = run("explain", str(plan_path), "--time-limit", "600")
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "the best plan known; at most" in text
@@ -52,7 +52,17 @@ def test_the_report_says_it_all(plan_path: Path) -> None:
 
 def test_the_document_is_one_and_a_plan_file(plan_path: Path, tmp_path: Path) -> None:
     """``--json`` prints one valid document, from which ``simulate`` and ``explain`` start again."""
-    result = run("explain", str(plan_path), "--json", "--why-not", "tp=2", "--wish", "recompute=full,pp=2")
+    result = run(
+        "explain",
+        str(plan_path),
+        "--json",
+        "--time-limit",
+        "600",
+        "--why-not",
+        "tp=2",
+        "--wish",
+        "recompute=full,pp=2",
+    )
     assert result.exit_code == 0, result.output
     document = ExplanationDocument.model_validate_json(result.stdout)
     assert [one.words for one in document.wishes] == ["tp=2", "pp=2,recompute=full"]
@@ -88,6 +98,22 @@ def test_refusals_have_three_parts(plan_path: Path, words: list[str], message: s
     assert result.stdout == ""
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 3
+
+
+def test_a_plan_that_does_not_fit_is_not_called_the_best(tmp_path: Path) -> None:
+    """However fast its step would be, the best is one that fits."""
+    problem = small_problem(memory_gib=80)
+    plan = milpplan.solve(problem).plan
+    assert plan is not None
+    path = tmp_path / "large.json"
+    small = small_problem(memory_gib=12)
+    path.write_text(document_text(PlanFile(plan=plan_document(plan), problem=small)))
+    assert not milpplan.simulate(small, plan).fits
+    result = run("explain", str(path), "--time-limit", "60", "--why-not", "tp=2")
+    text = " ".join(result.stdout.split())
+    assert "does not fit in memory" in text
+    assert "the proved best that fits takes" in text
+    assert "the best plan known" not in text
 
 
 def test_no_time_ends_with_open_questions(plan_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_poor_plan_is_told_its_distance_and_what_closes_it() -> None:
         rng = random.Random(1)
         plan = random_plan(rng, problem, space.at(rng.randrange(len(space))))
         report = simulate(problem, plan)
-        told = explain_plan(problem, plan, [{"tp": plan.layout.tp}], time_limit_s=20)
+        told = explain_plan(problem, plan, [{"tp": plan.layout.tp}], time_limit_s=None)
         assert holds(told.above_best, 1 - best_s / report.step_time_s)
         assert (plan == best) == (not told.changes) or report.step_time_s == best_s
         for change in told.changes:

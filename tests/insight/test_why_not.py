@@ -46,7 +46,7 @@ def test_every_price_holds_the_truth() -> None:
     plan."""
     rng = random.Random(3)
     outcomes = dict.fromkeys(("chosen", "priced", "forbidden", "does_not_fit"), 0)
-    for problem, plan, best_s in feasible(range(108, 116)):
+    for problem, plan, best_s in feasible(range(108, 114)):
         yardstick = Yardstick.of(problem, plan, gap=1e-4)
         best = yardstick.optimum(problem, None, plan)
         for name in rng.sample(sorted(VALUES), 4):
@@ -65,7 +65,7 @@ def test_every_price_holds_the_truth() -> None:
             assert holds(told.price, truth / best_s - 1)
             assert holds(told.amount, truth - best_s)
             assert told.price.low >= 0 or not told.in_space
-    assert min(outcomes[name] for name in ("chosen", "priced", "forbidden")) > 2, outcomes
+    assert min(outcomes[name] for name in ("chosen", "priced", "forbidden")) > 1, outcomes
 
 
 def test_a_wish_outside_the_space_may_be_better() -> None:
