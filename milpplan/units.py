@@ -5,6 +5,8 @@ from __future__ import annotations
 GIB = 2**30
 MIB = 2**20
 NS_PER_S = 1_000_000_000
+TRILLION = 10**12
+SECONDS_PER_HOUR = 3600.0
 
 
 def seconds_text(seconds: float) -> str:

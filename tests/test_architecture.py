@@ -65,6 +65,16 @@ ALLOWED = {
         "milpplan.version",
         "milpplan.profiling",
     ),
+    "milpplan.studies": (
+        *BASE,
+        "milpplan.specs",
+        "milpplan.presets",
+        "milpplan.optimize",
+        "milpplan.reports.files",
+        "milpplan.reports.plan_file",
+        "milpplan.version",
+        "milpplan.studies",
+    ),
     "milpplan.reports": (
         *BASE,
         "milpplan.specs",

@@ -243,6 +243,38 @@ def profile(
     raise typer.Exit(int(code))
 
 
+@app.command()
+def sweep(
+    study: Annotated[
+        Path, typer.Argument(metavar="STUDY.toml", help="A study file; docs/studies.md describes it.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Directory of the results.",
+            show_default="STUDY-results, beside the study",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, max=4096, help="Solves at once.", show_default="all CPUs"),
+    ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Solve on a Ray cluster (RAY_ADDRESS, else one started here).")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Solve the cells again that failed before.")
+    ] = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Solve every cell of a design study. Stopped or killed, the same command continues where it was."""
+    from milpplan.cli import sweep as sweeping
+
+    raise typer.Exit(int(sweeping.run(study, out, workers, ray, retry_failed, as_json)))
+
+
 @app.command("list")
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
     """List the models or the hardware that ship with milpplan."""
@@ -266,7 +298,7 @@ def show_preset(
 @app.command()
 def schema(
     kind: Annotated[
-        str, typer.Argument(metavar="problem|plan|model|hardware|overlay|result|explanation")
+        str, typer.Argument(metavar="problem|plan|model|hardware|overlay|study|result|explanation")
     ] = "problem",
 ) -> None:
     """Print the JSON Schema of a file that milpplan reads or writes."""

@@ -13,12 +13,9 @@ from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.optimize.planner import fixed
 from milpplan.presets.catalog import hardware_names, load_hardware, load_model, model_names
 from milpplan.specs.plan import SCHEDULES, Layout
-from milpplan.specs.problem import Job, Problem, Range, Space
+from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Range, Space
 from milpplan.specs.reading import RecordType, invalid_fields, shown
 
-MAX_GPUS: Final = 1_048_576
-MAX_BATCH: Final = 1_048_576
-MAX_SEQUENCE: Final = 16_777_216
 MAX_CANDIDATES: Final = 4_096
 """Most combinations of a number of GPUs and a batch in one problem."""
 OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
@@ -149,9 +146,6 @@ def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]
     return tuple(assignments(text, "--forbid", tuple(Layout.model_fields)) for text in options)
 
 
-SPACES = {"uniform": Space(kind="uniform"), "free": Space(), "any": Space(interleaved_layers="any")}
-
-
 def problem_of(model: str, hardware: str, job: Mapping[str, Any], space: str, fix: list[str]) -> Problem:
     """The problem of a command line; ``job`` holds the options that describe the job."""
     if model in hardware_names() and hardware in model_names():
@@ -234,6 +228,7 @@ def schema_of(kind: str) -> type[BaseModel]:
     from milpplan.specs.hardware import HardwareSpec
     from milpplan.specs.model import ModelSpec
     from milpplan.specs.overlay import Overlay
+    from milpplan.studies.records import Study
 
     records: dict[str, type[BaseModel]] = {
         "problem": Problem,
@@ -241,6 +236,7 @@ def schema_of(kind: str) -> type[BaseModel]:
         "model": ModelSpec,
         "hardware": HardwareSpec,
         "overlay": Overlay,
+        "study": Study,
         "result": ResultDocument,
         "explanation": ExplanationDocument,
     }

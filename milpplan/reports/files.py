@@ -47,8 +47,9 @@ def check_writable(path: Path) -> None:
         raise _unwritable(path, reason)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file completely or leave what was there: a temporary file beside it, then a rename.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file completely or leave what was there: a temporary file beside it, then a rename. Text becomes
+    UTF-8.
 
     Raises:
         InvalidInputError: it cannot be written; no part of it remains.
@@ -58,8 +59,8 @@ def write_whole(path: Path, text: str) -> None:
     temporary = target.with_name(f".milpplan-{os.getpid()}.tmp")
     try:
         try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with temporary.open("wb") as file:
+                file.write(content.encode("utf-8") if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,10 @@ from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Schedule
 from milpplan.specs.records import PositiveFloat, PositiveInt, Record
+
+MAX_GPUS: Final = 1_048_576
+MAX_BATCH: Final = 1_048_576
+MAX_SEQUENCE: Final = 16_777_216
 
 Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
 
@@ -112,6 +116,10 @@ class Space(Record):
         "selective",
         "full",
     )
+
+
+SPACES: Final = {"uniform": Space(kind="uniform"), "free": Space(), "any": Space(interleaved_layers="any")}
+"""The spaces that have a name of their own."""
 
 
 class Problem(Record):

@@ -1,0 +1,212 @@
+"""A design study as a command: progress, the files, the summary, the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
+from milpplan.reports.document import document_text
+from milpplan.reports.terminal import printable
+from milpplan.specs.records import Count, Record
+from milpplan.studies import processes, ray_cluster
+from milpplan.studies.grid import cells
+from milpplan.studies.outcomes import Outcome, Task
+from milpplan.studies.reading import read_study
+from milpplan.studies.results import write_results
+from milpplan.studies.running import Runner, StudyProgress, Sweep, complete, resume
+from milpplan.studies.store import opened
+from milpplan.studies.tables import WHAT_IF, Row, rows
+from milpplan.units import count_text, gib_text, percent_text, seconds_text
+from milpplan.version import __version__
+
+QUIET_S = 10.0
+"""Seconds between lines of progress where stderr is no terminal."""
+SHOWN_CELLS = 20
+
+
+class SweepDocument(Record):
+    """What a sweep prints with ``--json``: cells by status, files, and the table of results."""
+
+    milpplan_version: str
+    study: str
+    num_cells: Count
+    statuses: dict[str, Count]
+    directory: str
+    files: tuple[str, ...]
+    rows: tuple[dict[str, str | int | float | bool | None], ...]
+
+
+def run(
+    path: Path, out: Path | None, workers: int | None, ray: bool, retry_failed: bool, as_json: bool
+) -> ExitCode:
+    """Solve what is not yet solved, write the results, print the summary."""
+    study = read_study(path)
+    sweep = Sweep(study, cells(study, path.parent))
+    directory = out if out is not None else path.with_name(f"{path.stem}-results")
+    with opened(directory) as store:
+        resume(sweep, store, retry_failed)
+        interrupted = False
+        try:
+            with _shown() as tell:
+                complete(sweep, store, _runner(workers, ray), tell)
+        except KeyboardInterrupt:
+            interrupted = True
+        table = rows(sweep)
+        files, missing = write_results(sweep, directory, table)
+    for error in missing:
+        say_error(error)
+    if as_json:
+        emit(document_text(_document(sweep, directory, files, table)))
+    else:
+        show(_summary(sweep, directory, files, table))
+    if interrupted:
+        say(f"Stopped with {len(table)} of {len(sweep.cells)} cells done. The same command continues from there.")
+    return _code(sweep, interrupted)
+
+
+def _runner(workers: int | None, ray: bool) -> Runner:
+    def solve_all(tasks: Sequence[Task]) -> Generator[Outcome]:
+        if ray:
+            return ray_cluster.run(tasks, workers)
+        return processes.run(tasks, workers or _cpus())
+
+    return solve_all
+
+
+def _cpus() -> int:
+    """CPUs that this program may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _code(sweep: Sweep, interrupted: bool) -> ExitCode:
+    counts = sweep.counts()
+    if counts.get("failed"):
+        return ExitCode.INTERNAL_FAILURE
+    if interrupted and not sweep.proved:
+        return ExitCode.STOPPED_WITH_PLAN if sweep.outcomes else ExitCode.STOPPED_WITHOUT_PLAN
+    return ExitCode.OPTIMAL if sweep.proved else ExitCode.STOPPED_WITH_PLAN
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[StudyProgress], None]]:
+    """Progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True, emoji=False)) as bar:
+        line = bar.add_task("starting", total=None)
+
+        def tell(progress: StudyProgress) -> None:
+            bar.update(line, total=progress.total, completed=progress.done, description=_words(progress))
+
+        yield tell
+
+
+def _lines() -> Callable[[StudyProgress], None]:
+    told = [time.monotonic()]
+
+    def tell(progress: StudyProgress) -> None:
+        first, last = progress.seconds_left is None, progress.done == progress.total
+        if first or last or time.monotonic() - told[0] >= QUIET_S:
+            told[0] = time.monotonic()
+            say(f"cells {progress.done:,}/{progress.total:,}  {_words(progress)}".rstrip())
+
+    return tell
+
+
+def _words(progress: StudyProgress) -> str:
+    """Time left and failed cells."""
+    failures = f"  {progress.failed:,} failed" if progress.failed else ""
+    if progress.done == progress.total:
+        return f"done{failures}"
+    left = "" if progress.seconds_left is None else f"about {_duration(progress.seconds_left)} left"
+    return f"{left}{failures}"
+
+
+def _duration(seconds: float) -> str:
+    """h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def _document(sweep: Sweep, directory: Path, files: list[Path], table: list[Row]) -> SweepDocument:
+    return SweepDocument(
+        milpplan_version=__version__,
+        study=sweep.study.name,
+        num_cells=len(sweep.cells),
+        statuses=sweep.counts(),
+        directory=str(directory),
+        files=tuple(file.name for file in files),
+        rows=tuple(table),
+    )
+
+
+def _summary(sweep: Sweep, directory: Path, files: list[Path], table: list[Row]) -> RenderableType:
+    """Counts, the cells with the least cost (or GPU-hours), messages of failed cells, and the files."""
+    counts = ", ".join(f"{number:,} {status.replace('_', ' ')}" for status, number in sweep.counts().items())
+    parts: list[RenderableType] = [
+        Text(f"{printable(sweep.study.name)}: {len(sweep.cells):,} cells, {counts}", "bold")
+    ]
+    with_plan = [row for row in table if row["step_time_s"] is not None]
+    if with_plan:
+        parts += [Text(), _cells_table(sweep, with_plan)]
+    failed = [row for row in table if row["status"] == "failed"]
+    if failed:
+        parts += [
+            Text(),
+            *(Text(f"cell {row['cell']} failed: {printable(str(row['message']))}") for row in failed[:3]),
+        ]
+        parts.append(Text("--retry-failed solves failed cells again."))
+    names = ", ".join(file.name + ("/" if file.is_dir() else "") for file in files)
+    return Group(*parts, Text(), Text(f"Written to {printable(str(directory))}: {names}"))
+
+
+def _cells_table(sweep: Sweep, table: list[Row]) -> RenderableType:
+    priced = all(row["cost_per_trillion_tokens"] is not None for row in table)
+    measure = "cost_per_trillion_tokens" if priced else "gpu_hours_per_trillion_tokens"
+    best = sorted((row for row in table if row[measure] is not None), key=lambda row: (row[measure], row["cell"]))
+    varied = [
+        name
+        for name in table[0]
+        if (name.startswith(WHAT_IF) or name in next(iter(sweep.cells)).words)
+        and len({row[name] for row in table}) > 1
+    ]
+    heads = ["cell", *(name.removeprefix(WHAT_IF).replace("_", " ") for name in varied)]
+    last = f"{sweep.study.currency}/1T tokens" if priced else "GPU-hours/1T tokens"
+    unit = f"the least {'cost' if priced else 'GPU-hours'} first"
+    more = f"; {len(best) - SHOWN_CELLS:,} more in the table" if len(best) > SHOWN_CELLS else ""
+    drawn = Table(box=None, pad_edge=False, title=f"Cells with a plan, {unit}{more}", title_justify="left")
+    for head in [*heads, "step", "MFU", "peak", "layout", last]:
+        drawn.add_column(head, justify="left" if head == "layout" else "right", overflow="fold")
+    for row in best[:SHOWN_CELLS]:
+        words = [printable(str(row[name])) for name in ("cell", *varied)]
+        drawn.add_row(*words, *_measures(row), count_text(_number(row[measure])))
+    return drawn
+
+
+def _measures(row: Row) -> list[str]:
+    degrees = [f"{name}={row[f'layout.{name}']}" for name in ("tp", "cp", "ep", "pp", "dp", "vpp")]
+    shown = " ".join(word for word in degrees if not word.endswith("=1")) or "one GPU"
+    star = "" if row["status"] == "optimal" else " (not proved)"
+    return [
+        f"{seconds_text(_number(row['step_time_s']))}{star}",
+        percent_text(_number(row["mfu"])),
+        gib_text(_number(row["peak_memory_bytes"])),
+        shown,
+    ]
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)

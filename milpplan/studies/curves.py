@@ -1,0 +1,153 @@
+"""What the figures of a study show, as plain numbers: scaling, the Pareto front, and the effect of every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from milpplan.studies.grid import GRID_AXES
+from milpplan.studies.tables import WHAT_IF, Row, Value
+
+SIZES: Final = ("num_gpus", "global_batch_size")
+VARIANT_AXES: Final = ("hardware",)
+"""Axes whose values are lines of the scaling figure, beside the what-ifs; the others are chosen from a menu."""
+HOURS_PER_DAY: Final = 24.0
+
+
+def coordinates(table: Sequence[Row]) -> tuple[str, ...]:
+    """Columns that say which cell a row is."""
+    what_ifs = [name for name in (table[0] if table else ()) if name.startswith(WHAT_IF)]
+    return (*GRID_AXES, *what_ifs, *SIZES)
+
+
+def varied(table: Sequence[Row]) -> tuple[str, ...]:
+    """Coordinates with more than one value."""
+    return tuple(name for name in coordinates(table) if len({row[name] for row in table}) > 1)
+
+
+def label(row: Row, names: Iterable[str]) -> str:
+    """The values of some coordinates in words: a name says itself, a number says what it counts."""
+    plain = ("model", "hardware", "precision", "attention_kernel")
+    words = []
+    for name in names:
+        value = row[name]
+        if name in plain:
+            words.append(str(value))
+        elif name in SIZES or name == "sequence_length":
+            unit = {"num_gpus": "GPUs", "global_batch_size": "sequences a step"}.get(name, "tokens a sequence")
+            words.append(f"{value:,} {unit}")
+        else:
+            words.append(f"{name.removeprefix(WHAT_IF).replace('_', ' ')}: {value}")
+    return ", ".join(words)
+
+
+def number(row: Row, name: str) -> float:
+    """A measure of a row that has one."""
+    value = row[name]
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def throughput(row: Row) -> float:
+    """Tokens a second and GPU; nothing where there is no plan."""
+    return 0.0 if row["tokens_per_s"] is None else number(row, "tokens_per_s") / number(row, "num_gpus")
+
+
+def days_per_trillion(row: Row) -> float:
+    """Days of training on 10^12 tokens."""
+    return number(row, "gpu_hours_per_trillion_tokens") / number(row, "num_gpus") / HOURS_PER_DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the scaling figure: rows by ascending number of GPUs, all of one job on one hardware."""
+
+    menu: str
+    name: str
+    rows: tuple[Row, ...]
+
+    @property
+    def efficiency(self) -> tuple[float, ...]:
+        """Tokens a second and GPU over those of the smallest number of GPUs that has a plan."""
+        first = throughput(self.rows[0])
+        return tuple(throughput(row) / first for row in self.rows)
+
+
+def scaling_lines(table: Sequence[Row]) -> list[Line]:
+    """Lines of all rows with a plan, by menu entry and variant."""
+    names = [name for name in varied(table) if name != "num_gpus"]
+    of_line = [name for name in names if name in VARIANT_AXES or name.startswith(WHAT_IF)]
+    of_menu = [name for name in names if name not in of_line]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in table:
+        if row["tokens_per_s"] is not None:
+            groups.setdefault((label(row, of_menu), label(row, of_line)), []).append(row)
+    return [
+        Line(menu, name, tuple(sorted(rows, key=lambda row: number(row, "num_gpus"))))
+        for (menu, name), rows in groups.items()
+    ]
+
+
+def front(points: Sequence[tuple[float, ...]]) -> list[int]:
+    """Indices of the points that no other one beats: none is at most as large everywhere and smaller somewhere."""
+    values = np.array(points, dtype=np.float64)
+    kept: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: points[i]):
+        # Whoever beats a point stands before it in this order.
+        others = values[kept]
+        beaten = (others <= values[i]).all(axis=1) & (others < values[i]).any(axis=1) if kept else np.zeros(0)
+        if not beaten.any():
+            kept.append(i)
+    return sorted(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one value of an axis does to tokens a second and GPU, against the axis's first value, all else equal.
+
+    ``least``, ``middle`` and ``most`` are relative changes over the ``compared`` pairs in which both have a plan;
+    ``lost`` pairs have a plan with the first value only, ``gained`` pairs with this one only.
+    """
+
+    axis: str
+    value: str
+    first: str
+    least: float
+    middle: float
+    most: float
+    compared: int
+    lost: int
+    gained: int
+
+
+def effects(table: Sequence[Row]) -> list[Effect]:
+    """The effect of every value of every varied axis but the model's, in the order of the table."""
+    found = []
+    for axis in varied(table):
+        if axis != "model":
+            found += _effects(table, axis)
+    return found
+
+
+def _effects(table: Sequence[Row], axis: str) -> list[Effect]:
+    others = [name for name in coordinates(table) if name != axis]
+    groups: dict[tuple[Value, ...], dict[Value, Row]] = {}
+    for row in table:
+        groups.setdefault(tuple(row[name] for name in others), {})[row[axis]] = row
+    values = list(dict.fromkeys(row[axis] for row in table))
+    return [_effect(axis, value, values[0], list(groups.values())) for value in values[1:]]
+
+
+def _effect(axis: str, value: Value, first: Value, groups: list[dict[Value, Row]]) -> Effect:
+    pairs = [
+        (throughput(group[first]), throughput(group[value])) for group in groups if {first, value} <= set(group)
+    ]
+    changes = [after / before - 1.0 for before, after in pairs if before and after]
+    low, middle, high = (min(changes), median(changes), max(changes)) if changes else (0.0, 0.0, 0.0)
+    lost = sum(bool(before) and not after for before, after in pairs)
+    gained = sum(bool(after) and not before for before, after in pairs)
+    return Effect(axis, str(value), str(first), low, middle, high, len(changes), lost, gained)

@@ -1,0 +1,277 @@
+"""The figures of a study, drawn with plotly: scaling, Pareto front, sensitivity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from milpplan.studies.curves import (
+    Effect,
+    Line,
+    days_per_trillion,
+    effects,
+    front,
+    label,
+    number,
+    scaling_lines,
+    throughput,
+    varied,
+)
+from milpplan.studies.records import Study
+from milpplan.studies.tables import WHAT_IF, Row
+from milpplan.units import GIB, count_text, gib_text, percent_text, seconds_text
+
+COLOURS: Final = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22",
+)  # fmt: skip
+"""The colours of Okabe and Ito (2008), which the colour-blind can tell apart, and three more."""
+SYMBOLS: Final = (
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "triangle-down",
+    "cross",
+    "x",
+    "star",
+    "hexagon",
+    "pentagon",
+)
+DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
+MAX_SHOWN: Final = 10
+"""Lines that are there from the start; the others come by a click in the legend."""
+MAX_MENU: Final = 200
+MAX_BARS: Final = 60
+FONT: Final = {"family": "system-ui, sans-serif", "size": 13}
+
+
+def scaling_figure(table: Sequence[Row]) -> Any:
+    """Tokens a second against GPUs, with straight-line growth for comparison, and efficiency beside it."""
+    from plotly.subplots import make_subplots
+
+    lines = scaling_lines(table)
+    menus = list(dict.fromkeys(line.menu for line in lines))[:MAX_MENU]
+    names = list(dict.fromkeys(line.name for line in lines))
+    figure = make_subplots(
+        cols=2, horizontal_spacing=0.1, subplot_titles=("Throughput", "Efficiency: throughput per GPU")
+    )
+    owners: list[str] = []
+    for line in lines:
+        if line.menu in menus:
+            shown = line.menu == menus[0]
+            traces = _line_traces(line, names.index(line.name), shown)
+            for column, trace in traces:
+                figure.add_trace(trace, row=1, col=column)
+            owners += [line.menu] * len(traces)
+    counts = sorted({row["num_gpus"] for line in lines for row in line.rows}, key=lambda count: count or 0)
+    ticks = {"tickvals": counts, "ticktext": [f"{count:,}" for count in counts]}
+    figure.update_xaxes(title="GPUs", type="log", **ticks)
+    figure.update_yaxes(title="tokens a second (dotted: in proportion to GPUs)", type="log", col=1)
+    figure.update_yaxes(title="of the line's smallest number of GPUs", tickformat=".0%", col=2)
+    return _finished(figure, menus, owners, 520)
+
+
+def _line_traces(line: Line, place: int, shown: bool) -> list[tuple[int, Any]]:
+    import plotly.graph_objects as go
+
+    gpus = [number(row, "num_gpus") for row in line.rows]
+    colour, dash = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+    visible = "legendonly" if place >= MAX_SHOWN else True
+    hover = [_hover(row) for row in line.rows]
+    common: dict[str, Any] = {
+        "x": gpus,
+        "mode": "lines+markers",
+        "name": line.name or "this hardware",
+        "legendgroup": str(place),
+        "line": {"color": colour, "dash": dash},
+        "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8},
+        "hovertext": hover,
+        "hoverinfo": "text",
+        "visible": visible if shown else False,
+    }
+    ideal = [throughput(line.rows[0]) * count for count in gpus]
+    return [
+        (1, go.Scatter(**common, y=[number(row, "tokens_per_s") for row in line.rows])),
+        (
+            1,
+            go.Scatter(
+                x=gpus,
+                y=ideal,
+                mode="lines",
+                line={"color": colour, "width": 1, "dash": "dot"},
+                opacity=0.6,
+                legendgroup=str(place),
+                showlegend=False,
+                hoverinfo="skip",
+                visible=visible if shown else False,
+            ),
+        ),
+        (2, go.Scatter(**common, y=line.efficiency, showlegend=False)),
+    ]
+
+
+def pareto_figure(study: Study, table: Sequence[Row]) -> Any:
+    """Days against cost, the peak memory of a GPU as colour; what nothing else beats is joined and outlined."""
+    import plotly.graph_objects as go
+
+    with_plan = [row for row in table if row["tokens_per_s"] is not None]
+    priced = all(row["cost_per_trillion_tokens"] is not None for row in with_plan)
+    cost = "cost_per_trillion_tokens" if priced else "gpu_hours_per_trillion_tokens"
+    of_menu = [name for name in varied(table) if name in ("model", "sequence_length")]
+    groups: dict[str, list[Row]] = {}
+    for row in with_plan:
+        groups.setdefault(label(row, of_menu), []).append(row)
+    figure, owners, menus = go.Figure(), [], list(groups)[:MAX_MENU]
+    kinds = list(dict.fromkeys(str(row["hardware"]) for row in with_plan))
+    for menu in menus:
+        traces = _pareto_traces(groups[menu], cost, kinds, menu == menus[0])
+        figure.add_traces(traces)
+        owners += [menu] * len(traces)
+    bar = {"title": {"text": "peak memory<br>of a GPU, GiB"}, "len": 0.75, "y": 0.35}
+    figure.update_layout(coloraxis={"colorscale": "Viridis", "reversescale": True, "colorbar": bar})
+    figure.update_xaxes(title="days of training on a trillion tokens", type="log")
+    unit = f"cost, {study.currency}" if priced else "GPU-hours"
+    figure.update_yaxes(title=f"{unit}, for a trillion tokens", type="log")
+    return _finished(figure, menus, owners, 560)
+
+
+def _pareto_traces(rows: list[Row], cost: str, kinds: list[str], shown: bool) -> list[Any]:
+    import plotly.graph_objects as go
+
+    points = [(days_per_trillion(row), number(row, cost)) for row in rows]
+    peaks = [number(row, "peak_memory_bytes") / GIB for row in rows]
+    flat = sorted(front(points), key=lambda i: points[i])
+    best = set(front([(*point, peak) for point, peak in zip(points, peaks, strict=True)]))
+    traces = [
+        go.Scatter(
+            x=[points[i][0] for i in flat],
+            y=[points[i][1] for i in flat],
+            mode="lines",
+            line={"color": "#d55e00", "width": 2, "shape": "hv"},
+            name="nothing is faster and cheaper",
+            hoverinfo="skip",
+            visible=shown,
+        )
+    ]
+    for place, kind in enumerate(kinds):
+        own = [i for i, row in enumerate(rows) if row["hardware"] == kind]
+        edges = [2 if i in best else 0 for i in own]
+        marker = {
+            "symbol": SYMBOLS[place % len(SYMBOLS)],
+            "size": 10,
+            "color": [peaks[i] for i in own],
+            "coloraxis": "coloraxis",
+            "line": {"color": "black", "width": edges},
+            "opacity": [1.0 if i in best else 0.55 for i in own],
+        }
+        traces.append(
+            go.Scatter(
+                x=[points[i][0] for i in own],
+                y=[points[i][1] for i in own],
+                mode="markers",
+                marker=marker,
+                name=kind,
+                hovertext=[_hover(rows[i]) for i in own],
+                hoverinfo="text",
+                visible=shown,
+            )
+        )
+    return traces
+
+
+def sensitivity_figure(table: Sequence[Row]) -> Any:
+    """Bars: the median change of tokens a second and GPU by each value of each axis; whiskers: least and most."""
+    import plotly.graph_objects as go
+
+    models = list(dict.fromkeys(str(row["model"]) for row in table))
+    figure, owners = go.Figure(), []
+    most = 1
+    for model in models:
+        bars = effects([row for row in table if row["model"] == model])[:MAX_BARS]
+        most = max(most, len(bars))
+        figure.add_trace(_bars(bars, model == models[0]))
+        owners.append(model)
+    figure.add_vline(x=0, line={"color": "#444", "width": 1})
+    figure.update_xaxes(title="change of tokens a second and GPU", tickformat="+.0%", zeroline=False)
+    figure.update_yaxes(autorange="reversed", automargin=True, title=None)
+    figure.update_layout(showlegend=False)
+    return _finished(figure, models, owners, 190 + 30 * most)
+
+
+def _bars(bars: list[Effect], shown: bool) -> Any:
+    import plotly.graph_objects as go
+
+    names = [_axis_words(bar) for bar in bars]
+    up = [bar.most - bar.middle for bar in bars]
+    down = [bar.middle - bar.least for bar in bars]
+    return go.Bar(
+        orientation="h",
+        y=names,
+        x=[bar.middle for bar in bars],
+        error_x={"type": "data", "array": up, "arrayminus": down, "symmetric": False, "color": "#444"},
+        marker={"color": [COLOURS[0] if bar.middle >= 0 else COLOURS[1] for bar in bars]},
+        customdata=[_pairs_words(bar) for bar in bars],
+        hovertemplate="%{y}<br>%{customdata}<extra></extra>",
+        visible=shown,
+    )
+
+
+def _axis_words(bar: Effect) -> str:
+    axis = bar.axis.removeprefix(WHAT_IF).replace("_", " ")
+    fits = f" ({bar.lost} no longer fit)" if bar.lost else f" ({bar.gained} fit only so)" if bar.gained else ""
+    return f"<b>{axis}</b>: {bar.value} instead of {bar.first}{fits}"
+
+
+def _pairs_words(bar: Effect) -> str:
+    if not bar.compared:
+        return "no pair of cells in which both have a plan"
+    least, middle, most = (f"{100 * change:+.1f} %" for change in (bar.least, bar.middle, bar.most))
+    words = f"median {middle}, from {least} to {most}, over {bar.compared} pairs of cells"
+    return f"{words}; {bar.lost} pairs lose their plan, {bar.gained} gain one"
+
+
+def _hover(row: Row) -> str:
+    degrees = [f"{name}={row[f'layout.{name}']}" for name in ("tp", "cp", "ep", "pp", "dp", "vpp")]
+    names = ["hardware", *(name for name in row if name.startswith(WHAT_IF)), "num_gpus", "global_batch_size"]
+    return "<br>".join(
+        (
+            f"<b>cell {row['cell']}</b>: {label(row, ['model', *names])}",
+            f"{seconds_text(number(row, 'step_time_s'))} a step ({row['status']}), "
+            f"{count_text(number(row, 'tokens_per_s'))} tokens/s, MFU {percent_text(number(row, 'mfu'))}",
+            f"peak {gib_text(number(row, 'peak_memory_bytes'))}",
+            f"{' '.join(degrees)}, ZeRO {row['layout.zero_stage']}",
+        )
+    )
+
+
+def _finished(figure: Any, menus: list[str], owners: list[str], height: int) -> Any:
+    """Fonts, margins, and a menu where there is something to choose."""
+    figure.update_layout(
+        template="plotly_white",
+        font=FONT,
+        height=height,
+        margin={"l": 70, "r": 30, "t": 70, "b": 60},
+        hovermode="closest",
+    )
+    if len(menus) > 1:
+        # What a menu entry shows of its own lines is what the first entry shows at the start.
+        own = [_at_the_start(trace) for trace in figure.data]
+        buttons = [
+            {
+                "label": menu,
+                "method": "restyle",
+                "args": [
+                    "visible",
+                    [how if owner == menu else False for how, owner in zip(own, owners, strict=True)],
+                ],
+            }
+            for menu in menus
+        ]
+        place = {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "pad": {"b": 28}}
+        figure.update_layout(updatemenus=[{"buttons": buttons, **place}], margin={"t": 110})
+    return figure
+
+
+def _at_the_start(trace: Any) -> Any:
+    group = trace.legendgroup
+    return "legendonly" if group is not None and int(group) >= MAX_SHOWN else True

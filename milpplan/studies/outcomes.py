@@ -1,0 +1,182 @@
+"""One cell solved: the task that goes to a worker, and the outcome that comes back and is kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Final, Literal
+
+import numpy as np
+from pydantic import BaseModel
+
+from milpplan.errors import MilpplanError
+from milpplan.optimize.alternatives import floor
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.planner import solve
+from milpplan.optimize.result import PlanResult, SolveOptions
+from milpplan.reports.plan_file import PlanDocument, plan_document
+from milpplan.specs.problem import Problem
+from milpplan.specs.records import Count, Record
+from milpplan.studies.records import SolveSettings
+from milpplan.units import gib_text
+from milpplan.version import __version__
+
+CellStatus = Literal["optimal", "feasible", "infeasible", "no_solution_found", "impossible", "failed"]
+PROVED: Final = ("optimal", "infeasible", "impossible")
+"""What needs no second look: an optimum, a proof that there is none, or parts that do not go together."""
+ROOMS: Final = ("specs", "costs", "optimize")
+"""Where the code is that a result rests on."""
+KEY_CHARACTERS: Final = 24
+SHOWN_RULES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker needs: a problem and how to solve it. ``key`` names both, and the code that solves them."""
+
+    key: str
+    problem: Problem
+    settings: SolveSettings
+
+
+class Outcome(Record):
+    """What became of a task: the file of a cell."""
+
+    schema_version: Literal[1] = 1
+    key: str
+    milpplan_version: str
+    status: CellStatus
+    step_time_s: float | None = None
+    lower_bound_s: float | None = None
+    gap: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    peak_memory_bytes: Count | None = None
+    usable_memory_bytes: int | None = None
+    least_memory_bytes: float | None = None
+    """Where no plan fits: a proved lower bound on the peak of every plan."""
+    plan: PlanDocument | None = None
+    message: str = ""
+    """Why there is no plan, or what went wrong."""
+    wall_time_s: float = 0.0
+
+
+Solve = Callable[[Task], Outcome]
+
+
+def settings_options(settings: SolveSettings) -> SolveOptions:
+    """The options of a solve."""
+    return SolveOptions(**settings.model_dump())
+
+
+def task_of(problem: Problem, settings: SolveSettings) -> Task:
+    """The task of a problem, with its key: equal for equal problems, options and code."""
+    parts = {
+        "problem": [_digest(part) for part in (problem.model, problem.hardware, problem.job, problem.space)],
+        "options": settings.model_dump(mode="json"),
+        "version": __version__,
+        "code": code_digest(),
+    }
+    text = json.dumps(parts, sort_keys=True)
+    return Task(hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARACTERS], problem, settings)
+
+
+@cache
+def _digest(record: BaseModel) -> str:
+    """Of one part of a problem; cells share models and hardware."""
+    return hashlib.sha256(json.dumps(record.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def code_digest() -> str:
+    """Of the cost model and the search as they are installed: an edited formula gives other keys."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for entry in sorted(_sources(resources.files("milpplan") / room), key=lambda one: one.name):
+            digest.update(f"{room}/{entry.name}\n".encode())
+            digest.update(entry.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(directory: Traversable) -> list[Traversable]:
+    return [entry for entry in directory.iterdir() if entry.name.endswith(".py")]
+
+
+def solved(task: Task) -> Outcome:
+    """The outcome of a task; whatever goes wrong becomes a failed one with its message."""
+    started = time.monotonic()
+    try:
+        # Numbers that leave the range of floats or 64-bit integers raise instead of becoming nonsense.
+        with np.errstate(over="raise", invalid="raise", divide="raise"):
+            outcome = _outcome(task, solve(task.problem, settings_options(task.settings)))
+    except MilpplanError as error:
+        outcome = failed(task.key, str(error))
+    except Exception as error:
+        outcome = failed(task.key, f"{type(error).__name__}: {error}")
+    return outcome.model_copy(update={"wall_time_s": time.monotonic() - started})
+
+
+def failed(key: str, message: str) -> Outcome:
+    """The outcome of a task that came to no result."""
+    return Outcome(key=key, milpplan_version=__version__, status="failed", message=message[:2000])
+
+
+def impossible(message: str) -> Outcome:
+    """The outcome of a cell whose parts do not go together: there was nothing to solve."""
+    return Outcome(key="", milpplan_version=__version__, status="impossible", message=message)
+
+
+def _outcome(task: Task, result: PlanResult) -> Outcome:
+    usable = result.details["usable_memory_bytes"]
+    empty = Outcome(
+        key=task.key,
+        milpplan_version=__version__,
+        status=result.status,
+        lower_bound_s=result.lower_bound_s,
+        usable_memory_bytes=usable,
+        message=result.message,
+    )
+    if result.status == "infeasible":
+        least = _least_memory_bytes(result)
+        return empty.model_copy(
+            update={"lower_bound_s": None, "least_memory_bytes": least, "message": _why(result, least)}
+        )
+    if result.plan is None or result.report is None:
+        return empty.model_copy(update={"message": result.message or "Stopped before a plan was found."})
+    report = result.report
+    return empty.model_copy(
+        update={
+            "step_time_s": report.step_time_s,
+            "gap": result.gap,
+            "tokens_per_s": report.tokens_per_s,
+            "mfu": report.mfu,
+            "peak_memory_bytes": report.peak_memory_bytes,
+            "plan": plan_document(result.plan),
+        }
+    )
+
+
+def _least_memory_bytes(result: PlanResult) -> float | None:
+    """Least peak of any legal layout, a proved lower bound; None where no layout is legal."""
+    known: float | None = result.details["least_memory_bytes"]
+    if known is None:
+        bounds = floor(result.problem, layout_space(result.problem))
+        known = None if bounds is None else bounds.memory_bytes
+    return known
+
+
+def _why(result: PlanResult, least_memory: float | None) -> str:
+    """Why there is no plan, in one sentence."""
+    if least_memory is None:
+        rules = sorted((name for name, count in result.rejected.items() if count), key=result.rejected.__getitem__)
+        named = ", ".join(rules[::-1][:SHOWN_RULES])
+        reason = f"every one breaks a rule ({named})" if named else "no degrees multiply to the number of GPUs"
+        return f"No layout is legal: {reason}."
+    usable = result.details["usable_memory_bytes"]
+    return f"No plan fits: the least peak is {gib_text(least_memory)}, usable are {gib_text(usable)}."

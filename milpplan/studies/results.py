@@ -1,0 +1,78 @@
+"""The files that a sweep leaves: the table, the plans and the page of figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from milpplan.errors import InvalidInputError
+from milpplan.reports.files import write_whole
+from milpplan.reports.plan_file import PlanFile
+from milpplan.specs.problem import Problem
+from milpplan.studies.grid import Cell
+from milpplan.studies.page import page
+from milpplan.studies.running import Sweep
+from milpplan.studies.store import PLANS
+from milpplan.studies.tables import Row, column_types, csv_text, parquet_bytes
+
+TABLE: Final = "results.csv"
+PARQUET: Final = "results.parquet"
+PAGE: Final = "report.html"
+
+
+def write_results(sweep: Sweep, directory: Path, table: list[Row]) -> tuple[list[Path], list[InvalidInputError]]:
+    """Write all of them; what was written, and what could not be because a package is missing."""
+    types = column_types(sweep.study)
+    kinds: dict[str, Callable[[], str | bytes]] = {
+        TABLE: lambda: csv_text(table, types),
+        PARQUET: lambda: parquet_bytes(table, types),
+        PAGE: lambda: page(sweep.study, table),
+    }
+    written, missing = [], []
+    for name, content in kinds.items():
+        try:
+            whole = content()
+        except InvalidInputError as error:
+            # An older one would contradict the table beside it.
+            (directory / name).unlink(missing_ok=True)
+            missing.append(error)
+            continue
+        write_whole(directory / name, whole)
+        written.append(directory / name)
+    return [*written, write_plans(sweep, directory / PLANS)], missing
+
+
+def write_plans(sweep: Sweep, directory: Path) -> Path:
+    """One plan file for every cell with a plan, for ``milpplan simulate``; those of other cells go."""
+    directory.mkdir(exist_ok=True)
+    digits = len(str(len(sweep.cells)))
+    names = set()
+    for cell in sweep.cells:
+        outcome = sweep.outcome(cell)
+        if outcome is None or outcome.plan is None or cell.problem is None:
+            continue
+        file = PlanFile(plan=outcome.plan, problem=_named(sweep, cell, cell.problem))
+        path = directory / f"cell-{cell.number:0{digits}}.json"
+        names.add(path.name)
+        text = json.dumps(file.model_dump(mode="json")) + "\n"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_whole(path, text)
+    for path in directory.glob("cell-*.json"):
+        if path.name not in names:
+            path.unlink()
+    return directory
+
+
+def _named(sweep: Sweep, cell: Cell, problem: Problem) -> Problem:
+    """The problem whose hardware says what was changed, so that nobody takes it for the real one."""
+    changes = [
+        f"{axis.name}: {cell.words[axis.name]}"
+        for axis, cases in ((axis, axis.all_cases) for axis in sweep.study.what_if)
+        if any(case.name == cell.words[axis.name] and case.changes_something for case in cases)
+    ]
+    if not changes:
+        return problem
+    name = f"{problem.hardware.name} ({'; '.join(changes)})"[:200]
+    return problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"name": name})})
