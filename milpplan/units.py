@@ -39,6 +39,14 @@ def count_text(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def engineering_text(value: float) -> str:
+    """A large number with all its digits and an exponent of a multiple of three: 120e9, 85.520809984e9, 80."""
+    for limit, suffix in ((1e12, "e12"), (1e9, "e9"), (1e6, "e6")):
+        if abs(value) >= limit:
+            return f"{value / limit:.15g}{suffix}"
+    return f"{value:.15g}"
+
+
 def percent_text(fraction: float, digits: int = 1) -> str:
     """A fraction in [0, 1] as per cent."""
     return f"{fraction * 100:.{digits}f} %"

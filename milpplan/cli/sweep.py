@@ -25,13 +25,14 @@ from milpplan.studies.reading import read_study
 from milpplan.studies.results import write_results
 from milpplan.studies.running import Runner, StudyProgress, Sweep, complete, resume
 from milpplan.studies.store import opened
-from milpplan.studies.tables import WHAT_IF, Row, rows
+from milpplan.studies.tables import Row, rows, what_if_words
 from milpplan.units import count_text, gib_text, percent_text, seconds_text
 from milpplan.version import __version__
 
 QUIET_S = 10.0
 """Seconds between lines of progress where stderr is no terminal."""
-SHOWN_CELLS = 20
+SHOWN_CELLS = 21
+HEADS = {"num_gpus": "GPUs", "global_batch_size": "batch", "sequence_length": "tokens"}
 
 
 class SweepDocument(Record):
@@ -173,25 +174,32 @@ def _summary(sweep: Sweep, directory: Path, files: list[Path], table: list[Row])
 
 
 def _cells_table(sweep: Sweep, table: list[Row]) -> RenderableType:
+    """The best cell for every model on every variant of the hardware."""
     priced = all(row["cost_per_trillion_tokens"] is not None for row in table)
     measure = "cost_per_trillion_tokens" if priced else "gpu_hours_per_trillion_tokens"
-    best = sorted((row for row in table if row[measure] is not None), key=lambda row: (row[measure], row["cell"]))
-    varied = [
-        name
-        for name in table[0]
-        if (name.startswith(WHAT_IF) or name in next(iter(sweep.cells)).words)
-        and len({row[name] for row in table}) > 1
-    ]
-    heads = ["cell", *(name.removeprefix(WHAT_IF).replace("_", " ") for name in varied)]
-    last = f"{sweep.study.currency}/1T tokens" if priced else "GPU-hours/1T tokens"
-    unit = f"the least {'cost' if priced else 'GPU-hours'} first"
+    best: dict[tuple[object, ...], Row] = {}
+    for row in sorted(table, key=lambda row: (_number(row[measure]), row["cell"])):
+        best.setdefault((row["model"], row["hardware"], what_if_words(sweep.study, row)), row)
+    what_ifs = {axis.name for axis in sweep.study.what_if}
+    words = [name for name in sweep.cells[0].words if len({cell.words[name] for cell in sweep.cells}) > 1]
+    plain = [name for name in words if name not in what_ifs]
+    of = "each variant of the hardware" if "model" not in plain else "each model and variant of the hardware"
     more = f"; {len(best) - SHOWN_CELLS:,} more in the table" if len(best) > SHOWN_CELLS else ""
-    drawn = Table(box=None, pad_edge=False, title=f"Cells with a plan, {unit}{more}", title_justify="left")
+    title = f"The cell with the least {'cost' if priced else 'GPU-hours'} of {of}{more}"
+    drawn = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    last = f"{sweep.study.currency}/1T tokens" if priced else "GPU-hours/1T tokens"
+    heads = [
+        "cell",
+        *(HEADS.get(name, name.replace("_", " ")) for name in plain),
+        *(["what if"] if what_ifs else []),
+    ]
     for head in [*heads, "step", "MFU", "peak", "layout", last]:
-        drawn.add_column(head, justify="left" if head == "layout" else "right", overflow="fold")
-    for row in best[:SHOWN_CELLS]:
-        words = [printable(str(row[name])) for name in ("cell", *varied)]
-        drawn.add_row(*words, *_measures(row), count_text(_number(row[measure])))
+        left = head in ("layout", "what if", "hardware", "model")
+        drawn.add_column(head, justify="left" if left else "right", overflow="fold")
+    for row in list(best.values())[:SHOWN_CELLS]:
+        own = [str(row[name]) for name in ("cell", *plain)]
+        own += [what_if_words(sweep.study, row) or "-"] if what_ifs else []
+        drawn.add_row(*map(printable, own), *_measures(row), count_text(_number(row[measure])))
     return drawn
 
 

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from milpplan.studies.grid import GRID_AXES
-from milpplan.studies.tables import WHAT_IF, Row, Value
+from milpplan.studies.records import Study
+from milpplan.studies.tables import WHAT_IF, Row, Value, what_if_words
 
 SIZES: Final = ("num_gpus", "global_batch_size")
 VARIANT_AXES: Final = ("hardware",)
@@ -77,19 +78,23 @@ class Line:
         return tuple(throughput(row) / first for row in self.rows)
 
 
-def scaling_lines(table: Sequence[Row]) -> list[Line]:
-    """Lines of all rows with a plan, by menu entry and variant."""
+def scaling_lines(study: Study, table: Sequence[Row]) -> list[Line]:
+    """Lines of all rows with a plan, by menu entry and variant; unchanged hardware first."""
     names = [name for name in varied(table) if name != "num_gpus"]
-    of_line = [name for name in names if name in VARIANT_AXES or name.startswith(WHAT_IF)]
-    of_menu = [name for name in names if name not in of_line]
+    several = [name for name in names if name in VARIANT_AXES]
+    of_menu = [name for name in names if name not in several and not name.startswith(WHAT_IF)]
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in table:
         if row["tokens_per_s"] is not None:
-            groups.setdefault((label(row, of_menu), label(row, of_line)), []).append(row)
-    return [
+            changes = what_if_words(study, row)
+            plain = label(row, several or ([] if changes else ["hardware"]))
+            name = ", ".join(part for part in (plain, changes) if part)
+            groups.setdefault((label(row, of_menu), name), []).append(row)
+    lines = [
         Line(menu, name, tuple(sorted(rows, key=lambda row: number(row, "num_gpus"))))
         for (menu, name), rows in groups.items()
     ]
+    return sorted(lines, key=lambda line: len(what_if_words(study, line.rows[0])) > 0)
 
 
 def front(points: Sequence[tuple[float, ...]]) -> list[int]:

@@ -18,7 +18,7 @@ from milpplan.studies.curves import (
     varied,
 )
 from milpplan.studies.records import Study
-from milpplan.studies.tables import WHAT_IF, Row
+from milpplan.studies.tables import WHAT_IF, Row, what_if_words
 from milpplan.units import GIB, count_text, gib_text, percent_text, seconds_text
 
 COLOURS: Final = (
@@ -45,43 +45,48 @@ MAX_BARS: Final = 60
 FONT: Final = {"family": "system-ui, sans-serif", "size": 13}
 
 
-def scaling_figure(table: Sequence[Row]) -> Any:
+def scaling_figure(study: Study, table: Sequence[Row]) -> Any:
     """Tokens a second against GPUs, with straight-line growth for comparison, and efficiency beside it."""
     from plotly.subplots import make_subplots
 
-    lines = scaling_lines(table)
+    lines = scaling_lines(study, table)
     menus = list(dict.fromkeys(line.menu for line in lines))[:MAX_MENU]
     names = list(dict.fromkeys(line.name for line in lines))
     figure = make_subplots(
-        cols=2, horizontal_spacing=0.1, subplot_titles=("Throughput", "Efficiency: throughput per GPU")
+        cols=2,
+        horizontal_spacing=0.1,
+        subplot_titles=("Throughput (dotted: in proportion to GPUs)", "Throughput per GPU, of the fewest GPUs'"),
     )
     owners: list[str] = []
     for line in lines:
         if line.menu in menus:
             shown = line.menu == menus[0]
-            traces = _line_traces(line, names.index(line.name), shown)
+            traces = _line_traces(study, line, names.index(line.name), shown)
             for column, trace in traces:
                 figure.add_trace(trace, row=1, col=column)
             owners += [line.menu] * len(traces)
     counts = sorted({row["num_gpus"] for line in lines for row in line.rows}, key=lambda count: count or 0)
     ticks = {"tickvals": counts, "ticktext": [f"{count:,}" for count in counts]}
     figure.update_xaxes(title="GPUs", type="log", **ticks)
-    figure.update_yaxes(title="tokens a second (dotted: in proportion to GPUs)", type="log", col=1)
-    figure.update_yaxes(title="of the line's smallest number of GPUs", tickformat=".0%", col=2)
-    return _finished(figure, menus, owners, 520)
+    figure.update_yaxes(title="tokens a second", type="log", dtick="D2", tickformat="~s", col=1)
+    figure.update_yaxes(title="efficiency", tickformat=".0%", col=2)
+    figure.update_layout(legend={"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0})
+    figure = _finished(figure, menus, owners, 520 + 12 * len(names))
+    figure.update_layout(margin={"b": 110 + 12 * len(names)})
+    return figure
 
 
-def _line_traces(line: Line, place: int, shown: bool) -> list[tuple[int, Any]]:
+def _line_traces(study: Study, line: Line, place: int, shown: bool) -> list[tuple[int, Any]]:
     import plotly.graph_objects as go
 
     gpus = [number(row, "num_gpus") for row in line.rows]
     colour, dash = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
     visible = "legendonly" if place >= MAX_SHOWN else True
-    hover = [_hover(row) for row in line.rows]
+    hover = [_hover(study, row) for row in line.rows]
     common: dict[str, Any] = {
         "x": gpus,
         "mode": "lines+markers",
-        "name": line.name or "this hardware",
+        "name": line.name,
         "legendgroup": str(place),
         "line": {"color": colour, "dash": dash},
         "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8},
@@ -124,18 +129,18 @@ def pareto_figure(study: Study, table: Sequence[Row]) -> Any:
     figure, owners, menus = go.Figure(), [], list(groups)[:MAX_MENU]
     kinds = list(dict.fromkeys(str(row["hardware"]) for row in with_plan))
     for menu in menus:
-        traces = _pareto_traces(groups[menu], cost, kinds, menu == menus[0])
+        traces = _pareto_traces(study, groups[menu], cost, kinds, menu == menus[0])
         figure.add_traces(traces)
         owners += [menu] * len(traces)
     bar = {"title": {"text": "peak memory<br>of a GPU, GiB"}, "len": 0.75, "y": 0.35}
     figure.update_layout(coloraxis={"colorscale": "Viridis", "reversescale": True, "colorbar": bar})
-    figure.update_xaxes(title="days of training on a trillion tokens", type="log")
+    figure.update_xaxes(title="days of training on a trillion tokens", type="log", tickformat="~g")
     unit = f"cost, {study.currency}" if priced else "GPU-hours"
-    figure.update_yaxes(title=f"{unit}, for a trillion tokens", type="log")
+    figure.update_yaxes(title=f"{unit}, for a trillion tokens", type="log", tickformat="~s")
     return _finished(figure, menus, owners, 560)
 
 
-def _pareto_traces(rows: list[Row], cost: str, kinds: list[str], shown: bool) -> list[Any]:
+def _pareto_traces(study: Study, rows: list[Row], cost: str, kinds: list[str], shown: bool) -> list[Any]:
     import plotly.graph_objects as go
 
     points = [(days_per_trillion(row), number(row, cost)) for row in rows]
@@ -171,7 +176,7 @@ def _pareto_traces(rows: list[Row], cost: str, kinds: list[str], shown: bool) ->
                 mode="markers",
                 marker=marker,
                 name=kind,
-                hovertext=[_hover(rows[i]) for i in own],
+                hovertext=[_hover(study, rows[i]) for i in own],
                 hoverinfo="text",
                 visible=shown,
             )
@@ -217,9 +222,10 @@ def _bars(bars: list[Effect], shown: bool) -> Any:
 
 
 def _axis_words(bar: Effect) -> str:
-    axis = bar.axis.removeprefix(WHAT_IF).replace("_", " ")
+    axis = {"num_gpus": "GPUs", "global_batch_size": "batch"}.get(bar.axis, bar.axis.removeprefix(WHAT_IF))
     fits = f" ({bar.lost} no longer fit)" if bar.lost else f" ({bar.gained} fit only so)" if bar.gained else ""
-    return f"<b>{axis}</b>: {bar.value} instead of {bar.first}{fits}"
+    change = f"<b>{100 * bar.middle:+.1f} %</b>" if bar.compared else "no pair fits"
+    return f"{axis.replace('_', ' ')}: {bar.value} instead of {bar.first}{fits}  {change}"
 
 
 def _pairs_words(bar: Effect) -> str:
@@ -230,12 +236,13 @@ def _pairs_words(bar: Effect) -> str:
     return f"{words}; {bar.lost} pairs lose their plan, {bar.gained} gain one"
 
 
-def _hover(row: Row) -> str:
+def _hover(study: Study, row: Row) -> str:
     degrees = [f"{name}={row[f'layout.{name}']}" for name in ("tp", "cp", "ep", "pp", "dp", "vpp")]
-    names = ["hardware", *(name for name in row if name.startswith(WHAT_IF)), "num_gpus", "global_batch_size"]
+    names = ("model", "hardware", "num_gpus", "global_batch_size")
+    words = ", ".join(part for part in (label(row, names), what_if_words(study, row)) if part)
     return "<br>".join(
         (
-            f"<b>cell {row['cell']}</b>: {label(row, ['model', *names])}",
+            f"<b>cell {row['cell']}</b>: {words}",
             f"{seconds_text(number(row, 'step_time_s'))} a step ({row['status']}), "
             f"{count_text(number(row, 'tokens_per_s'))} tokens/s, MFU {percent_text(number(row, 'mfu'))}",
             f"peak {gib_text(number(row, 'peak_memory_bytes'))}",

@@ -21,20 +21,21 @@ NOTES: Final = {
         "Scaling",
         "Each line is one job on more and more GPUs, with the best plan for each number of them. Dotted: "
         "throughput in proportion to GPUs. Efficiency is throughput per GPU over that of the line's smallest "
-        "number of GPUs. A number of GPUs without a point has no plan that fits in memory. A click on a name "
-        "hides or shows a line.",
+        "number of GPUs. A number of GPUs without a point has no plan that fits in memory. Names of lines tell "
+        "which what-ifs are not in their first case; a click on a name hides or shows its line.",
     ),
     "pareto": (
         "Time, cost and memory",
         "Each point is one cell of the study with its best plan: left is faster, low is cheaper, colour is "
-        "memory. Outlined points are beaten by no other in time, cost and peak memory together; the line joins those that "
-        "none beats in time and cost. Batch sizes are compared as if they trained equally well: they may not.",
+        "memory. Outlined points are beaten by no other in time, cost and peak memory together; the line joins "
+        "those that none beats in time and cost. Batch sizes are compared as if they trained equally well: they "
+        "may not.",
     ),
     "sensitivity": (
         "Sensitivity",
         "Each bar changes one thing and keeps all others: the median change of throughput per GPU over all pairs "
         "of cells that differ in it alone, each with its own best plan; whiskers reach from the least to the "
-        "greatest change. Pairs in which one side has no plan that fits are counted beside the name.",
+        "greatest change. Pairs in which only one side has a plan that fits are counted beside the name.",
     ),
 }
 
@@ -58,7 +59,7 @@ def page(study: Study, table: Sequence[Row]) -> str:
     parts = [_head(study, table)]
     if any(row["tokens_per_s"] is not None for row in table):
         figures = {
-            "scaling": scaling_figure(table),
+            "scaling": scaling_figure(study, table),
             "pareto": pareto_figure(study, table),
             "sensitivity": sensitivity_figure(table),
         }

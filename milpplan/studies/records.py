@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
 from milpplan.specs.records import PositiveFloat, Record
+from milpplan.units import engineering_text
 
 OPERATIONS: Final = ("set", "multiply", "add", "replace_from")
 """What can be done to a place of the hardware, in the order in which a case does it."""
@@ -152,10 +153,11 @@ class WhatIf(Record):
 
 def _words(operation: str, value: Any) -> str:
     """A value of the short form as the name of its case."""
-    text = f"{value:g}" if operation in ("multiply", "add") else str(value)
-    return {"multiply": f"x{text}", "add": f"{'' if text.startswith('-') else '+'}{text}"}.get(
-        operation, text[:200]
-    )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = engineering_text(value) if is_number else str(value)[:200]
+    if operation == "multiply":
+        return f"x{text}"
+    return f"+{text}" if operation == "add" and value >= 0 else text
 
 
 class SolveSettings(Record):

@@ -105,6 +105,13 @@ def _simple(value: Any) -> Value:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
+def what_if_words(study: Study, row: Row) -> str:
+    """What a row changes of its hardware: the what-ifs that are not in their first case; empty if all are."""
+    first = {axis.name: axis.all_cases[0].name for axis in study.what_if}
+    changed = {name: row[f"{WHAT_IF}{name}"] for name in first}
+    return ", ".join(f"{name}: {case}" for name, case in changed.items() if case != first[name])
+
+
 def csv_text(table: Iterable[Row], columns: Iterable[str]) -> str:
     """The table as CSV: floats with all their digits, nothing where there is no value."""
     out = io.StringIO()
