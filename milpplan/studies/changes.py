@@ -86,13 +86,14 @@ def _set(data: dict[str, Any], path: str, value: Any, source: str) -> None:
 
 
 def _replace(data: dict[str, Any], path: str, other: HardwareSpec, source: str) -> None:
+    places = _places(data, path, source)
     if EVERY in path.split("."):
         raise InvalidInputError(
             f"{source}: replace_from has the path {shown(path)}.",
             f"Expected a path without {EVERY}.",
             "Name every section that is to be taken.",
         )
-    _, (container, key) = _places(data, path, source)[0]
+    _, (container, key) = places[0]
     _, (theirs, same_key) = _places(other.model_dump(mode="json"), path, f"{source} (in {other.name})")[0]
     container[key] = theirs[same_key]
 

@@ -90,9 +90,9 @@ def cells(study: Study, directory: Path) -> tuple[Cell, ...]:
         InvalidInputError: a value or change that makes no sense, or too many cells.
     """
     _check_number(num_cells(study))
-    _check_names(study)
     models = {name: _loaded(load_model, name, directory, "grid.model") for name in study.grid.model}
     hardware = {name: _loaded(load_hardware, name, directory, "grid.hardware") for name in study.grid.hardware}
+    _check_names(study)
     spaces = _spaces(study)
     variants = _variants(study, hardware, directory)
     return tuple(_cells(study, models, variants, spaces))
@@ -164,7 +164,7 @@ def _known(name: str, known: Any, where: str) -> None:
         return
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     raise UnknownNameError(
-        f"{where} names {shown(name)}, which does not exist.",
+        f"{where} names {shown(name)}, which is not there.",
         f"Expected one of {', '.join(names)}.",
         f"Did you mean {close[0]}?" if close else "Give one of these names.",
     )

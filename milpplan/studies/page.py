@@ -21,8 +21,9 @@ NOTES: Final = {
         "Scaling",
         "Each line is one job on more and more GPUs, with the best plan for each number of them. Dotted: "
         "throughput in proportion to GPUs. Efficiency is throughput per GPU over that of the line's smallest "
-        "number of GPUs. A number of GPUs without a point has no plan that fits in memory. Names of lines tell "
-        "which what-ifs are not in their first case; a click on a name hides or shows its line.",
+        "number of GPUs; more GPUs leave more memory to each, so it can exceed 100 %. A number of GPUs without a "
+        "point has no plan that fits in memory. Names of lines tell which what-ifs are not in their first case; a "
+        "click on a name hides or shows its line.",
     ),
     "pareto": (
         "Time, cost and memory",

@@ -44,7 +44,7 @@ def run(tasks: Sequence[Task], num_workers: int, solve: Solve = solved) -> Gener
     workers: list[Worker] = []
     try:
         for _ in range(min(num_workers, len(tasks))):
-            worker = _started(solve)
+            worker = started(solve)
             workers.append(worker)
             _give(worker, waiting)
         while any(worker.task for worker in workers):
@@ -55,11 +55,11 @@ def run(tasks: Sequence[Task], num_workers: int, solve: Solve = solved) -> Gener
                 outcome = _received(worker)
                 if outcome is None:
                     outcome = _dead(worker)
-                    workers[i] = worker = _started(solve)
+                    workers[i] = worker = started(solve)
                 _give(worker, waiting)
                 yield outcome
     finally:
-        _ended(workers)
+        ended(workers)
 
 
 def _give(worker: Worker, waiting: list[Task]) -> None:
@@ -89,7 +89,8 @@ def _dead(worker: Worker) -> Outcome:
     return failed(worker.task.key, f"The process that solved this cell died ({reason}{out_of_memory}).")
 
 
-def _started(solve: Solve) -> Worker:
+def started(solve: Solve) -> Worker:
+    """A new worker without a task."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, solve), daemon=True)
@@ -113,7 +114,8 @@ def _without_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _ended(workers: list[Worker]) -> None:
+def ended(workers: list[Worker]) -> None:
+    """End workers; those that are solving are not waited for."""
     for worker in workers:
         if worker.task is not None:
             worker.process.terminate()

@@ -17,6 +17,8 @@ from milpplan.units import engineering_text
 
 OPERATIONS: Final = ("set", "multiply", "add", "replace_from")
 """What can be done to a place of the hardware, in the order in which a case does it."""
+MOST: Final = 1e30
+"""Beyond any number of a hardware description."""
 MAX_VALUES: Final = 10_000
 """Most values of one axis."""
 
@@ -37,12 +39,11 @@ def _dotted(value: object) -> object:
 
 
 def _different(values: tuple[Any, ...]) -> None:
-    seen: list[Any] = []
-    for value in values:
-        # Of different types too: a switch is not a number.
-        if any(value == other and type(value) is type(other) for other in seen):
-            raise ValueError(f"{value!r} stands there twice")
-        seen.append(value)
+    # With its type a switch is not a number; numbers are compared as such.
+    keys = [(type(value), value) if isinstance(value, str | int) else repr(value) for value in values]
+    if len(set(keys)) < len(keys):
+        twice = next(value for i, value in enumerate(values) if keys[i] in keys[:i])
+        raise ValueError(f"{twice!r} stands there twice")
 
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -153,7 +154,8 @@ class WhatIf(Record):
 
 def _words(operation: str, value: Any) -> str:
     """A value of the short form as the name of its case."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # A whole number of thousands of digits is no float, and is refused where it is set.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
     text = engineering_text(value) if is_number else str(value)[:200]
     if operation == "multiply":
         return f"x{text}"

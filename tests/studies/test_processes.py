@@ -1,0 +1,51 @@
+"""Workers: outcomes of every task, whatever becomes of the processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from milpplan.studies import processes
+from milpplan.studies.outcomes import Outcome, Task, failed
+from tests.studies.cases import study, sweep
+
+TASKS = sweep(study()).open_tasks[:4]
+
+
+def told(task: Task) -> Outcome:
+    """An outcome that says which process made it; the second task kills its process, as the system does."""
+    if task.key == TASKS[1].key:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return failed(task.key, str(os.getpid()))
+
+
+def forever(task: Task) -> Outcome:
+    """No outcome for an hour."""
+    time.sleep(3600)
+    return failed(task.key, "")
+
+
+def test_a_worker_that_dies_costs_its_task_alone() -> None:
+    """Four tasks on one worker: the second one's process is killed; it has failed, and a new one does the
+    rest. Nothing is left running."""
+    outcomes = {outcome.key: outcome for outcome in processes.run(TASKS, 1, told)}
+    assert list(outcomes) == [task.key for task in TASKS]
+    assert "signal 9" in outcomes[TASKS[1].key].message
+    first, third, fourth = (outcomes[TASKS[i].key].message for i in (0, 2, 3))
+    assert first != third == fourth
+    for number in {first, third}:
+        assert not Path(f"/proc/{number}").exists() or not Path("/proc/self").exists()
+
+
+def test_workers_end_when_nobody_waits_for_them() -> None:
+    """Whoever stops asking for outcomes, as Ctrl-C does, leaves no process behind, and waits for no solve."""
+    started = time.monotonic()
+    worker = processes.started(forever)
+    worker.task = TASKS[0]
+    worker.connection.send(TASKS[0])
+    number = worker.process.pid
+    processes.ended([worker])
+    assert time.monotonic() - started < 600
+    assert not Path(f"/proc/{number}").exists()
