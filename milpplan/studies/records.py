@@ -7,6 +7,7 @@ A cell of the study is one choice from every axis. No files and no problems here
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
@@ -139,7 +140,7 @@ class WhatIf(Record):
         """The paths that change together; none where there are cases."""
         return (self.path,) if isinstance(self.path, str) else self.path or ()
 
-    @property
+    @cached_property
     def all_cases(self) -> tuple[Case, ...]:
         """The values as cases, each named after its value."""
         if self.cases:
