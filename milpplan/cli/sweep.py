@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
+from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.reports.document import document_text
 from milpplan.reports.terminal import printable
 from milpplan.specs.records import Count, Record
@@ -65,7 +65,7 @@ def run(
         table = rows(sweep)
         files, missing = write_results(sweep, directory, table)
     for error in missing:
-        say_error(error)
+        say(f"{error.seen} {error.do}")
     if as_json:
         emit(document_text(_document(sweep, directory, files, table)))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -75,6 +76,17 @@ def test_plans_are_files_that_simulate_reads(tmp_path: Path) -> None:
         assert simulate(problem, plan).step_time_s == row["step_time_s"]
         changed = "" if row["what_if.memory"] == "x1" else f" (memory: {row['what_if.memory']})"
         assert problem.hardware.name == f"dgx-h100{changed}"
+
+
+def test_without_extras_there_is_still_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pyarrow and plotly: the CSV and the plans, no stale file beside them, and how to get the others."""
+    (tmp_path / "report.html").write_text("of an older run")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    written, missing = write_results(reference(), tmp_path, rows(reference()))
+    assert [path.name for path in written] == ["results.csv", "plans"]
+    assert ["milpplan[study]" in missing[0].do, "milpplan[report]" in missing[1].do] == [True, True]
+    assert not (tmp_path / "report.html").exists()
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
