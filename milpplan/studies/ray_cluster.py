@@ -84,5 +84,5 @@ def _connect(ray: Any, num_workers: int | None) -> None:
         raise InvalidInputError(
             f"Ray cannot be reached: {type(error).__name__}: {error}.",
             "Expected a running cluster at RAY_ADDRESS, or none there to start one on this machine.",
-            "Check RAY_ADDRESS and `ray status`.",
+            "Check RAY_ADDRESS, `ray status`, and the token (RAY_AUTH_TOKEN) if the cluster asks for one.",
         ) from error
