@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from milpplan.costs.columns import SWITCHES, WORDS
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.optimize.planner import fixed
 from milpplan.presets.catalog import hardware_names, load_hardware, load_model, model_names
-from milpplan.specs.plan import SCHEDULES, Layout
+from milpplan.specs.plan import Layout
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Range, Space
 from milpplan.specs.reading import RecordType, invalid_fields, shown
 
@@ -23,7 +24,6 @@ OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
 SECONDS_PER_HOUR: Final = 3600.0
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_SWITCHES = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather")
 _FIXABLE = tuple(name for name in Space.model_fields if name not in ("kind", "recompute"))
 
 
@@ -106,10 +106,10 @@ def assignments(text: str, option: str, known: tuple[str, ...]) -> dict[str, obj
 
 def _value(name: str, word: str, option: str) -> object:
     value: object = word
-    if name in _SWITCHES:
+    if name in SWITCHES:
         value = {"1": True, "0": False, **_WORDS}.get(word.lower(), word)
-    elif name == "schedule":
-        value = choice(word, f"{option} schedule", SCHEDULES)
+    elif name in WORDS:
+        value = choice(word, f"{option} {name}", WORDS[name])
     else:
         try:
             value = int(word)

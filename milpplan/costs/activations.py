@@ -61,12 +61,13 @@ def _input_bytes(problem: Problem) -> int:
 
 def _norm_copies(shard: Shard) -> FloatArray:
     """Bytes that both norms of a layer keep beside a fused kernel's, and the gathered part of their outputs where
-    the products keep it: 2 k u h / r, and 2 * 2 u h (1 - 1/r)."""
+    the products keep it (the layout does, or always the framework): 2 k u h / r, and 2 * 2 u h (1 - 1/r)."""
     software = shard.problem.hardware.software
     elements = shard.tokens * shard.hidden
     copies = 2 * software.norm_kept_bytes * elements / shard.sequence_tp
     gathered = 2 * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
-    return np.asarray(copies + (gathered if software.gathered_inputs else 0.0))
+    kept = ~shard.columns.gather_again | software.gathered_inputs
+    return np.asarray(copies + np.where(kept, gathered, 0.0))
 
 
 def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:

@@ -282,3 +282,28 @@ def overlap_s(
     """
     hidden = np.minimum(seconds, cover)
     return seconds - hidden + processor_fraction * hidden, hidden
+
+
+def tiled_overlap_s(
+    seconds: FloatArray,
+    product_s: FloatArray,
+    tiles: FloatArray,
+    processor_fraction: FloatArray,
+    pipelined: npt.NDArray[np.bool_],
+) -> tuple[FloatArray, FloatArray]:
+    """(exposed, hidden) seconds of a collective in T ``tiles`` beside the tiles of its own product.
+
+    One tile of the product has nothing beside it: an all-gather starts with the tile that the rank has, a
+    reduction ends with the one that it keeps. From neighbour to neighbour (a ring) all T - 1 steps of the
+    collective are beside the other T - 1 tiles: ``overlap_s(seconds, (T - 1) / T product_s)``. ``pipelined``
+    collectives move a T-th in each of T steps, one of them beside nothing: ``overlap_s((T - 1) / T seconds,
+    (T - 1) / T product_s)`` and seconds / T. All of it is exposed where T = 1.
+
+    So exposed(ring) <= exposed(pipelined) <= seconds: tiles never lose on the collective, only on the product,
+    which ``product_s`` has in tiles. Arrays [n] that broadcast. Source: Wang et al. 2023 (ASPLOS), section 4;
+    Isaev et al. 2023 (Calculon) for ring and pipelined tiles.
+    """
+    beside = (tiles - 1.0) / tiles
+    moved = np.where(pipelined, beside, np.where(tiles > 1, 1.0, 0.0)) * seconds
+    exposed, hidden = overlap_s(moved, beside * product_s, processor_fraction)
+    return seconds - moved + exposed, hidden

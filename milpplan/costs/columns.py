@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.specs.plan import SCHEDULES, Layout
+from milpplan.specs.plan import SCHEDULES, TP_OVERLAPS, Layout
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
+
+WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVERLAPS}
+"""Fields of a layout that are words; a column holds the word's place."""
+DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
+SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutColumns:
     """Struct of arrays with the fields of ``Layout``; every array has shape [num_layouts].
 
-    ``schedule`` holds indices into ``SCHEDULES``.
+    ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``. A column of one value may
+    be a broadcast number (``constant``), which costs nothing to take from.
     """
 
     tp: IntArray
@@ -37,6 +43,12 @@ class LayoutColumns:
     schedule: IntArray
     overlap_grad_reduce: BoolArray
     overlap_param_gather: BoolArray
+    tp_overlap: IntArray
+    pp_scatter_gather: BoolArray
+    gather_again: BoolArray
+    offload_weights: BoolArray
+    offload_activations: BoolArray
+    offload_optimizer: BoolArray
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -63,18 +75,25 @@ class LayoutColumns:
 
     def take(self, rows: npt.NDArray[np.integer] | BoolArray) -> LayoutColumns:
         """The chosen rows (indices or mask)."""
-        return LayoutColumns(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return LayoutColumns(**{field.name: _taken(getattr(self, field.name), rows) for field in fields(self)})
+
+    def any_of(self, *names: str) -> bool:
+        """Whether a switch is on (or a word not the first) in some row: what nobody asks for costs nothing."""
+        return any(bool(values[:1].any() if is_constant(values) else values.any()) for values in self._of(names))
+
+    def _of(self, names: tuple[str, ...]) -> Iterator[npt.NDArray[np.generic]]:
+        return (getattr(self, name) for name in names)
 
     def at(self, row: int) -> Layout:
         """One row as a record."""
         values = {field.name: getattr(self, field.name)[row].item() for field in fields(self)}
-        values["schedule"] = SCHEDULES[values["schedule"]]
-        return Layout(**values)
+        return Layout(**values | {name: words[values[name]] for name, words in WORDS.items()})
 
     @staticmethod
     def of(layouts: Iterable[Layout]) -> LayoutColumns:
         """Columns of the given records."""
-        rows = [layout.model_dump() | {"schedule": SCHEDULES.index(layout.schedule)} for layout in layouts]
+        rows = [layout.model_dump() for layout in layouts]
+        rows = [row | {name: words.index(row[name]) for name, words in WORDS.items()} for row in rows]
         return LayoutColumns.from_mapping(
             {name: np.array([row[name] for row in rows]) for name in Layout.model_fields}
         )
@@ -82,13 +101,13 @@ class LayoutColumns:
     @staticmethod
     def from_mapping(columns: Mapping[str, npt.NDArray[np.generic]]) -> LayoutColumns:
         """Columns from a mapping of equal-length arrays, cast to the declared types."""
-        switches = {"sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"}
-        cast: dict[str, Any] = {
-            field.name: np.ascontiguousarray(
-                columns[field.name], dtype=np.bool_ if field.name in switches else np.int64
-            )
-            for field in fields(LayoutColumns)
-        }
+        cast: dict[str, Any] = {}
+        for field in fields(LayoutColumns):
+            values, kind = columns[field.name], np.bool_ if field.name in SWITCHES else np.int64
+            if is_constant(values):
+                cast[field.name] = constant(values[0].item(), len(values), kind)
+            else:
+                cast[field.name] = np.ascontiguousarray(values, dtype=kind)
         return LayoutColumns(**cast)
 
     @staticmethod
@@ -100,6 +119,23 @@ class LayoutColumns:
                 for field in fields(LayoutColumns)
             }
         )
+
+
+def constant(value: int, length: int, kind: type[np.generic] = np.int64) -> npt.NDArray[np.generic]:
+    """A column that holds one value in every row."""
+    return np.broadcast_to(np.array(value, dtype=kind), length)
+
+
+def is_constant(values: npt.NDArray[np.generic]) -> bool:
+    """Whether a column is ``constant``, with a row at least."""
+    return values.strides == (0,) and len(values) > 0
+
+
+def _taken(values: npt.NDArray[Any], rows: npt.NDArray[np.generic]) -> npt.NDArray[Any]:
+    if not is_constant(values):
+        return np.asarray(values[rows])
+    length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+    return np.broadcast_to(values[0], length)
 
 
 def unique_rows(*keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray]:
@@ -114,6 +150,8 @@ def unique_rows(*keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray]:
     """
     code = np.zeros(len(keys[0]), dtype=np.int64)
     for key in keys:
+        if is_constant(key):
+            continue
         values = np.asarray(key, dtype=np.int64)
         span = int(values.max(initial=0)) + 1
         if code.size and int(code.max(initial=0)) > (2**62) // span:

@@ -11,13 +11,13 @@ for latent attention).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from milpplan.costs import collectives, compute
 from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.shard import BF16_BYTES, FP32_BYTES, Product, Shard
 from milpplan.costs.tally import EXPOSED, Part, Phase, Tally
+from milpplan.costs.tensor_parallel import linear_pair
 from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
 from milpplan.specs.problem import Problem
 
@@ -33,64 +33,6 @@ __all__ = [
     "layer_seconds",
     "routed_rows",
 ]
-
-BF16_BYTES = 2
-FP32_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The share of one micro-batch that a GPU works on; arrays of shape [num_layouts]."""
-
-    problem: Problem
-    columns: LayoutColumns
-    tokens: FloatArray
-    """Tokens of a context-parallel rank: micro_batch_size * sequence_length / cp."""
-    tp: FloatArray
-    sequence_tp: FloatArray
-    """Divisor of tensors outside the tensor-parallel region: tp with sequence parallelism, else 1."""
-
-    @staticmethod
-    def of(problem: Problem, columns: LayoutColumns) -> Shard:
-        """The shard of every layout."""
-        tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
-        tp = columns.tp.astype(np.float64)
-        return Shard(problem, columns, tokens, tp, np.where(columns.sequence_parallel, tp, 1.0))
-
-    @property
-    def hidden(self) -> int:
-        """Hidden size of the model."""
-        return self.problem.model.hidden_size
-
-    @property
-    def grad_bytes(self) -> int:
-        """Bytes of one accumulated gradient."""
-        return FP32_BYTES if self.problem.job.grad_dtype == "fp32" else BF16_BYTES
-
-    @property
-    def fused_sums(self) -> bool:
-        """Whether products of weight gradients add to the sums themselves."""
-        return self.problem.hardware.software.fused_gradient_sums
-
-    def gemm(
-        self, m: FloatArray, n: FloatArray | float, k: FloatArray | float
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Seconds of forward, input gradient and weight gradient of a linear layer of m tokens, k to n.
-
-        fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product.
-        """
-        gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
-        forward = compute.gemm_s(gpu, precision, m, n, k)
-        dgrad = compute.gemm_s(gpu, precision, m, k, n)
-        wgrad = compute.weight_gradient_s(gpu, precision, n, k, m, 1.0, self.grad_bytes, self.fused_sums)
-        if precision == "fp8":
-            forward = forward + self.memory_bound(4.0 * m * k)
-            dgrad = dgrad + self.memory_bound(4.0 * m * n)
-        return forward, dgrad, wgrad
-
-    def memory_bound(self, num_bytes: FloatArray | float) -> FloatArray:
-        """Seconds of a memory-bound operator."""
-        return np.asarray(compute.memory_bound_s(self.problem.hardware.accelerator, num_bytes))
 
 
 def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
@@ -152,32 +94,6 @@ def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     tally.compute(2 * residual, 2 * residual)
 
 
-def _linear_pair(shard: Shard, tally: Tally, cover_dgrad: FloatArray, cover_wgrad: FloatArray) -> None:
-    """Tensor-parallel communication of a column-parallel linear followed by a row-parallel one.
-
-    With sequence parallelism: all-gather before, reduce-scatter after; backward: the output gradient is
-    all-gathered (exposed), the input is gathered again beside the input-gradient product and the input
-    gradient is reduce-scattered beside the weight-gradient product. Without: one all-reduce after, and in the
-    backward one all-reduce beside the weight-gradient product.
-    Source: Korthikanti et al. 2022 figure 5; Megatron-LM core/tensor_parallel/layers.py.
-    """
-    hardware = shard.problem.hardware
-    message = BF16_BYTES * shard.tokens * shard.hidden
-    gather = collectives.all_gather_s(hardware, message, shard.columns.tp, 1)
-    scatter = collectives.reduce_scatter_s(hardware, message, shard.columns.tp, 1)
-    reduce = collectives.all_reduce_s(hardware, message, shard.columns.tp, 1)
-    sp = shard.columns.sequence_parallel
-    none = np.zeros_like(shard.tokens)
-    tally.calls(np.where(sp, 2, 1), np.where(sp, 3, 1), shard.tp)
-    tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, gather + scatter, reduce))
-    tally.exposed(Part.TP, Phase.BACKWARD, np.where(sp, gather, none))
-    parts = (Part.TP, Part.TP_HIDDEN)
-    share = collectives.processor_fraction(hardware, shard.columns.tp, 1)
-    beside = 1.0 if hardware.software.overlap_tensor_parallel else 0.0
-    tally.overlapped(parts, Phase.BACKWARD, np.where(sp, gather, none), beside * cover_dgrad, share)
-    tally.overlapped(parts, Phase.BACKWARD, np.where(sp, scatter, reduce), beside * cover_wgrad, share)
-
-
 def kv_heads_per_rank(attention: GroupedQueryAttention, tp: FloatArray) -> FloatArray:
     """Key/value heads a tensor-parallel rank holds; replicated when there are fewer than tp."""
     return np.maximum(attention.num_key_value_heads / tp, 1.0)
@@ -195,7 +111,7 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     if attention.qk_norm != "none":
         rope = 2 * rope
     tally.compute(qkv[0] + out[0] + rope, qkv[1] + qkv[2] + out[1] + out[2] + rope)
-    _linear_pair(shard, tally, qkv[1], qkv[2])
+    linear_pair(shard, tally, (qkv,), out)
     heads = attention.num_attention_heads / tp
     ring_bytes = BF16_BYTES * tokens * kv_width
     sizes = (attention.head_dim, attention.head_dim)
@@ -207,7 +123,8 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     local = tokens / shard.sequence_tp
     if attention.q_lora_rank is None:
-        q_down = tuple(np.zeros_like(tokens) for _ in range(3))
+        none = np.zeros_like(tokens)
+        q_down = Product(none, none, none, (local, 0.0, shard.hidden))
         q_up = shard.gemm(tokens, heads * qk_dim, shard.hidden)
     else:
         q_down = shard.gemm(local, attention.q_lora_rank, shard.hidden)
@@ -223,7 +140,7 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     )
     modules = shard.problem.job.attention_kernel == "flash"
     tally.compute(q_up[0] + kv_up[0], q_up[1] + q_up[2] + kv_up[1] + kv_up[2], selective=modules)
-    _linear_pair(shard, tally, q_up[1] + kv_up[1], q_up[2] + kv_up[2])
+    linear_pair(shard, tally, (q_up, kv_up), out)
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
     _core_attention(shard, tally, heads, (qk_dim, attention.v_head_dim), ring_bytes, None)
 
@@ -306,7 +223,7 @@ def _dense_mlp(shard: Shard, mlp: DenseMlp, tally: Tally) -> None:
     activation_back = shard.memory_bound(BF16_BYTES * shard.tokens * width * (2 * matrices + 1))
     tally.compute(up[0] + down[0], up[1] + up[2] + down[1] + down[2])
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
-    _linear_pair(shard, tally, up[1], up[2])
+    linear_pair(shard, tally, (up,), down)
 
 
 def routed_rows(shard: Shard, moe: MixtureOfExperts) -> FloatArray:

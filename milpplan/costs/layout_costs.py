@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs import collectives, states
+from milpplan.costs import offload as offloading
 from milpplan.costs.activations import layer_activations
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
@@ -22,9 +23,13 @@ from milpplan.units import NS_PER_S
 
 LARGEST = 2.0**53
 """Nanoseconds (a hundred days) or bytes that stand for anything larger, so that sums stay far from 64 bits."""
-LAYER_KEYS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel")
+LAYER_KEYS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again")
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage")
-COST_KEYS = ("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel")
+OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
+COST_KEYS = (
+    *("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS),
+)
 """Fields of a layout that its constants depend on; the others only say how they combine."""
 
 
@@ -32,13 +37,17 @@ COST_KEYS = ("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_siz
 class Parts:
     """Where the times go, in nanoseconds: ``layer`` [K, Part, Phase, l] without sharding, ``embedding`` and
     ``head`` [Part, 2, l], of the l distinct layers; ``place`` [n] says which is a layout's. ``zero`` [K, 2, 2, n]:
-    what sharding adds to a layout's layers, exposed and hidden, forward and backward.
+    what sharding adds to a layout's layers, exposed and hidden, forward and backward. ``offload``
+    [2, MODES, K, 2, n] and ``update`` [2, K + 2, n]: what offloading adds, exposed and hidden, to a layer's
+    forward and backward under each recompute mode, and to an update.
     """
 
     layer: IntArray
     embedding: IntArray
     head: IntArray
     zero: IntArray
+    offload: IntArray
+    update: IntArray
     place: IntArray
 
     def at(self, row: int) -> Parts:
@@ -47,7 +56,8 @@ class Parts:
         layer = self.layer[..., place].copy()
         for number, part in enumerate((Part.ZERO, Part.ZERO_HIDDEN)):
             layer[:, part, : Phase.BACKWARD + 1] += zero[:, number]
-        return Parts(layer, self.embedding[..., place], self.head[..., place], zero, place)
+        own = (self.embedding[..., place], self.head[..., place], zero)
+        return Parts(layer, *own, self.offload[..., row], self.update[..., row], place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +66,24 @@ class LayoutCosts:
 
     Times in nanoseconds: ``duration_ns`` [K, Phase, n] of a layer, ``embedding_ns`` and ``head_ns`` [2, n]
     (forward, backward), all of them sums over the exposed ``parts``; ``reduce_ns``, ``gather_ns``,
-    ``optimizer_ns`` [K + 2, n] (kinds, embedding, head), ``transfer_ns``, ``barrier_ns`` [n].
+    ``optimizer_ns`` [K + 2, n] (kinds, embedding, head), ``transfer_ns``, ``barrier_ns`` [n]. With offloading a
+    layer's replay may take less than its transfers, so that ``duration_ns`` of SELECTIVE and FULL may be negative,
+    and ``replayed_forward_ns`` [2, K, n] is what recomputing selectively and wholly changes of the forward (never
+    more than 0). ``edge_ns`` [2, K, n]: forward and backward without transfers of the host.
 
     Bytes: ``state_bytes`` [3, K + 2, n] (weights, gradients, optimizer); ``kept_bytes``,
     ``dropped_selective_bytes``, ``dropped_full_bytes`` [K, n] a live micro-batch; ``embedding_kept_bytes``,
     ``head_kept_bytes`` [n] likewise; ``workspace_bytes`` [K, n] and ``head_workspace_bytes`` [n];
-    ``buffer_bytes`` [n] once a GPU.
+    ``buffer_bytes`` [n] once a GPU. All of this on the device. On the host: ``host_state_bytes`` [K + 2, n],
+    ``host_kept_bytes`` [MODES, K, n] a live micro-batch under each recompute mode; of these a device also holds
+    those of the layer at work and of the next one, ``streamed_bytes`` [K, n] (weights) and ``update_bytes``
+    [K + 2, n] (optimizer states).
     """
 
     parts: Parts
     duration_ns: IntArray
+    edge_ns: IntArray
+    replayed_forward_ns: IntArray
     embedding_ns: IntArray
     head_ns: IntArray
     reduce_ns: IntArray
@@ -82,6 +100,25 @@ class LayoutCosts:
     workspace_bytes: IntArray
     head_workspace_bytes: IntArray
     buffer_bytes: IntArray
+    host_state_bytes: IntArray
+    host_kept_bytes: IntArray
+    streamed_bytes: IntArray
+    update_bytes: IntArray
+
+    @property
+    def least_ns(self) -> IntArray:
+        """Least forward and backward of a layer over the recompute modes, [2, K, n]: those of one that recomputes
+        nothing, unless something is offloaded."""
+        forward, backward = self.duration_ns[:, Phase.FORWARD], self.duration_ns[:, Phase.BACKWARD]
+        if not self.offloads:
+            return np.stack([forward, backward])
+        change = np.minimum(self.duration_ns[:, Phase.SELECTIVE :].min(axis=1), 0)
+        return np.stack([forward + np.minimum(self.replayed_forward_ns.min(axis=0), 0), backward + change])
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything lies on the host in some layout."""
+        return bool(self.host_state_bytes.any() or self.host_kept_bytes.any())
 
     def at(self, row: int) -> LayoutCosts:
         """One layout, without the layout axis."""
@@ -113,6 +150,12 @@ def usable_memory_bytes(problem: Problem) -> int:
     return int(whole * (1 - hardware.fragmentation_fraction)) - hardware.reserved_bytes
 
 
+def host_capacity_bytes(problem: Problem) -> int:
+    """Bytes of the host's memory that an accelerator may fill; 0 where the hardware file has none."""
+    host = problem.hardware.host_memory
+    return 0 if host is None else host.capacity_bytes
+
+
 def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
     """Durations of one layer of each kind without sharded states, [K, Phase, n]: at most what ``layout_costs``
     says, which adds what ZeRO 2 and 3 do beside the layer."""
@@ -123,7 +166,9 @@ def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
 def layout_costs(problem: Problem, columns: LayoutColumns) -> CostTable:
     """Constants of every layout, computed once for each distinct combination of the keys that matter."""
     rows, place = _distinct(columns, COST_KEYS)
-    return CostTable(_constants(problem, columns.take(rows)), place)
+    part = columns.take(rows)
+    costs = _constants(problem, part)
+    return CostTable(offloading.offloaded(problem, part, costs) if part.any_of(*OFFLOADS) else costs, place)
 
 
 def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
@@ -146,20 +191,22 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     ends = _endpoint_states(problem, columns, embedding, head)
     optimizer = np.stack([states.optimizer_s(problem, state_part, local) for local in parameters])
     sizes = np.stack([states.state_bytes(problem, state_part, local) for local in parameters], axis=1)
-    buffers = np.max(
-        [
-            states.unsharded_buffer_bytes(problem, state_part, local)
-            + states.dummy_gradient_bytes(problem, kind, state_part, local)
-            for kind, local in zip(kinds, parameters, strict=True)
-        ],
-        axis=0,
-    )
-    parts = Parts(_ns(seconds), _ns(embedding.seconds), _ns(head.seconds), _ns(zero), layer_inverse)
+    buffers = [
+        states.unsharded_buffer_bytes(problem, state_part, local)
+        + states.dummy_gradient_bytes(problem, kind, state_part, local)
+        for kind, local in zip(kinds, parameters, strict=True)
+    ]
+    K, modes, shape = len(kinds), offloading.MODES, (len(columns),)
+    ends_ns, none = (_ns(embedding.seconds), _ns(head.seconds)), np.int64(0)
+    unmoved = (np.broadcast_to(none, (2, modes, K, 2, *shape)), np.broadcast_to(none, (2, K + 2, *shape)))
+    parts = Parts(_ns(seconds), *ends_ns, _ns(zero), *unmoved, layer_inverse)
     duration = parts.layer[:, EXPOSED].sum(axis=1)[..., layer_inverse]
     duration[:, : Phase.BACKWARD + 1] += parts.zero[:, 0]
     return LayoutCosts(
         parts=parts,
         duration_ns=duration,
+        edge_ns=np.moveaxis(duration[:, : Phase.BACKWARD + 1], 1, 0),
+        replayed_forward_ns=np.broadcast_to(none, (modes - 1, K, *shape)),
         embedding_ns=parts.embedding[EXPOSED].sum(axis=0)[:, layer_inverse],
         head_ns=parts.head[EXPOSED].sum(axis=0)[:, layer_inverse],
         reduce_ns=_ns(np.concatenate([reduce, ends.reduce])),
@@ -175,7 +222,11 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         head_kept_bytes=_bytes(head.kept_bytes)[layer_inverse],
         workspace_bytes=kept("workspace"),
         head_workspace_bytes=_bytes(head.workspace_bytes)[layer_inverse],
-        buffer_bytes=_bytes(buffers)[state_inverse],
+        buffer_bytes=_bytes(np.max(buffers, axis=0))[state_inverse],
+        host_state_bytes=np.broadcast_to(none, (K + 2, *shape)),
+        host_kept_bytes=np.broadcast_to(none, (modes, K, *shape)),
+        streamed_bytes=np.broadcast_to(none, (K, *shape)),
+        update_bytes=np.broadcast_to(none, (K + 2, *shape)),
     )
 
 
@@ -251,15 +302,28 @@ def _sharding(
 
 
 def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
-    """Activation (or its gradient) from one stage to the next; with sequence parallelism each tensor-parallel
-    rank sends its own slice."""
-    rows, inverse = _distinct(columns, ("tp", "cp", "dp", "pp", "micro_batch_size", "sequence_parallel"))
-    part = columns.take(rows)
-    tokens = part.micro_batch_size * problem.job.sequence_length / part.cp
-    share = np.where(part.sequence_parallel, part.tp, 1)
-    num_bytes = BF16_BYTES * tokens * problem.model.hidden_size / share
-    seconds = collectives.p2p_s(problem.hardware, num_bytes, part.tp * part.cp * part.dp)
-    return _ns(np.where(part.pp > 1, seconds, 0.0))[inverse]
+    """Between stages, in distinct rows (``transfer_s``)."""
+    keys = ("tp", "cp", "dp", "pp", "micro_batch_size", "sequence_parallel", "pp_scatter_gather")
+    rows, inverse = _distinct(columns, keys)
+    return _ns(transfer_s(problem, columns.take(rows)))[inverse]
+
+
+def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Seconds of an activation (or its gradient) from one stage to the next, [n]; 0 without a pipeline.
+
+    With sequence parallelism each tensor-parallel rank sends its own part, 2 u h / t bytes; without, all send the
+    same 2 u h bytes, or (``pp_scatter_gather``) each a part, and the stage that receives gathers them:
+    p2p(2 u h / t) + all_gather(2 u h). Source: Narayanan et al. 2021, section 4.1.
+    """
+    hardware, tp = problem.hardware, columns.tp
+    tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
+    gathered = columns.pp_scatter_gather & ~columns.sequence_parallel
+    message = BF16_BYTES * tokens * problem.model.hidden_size
+    share = np.where(columns.sequence_parallel | gathered, tp, 1)
+    seconds = collectives.p2p_s(hardware, message / share, tp * columns.cp * columns.dp)
+    if columns.any_of("pp_scatter_gather"):
+        seconds = seconds + np.where(gathered, collectives.all_gather_s(hardware, message, tp, 1), 0.0)
+    return np.where(columns.pp > 1, seconds, 0.0)
 
 
 def step_overhead_ns(problem: Problem) -> int:

@@ -12,6 +12,7 @@ BREAKDOWN = (
     "cp_exposed",
     "ep_exposed",
     "zero_exposed",
+    "offload_exposed",
     "launch",
     "param_gather_exposed",
     "grad_reduce_exposed",
@@ -22,8 +23,8 @@ BREAKDOWN = (
 )
 """Names whose seconds add up to the step time, for each stage and for their mean."""
 
-HIDDEN = ("tp_hidden", "cp_hidden", "zero_hidden", "param_gather_hidden", "grad_reduce_hidden")
-"""Communication that compute covers; not part of the sum."""
+HIDDEN = ("tp_hidden", "cp_hidden", "zero_hidden", "offload_hidden", "param_gather_hidden", "grad_reduce_hidden")
+"""Communication, also with the host, that compute covers; not part of the sum."""
 
 
 MemoryVerdict = Literal["safe", "tight", "does_not_fit"]
@@ -34,7 +35,8 @@ validated peaks of allocated memory, rounded up (4.05 % of 8 peaks; docs/accurac
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes at the moment of the stage's peak; the parts add up to ``peak_bytes``."""
+    """Bytes at the moment of the stage's peak; the parts add up to ``peak_bytes``. ``host_bytes`` is the peak of
+    what it has in the memory of the host, and no part of them."""
 
     weights_bytes: int
     gradients_bytes: int
@@ -43,6 +45,7 @@ class StageMemory:
     transient_bytes: int
     buffers_bytes: int
     peak_bytes: int
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class StepReport:
 
     ``breakdown_s`` is the mean over the stages and adds up to ``step_time_s``. Installed memory is
     ``usable_memory_bytes`` and two reserves: ``context_bytes`` of context, libraries and communicators, and
-    ``fragmentation_bytes`` that the caching allocator loses.
+    ``fragmentation_bytes`` that the caching allocator loses. ``host_memory_bytes`` is the most that an accelerator
+    has on the host, of ``host_capacity_bytes``; a plan ``fits`` if both do.
     """
 
     step_time_s: float
@@ -75,6 +79,8 @@ class StepReport:
     breakdown_s: dict[str, float]
     hidden_s: dict[str, float]
     stages: tuple[StageReport, ...]
+    host_memory_bytes: int = 0
+    host_capacity_bytes: int = 0
 
     @property
     def memory_margin_bytes(self) -> int:

@@ -16,7 +16,13 @@ from milpplan.costs.agreement import check_job
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.flops import mfu
 from milpplan.costs.layers import EXPOSED, Part, Phase
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs, step_overhead_ns, usable_memory_bytes
+from milpplan.costs.layout_costs import (
+    LayoutCosts,
+    host_capacity_bytes,
+    layout_costs,
+    step_overhead_ns,
+    usable_memory_bytes,
+)
 from milpplan.costs.pipeline import StepGraph, Term, Timeline
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.costs.schedule import check_schedule, live_profiles
@@ -46,6 +52,7 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
     rate = layout.global_batch_size * problem.job.sequence_length / step_s
     usable = usable_memory_bytes(problem)
     peak = max(report.memory.peak_bytes for report in reports)
+    host, host_capacity = max(report.memory.host_bytes for report in reports), host_capacity_bytes(problem)
     hardware = problem.hardware
     return StepReport(
         step_time_s=step_s,
@@ -56,10 +63,12 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
         usable_memory_bytes=usable,
         context_bytes=hardware.reserved_bytes,
         fragmentation_bytes=hardware.accelerator.memory_bytes - hardware.reserved_bytes - usable,
-        fits=peak <= usable,
+        fits=peak <= usable and host <= host_capacity,
         breakdown_s=_mean([report.breakdown_s for report in reports], BREAKDOWN),
         hidden_s=_mean([report.hidden_s for report in reports], HIDDEN),
         stages=tuple(reports),
+        host_memory_bytes=host,
+        host_capacity_bytes=host_capacity,
     )
 
 
@@ -120,6 +129,13 @@ def _check_degrees(problem: Problem, layout: Layout) -> None:
         ),
         (ranks % (layout.ep * layout.etp) == 0, expert_ranks, "ep x etp divides tp x cp x dp"),
     ]
+    rules += [
+        (
+            problem.hardware.host_memory is not None or not layout.offloads,
+            f"something offloaded, but {problem.hardware.name} has no [host_memory]",
+            "offloading needs a second tier of memory",
+        ),
+    ]
     rules += [(moe.num_experts % layout.ep == 0, f"ep={layout.ep}", "ep divides the experts") for moe in experts]
     for legal, seen, expected in rules:
         if not legal:
@@ -138,8 +154,8 @@ def _timeline(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOptions]
 
 
 def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOptions]) -> list[StageMemory]:
-    """Peak memory of every pipeline rank: the most over the backwards of its schedule, whose live activations
-    are fixed by the order of work."""
+    """Peak memory of every pipeline rank, on the device and on the host: the most over the backwards of its
+    schedule, whose live activations are fixed by the order of work."""
     profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     reports = []
     for rank, rows in enumerate(profiles):
@@ -157,8 +173,17 @@ def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOption
         buffers = int(costs.buffer_bytes)
         total = int(parts.sum()) + buffers + peak
         weights, gradients, optimizer = (int(part) for part in parts)
-        reports.append(StageMemory(weights, gradients, optimizer, live, transient, buffers, total))
+        on_host = [int(stage.host_kept_bytes[0]) for stage in held]
+        host = max(int(np.dot(counts, on_host)) for _, counts in rows)
+        host += sum(stage.host_state_bytes for stage in held)
+        reports.append(StageMemory(weights, gradients, optimizer, live, transient, buffers, total, host))
     return reports
+
+
+def fits_in_memory(problem: Problem, memory: Sequence[StageMemory]) -> bool:
+    """Whether every rank fits, on the device and on the host."""
+    device, host = usable_memory_bytes(problem), host_capacity_bytes(problem)
+    return all(rank.peak_bytes <= device and rank.host_bytes <= host for rank in memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +228,7 @@ def _rank_times(
     reduce_exposed = int(timeline.gradients_ready_ns[rank]) - last_end
     gather_exposed = _gather_exposed(layout, costs, timeline, rank, int(terms[Term.GATHER]))
     overhead_ns = step_overhead_ns(problem)
+    offload, update = _offload_ns(problem, plan, costs, own)
     breakdown = dict.fromkeys(BREAKDOWN, 0) | {
         "compute": micro_batches * int(parts[Part.COMPUTE]) - micro_batches * recompute[Part.COMPUTE],
         "recompute": micro_batches * int(recompute[EXPOSED].sum()),
@@ -211,7 +237,8 @@ def _rank_times(
         "launch": micro_batches * int(parts[Part.LAUNCH] - recompute[Part.LAUNCH]),
         "grad_norm": int(costs.barrier_ns) - overhead_ns,
         "step_overhead": overhead_ns,
-        "optimizer": int(terms[Term.OPTIMIZER]),
+        "optimizer": int(terms[Term.OPTIMIZER]) - int(update[0]),
+        "offload_exposed": micro_batches * int(offload[0]) + int(update[0]),
     }
     for name, part in (("tp", Part.TP), ("cp", Part.CP), ("ep", Part.EP), ("zero", Part.ZERO)):
         breakdown[f"{name}_exposed"] = micro_batches * int(parts[part] - recompute[part])
@@ -221,6 +248,7 @@ def _rank_times(
         "tp_hidden": micro_batches * int(parts[Part.TP_HIDDEN]),
         "cp_hidden": micro_batches * int(parts[Part.CP_HIDDEN]),
         "zero_hidden": micro_batches * int(parts[Part.ZERO_HIDDEN]),
+        "offload_hidden": micro_batches * int(offload[1]) + int(update[1]),
         "param_gather_hidden": max(0, int(terms[Term.GATHER]) - gather_exposed),
         "grad_reduce_hidden": max(0, int(terms[Term.REDUCE]) - reduce_exposed),
     }
@@ -260,8 +288,33 @@ def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: range) -> t
     return parts + recompute, recompute
 
 
+def _offload_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: range) -> tuple[IntArray, IntArray]:
+    """Nanoseconds of the host's transfers, (exposed, hidden) each: a micro-batch of the rank's virtual stages, and
+    its update."""
+    layers, update = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
+    final = plan.layout.num_virtual_stages - 1
+    for j in own:
+        stage = plan.virtual_stages[j]
+        held = np.array(problem.model.layer_kinds[stage.layers[0] : stage.layers[1]], dtype=np.int64)
+        full, recomputed = stage.recompute.full, stage.recompute.full + stage.recompute.selective
+        for mode, part in enumerate((held[recomputed:], held[full:recomputed], held[:full])):
+            layers += costs.parts.offload[:, mode, part].sum(axis=(1, 2))
+        pieces = [*held.tolist(), *[EMBEDDING] * (j == 0), *[HEAD] * (j == final)]
+        update += costs.parts.update[:, pieces].sum(axis=1)
+    return layers, update
+
+
 def _mean(rows: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
     return {name: float(np.mean([row[name] for row in rows])) for name in names}
 
 
-__all__ = ["EMBEDDING", "HEAD", "check_plan", "plan_timeline", "rank_memory", "simulate", "step_times_ns"]
+__all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "check_plan",
+    "fits_in_memory",
+    "plan_timeline",
+    "rank_memory",
+    "simulate",
+    "step_times_ns",
+]

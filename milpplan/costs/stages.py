@@ -27,7 +27,8 @@ class StageOptions:
 
     ``terms`` [Term, o] nanoseconds; ``state_bytes`` [3] (weights, gradients, optimizer); ``kept_bytes`` [o]
     per live micro-batch; ``transient_bytes`` [o] while a backward of this stage runs; ``full`` and
-    ``selective`` [o] the choices.
+    ``selective`` [o] the choices. On the host: ``host_state_bytes``, and ``host_kept_bytes`` [o] per live
+    micro-batch.
     """
 
     full: IntArray
@@ -36,6 +37,8 @@ class StageOptions:
     state_bytes: IntArray
     kept_bytes: IntArray
     transient_bytes: IntArray
+    host_state_bytes: int
+    host_kept_bytes: IntArray
 
     def take(self, rows: IntArray) -> StageOptions:
         """The chosen options."""
@@ -46,6 +49,8 @@ class StageOptions:
             self.state_bytes,
             self.kept_bytes[rows],
             self.transient_bytes[rows],
+            self.host_state_bytes,
+            self.host_kept_bytes[rows],
         )
 
 
@@ -81,6 +86,8 @@ def stage_options(
     dropped = dropped + over_range(costs.dropped_selective_bytes, full, last_recomputed)
     terms = np.repeat(_fixed_terms(costs, held, is_first, is_last)[:, None], len(full), axis=1)
     terms[Term.BACKWARD] += extra
+    terms[Term.FORWARD] += over_range(costs.replayed_forward_ns[1], np.zeros_like(full), full)
+    terms[Term.FORWARD] += over_range(costs.replayed_forward_ns[0], full, last_recomputed)
     ends = [EMBEDDING] * is_first + [HEAD] * is_last
     kept = int(costs.kept_bytes[held].sum()) + _end_kept(costs, is_first, is_last) - dropped
     return StageOptions(
@@ -89,8 +96,26 @@ def stage_options(
         terms,
         costs.state_bytes[:, held].sum(axis=1) + costs.state_bytes[:, ends].sum(axis=1),
         kept,
-        _transient(costs, held, full, last_recomputed, is_last),
+        _transient(costs, held, full, last_recomputed, ends),
+        int(costs.host_state_bytes[held].sum() + costs.host_state_bytes[ends].sum()),
+        _host_kept(costs, held, full, last_recomputed).sum(axis=1),
     )
+
+
+def _host_kept(costs: LayoutCosts, held: IntArray, full: IntArray, last_recomputed: IntArray) -> IntArray:
+    """Bytes of every layer's activations on the host, [o, layers]."""
+    if not costs.host_kept_bytes.any():
+        return np.zeros((len(full), 0), dtype=np.int64)
+    layer = np.arange(len(held))
+    mode = np.where(layer < full[:, None], 2, np.where(layer < last_recomputed[:, None], 1, 0))
+    return np.asarray(costs.host_kept_bytes[mode, held])
+
+
+def _neighbours(pieces: IntArray) -> IntArray:
+    """The most that one piece and the next one take together, of pieces [..., layers] in order."""
+    if pieces.shape[-1] < 2:
+        return np.asarray(pieces.sum(axis=-1))
+    return np.asarray((pieces[..., 1:] + pieces[..., :-1]).max(axis=-1))
 
 
 def _end_kept(costs: LayoutCosts, is_first: bool, is_last: bool) -> int:
@@ -116,10 +141,11 @@ def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bo
     ):
         terms[term] = values[held].sum() + values[ends].sum()
     # The first bucket that is ready, and the last one: one layer, with the end of the model beside it.
-    terms[Term.LEAD] = duration[back, Phase.BACKWARD].sum() + head[1] + (0 if any_layer else embedding[1])
+    # Transfers of the host are left out of it: a recomputed layer may have shorter ones.
+    terms[Term.LEAD] = costs.edge_ns[Phase.BACKWARD, back].sum() + head[1] + (0 if any_layer else embedding[1])
     terms[Term.TRAIL] = costs.reduce_ns[front].sum() + costs.reduce_ns[ends[:1] if is_first else ends[:0]].sum()
     terms[Term.FIRST] = costs.gather_ns[front].sum() + costs.gather_ns[ends[:1] if is_first else ends[:0]].sum()
-    terms[Term.LAST] = duration[back, Phase.FORWARD].sum() + head[0] + (0 if any_layer else embedding[0])
+    terms[Term.LAST] = costs.edge_ns[Phase.FORWARD, back].sum() + head[0] + (0 if any_layer else embedding[0])
     if not any_layer:
         terms[Term.TRAIL] = terms[Term.REDUCE]
         terms[Term.FIRST] = terms[Term.GATHER]
@@ -127,12 +153,13 @@ def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bo
 
 
 def _transient(
-    costs: LayoutCosts, held: IntArray, full: IntArray, last_recomputed: IntArray, is_last: bool
+    costs: LayoutCosts, held: IntArray, full: IntArray, last_recomputed: IntArray, ends: list[int]
 ) -> IntArray:
     """Temporary bytes of a backward: gradients of the widest operator, plus the replay of one recomputed
-    layer."""
+    layer; and of what is on the host the part of the layer at work and of the next one. The update, which streams
+    its states in the same way, counts as if it ran then (upper: activations are gone by then)."""
     workspace = int(costs.workspace_bytes[held].max(initial=0))
-    if is_last:
+    if HEAD in ends:
         workspace = max(workspace, int(costs.head_workspace_bytes))
     replay = np.zeros(len(full), dtype=np.int64)
     for kind in np.unique(held):
@@ -140,7 +167,12 @@ def _transient(
         in_full, in_selective = seen[full] > 0, seen[last_recomputed] > seen[full]
         replay = np.maximum(replay, in_full * costs.dropped_full_bytes[kind])
         replay = np.maximum(replay, in_selective * costs.dropped_selective_bytes[kind])
-    return workspace + replay
+    if not costs.offloads:
+        return workspace + replay
+    streamed = _neighbours(costs.streamed_bytes[held])
+    streamed = streamed + _neighbours(_host_kept(costs, held, full, last_recomputed))
+    pieces = costs.update_bytes[[*ends[:1], *held, *ends[1:]] if EMBEDDING in ends else [*held, *ends]]
+    return np.asarray(np.maximum(workspace + replay + streamed, _neighbours(pieces)))
 
 
 @dataclass(slots=True)

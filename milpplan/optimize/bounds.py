@@ -94,7 +94,7 @@ def _memory_bound(group: Group) -> FloatArray:
     """max_s M_s >= sum_s y_s M_s, minimised over the placement of the layers."""
     costs = group.costs
     live = np.minimum(group.live[0], group.live[1]) if group.interleaved else group.live[0]
-    per_layer = costs.states[:, None] + costs.kept.min(axis=0)[:, None] * live
+    per_layer = np.maximum(costs.states[:, None] + costs.kept.min(axis=0)[:, None] * live, 1.0)
     weights = 1.0 / over_kinds(group.counts / group.counts.sum(), per_layer)
     weights /= weights.sum(axis=0)
     placed = over_kinds(group.counts, (weights * per_layer).min(axis=1))

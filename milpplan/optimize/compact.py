@@ -8,6 +8,7 @@
     stage_holds_layers   least_j - unplaced <= sum_k n_jk <= most_j                        for every j
     rank_holds_layers    the same for all chunks of a rank, and for each kind what counting allows (v > 1)
     rank_fits            bytes at every live vector of every rank <= capacity
+    rank_fits_on_host    the same on the host, where something is offloaded
     rank_recomputes_enough  a rank's recomputation >= the least that fits, where the layers are fixed
     critical_path        z >= path(x)                                                      for every path
 
@@ -24,6 +25,7 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import Phase
+from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
 from milpplan.optimize.counting import most_on_ranks
@@ -56,6 +58,8 @@ class CompactRelaxation:
         duration = setting.costs.duration_ns
         self.slope = np.zeros((len(Term), 3, J, K), dtype=np.int64)
         self.slope[Term.FORWARD, 0] = duration[:, Phase.FORWARD]
+        self.slope[Term.FORWARD, 1] = setting.costs.replayed_forward_ns[1]
+        self.slope[Term.FORWARD, 2] = setting.costs.replayed_forward_ns[0]
         self.slope[Term.BACKWARD, 0] = duration[:, Phase.BACKWARD]
         self.slope[Term.BACKWARD, 1] = duration[:, Phase.FULL]
         self.slope[Term.BACKWARD, 2] = duration[:, Phase.SELECTIVE]
@@ -72,17 +76,17 @@ class CompactRelaxation:
             ],
             axis=1,
         )
-        self._edges(duration)
+        self._edges(setting.costs.edge_ns)
 
-    def _edges(self, duration: IntArray) -> None:
+    def _edges(self, edge: IntArray) -> None:
         """The buckets at a stage's edges (LEAD, LAST, TRAIL, FIRST) are not sums over its layers: take the least
         they can be, with the cheapest layer at the edge, or without layers where the stage may have none."""
         costs, J = self.setting.costs, self.setting.num_stages
         head = costs.head_ns
         # (least of a layer, added by the embedding on the first stage, added by the head on the last stage)
         edges = {
-            Term.LEAD: (duration[:, Phase.BACKWARD], 0, head[Phase.BACKWARD]),
-            Term.LAST: (duration[:, Phase.FORWARD], 0, head[Phase.FORWARD]),
+            Term.LEAD: (edge[Phase.BACKWARD], 0, head[Phase.BACKWARD]),
+            Term.LAST: (edge[Phase.FORWARD], 0, head[Phase.FORWARD]),
             Term.TRAIL: (costs.reduce_ns[:-2], costs.reduce_ns[EMBEDDING], 0),
             Term.FIRST: (costs.gather_ns[:-2], costs.gather_ns[EMBEDDING], 0),
         }
@@ -149,6 +153,7 @@ class CompactRelaxation:
             *self._inner(),
             *self._ranks(),
             self._memory(),
+            *self._host(),
             self._recomputed(),
         ]
         return Program(
@@ -258,6 +263,30 @@ class CompactRelaxation:
             room[row] = (setting.capacity_bytes - fixed - workspace) // unit
         names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]
         return Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)
+
+    def _host(self) -> list[Rows]:
+        """rank_fits_on_host: bytes on the host, in units rounded as those of the device."""
+        setting, costs = self.setting, self.setting.costs
+        if not costs.offloads:
+            return []
+        capacity, P = host_capacity_bytes(setting.problem), setting.layout.pp
+        unit = max(1, capacity // MEMORY_UNITS)
+        flat = [(rank, live) for rank, rows in enumerate(setting.profiles) for live in {live for _, live in rows}]
+        matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
+        room = np.zeros(len(flat), dtype=np.int64)
+        kept = costs.host_kept_bytes
+        for row, (rank, live) in enumerate(flat):
+            count = np.array(live, dtype=np.int64)[:, None]
+            own = matrix[row, :, rank::P]
+            own[0] = (costs.host_state_bytes[:-2] + count * kept[0]) // unit
+            # (layers, full, selective), of which the last two keep less.
+            own[1] = (count * (kept[2] - kept[0])) // unit
+            own[2] = (count * (kept[1] - kept[0])) // unit
+            ends = int(costs.host_state_bytes[EMBEDDING]) * (rank == 0)
+            ends += int(costs.host_state_bytes[HEAD]) * (rank == P - 1)
+            room[row] = (capacity - ends) // unit
+        names = [f"rank_fits_on_host[{rank},{number}]" for number, (rank, _) in enumerate(flat)]
+        return [Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)]
 
     def _recomputed(self) -> Rows:
         """rank_recomputes_enough (fixed layers): what a rank's recomputation takes is no less than the least that

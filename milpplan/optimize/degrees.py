@@ -28,19 +28,18 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.columns import WORDS, IntArray, LayoutColumns
 from milpplan.errors import InvalidInputError
+from milpplan.optimize.execution_rules import EXECUTION, EXECUTION_RULES, Rule
 from milpplan.optimize.layouts import (
     DEGREE_RULES,
     EXPERT_RULES,
     SEQUENCE_RULES,
     SHARDING_RULES,
     STAGE_RULES,
-    Rule,
     divisors,
 )
 from milpplan.optimize.program import MINUS_INFINITY, ProgramBuilder
-from milpplan.specs.plan import SCHEDULES
 from milpplan.specs.problem import Problem
 
 MAX_COMBINATIONS = 20_000
@@ -50,6 +49,7 @@ DEGREES = (
     *("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp"),
     *("global_batch_size", "micro_batch_size", "num_micro_batches"),
     *("sequence_parallel", "zero_stage", "schedule", "overlap_grad_reduce", "overlap_param_gather"),
+    *EXECUTION,
 )
 PRODUCTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {
     "product_of_degrees": (("tp", "cp", "pp", "dp"), ("num_gpus",), True),
@@ -129,7 +129,7 @@ class Degrees:
 
 def rules(problem: Problem) -> dict[str, Rule]:
     """The rules of ``layouts`` that are not products."""
-    found = DEGREE_RULES | SEQUENCE_RULES | STAGE_RULES | SHARDING_RULES
+    found = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | STAGE_RULES | SHARDING_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         found |= EXPERT_RULES
     else:
@@ -154,8 +154,8 @@ def candidate_values(problem: Problem) -> dict[str, IntArray]:
         allowed = getattr(space, name, None)
         if name in ("ep", "etp") and dense:
             candidates[name] = np.array([1])
-        elif name == "schedule":
-            candidates[name] = np.array([SCHEDULES.index(schedule) for schedule in space.schedule])
+        elif name in WORDS:
+            candidates[name] = np.array([WORDS[name].index(word) for word in getattr(space, name)])
         elif allowed is not None:
             candidates[name] = np.array(allowed, dtype=np.int64)
         else:

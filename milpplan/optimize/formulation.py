@@ -28,6 +28,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
+from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.optimize.menus import FLOOR_UNITS, Menu, Setting, even_splits
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
@@ -204,6 +205,12 @@ class LayoutProgram:
                 total = state + live + int(menu.transient_bytes[item]) + int(setting.costs.buffer_bytes)
                 if total > setting.capacity_bytes:
                     return rank
+                host = sum(int(part.host_state_bytes[own]) for part, own in held)
+                host += sum(
+                    count * int(part.host_kept_bytes[own]) for count, (part, own) in zip(counts, held, strict=True)
+                )
+                if host > host_capacity_bytes(setting.problem):
+                    return rank
         return None
 
     def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
@@ -283,6 +290,25 @@ def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None
             )
 
 
+def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """Bytes on the host of ranks with several virtual stages, one row for each live vector."""
+    setting, offsets = program.setting, program.offsets
+    if setting.layout.vpp == 1 or not setting.costs.offloads:
+        return
+    capacity = host_capacity_bytes(setting.problem)
+    unit = max(1, capacity // program.memory_units)
+    for rank, rows in enumerate(setting.profiles):
+        stages = [chunk * setting.layout.pp + rank for chunk in range(setting.layout.vpp)]
+        columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
+        for number, counts in enumerate(dict.fromkeys(counts for _, counts in rows)):
+            parts = [
+                program.menus[j].host_state_bytes + counts[chunk] * program.menus[j].host_kept_bytes
+                for chunk, j in enumerate(stages)
+            ]
+            name, held = f"rank_fits_on_host[{rank},{number}]", np.concatenate(parts) // unit
+            builder.add_row(name, columns, held, MINUS_INFINITY, capacity // unit)
+
+
 def rank_recomputes_enough(program: LayoutProgram, builder: ProgramBuilder) -> None:
     """Fixed layers: sum_i backward_ji x_ji over a rank's chunks is no less than the least that fits, which rows
     of memory do not say of fractions. Above the least of each stage, in units rounded for a relaxation."""
@@ -310,6 +336,7 @@ ROW_FAMILIES = (
     runs_in_order,
     larger_stages_first,
     rank_fits_in_memory,
+    rank_fits_on_host,
     rank_recomputes_enough,
     forbidden_combinations,
 )

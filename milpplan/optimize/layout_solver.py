@@ -319,12 +319,12 @@ def _bounded_splits(
 def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
     """Most layers each virtual stage can hold without its rank's path passing the cutoff, [J]."""
     layout, costs = setting.layout, setting.costs
-    duration = costs.duration_ns
-    forward, backward = int(duration[:, Phase.FORWARD].min()), int(duration[:, Phase.BACKWARD].min())
+    least_ns = costs.least_ns
+    forward, backward = int(least_ns[0].min()), int(least_ns[1].min())
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
     counts = np.bincount(np.array(setting.problem.model.layer_kinds))
     ends = int(costs.embedding_ns.sum() + costs.head_ns.sum())
-    work = int((duration[:, Phase.FORWARD] + duration[:, Phase.BACKWARD]) @ counts) + ends
+    work = int(least_ns.sum(axis=0) @ counts) + ends
     if v > 1:
         least = np.array([setting.min_layers(j) for j in range(setting.num_stages)]).reshape(v, P)
         on_rank = most_on_ranks(setting, cutoff_ns)
@@ -354,7 +354,7 @@ def longest_step_ns(setting: Setting) -> int:
     costs, layout = setting.costs, setting.layout
     duration = costs.duration_ns
     counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(duration))
-    extra = np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE])
+    extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
     work = int((duration[:, Phase.FORWARD] + duration[:, Phase.BACKWARD] + extra) @ counts)
     work += int(costs.embedding_ns.sum() + costs.head_ns.sum())
     work += 2 * setting.num_stages * int(costs.transfer_ns)

@@ -8,20 +8,25 @@ core/pipeline_parallel/schedules.py at d98e8a64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns
+from milpplan.costs.columns import WORDS, BoolArray, IntArray, LayoutColumns
 from milpplan.optimize.crossing import Columns, Crossed, cross, expand
+from milpplan.optimize.execution_rules import (
+    DOMINANCE,
+    EXECUTION_RULES,
+    Rule,
+    asked_switches,
+    default_switches,
+)
 from milpplan.optimize.layout_space import SHARDING, LayoutSpace
 from milpplan.specs.model import DenseMlp, MixtureOfExperts
 from milpplan.specs.plan import SCHEDULES, Layout
 from milpplan.specs.problem import Problem, Space
-
-Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
 
 
 @dataclass(slots=True)
@@ -219,7 +224,7 @@ def layout_space(
         )
     columns = _micro_batches(problem, columns)
     columns = cross(columns, "sequence_parallel", np.array(sorted(set(space.sequence_parallel)), dtype=np.int64))
-    columns = sieve.keep(columns, SEQUENCE_RULES)
+    columns = _execution(problem, sieve, sieve.keep(columns, SEQUENCE_RULES))
     columns = _virtual_stages(problem, columns)
     schedules = np.array([SCHEDULES.index(schedule) for schedule in space.schedule])
     sieve.enumerated += len(columns["vpp"]) * len(schedules)
@@ -227,6 +232,17 @@ def layout_space(
     columns = sieve.sift(columns, SPLIT_RULES, stand_for=len(schedules))
     columns = dict(sieve.sift(cross(columns, "schedule", schedules), SCHEDULE_RULES))
     return _shardings(problem, sieve, columns, forbidden)
+
+
+def _execution(problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
+    """Every row with the values of the switches that are not left at their defaults."""
+    asked = asked_switches(problem)
+    if not asked:
+        return columns
+    for name, values in asked.items():
+        columns = cross(columns, name, values)
+    kept = sieve.keep({**columns, **default_switches(columns)}, EXECUTION_RULES | DOMINANCE)
+    return {name: column for name, column in kept.items() if name in columns}
 
 
 def _shardings(
@@ -255,7 +271,9 @@ def _shardings(
             sieve.rejected[name] = sieve.rejected.get(name, 0) + lost * count
     none = np.zeros(len(replicated), dtype=np.int64)
     crossed = LayoutSpace(
-        families=LayoutColumns.from_mapping({**columns, **dict.fromkeys(SHARDING, none)}),
+        families=LayoutColumns.from_mapping(
+            {**columns, **default_switches(columns), **dict.fromkeys(SHARDING, none)}
+        ),
         num_replicated=counts[0],
         choices={name: np.concatenate([part[name] for part in legal]) for name in SHARDING},
         num_choices=(len(legal[0]["zero_stage"]), len(legal[1]["zero_stage"])),
@@ -281,7 +299,7 @@ def _not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any]
     for partial in forbidden:
         hit = np.ones_like(keep)
         for name, value in partial.items():
-            wanted = SCHEDULES.index(str(value)) if name == "schedule" else int(value)
+            wanted = WORDS[name].index(str(value)) if name in WORDS else int(value)
             hit &= c[name] == wanted
         keep &= ~hit
     return keep
@@ -348,7 +366,7 @@ def broken_rules(problem: Problem, layout: Layout) -> list[str]:
     columns = LayoutColumns.of([layout])
     mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
     mapping["num_micro_batches"] = columns.num_micro_batches
-    rules = DEGREE_RULES | SEQUENCE_RULES | STAGE_RULES | SHARDING_RULES
+    rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | STAGE_RULES | SHARDING_RULES
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")
     if _experts(problem):

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
-from milpplan.costs.layout_costs import LayoutCosts
+from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.costs.schedule import LiveProfile, live_profiles
 from milpplan.costs.stages import StageOptions, stage_options
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 
+ITEM_BYTES = ("state_bytes", "kept_bytes", "transient_bytes", "host_state_bytes", "host_kept_bytes")
 FLOOR_UNITS = 10_000
 """Units of the longest backward in the rows that say how much a rank recomputes at least."""
 
@@ -28,7 +29,8 @@ FLOOR_UNITS = 10_000
 @dataclass(frozen=True, slots=True, eq=False)
 class Menu:
     """Items of one virtual stage: ``runs`` [I, R] layers of each run, ``terms`` [Term, I] nanoseconds,
-    ``state_bytes``, ``kept_bytes``, ``transient_bytes``, ``full``, ``selective`` [I]."""
+    ``state_bytes``, ``kept_bytes``, ``transient_bytes``, ``host_state_bytes``, ``host_kept_bytes``, ``full``,
+    ``selective`` [I]."""
 
     stage: int
     runs: IntArray
@@ -36,6 +38,8 @@ class Menu:
     state_bytes: IntArray
     kept_bytes: IntArray
     transient_bytes: IntArray
+    host_state_bytes: IntArray
+    host_kept_bytes: IntArray
     full: IntArray
     selective: IntArray
 
@@ -56,6 +60,8 @@ class Menu:
             self.state_bytes[rows],
             self.kept_bytes[rows],
             self.transient_bytes[rows],
+            self.host_state_bytes[rows],
+            self.host_kept_bytes[rows],
             self.full[rows],
             self.selective[rows],
         )
@@ -255,17 +261,14 @@ def stage_menu(setting: Setting, stage: int, most: int, prices: Prices | None = 
         stage,
         np.concatenate([part.runs for part in parts]),
         np.concatenate([part.terms for part in parts], axis=1),
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("state_bytes", "kept_bytes", "transient_bytes", "full", "selective")
-        ),
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in (*ITEM_BYTES, "full", "selective")),
     )
 
 
 def _empty_menu(stage: int, num_runs: int) -> Menu:
     none = np.zeros(0, dtype=np.int64)
     runs = np.zeros((0, num_runs), dtype=np.int64)
-    return Menu(stage, runs, np.zeros((len(Term), 0), dtype=np.int64), none, none, none, none, none)
+    return Menu(stage, runs, np.zeros((len(Term), 0), dtype=np.int64), *[none] * (len(ITEM_BYTES) + 2))
 
 
 def _affordable(
@@ -326,13 +329,15 @@ def useful_items(setting: Setting, stage: int, counts: tuple[int, ...], options:
         np.full(size, int(options.state_bytes.sum()), dtype=np.int64),
         options.kept_bytes,
         options.transient_bytes,
+        np.full(size, options.host_state_bytes, dtype=np.int64),
+        options.host_kept_bytes,
         options.full,
         options.selective,
     )
 
 
 def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
-    """Options that fit, and are not beaten by one with no longer backward and no more memory."""
+    """Options that fit, and are not beaten by one with no longer forward and backward and no more memory."""
     rank, chunk = stage % setting.layout.pp, stage // setting.layout.pp
     room = setting.capacity_bytes - int(options.state_bytes.sum()) - int(setting.costs.buffer_bytes)
     profiles = setting.profiles[rank]
@@ -340,15 +345,34 @@ def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
     running = max((counts[chunk] for own, counts in profiles if own == chunk), default=0)
     fits = most * options.kept_bytes <= room
     fits &= running * options.kept_bytes + options.transient_bytes <= room
+    fits &= options.host_state_bytes + most * options.host_kept_bytes <= host_capacity_bytes(setting.problem)
     rows = np.flatnonzero(fits)
     if not len(rows):
         return rows
+    if setting.costs.offloads:
+        return _undominated(setting, options, rows)
     backward = options.terms[Term.BACKWARD, rows]
     order = np.lexsort((options.transient_bytes[rows], options.kept_bytes[rows], backward))
     rows = rows[order]
     if setting.layout.vpp == 1:
         return rows[:1]
     return _pareto(options, rows)
+
+
+def _undominated(setting: Setting, options: StageOptions, rows: IntArray) -> IntArray:
+    """With offloading recomputation may shorten forwards and transfers: rows that no other one matches in forward,
+    backward and, where a rank has several virtual stages, every kind of memory."""
+    table = [*options.terms[[Term.FORWARD, Term.BACKWARD]]]
+    if setting.layout.vpp > 1:
+        table += [options.kept_bytes, options.transient_bytes, options.host_kept_bytes]
+    values = np.stack([column[rows] for column in table], axis=1)
+    rows = rows[np.lexsort(values.T[::-1])]
+    values = values[np.lexsort(values.T[::-1])]
+    best: list[int] = []
+    for row in range(len(rows)):
+        if not best or not (values[best] <= values[row]).all(axis=1).any():
+            best.append(row)
+    return rows[best]
 
 
 def _pareto(options: StageOptions, rows: IntArray) -> IntArray:

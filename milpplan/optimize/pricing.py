@@ -32,9 +32,9 @@ class RowCosts:
     """What the bounds need of ``LayoutCosts``, as floats with the layout on the last axis; K kinds, M recompute
     modes in the space's order.
 
-    Nanoseconds: ``forward``, ``backward`` and ``optimizer`` [K, r] a layer, ``extra`` [M, K, r] of recomputing
-    one; ``embedding`` and ``head`` [2, r] a micro-batch; ``end_optimizer`` [2, r]; ``transfer`` [r]; ``tail``
-    [r], the embedding's gather and reduction and the barrier.
+    Nanoseconds: ``forward``, ``backward`` (the least of all modes) and ``optimizer`` [K, r] a layer, ``extra``
+    [M, K, r] of recomputing one; ``embedding`` and ``head`` [2, r] a micro-batch; ``end_optimizer`` [2, r];
+    ``transfer`` [r]; ``tail`` [r], the embedding's gather and reduction and the barrier.
 
     Bytes: ``states`` [K, r] and ``kept`` [M, K, r] a layer (kept a live micro-batch); ``buffers`` [r];
     ``end_states`` [2, r] with the head's workspace, ``end_kept`` [2, r] a live micro-batch (embedding, head).
@@ -64,10 +64,12 @@ class RowCosts:
         dropped = {"none": zero, "selective": costs.dropped_selective_bytes, "full": costs.dropped_full_bytes}
         ends = states[[EMBEDDING, HEAD]]
         ends[1] += costs.head_workspace_bytes
+        least = costs.least_ns
+        added = np.stack([extra[mode] for mode in modes]) - (least[1] - duration[:, Phase.BACKWARD])
         values: dict[str, IntArray] = {
-            "forward": duration[:, Phase.FORWARD],
-            "backward": duration[:, Phase.BACKWARD],
-            "extra": np.stack([extra[mode] for mode in modes]),
+            "forward": least[0],
+            "backward": least[1],
+            "extra": added,
             "optimizer": costs.optimizer_ns[:EMBEDDING],
             "embedding": costs.embedding_ns,
             "head": costs.head_ns,

@@ -9,6 +9,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.layers import Phase
+from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.schedule import LiveProfile
 from milpplan.costs.stages import StageMemo, StageOptions
 from milpplan.optimize.menus import Setting, even_splits
@@ -68,7 +69,7 @@ class _Rank:
         )
 
     def worst(self) -> tuple[int, tuple[int, ...]]:
-        """(bytes above the capacity, live vector) of the fullest moment."""
+        """(bytes above the capacity, live vector) of the fullest moment, on the device or on the host."""
         held = [self.options(chunk) for chunk in range(len(self.kinds))]
         state = sum(int(option.state_bytes.sum()) for option in held) + int(self.setting.costs.buffer_bytes)
         kept = np.array([int(option.kept_bytes[0]) for option in held])
@@ -76,11 +77,22 @@ class _Rank:
         running, live = _moments(self.setting.profiles[self.rank])
         bytes_used = live @ kept + transient[running]
         fullest = int(bytes_used.argmax())
-        return state + int(bytes_used[fullest]) - self.setting.capacity_bytes, tuple(live[fullest].tolist())
+        excess = state + int(bytes_used[fullest]) - self.setting.capacity_bytes
+        if self.setting.costs.offloads:
+            on_host = live @ np.array([int(option.host_kept_bytes[0]) for option in held])
+            over = sum(option.host_state_bytes for option in held) - host_capacity_bytes(self.setting.problem)
+            if over + int(on_host.max()) > excess:
+                fullest = int(on_host.argmax())
+                excess = over + int(on_host[fullest])
+        return excess, tuple(live[fullest].tolist())
 
     def relieve(self, excess: int, live: tuple[int, ...]) -> bool:
         """Recompute a few more layers where it frees most bytes a nanosecond; False when all are recomputed."""
         costs, modes = self.setting.costs, self.setting.problem.space.recompute
+        # What is not kept on the device is kept on the host.
+        host = costs.host_kept_bytes
+        selectively = costs.dropped_selective_bytes + host[0] - host[1]
+        wholly = costs.dropped_full_bytes + host[0] - host[2]
         best: tuple[float, str, int, float] | None = None
         for chunk, kinds in enumerate(self.kinds):
             plain = len(kinds) - self.full[chunk] - self.selective[chunk]
@@ -88,15 +100,15 @@ class _Rank:
                 continue
             kind = kinds[-1]
             for mode, phase, dropped in (
-                ("selective", Phase.SELECTIVE, costs.dropped_selective_bytes),
-                ("full", Phase.FULL, costs.dropped_full_bytes),
+                ("selective", Phase.SELECTIVE, selectively),
+                ("full", Phase.FULL, wholly),
             ):
                 if mode not in modes or (plain == 0 and (mode == "selective" or not self.selective[chunk])):
                     continue
                 freed = float(dropped[kind]) * live[chunk]
                 spent = float(costs.duration_ns[kind, phase])
                 if plain == 0:
-                    freed -= float(costs.dropped_selective_bytes[kind]) * live[chunk]
+                    freed -= float(selectively[kind]) * live[chunk]
                     spent -= float(costs.duration_ns[kind, Phase.SELECTIVE])
                 rate = freed / max(spent, 1.0)
                 if freed > 0 and (best is None or rate > best[0]):

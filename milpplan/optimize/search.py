@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
-from milpplan.costs.simulator import rank_memory, step_times_ns
+from milpplan.costs.simulator import fits_in_memory, rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layout_solver import AIM, LayoutSolver, longest_step_ns
@@ -265,7 +265,7 @@ class Search:
         costs = self._costs(row)
         stages = plan_stages(costs, self.problem.model.layer_kinds, plan)
         memory = rank_memory(plan.layout, costs, stages)
-        if max(part.peak_bytes for part in memory) > usable_memory_bytes(self.problem):
+        if not fits_in_memory(self.problem, memory):
             return None
         self.solver.counters.simulations += 1
         step = int(step_times_ns(plan.layout, costs, durations(stages)))

@@ -17,8 +17,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray
+from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
+from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.stages import StageOptions
 from milpplan.optimize.menus import Menu, Setting, recompute_options, useful_items
@@ -175,7 +176,17 @@ def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> In
     fits = np.ones(grid.shape[1], dtype=np.bool_)
     for running, live in setting.profiles[rank]:
         fits &= np.array(live) @ kept + transient[running] <= setting.capacity_bytes - states
+    if setting.costs.offloads:
+        fits &= _fit_on_host(setting, rank, menus, grid)
     return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
+
+
+def _fit_on_host(setting: Setting, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
+    """Which choices of the chunks [v, choices] fit on the host together."""
+    kept = np.stack([menu.host_kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
+    room = host_capacity_bytes(setting.problem) - sum(int(menu.host_state_bytes[0]) for menu in menus)
+    live = np.array([counts for _, counts in setting.profiles[rank]])
+    return np.asarray(((live @ kept) <= room).all(axis=0))
 
 
 def _least_fitting(setting: Setting, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:

@@ -133,6 +133,9 @@ class ResultDocument(Record):
     """Reserve of what the caching allocator loses."""
     memory_margin_bytes: int | None = None
     """Usable memory less the peak."""
+    host_memory_bytes: Count = 0
+    """The most that an accelerator has in the memory of the host, of ``host_capacity_bytes``."""
+    host_capacity_bytes: Count = 0
     memory_verdict: MemoryVerdict | None = None
     """``tight``: the plan fits, but would not if its peak were 5 % larger."""
     wall_time_s: float
@@ -168,6 +171,9 @@ class SimulationDocument(Record):
     fits: bool
     memory_margin_bytes: int = 0
     """Usable memory less the peak; negative where the plan does not fit."""
+    host_memory_bytes: Count = 0
+    """The most that an accelerator has in the memory of the host, of ``host_capacity_bytes``."""
+    host_capacity_bytes: Count = 0
     memory_verdict: MemoryVerdict | None = None
     plan: PlanDocument
     breakdown: dict[str, float]
@@ -207,6 +213,8 @@ def result_document(
         context_bytes=report.context_bytes if report else None,
         fragmentation_bytes=report.fragmentation_bytes if report else None,
         memory_margin_bytes=report.memory_margin_bytes if report else None,
+        host_memory_bytes=report.host_memory_bytes if report else 0,
+        host_capacity_bytes=report.host_capacity_bytes if report else 0,
         memory_verdict=report.memory_verdict if report else None,
         wall_time_s=result.wall_time_s,
         proof=proof_sentence(result, tolerance),
@@ -280,6 +288,8 @@ def simulation_document(
         fragmentation_bytes=report.fragmentation_bytes,
         fits=report.fits,
         memory_margin_bytes=report.memory_margin_bytes,
+        host_memory_bytes=report.host_memory_bytes,
+        host_capacity_bytes=report.host_capacity_bytes,
         memory_verdict=report.memory_verdict,
         plan=plan_document(plan, report),
         breakdown=report.breakdown_s,

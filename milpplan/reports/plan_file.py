@@ -33,6 +33,8 @@ class MemoryDocument(Record):
     transient_bytes: Count
     buffers_bytes: Count
     peak_bytes: Count
+    host_bytes: Count = 0
+    """In the memory of the host, at most; not a part of the peak."""
 
 
 class StageDocument(Record):

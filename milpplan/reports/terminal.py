@@ -81,10 +81,12 @@ def simulation_report(
     headline = Text(f"{names[0]} on {plan.layout.num_gpus:,} x {names[1]}: ", "bold")
     headline.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
     if not report.fits:
-        headline.append(
-            f"; does not fit: {gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)}",
-            "bold red",
+        tiers = (
+            ("", report.peak_memory_bytes, report.usable_memory_bytes),
+            (" on the host", report.host_memory_bytes, report.host_capacity_bytes),
         )
+        over = [f"{gib_text(size)} of {gib_text(room)}{where}" for where, size, room in tiers if size > room]
+        headline.append(f"; does not fit: {', '.join(over)}", "bold red")
     known = _known(bar, None, evidence)
     return Group(headline, _rates(report), *known, Text(), *plan_report(problem, plan, report))
 
@@ -146,8 +148,11 @@ def _rates(report: StepReport) -> Text:
 def _verdict(report: StepReport) -> str:
     """Whether the memory suffices, and what is left or lacking."""
     margin = gib_text(abs(report.memory_margin_bytes))
-    if not report.fits:
+    if report.memory_margin_bytes < 0:
         return f"does not fit, {margin} too much"
+    if not report.fits:
+        missing = gib_text(report.host_memory_bytes - report.host_capacity_bytes)
+        return f"does not fit, {missing} too much on the host"
     return f"{report.memory_verdict}, {margin} left"
 
 
@@ -168,6 +173,22 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
     }
     chosen = ", ".join(f"{name}: {'yes' if on else 'no'}" for name, on in switches.items())
     yield hanging("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
+    further = list(_further(layout))
+    if further:
+        yield hanging("execution", "; ".join(further))
+
+
+def _further(layout: Layout) -> Iterator[str]:
+    """Switches that are off in most layouts."""
+    if layout.tp_overlap != "none":
+        yield f"tensor-parallel overlap: {layout.tp_overlap}"
+    if layout.pp_scatter_gather:
+        yield "stages scatter and gather"
+    if not layout.gather_again:
+        yield "inputs stay gathered"
+    parts = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]
+    if parts:
+        yield f"on the host: {', '.join(parts)}"
 
 
 def report_table(title: str, *columns: str) -> Table:
@@ -249,7 +270,7 @@ def _memory_table(problem: Problem, report: StepReport) -> Table:
     fullest = max(range(len(report.stages)), key=lambda rank: report.stages[rank].memory.peak_bytes)
     table = report_table(f"Memory (stage {fullest}, the fullest)", "part", "size", "share")
     parts = asdict(report.stages[fullest].memory)
-    peak = parts.pop("peak_bytes")
+    peak, host = parts.pop("peak_bytes"), parts.pop("host_bytes")
     usable = report.usable_memory_bytes
     for name, size in parts.items():
         if size:
@@ -260,6 +281,14 @@ def _memory_table(problem: Problem, report: StepReport) -> Table:
     table.add_row("context, NCCL", gib_text(report.context_bytes), "")
     table.add_row("fragmentation", gib_text(report.fragmentation_bytes), "")
     table.add_row("installed", gib_text(problem.hardware.accelerator.memory_bytes), "")
+    if report.host_memory_bytes:
+        capacity = report.host_capacity_bytes
+        table.add_section()
+        table.add_row("on the host", gib_text(host), _share(host, capacity))
+        table.add_row(
+            "host, the most", gib_text(report.host_memory_bytes), _share(report.host_memory_bytes, capacity)
+        )
+        table.add_row("host, usable", gib_text(capacity), "")
     return table
 
 

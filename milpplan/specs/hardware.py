@@ -130,6 +130,17 @@ class ScaleUp(Record):
     all_to_all: BusTable
 
 
+class HostMemory(Record):
+    """The memory of the host as one accelerator's share of it: a second tier, behind the link to the host."""
+
+    capacity_bytes: PositiveInt
+    """What a process may fill: the memory of the node over its accelerators."""
+    bandwidth_bytes_per_s: PositiveFloat
+    """One direction, per accelerator, all accelerators of the node at once; both directions run at a time."""
+    efficiency: SizeCurve
+    """Share of the bandwidth that a transfer reaches, by its bytes."""
+
+
 class CollectiveVariant(Record):
     """Another way the library can run a collective across domains; the fastest of all is used.
 
@@ -199,8 +210,9 @@ class Software(Record):
     """Whether the product of a weight gradient adds to the accumulated one itself (Megatron-LM's gradient
     accumulation fusion); if not, it writes 16 bits and another kernel adds them."""
     gathered_inputs: bool = False
-    """Whether the inputs of products stay gathered from forward to backward with sequence parallelism;
-    Megatron-LM keeps its share and gathers again."""
+    """Whether the inputs of products take their gathered size from forward to backward with sequence parallelism,
+    whatever a layout says (``Layout.gather_again``, which also leaves the second gather out of the backward; this
+    is about bytes only). Megatron-LM keeps its share and gathers again."""
     score_kept_bytes: Annotated[float, Field(ge=2, le=32)] = 2.0
     """Bytes of every attention score from forward to backward without a flash kernel: the softmax that a fused
     kernel keeps in 16 bits. Dropout adds 3."""
@@ -269,6 +281,8 @@ class HardwareSpec(Record):
     """Context, libraries and communicator buffers that no plan can use."""
     fragmentation_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the memory that the caching allocator loses to fragmentation."""
+    host_memory: HostMemory | None = None
+    """Where weights, activations and optimizer states may be offloaded to; None: nowhere."""
     software: Software = Software()
     uncertainty: Uncertainty | None = None
     """Of constants that an overlay fitted; None where nothing is known."""

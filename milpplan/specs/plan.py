@@ -10,6 +10,8 @@ from milpplan.specs.records import Count, PositiveInt, Record
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
+TpOverlap = Literal["none", "ring", "pipelined"]
+TP_OVERLAPS: tuple[TpOverlap, ...] = ("none", "ring", "pipelined")
 
 
 class Layout(Record):
@@ -33,6 +35,23 @@ class Layout(Record):
     schedule: Schedule = "1f1b"
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
+    tp_overlap: TpOverlap = "none"
+    """Tensor-parallel communication in ``tp`` tiles beside the tiles of its own product: from neighbour to
+    neighbour (``ring``), or a tile of one beside the next tile of the other (``pipelined``)."""
+    pp_scatter_gather: bool = False
+    """Without sequence parallelism: each tensor-parallel rank sends its share of an activation to the next stage,
+    where it is gathered."""
+    gather_again: bool = True
+    """With sequence parallelism: inputs of products are gathered again in the backward, not kept gathered."""
+    offload_weights: bool = False
+    offload_activations: bool = False
+    offload_optimizer: bool = False
+    """What lies in the memory of the host and is streamed beside the work of the layers."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything lies in the memory of the host."""
+        return self.offload_weights or self.offload_activations or self.offload_optimizer
 
     @property
     def num_gpus(self) -> int:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Schedule
+from milpplan.specs.plan import Schedule, TpOverlap
 from milpplan.specs.records import PositiveFloat, PositiveInt, Record
 
 MAX_GPUS: Final = 1_048_576
@@ -111,6 +111,12 @@ class Space(Record):
     schedule: Annotated[tuple[Schedule, ...], Field(min_length=1)] = ("1f1b", "interleaved")
     overlap_grad_reduce: Switch = (False, True)
     overlap_param_gather: Switch = (False, True)
+    tp_overlap: Annotated[tuple[TpOverlap, ...], Field(min_length=1)] = ("none",)
+    pp_scatter_gather: Switch = (False,)
+    gather_again: Switch = (True,)
+    offload_weights: Switch = (False,)
+    offload_activations: Switch = (False,)
+    offload_optimizer: Switch = (False,)
     recompute: Annotated[tuple[Literal["none", "selective", "full"], ...], Field(min_length=1)] = (
         "none",
         "selective",

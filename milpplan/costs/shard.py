@@ -1,0 +1,77 @@
+"""What one GPU works on of a micro-batch, and what a linear layer takes there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from milpplan.costs import compute
+from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.specs.problem import Problem
+
+BF16_BYTES = 2
+FP32_BYTES = 4
+
+
+class Product(NamedTuple):
+    """Seconds of a linear layer's three products; ``size``: tokens, width of the output, width of the input."""
+
+    forward: FloatArray
+    dgrad: FloatArray
+    wgrad: FloatArray
+    size: tuple[FloatArray, FloatArray | float, FloatArray | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The share of one micro-batch that a GPU works on; arrays of shape [num_layouts]."""
+
+    problem: Problem
+    columns: LayoutColumns
+    tokens: FloatArray
+    """Tokens of a context-parallel rank: micro_batch_size * sequence_length / cp."""
+    tp: FloatArray
+    sequence_tp: FloatArray
+    """Divisor of tensors outside the tensor-parallel region: tp with sequence parallelism, else 1."""
+
+    @staticmethod
+    def of(problem: Problem, columns: LayoutColumns) -> Shard:
+        """The shard of every layout."""
+        tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
+        tp = columns.tp.astype(np.float64)
+        return Shard(problem, columns, tokens, tp, np.where(columns.sequence_parallel, tp, 1.0))
+
+    @property
+    def hidden(self) -> int:
+        """Hidden size of the model."""
+        return self.problem.model.hidden_size
+
+    @property
+    def grad_bytes(self) -> int:
+        """Bytes of one accumulated gradient."""
+        return FP32_BYTES if self.problem.job.grad_dtype == "fp32" else BF16_BYTES
+
+    @property
+    def fused_sums(self) -> bool:
+        """Whether products of weight gradients add to the sums themselves."""
+        return self.problem.hardware.software.fused_gradient_sums
+
+    def gemm(self, m: FloatArray, n: FloatArray | float, k: FloatArray | float) -> Product:
+        """Seconds of forward, input gradient and weight gradient of a linear layer of m tokens, k to n.
+
+        fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product.
+        """
+        gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
+        forward = compute.gemm_s(gpu, precision, m, n, k)
+        dgrad = compute.gemm_s(gpu, precision, m, k, n)
+        wgrad = compute.weight_gradient_s(gpu, precision, n, k, m, 1.0, self.grad_bytes, self.fused_sums)
+        if precision == "fp8":
+            forward = forward + self.memory_bound(4.0 * m * k)
+            dgrad = dgrad + self.memory_bound(4.0 * m * n)
+        return Product(forward, dgrad, wgrad, (m, n, k))
+
+    def memory_bound(self, num_bytes: FloatArray | float) -> FloatArray:
+        """Seconds of a memory-bound operator."""
+        return np.asarray(compute.memory_bound_s(self.problem.hardware.accelerator, num_bytes))

@@ -1,0 +1,114 @@
+"""Switches of the execution beside degrees, schedule and sharding: values, rules, and what dominates what.
+
+Where a problem leaves them at their defaults they are columns of one value, and nothing here is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+
+import numpy as np
+
+from milpplan.costs import states
+from milpplan.costs.columns import DEFAULTS, WORDS, BoolArray, IntArray, LayoutColumns, constant
+from milpplan.costs.layout_costs import OFFLOADS, host_capacity_bytes, transfer_s
+from milpplan.specs.plan import TP_OVERLAPS
+from milpplan.specs.problem import Problem
+
+__all__ = ["DOMINANCE", "EXECUTION", "EXECUTION_RULES", "Rule", "asked_switches", "default_switches"]
+
+Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
+
+EXECUTION = ("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS)
+NO_TILES, RING, PIPELINED = (TP_OVERLAPS.index(name) for name in ("none", "ring", "pipelined"))
+
+
+def asked_switches(problem: Problem) -> dict[str, IntArray]:
+    """Values of the switches that a problem does not leave at their defaults, as columns hold them."""
+    found = {}
+    for name in EXECUTION:
+        values = getattr(problem.space, name)
+        if tuple(values) != (DEFAULTS[name],):
+            numbers = [WORDS[name].index(value) for value in values] if name in WORDS else values
+            found[name] = np.unique(np.array(numbers, dtype=np.int64))
+    return found
+
+
+def default_switches(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
+    """Columns of the switches that a table lacks."""
+    length = len(next(iter(columns.values())))
+    missing = [name for name in EXECUTION if name not in columns]
+    numbers = {name: WORDS[name].index(DEFAULTS[name]) if name in WORDS else DEFAULTS[name] for name in missing}
+    return {name: np.asarray(constant(int(number), length)) for name, number in numbers.items()}
+
+
+def _offloads(c: Mapping[str, IntArray]) -> BoolArray:
+    """Whether a row has anything on the host."""
+    return np.asarray((c["offload_weights"] + c["offload_activations"] + c["offload_optimizer"]) > 0)
+
+
+def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Some rank has no less on the host than the mean of all, of layers alone and with the states sharded as far
+    as the space allows."""
+    if not np.any(c["offload_weights"]) and not np.any(c["offload_optimizer"]):
+        return np.ones(len(c["tp"]), dtype=np.bool_)
+    most = max(problem.space.zero_stage)
+    names = {field.name for field in fields(LayoutColumns)}
+    length = len(c["tp"])
+    given = {name: c[name] if name in c else constant(0, length) for name in names}
+    columns = LayoutColumns.from_mapping(given | {"zero_stage": constant(most, length)})
+    total = np.zeros(length)
+    for place, kind in enumerate(problem.model.kinds):
+        local = states.local_layer_parameters(problem, kind, columns)
+        sizes = states.state_bytes(problem, columns, local)
+        layer = np.where(columns.offload_weights, sizes[0], 0.0) + np.where(
+            columns.offload_optimizer, sizes[2], 0.0
+        )
+        total += layer * problem.model.layer_kinds.count(place)
+    return np.asarray(total / c["pp"] <= host_capacity_bytes(problem))
+
+
+EXECUTION_RULES: dict[str, Rule] = {
+    "tp_overlap_needs_sequence_parallel": lambda p, c: (
+        (c["tp_overlap"] == NO_TILES) | (c["sequence_parallel"] == 1)
+    ),
+    "kept_gathered_needs_sequence_parallel": lambda p, c: (c["gather_again"] == 1) | (c["sequence_parallel"] == 1),
+    "scatter_gather_needs_whole_activations": lambda p, c: (
+        (c["pp_scatter_gather"] == 0) | ((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
+    ),
+    "offload_needs_host_memory": lambda p, c: (p.hardware.host_memory is not None) | ~_offloads(c),
+    "offloaded_states_fit_host_memory": _states_fit_the_host,
+}
+"""Tiles: Megatron-LM training/arguments.py refuses ``tp_comm_overlap`` without ``sequence_parallel``."""
+
+
+def _ring_is_no_slower(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """A pipelined layout never beats its twin with a ring: tiles of the same products, memory the same, and no
+    collective exposes more (``collectives.tiled_overlap_s``). Only where the twin is in the space."""
+    return np.asarray((c["tp_overlap"] != PIPELINED) | ("ring" not in problem.space.tp_overlap))
+
+
+def _faster_transfer(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Scattering and gathering changes nothing but the transfers between stages, and no path gets longer with
+    shorter ones: of the two twins the one with the longer transfer is left out, and of equal ones the second."""
+    space = problem.space.pp_scatter_gather
+    if len(set(space)) < 2:
+        return np.ones(len(c["tp"]), dtype=np.bool_)
+    length = len(c["tp"])
+    given = {
+        field.name: c[field.name] if field.name in c else constant(0, length) for field in fields(LayoutColumns)
+    }
+    times = [
+        transfer_s(problem, LayoutColumns.from_mapping(given | {"pp_scatter_gather": constant(int(on), length)}))
+        for on in (False, True)
+    ]
+    can = (c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0)
+    return np.asarray(~can | ((times[1] < times[0]) == (c["pp_scatter_gather"] == 1)))
+
+
+DOMINANCE: dict[str, Rule] = {
+    "dominated_by_ring": _ring_is_no_slower,
+    "dominated_by_transfer": _faster_transfer,
+}
+"""Rules that leave out legal layouts, each with a twin in the space that is no slower and no larger."""
