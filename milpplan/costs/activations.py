@@ -42,7 +42,7 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     attention_kept, attention_dropped = _attention(shard, kind)
     mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
     masks = 2 * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
-    norms = _norm_copies(shard)
+    norms = _norm_copies(shard, kind)
     # Two residual-stream inputs of the norms; the norm outputs feed the two matrix products.
     kept = 2 * stream + linear_input + attention_kept + mlp_kept + masks + norms
     if flash:
@@ -59,13 +59,15 @@ def _input_bytes(problem: Problem) -> int:
     return 1 if problem.job.precision == "fp8" else BF16_BYTES
 
 
-def _norm_copies(shard: Shard) -> FloatArray:
+def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:
     """Bytes that both norms of a layer keep beside a fused kernel's, and the gathered part of their outputs where
-    the products keep it (the layout does, or always the framework): 2 k u h / r, and 2 * 2 u h (1 - 1/r)."""
+    the products keep it (the layout does, or always the framework): 2 k u h / r, and 2 u h (1 - 1/r) each. Routed
+    experts gather nothing: with them alone there is one such output."""
     software = shard.problem.hardware.software
     elements = shard.tokens * shard.hidden
     copies = 2 * software.norm_kept_bytes * elements / shard.sequence_tp
-    gathered = 2 * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
+    dense = isinstance(kind.mlp, DenseMlp) or kind.mlp.shared_intermediate_size > 0
+    gathered = (1 + dense) * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
     kept = ~shard.columns.gather_again | software.gathered_inputs
     return np.asarray(copies + np.where(kept, gathered, 0.0))
 

@@ -162,11 +162,15 @@ def _transient(
     if HEAD in ends:
         workspace = max(workspace, int(costs.head_workspace_bytes))
     replay = np.zeros(len(full), dtype=np.int64)
+    # A replay brings back what was dropped, wherever the rest is kept.
+    host = costs.host_kept_bytes
+    dropped_selective = costs.dropped_selective_bytes + host[0] - host[1]
+    dropped_full = costs.dropped_full_bytes + host[0] - host[2]
     for kind in np.unique(held):
         seen = np.concatenate([[0], np.cumsum(held == kind)])
         in_full, in_selective = seen[full] > 0, seen[last_recomputed] > seen[full]
-        replay = np.maximum(replay, in_full * costs.dropped_full_bytes[kind])
-        replay = np.maximum(replay, in_selective * costs.dropped_selective_bytes[kind])
+        replay = np.maximum(replay, in_full * dropped_full[kind])
+        replay = np.maximum(replay, in_selective * dropped_selective[kind])
     if not costs.offloads:
         return workspace + replay
     streamed = _neighbours(costs.streamed_bytes[held])
