@@ -68,6 +68,7 @@ def solve(
     grad_dtype: o.GradDtype = "fp32",
     space: o.SpaceKind = "free",
     fix: o.Fix = None,
+    allow: o.Allow = None,
     forbid: o.Forbid = None,
     objective: o.ObjectiveName = "step_time_per_token",
     deadline_hours: o.DeadlineHours = None,
@@ -96,7 +97,7 @@ def solve(
         "deadline_hours": deadline_hours,
         "tokens": tokens,
     }
-    problem = arguments.problem_of(model, hardware, job, space, fix or [])
+    problem = arguments.problem_of(model, hardware, job, space, fix or [], allow or [])
     chosen = milpplan.SolveOptions(
         backend=backend,
         gap=gap,

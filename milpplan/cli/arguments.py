@@ -13,7 +13,7 @@ from milpplan.costs.columns import SWITCHES, WORDS
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.optimize.planner import fixed
 from milpplan.presets.catalog import hardware_names, load_hardware, load_model, model_names
-from milpplan.specs.plan import Layout
+from milpplan.specs.plan import TP_OVERLAPS, Layout
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Range, Space
 from milpplan.specs.reading import RecordType, invalid_fields, shown
 
@@ -146,7 +146,36 @@ def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]
     return tuple(assignments(text, "--forbid", tuple(Layout.model_fields)) for text in options)
 
 
-def problem_of(model: str, hardware: str, job: Mapping[str, Any], space: str, fix: list[str]) -> Problem:
+ALLOWED: Final[dict[str, dict[str, tuple[bool | str, ...]]]] = {
+    "offload": dict.fromkeys(("offload_weights", "offload_activations", "offload_optimizer"), (False, True)),
+    "tp-overlap": {"tp_overlap": TP_OVERLAPS},
+    "scatter-gather": {"pp_scatter_gather": (False, True)},
+    "kept-gathered": {"gather_again": (True, False)},
+}
+"""What ``--allow`` opens: switches that are otherwise at their defaults."""
+
+
+def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object]:
+    """Fields of the space that all ``--allow`` options open together."""
+    values: dict[str, object] = {}
+    for text in options:
+        for word in text.split(","):
+            name = choice(word.strip(), "--allow", (*ALLOWED, "all"))
+            opened = [ALLOWED[name]] if name != "all" else list(ALLOWED.values())
+            if name == "offload" and problem.hardware.host_memory is None:
+                raise InvalidInputError(
+                    f"--allow offload, but {problem.hardware.name} has no [host_memory].",
+                    "Expected the capacity, bandwidth and efficiency of the host's memory in the hardware file.",
+                    "Add the section (hardware/README.md), or leave the option out.",
+                )
+            for part in opened:
+                values |= part
+    return values
+
+
+def problem_of(
+    model: str, hardware: str, job: Mapping[str, Any], space: str, fix: list[str], allow: Iterable[str] = ()
+) -> Problem:
     """The problem of a command line; ``job`` holds the options that describe the job."""
     if model in hardware_names() and hardware in model_names():
         raise InvalidInputError(
@@ -177,6 +206,8 @@ def problem_of(model: str, hardware: str, job: Mapping[str, Any], space: str, fi
     problem = record(
         Problem, "the command line", model=spec, hardware=load_hardware(hardware), job=asked, space=declared
     )
+    opened = problem.space.model_copy(update=allowed_values(allow, problem))
+    problem = problem.model_copy(update={"space": opened})
     values = fixed_values(fix)
     return fixed(problem, values) if values else problem
 

@@ -42,6 +42,16 @@ Fix = Annotated[
     list[str] | None,
     typer.Option("--fix", metavar="NAME=VALUE", help="Fix a field of the layout, such as tp=8. Repeatable."),
 ]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="NAME",
+        help="Let the planner also decide on: offload (weights, activations, optimizer states in the host's "
+        "memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
+        "kept-gathered (inputs that are not gathered again), or all. Repeatable.",
+    ),
+]
 Forbid = Annotated[
     list[str] | None,
     typer.Option("--forbid", metavar="NAME=VALUE,...", help="Forbid such layouts, as tp=8,pp=4. Repeatable."),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import OFFLOADS, layout_costs, usable_memory_bytes
 from milpplan.optimize.bounds import layout_bounds
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.layouts import divisors, layout_space
@@ -130,6 +130,9 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     if space.kind == "uniform":
         yield "the free space (uneven stages)", with_space(problem, kind="free")
     yield from unrestricted(problem)
+    host = dict.fromkeys(OFFLOADS, (False, True))
+    if problem.hardware.host_memory is not None and any(getattr(space, name) == (False,) for name in host):
+        yield "offloading to the host (--allow offload)", with_space(problem, **host)
     if set(space.recompute) != set(Space().recompute):
         yield "every recompute mode", with_space(problem, recompute=Space().recompute)
     if job.attention_kernel == "unfused":

@@ -16,7 +16,15 @@ from milpplan.costs.layout_costs import OFFLOADS, host_capacity_bytes, transfer_
 from milpplan.specs.plan import TP_OVERLAPS
 from milpplan.specs.problem import Problem
 
-__all__ = ["DOMINANCE", "EXECUTION", "EXECUTION_RULES", "Rule", "asked_switches", "default_switches"]
+__all__ = [
+    "CAPACITY_RULES",
+    "DOMINANCE",
+    "EXECUTION",
+    "EXECUTION_RULES",
+    "Rule",
+    "asked_switches",
+    "default_switches",
+]
 
 Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
 
@@ -51,22 +59,31 @@ def _offloads(c: Mapping[str, IntArray]) -> BoolArray:
 def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     """Some rank has no less on the host than the mean of all, of layers alone and with the states sharded as far
     as the space allows."""
-    if not np.any(c["offload_weights"]) and not np.any(c["offload_optimizer"]):
-        return np.ones(len(c["tp"]), dtype=np.bool_)
-    most = max(problem.space.zero_stage)
-    names = {field.name for field in fields(LayoutColumns)}
-    length = len(c["tp"])
-    given = {name: c[name] if name in c else constant(0, length) for name in names}
-    columns = LayoutColumns.from_mapping(given | {"zero_stage": constant(most, length)})
-    total = np.zeros(length)
+    fits = np.ones(len(c["tp"]), dtype=np.bool_)
+    divides = (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"]) == 0
+    rows = np.flatnonzero(divides & ((c["offload_weights"] > 0) | (c["offload_optimizer"] > 0)))
+    if not len(rows):
+        return fits
+    columns = _columns({name: c[name][rows] for name in c}, zero_stage=max(problem.space.zero_stage))
+    total = np.zeros(len(rows))
     for place, kind in enumerate(problem.model.kinds):
-        local = states.local_layer_parameters(problem, kind, columns)
-        sizes = states.state_bytes(problem, columns, local)
-        layer = np.where(columns.offload_weights, sizes[0], 0.0) + np.where(
+        sizes = states.state_bytes(problem, columns, states.local_layer_parameters(problem, kind, columns))
+        moved = np.where(columns.offload_weights, sizes[0], 0.0) + np.where(
             columns.offload_optimizer, sizes[2], 0.0
         )
-        total += layer * problem.model.layer_kinds.count(place)
-    return np.asarray(total / c["pp"] <= host_capacity_bytes(problem))
+        total += moved * problem.model.layer_kinds.count(place)
+    fits[rows] = total / columns.pp <= host_capacity_bytes(problem)
+    return fits
+
+
+def _columns(table: Mapping[str, IntArray], **given: int) -> LayoutColumns:
+    """A table that lacks columns as layouts, with some columns given and others nothing."""
+    length = len(next(iter(table.values())))
+    none = {field.name: constant(0, length) for field in fields(LayoutColumns)}
+    own = {name: column for name, column in table.items() if name in none}
+    return LayoutColumns.from_mapping(
+        none | own | {name: constant(value, length) for name, value in given.items()}
+    )
 
 
 EXECUTION_RULES: dict[str, Rule] = {
@@ -78,9 +95,11 @@ EXECUTION_RULES: dict[str, Rule] = {
         (c["pp_scatter_gather"] == 0) | ((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
     ),
     "offload_needs_host_memory": lambda p, c: (p.hardware.host_memory is not None) | ~_offloads(c),
-    "offloaded_states_fit_host_memory": _states_fit_the_host,
 }
 """Tiles: Megatron-LM training/arguments.py refuses ``tp_comm_overlap`` without ``sequence_parallel``."""
+
+CAPACITY_RULES: dict[str, Rule] = {"offloaded_states_fit_host_memory": _states_fit_the_host}
+"""Of sizes, not of the values of some columns."""
 
 
 def _ring_is_no_slower(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
@@ -95,14 +114,7 @@ def _faster_transfer(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     space = problem.space.pp_scatter_gather
     if len(set(space)) < 2:
         return np.ones(len(c["tp"]), dtype=np.bool_)
-    length = len(c["tp"])
-    given = {
-        field.name: c[field.name] if field.name in c else constant(0, length) for field in fields(LayoutColumns)
-    }
-    times = [
-        transfer_s(problem, LayoutColumns.from_mapping(given | {"pp_scatter_gather": constant(int(on), length)}))
-        for on in (False, True)
-    ]
+    times = [transfer_s(problem, _columns(c, pp_scatter_gather=on)) for on in (0, 1)]
     can = (c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0)
     return np.asarray(~can | ((times[1] < times[0]) == (c["pp_scatter_gather"] == 1)))
 

@@ -17,6 +17,7 @@ import numpy as np
 from milpplan.costs.columns import WORDS, BoolArray, IntArray, LayoutColumns
 from milpplan.optimize.crossing import Columns, Crossed, cross, expand
 from milpplan.optimize.execution_rules import (
+    CAPACITY_RULES,
     DOMINANCE,
     EXECUTION_RULES,
     Rule,
@@ -241,7 +242,7 @@ def _execution(problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray])
         return columns
     for name, values in asked.items():
         columns = cross(columns, name, values)
-    kept = sieve.keep({**columns, **default_switches(columns)}, EXECUTION_RULES | DOMINANCE)
+    kept = sieve.keep({**columns, **default_switches(columns)}, EXECUTION_RULES | CAPACITY_RULES | DOMINANCE)
     return {name: column for name, column in kept.items() if name in columns}
 
 
@@ -366,7 +367,7 @@ def broken_rules(problem: Problem, layout: Layout) -> list[str]:
     columns = LayoutColumns.of([layout])
     mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
     mapping["num_micro_batches"] = columns.num_micro_batches
-    rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | STAGE_RULES | SHARDING_RULES
+    rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | CAPACITY_RULES | STAGE_RULES | SHARDING_RULES
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")
     if _experts(problem):

@@ -16,10 +16,11 @@ import numpy as np
 
 from milpplan import Layout, Plan, Recompute, VirtualStage
 from milpplan.costs.columns import IntArray, LayoutColumns
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes, layout_costs, usable_memory_bytes
 from milpplan.costs.schedule import live_profiles
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import StageOptions, durations, plan_stages, stage_options
+from milpplan.optimize.execution_rules import EXECUTION
 from milpplan.optimize.layouts import broken_rules, layout_space
 from milpplan.specs.problem import Problem
 
@@ -96,7 +97,8 @@ def num_plans(problem: Problem, layouts: Iterable[Layout]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Costed:
-    """All plans of a layout: layers, full and selective counts [B, J], step time and peak memory [B]."""
+    """All plans of a layout: layers, full and selective counts [B, J], step time and peak memory, on the device
+    and on the host [B]."""
 
     layout: Layout
     layers: IntArray
@@ -104,6 +106,7 @@ class Costed:
     selective: IntArray
     step_time_ns: IntArray
     peak_bytes: IntArray
+    host_bytes: IntArray
 
     def plan(self, row: int) -> Plan:
         """One of them."""
@@ -144,7 +147,7 @@ def costed_layouts(problem: Problem, layouts: Sequence[Layout]) -> Iterator[Cost
 def costed_plans(problem: Problem, layout: Layout, costs: LayoutCosts) -> Costed:
     """Every plan of the space in one layout with these constants."""
     stages = layout.num_virtual_stages
-    tables, matrices, peaks = [], [], []
+    tables, matrices, peaks, hosts = [], [], [], []
     known: dict[Any, StageOptions] = {}
     for choices in _choices(problem, layout):
         options, start = [], 0
@@ -158,9 +161,11 @@ def costed_plans(problem: Problem, layout: Layout, costs: LayoutCosts) -> Costed
         tables.append(np.stack([np.array(c)[picked[:, j]] for j, c in enumerate(choices)], axis=1))
         matrices.append(np.stack([o.terms[:, picked[:, j]].T for j, o in enumerate(options)], axis=2))
         peaks.append(_peaks(layout, costs, options, picked))
+        hosts.append(_host_peaks(layout, options, picked))
     table = np.concatenate(tables)
     times = step_times_ns(layout, costs, np.concatenate(matrices))
-    return Costed(layout, table[..., 0], table[..., 1], table[..., 2], times, np.concatenate(peaks))
+    memory = np.concatenate(peaks), np.concatenate(hosts)
+    return Costed(layout, table[..., 0], table[..., 1], table[..., 2], times, *memory)
 
 
 def _options(
@@ -188,6 +193,20 @@ def _peaks(layout: Layout, costs: LayoutCosts, options: list[StageOptions], pick
             total = fixed + options[j].transient_bytes[picked[:, j]]
             for count, held in zip(counts, own, strict=True):
                 total = total + count * options[held].kept_bytes[picked[:, held]]
+            peak = np.maximum(peak, total)
+    return peak
+
+
+def _host_peaks(layout: Layout, options: list[StageOptions], picked: IntArray) -> IntArray:
+    """Most bytes on the host of any rank of every plan."""
+    peak = np.zeros(len(picked), dtype=np.int64)
+    profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+    for rank, rows in enumerate(profiles):
+        own = range(rank, layout.num_virtual_stages, layout.pp)
+        for _, counts in rows:
+            total = np.full(len(picked), sum(options[j].host_state_bytes for j in own))
+            for count, held in zip(counts, own, strict=True):
+                total = total + count * options[held].host_kept_bytes[picked[:, held]]
             peak = np.maximum(peak, total)
     return peak
 
@@ -223,7 +242,7 @@ def brute_force(problem: Problem, layouts: Sequence[Layout] | None = None) -> Be
     best: Best | None = None
     for costed in costed_layouts(problem, layouts):
         layout = costed.layout
-        ok = costed.peak_bytes <= capacity
+        ok = (costed.peak_bytes <= capacity) & (costed.host_bytes <= host_capacity_bytes(problem))
         ok &= costed.step_time_ns <= deadline_ns(problem, layout)
         if not ok.any():
             continue
@@ -288,9 +307,12 @@ def vpp_is_offered(problem: Problem, pp: int, vpp: int) -> bool:
 
 def _switches(problem: Problem, base: dict[str, int]) -> Iterator[Layout]:
     space, degrees = problem.space, range(1, base["tp"] * base["cp"] * base["dp"] + 1)
+    switches = [
+        dict(zip(EXECUTION, values, strict=True)) for values in product(*(getattr(space, n) for n in EXECUTION))
+    ]
     has_experts = any(run.mlp.type == "moe" for run in problem.model.layers)
     one = (1,)
-    for ep, etp, sp, zero, schedule, grad, param in product(
+    for ep, etp, sp, zero, schedule, grad, param, execution in product(
         space.ep or (degrees if has_experts else one),
         space.etp or (range(1, base["tp"] + 1) if has_experts else one),
         space.sequence_parallel,
@@ -298,9 +320,10 @@ def _switches(problem: Problem, base: dict[str, int]) -> Iterator[Layout]:
         space.schedule,
         space.overlap_grad_reduce,
         space.overlap_param_gather,
+        switches,
     ):
         if base["tp"] % etp == 0:
             yield Layout(
                 **base, ep=ep, etp=etp, sequence_parallel=sp, zero_stage=zero, schedule=schedule,
-                overlap_grad_reduce=grad, overlap_param_gather=param,
+                overlap_grad_reduce=grad, overlap_param_gather=param, **execution,
             )  # fmt: skip

@@ -1,0 +1,227 @@
+"""Switches of the execution as decisions: proved optima are those of brute force, and no bound is above a plan."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from milpplan import Layout, load_hardware, load_model, simulate, solve
+from milpplan.costs.layout_costs import host_capacity_bytes, layout_costs, usable_memory_bytes
+from milpplan.optimize.bounds import compute_bounds, layout_bounds
+from milpplan.optimize.execution_rules import EXECUTION
+from milpplan.optimize.layouts import broken_rules, layout_space
+from milpplan.optimize.monolith import solve_monolithic
+from milpplan.specs.hardware import HostMemory, SizeCurve
+from milpplan.specs.problem import Job, Problem, Space
+from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts
+from tests.optimize.problems import FAMILIES, random_problem
+from tests.optimize.test_optimality import assert_optimal, check
+
+OFFLOAD = ("offload_weights", "offload_activations", "offload_optimizer")
+BOTH = (False, True)
+
+
+def with_execution(seed: int, names: tuple[str, ...] = EXECUTION, kind: str = "free") -> Problem:
+    """A layout of a random problem with some of its switches open, less memory, and hosts of any speed and
+    size."""
+    rng = random.Random(seed)
+    problem = random_problem(seed, kind=kind, family=FAMILIES[seed % len(FAMILIES)])
+    columns = layout_space(problem).columns
+    opened = rng.sample(names, min(len(names), rng.choice((1, 2, 2, 3))))
+    values = {name: ("none", "ring", "pipelined") if name == "tp_overlap" else BOTH for name in opened}
+    device = problem.hardware.accelerator.memory_bytes
+    host = HostMemory(
+        capacity_bytes=max(1, int(device * rng.choice((0.05, 0.3, 10.0)))),
+        bandwidth_bytes_per_s=rng.choice((1e8, 1e9, 1e10, 1e12)),
+        efficiency=SizeCurve(size=(1e4, 1e6), value=(0.3, 0.9)),
+    )
+    smaller = problem.hardware.accelerator.model_copy(
+        update={"memory_bytes": int(device * rng.choice((0.5, 0.8, 1.0)))}
+    )
+    hardware = problem.hardware.model_copy(update={"host_memory": host, "accelerator": smaller})
+    space = _only(problem.space, columns.at(rng.randrange(len(columns)))).model_copy(update=values)
+    return problem.model_copy(update={"hardware": hardware, "space": space})
+
+
+@pytest.mark.parametrize("backend", ["cpsat", "cbc", "highs"])
+def test_optimum_is_that_of_brute_force(backend: str) -> None:
+    """With switches to decide ``solve`` finds the optimum of brute force, or proves that nothing fits."""
+    for seed in range(5):
+        check(with_execution(seed + 5 * ("cpsat", "cbc", "highs").index(backend)), backend)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_optimum_is_that_of_brute_force_often(block: int) -> None:
+    """The same on 400 more."""
+    for seed in range(1000 + 20 * block, 1020 + 20 * block):
+        check(with_execution(seed), "auto")
+
+
+def test_uniform_optimum_is_that_of_brute_force() -> None:
+    """The same in the uniform space."""
+    for seed in range(6):
+        check(with_execution(seed, kind="uniform"), "auto")
+
+
+def test_monolithic_form_agrees() -> None:
+    """One program with the switches as variables has the same optimum."""
+    solved = 0
+    for seed in range(40, 46):
+        problem = with_execution(seed)
+        if len(layout_space(problem)) <= 12:
+            best, result = brute_force(problem), solve_monolithic(problem, gap=0.0)
+            assert (best is None) == (result.step_time_ns is None)
+            assert best is None or result.step_time_ns == pytest.approx(best.value, rel=1e-12)
+            solved += best is not None
+    assert solved >= 2
+
+
+def test_no_bound_is_above_a_plan() -> None:
+    """Bounds of layouts that offload, gather or tile are below every one of their plans."""
+    offloaded = 0
+    for seed in range(100, 118):
+        problem = with_execution(seed)
+        columns = layout_space(problem).columns
+        costs, compute_ns = layout_costs(problem, columns), compute_bounds(problem, columns)
+        bounds = layout_bounds(problem, columns, costs)
+        for row in range(len(columns)):
+            plans = costed_plans(problem, columns.at(row), costs.at(row))
+            assert compute_ns[row] <= plans.step_time_ns.min()
+            assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
+            fits = plans.peak_bytes <= usable_memory_bytes(problem)
+            if fits.any():
+                assert bounds.step_time_ns[row] <= plans.step_time_ns[fits].min()
+            offloaded += columns.at(row).offloads
+    assert offloaded > 15
+
+
+def test_enumeration_is_naive_and_nothing_is_lost() -> None:
+    """The layouts are those of trying every combination less the dominated ones, which never hold the optimum
+    alone; every rule that leaves one out is counted."""
+    for seed in range(200, 206):
+        problem = with_execution(seed)
+        columns, everything = layout_space(problem).columns, naive_layouts(problem)
+        kept = {columns.at(row) for row in range(len(columns))}
+        assert kept <= set(everything)
+        best, all_best = brute_force(problem), brute_force(problem, everything)
+        assert (best is None) == (all_best is None)
+        assert best is None or all_best is None or best.value == all_best.value
+
+
+def test_closed_switches_change_nothing() -> None:
+    """With every switch at its default the layouts are the same, whatever memory the host has."""
+    for seed in range(2):
+        problem = random_problem(seed)
+        alone = problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"host_memory": None})})
+        assert problem.space == Space.model_validate(problem.space.model_dump())
+        with_host, without = layout_space(problem), layout_space(alone)
+        assert with_host.rejected == without.rejected
+        assert not set(with_host.rejected) & {"offload_needs_host_memory", "dominated_by_ring"}
+        columns = with_host.columns
+        assert all(columns.at(row) == without.columns.at(row) for row in range(len(columns)))
+
+
+def rtx_problem(**space: tuple[bool, ...]) -> Problem:
+    """Llama-2 7B on one RTX 4090: states alone are five times its memory."""
+    job = Job(num_gpus=1, global_batch_size=4, sequence_length=2048)
+    return Problem(
+        model=load_model("llama2-7b"),
+        hardware=load_hardware("rtx4090"),
+        job=job,
+        space=Space.model_validate(space),
+    )
+
+
+def test_poor_gpu_needs_its_host() -> None:
+    """One RTX 4090 cannot train Llama-2 7B; with weights and optimizer on the host, and gradients in bf16, it
+    can, within the memory of both."""
+    problem = rtx_problem()
+    problem = problem.model_copy(update={"job": problem.job.model_copy(update={"grad_dtype": "bf16"})})
+    assert solve(problem).status == "infeasible"
+    opened = problem.space.model_copy(update=dict.fromkeys(OFFLOAD, BOTH))
+    host = problem.hardware.host_memory
+    assert host is not None
+    larger = host.model_copy(update={"capacity_bytes": 2 * host.capacity_bytes})
+    hardware = problem.hardware.model_copy(update={"host_memory": larger})
+    result = solve(problem.model_copy(update={"space": opened, "hardware": hardware}))
+    assert result.status == "optimal"
+    assert result.plan is not None
+    assert result.report is not None
+    assert result.plan.layout.offload_weights
+    assert result.plan.layout.offload_optimizer
+    assert 80e9 < result.report.host_memory_bytes <= host_capacity_bytes(result.problem)
+
+
+def test_named_rejections() -> None:
+    """Every rule of the execution refuses a layout, by its name."""
+    problem = rtx_problem()
+    bare = problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"host_memory": None})})
+    base = {"tp": 2, "pp": 2, "global_batch_size": 4}
+    cases = {
+        "tp_overlap_needs_sequence_parallel": (problem, Layout(**base, tp_overlap="ring")),
+        "kept_gathered_needs_sequence_parallel": (problem, Layout(**base, gather_again=False)),
+        "scatter_gather_needs_whole_activations": (
+            problem,
+            Layout(**base, sequence_parallel=True, pp_scatter_gather=True),
+        ),
+        "offload_needs_host_memory": (bare, Layout(**base, offload_optimizer=True)),
+        "offloaded_states_fit_host_memory": (
+            problem,
+            Layout(global_batch_size=4, offload_weights=True, offload_optimizer=True),
+        ),
+    }
+    for name, (asked, layout) in cases.items():
+        assert name in broken_rules(asked, layout)
+
+
+def test_capacity_of_the_host_decides_layers() -> None:
+    """A host that is too small for the layers of one rank, but not for the mean, forces another split; one byte
+    less than the least makes the layout infeasible."""
+    for seed in range(300, 330):
+        problem = with_execution(seed, ("offload_optimizer",))
+        forced = problem.space.model_copy(update={"offload_optimizer": (True,), "pp": (2,), "vpp": (1,)})
+        problem = problem.model_copy(update={"space": forced})
+        roomy = with_capacity(problem, 10**13)
+        columns = layout_space(roomy).columns
+        if not len(columns):
+            continue
+        plans = costed_plans(roomy, columns.at(0), layout_costs(roomy, columns).at(0))
+        least, most = int(plans.host_bytes.min()), int(plans.host_bytes.max())
+        if least == most:
+            continue
+        only = roomy.model_copy(update={"space": _only(roomy.space, columns.at(0))})
+        check(with_capacity(only, least), "auto")
+        check(with_capacity(only, (least + most) // 2), "auto")
+        assert solve(with_capacity(only, least - 1)).status == "infeasible"
+        return
+    raise AssertionError("no problem with two stages")
+
+
+def with_capacity(problem: Problem, capacity: int) -> Problem:
+    """The problem on hosts of so many bytes."""
+    host = problem.hardware.host_memory
+    assert host is not None
+    changed = problem.hardware.model_copy(
+        update={"host_memory": host.model_copy(update={"capacity_bytes": capacity})}
+    )
+    return problem.model_copy(update={"hardware": changed})
+
+
+def _only(space: Space, layout: Layout) -> Space:
+    """The space of one layout."""
+    names = set(Space.model_fields) & set(Layout.model_fields)
+    return space.model_copy(update={name: (getattr(layout, name),) for name in names})
+
+
+def test_result_is_what_simulate_says() -> None:
+    """The plan of a solve with offloading simulates to the same report."""
+    for seed in range(400, 402):
+        problem = with_execution(seed, OFFLOAD)
+        result = solve(problem)
+        assert_optimal(problem, result, brute_force(problem))
+        if result.plan is not None:
+            assert simulate(problem, result.plan) == result.report
+            assert np.isfinite(result.objective or 0.0)
