@@ -66,6 +66,7 @@ def solve(
     precision: o.Precision = "bf16",
     attention: o.Attention = "flash",
     grad_dtype: o.GradDtype = "fp32",
+    inference: o.Inference = False,
     space: o.SpaceKind = "free",
     fix: o.Fix = None,
     allow: o.Allow = None,
@@ -96,6 +97,7 @@ def solve(
         "objective": objective,
         "deadline_hours": deadline_hours,
         "tokens": tokens,
+        "kind": "inference" if inference else "training",
     }
     problem = arguments.problem_of(model, hardware, job, space, fix or [], allow or [])
     chosen = milpplan.SolveOptions(

@@ -61,7 +61,7 @@ def positive(value: float | None, option: str, what: str) -> None:
         raise InvalidInputError(f"{option} is {value}.", f"Expected a positive {what}.", f"Correct {option}.")
 
 
-def record(kind: type[RecordType], source: str, **values: Any) -> RecordType:
+def record(kind: type[RecordType], source: str, /, **values: Any) -> RecordType:
     """A validated record; what is wrong is named after ``source``."""
     try:
         return kind(**values)
@@ -191,6 +191,7 @@ def problem_of(
     asked = record(
         Job,
         "the command line",
+        kind=job["kind"],
         num_gpus=count_or_range(job["gpus"], "--gpus", MAX_GPUS),
         global_batch_size=count_or_range(job["global_batch"], "--global-batch", MAX_BATCH),
         sequence_length=sequence_length,

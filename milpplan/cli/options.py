@@ -27,6 +27,9 @@ Attention = Annotated[str, typer.Option("--attention", metavar="flash|unfused", 
 GradDtype = Annotated[
     str, typer.Option("--grad-dtype", metavar="fp32|bf16", help="Format in which gradients are accumulated.")
 ]
+Inference = Annotated[
+    bool, typer.Option("--inference", help="Forwards alone (a prefill): no gradients, no optimizer, no recompute.")
+]
 Backend = Annotated[str, typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.")]
 SpaceKind = Annotated[
     str,

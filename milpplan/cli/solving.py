@@ -97,7 +97,7 @@ def _uncertainty(
 
 def _evidence(result: PlanResult) -> Evidence | None:
     """What measured runs say about the plan, and about its choice among the runners-up."""
-    if result.plan is None or result.step_time_s is None:
+    if result.plan is None or result.step_time_s is None or result.problem.inference:
         return None
     return evidence(result.problem, result.plan, result.step_time_s, result.runners_up)
 
@@ -151,7 +151,7 @@ def simulate_file(path: Path, as_json: bool) -> ExitCode:
         report = simulate_plan(problem, plan)
         _check_numbers(report)
         bar = error_bar(problem, plan, report.step_time_s)
-        known = evidence(problem, plan, report.step_time_s)
+        known = None if problem.inference else evidence(problem, plan, report.step_time_s)
     if as_json:
         emit(document_text(simulation_document(problem, plan, report, bar, known)))
     else:

@@ -34,7 +34,8 @@ class LayerActivations:
 
 
 def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> LayerActivations:
-    """Activation bytes of one layer of ``kind`` for one micro-batch on one GPU."""
+    """Activation bytes of one layer of ``kind`` for one micro-batch on one GPU; of forwards alone the workspace is
+    all that a layer would keep (upper)."""
     shard = Shard.of(problem, columns)
     flash = problem.job.attention_kernel == "flash"
     stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
@@ -45,6 +46,10 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     norms = _norm_copies(shard, kind)
     # Two residual-stream inputs of the norms; the norm outputs feed the two matrix products.
     kept = 2 * stream + linear_input + attention_kept + mlp_kept + masks + norms
+    if problem.inference:
+        # Nothing waits for a backward: only the layer at work has its tensors, all at once at most.
+        none = np.zeros_like(shard.tokens)
+        return LayerActivations(none, none, none, kept)
     if flash:
         # Both norms are replayed (Megatron-LM core/transformer/transformer_layer.py, recompute_pre_mlp_layernorm).
         second = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input

@@ -57,6 +57,9 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     whole = collectives.all_reduce_s(problem.hardware, message, columns.tp, 1)
     seconds[Part.TP, Phase.FORWARD] = np.where(sp, scatter, whole)
     seconds[Part.TP, Phase.BACKWARD] = np.where(sp, gather, 0.0)
+    if problem.inference:
+        seconds[:, Phase.BACKWARD] = 0.0
+        return Endpoint(problem.model, False, seconds, np.zeros(len(columns)), np.zeros(len(columns)))
     masks = shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
     # Token ids, labels and position ids, eight bytes each.
     kept = 24 * shard.tokens + masks
@@ -70,6 +73,8 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     temporary (Megatron-LM core/tensor_parallel/cross_entropy.py), and so is a bf16 weight gradient, which stands
     for the accumulated one even where that is fused (core/tensor_parallel/layers.py).
     """
+    if problem.inference:
+        return _next_tokens(problem, columns)
     shard = Shard.of(problem, columns)
     gpu = problem.hardware.accelerator
     vocab = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
@@ -97,3 +102,20 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     kept = 2 * stream + software.logit_kept_bytes * logits
     workspace = BF16_BYTES * (logits + vocab * hidden)
     return Endpoint(problem.model, True, seconds, kept, workspace)
+
+
+def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Inference: final norm and logits in bf16 of the last token of every sequence, gathered over tp ranks.
+
+    No loss; nothing is kept, and the logits are the workspace. The context-parallel rank with the last tokens
+    counts. Source: prefill of vLLM (model_executor/layers/logits_processor.py), which prunes the hidden states so.
+    """
+    shard, gpu = Shard.of(problem, columns), problem.hardware.accelerator
+    tokens = columns.micro_batch_size.astype(np.float64)
+    padded = padded_vocab_size(problem.model.vocab_size, columns.tp)
+    seconds = np.zeros((len(Part), 2, len(columns)))
+    product = compute.gemm_s(gpu, "bf16", tokens, padded / columns.tp, float(shard.hidden))
+    seconds[Part.COMPUTE, Phase.FORWARD] = shard.memory_bound(2 * BF16_BYTES * tokens * shard.hidden) + product
+    logits = BF16_BYTES * tokens * padded
+    seconds[Part.TP, Phase.FORWARD] = collectives.all_gather_s(problem.hardware, logits, columns.tp, 1)
+    return Endpoint(problem.model, True, seconds, np.zeros(len(columns)), logits)

@@ -56,6 +56,8 @@ def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> F
     # A full recompute replays the whole forward, its communication included (Megatron-LM
     # core/tensor_parallel/random.py).
     tally.seconds[:, Phase.FULL] = tally.seconds[:, Phase.FORWARD]
+    if problem.inference:
+        tally.seconds[:, Phase.BACKWARD :] = 0.0
     return tally.seconds
 
 

@@ -188,6 +188,7 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     def kept(name: str) -> IntArray:
         return _bytes(np.stack([getattr(item, name) for item in activations]))[:, layer_inverse]
 
+    transfers = _transfer_ns(problem, columns)
     ends = _endpoint_states(problem, columns, embedding, head)
     optimizer = np.stack([states.optimizer_s(problem, state_part, local) for local in parameters])
     sizes = np.stack([states.state_bytes(problem, state_part, local) for local in parameters], axis=1)
@@ -212,8 +213,8 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         reduce_ns=_ns(np.concatenate([reduce, ends.reduce])),
         gather_ns=_ns(np.concatenate([gather, ends.gather])),
         optimizer_ns=_ns(np.concatenate([optimizer[:, state_inverse], ends.optimizer])),
-        transfer_ns=_transfer_ns(problem, columns),
-        barrier_ns=_barrier_ns(problem, columns),
+        transfer_ns=transfers,
+        barrier_ns=_barrier_ns(problem, columns, transfers),
         state_bytes=_bytes(np.concatenate([sizes[..., state_inverse], ends.state], axis=1)),
         kept_bytes=kept("kept"),
         dropped_selective_bytes=kept("dropped_selective"),
@@ -251,7 +252,7 @@ def _endpoint_states(
     # The root unit of a sharded model stays gathered (PyTorch FSDP2, reshard_after_forward of the root).
     part = replace(part, zero_stage=np.minimum(part.zero_stage, 1))
     zero = np.zeros(len(part))
-    tied = problem.model.tie_word_embeddings
+    tied, forwards = problem.model.tie_word_embeddings, problem.inference
     shared = np.where(tied & (part.pp > 1), embedding.matrix_parameters(part.tp), 0.0)
     locals_ = (
         LocalParameters(embedding.parameters(part.tp), zero),
@@ -262,7 +263,8 @@ def _endpoint_states(
     tie = collectives.all_reduce_s(
         problem.hardware, states.grad_bytes(problem) * shared, pair, np.maximum(stride, 1)
     )
-    gathered = part.zero_stage >= 1
+    gathered = (part.zero_stage >= 1) & (not forwards)
+    tie = np.zeros_like(tie) if forwards else tie
     reduce = [states.reduce_s(problem, part, local) + tie for local in locals_]
     gather = [np.where(gathered, states.gather_s(problem, part, local), 0.0) for local in locals_]
     return _EndpointStates(
@@ -294,11 +296,13 @@ def _sharding(
     rows = np.flatnonzero(stage >= 2)
     forward = np.where(stage[rows] == 3, gather[:, rows], 0.0)
     share = collectives.processor_fraction(problem.hardware, columns.cp[rows] * columns.dp[rows], columns.tp[rows])
-    for phase, busy in ((Phase.FORWARD, forward), (Phase.BACKWARD, reduce[:, rows] + forward)):
+    backward = np.zeros_like(forward) if problem.inference else reduce[:, rows] + forward
+    for phase, busy in ((Phase.FORWARD, forward), (Phase.BACKWARD, backward)):
         exposed, hidden = collectives.overlap_s(busy, compute[:, phase, rows], share)
         zero[:, 0, phase, rows], zero[:, 1, phase, rows] = exposed, hidden
     once = np.where(stage >= 2, 0.0, reduce)
-    return once, np.where((stage == 1) | (stage == 2), gather, 0.0), zero
+    gathers = ((stage == 1) | (stage == 2)) & (not problem.inference)
+    return once, np.where(gathers, gather, 0.0), zero
 
 
 def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
@@ -331,9 +335,15 @@ def step_overhead_ns(problem: Problem) -> int:
     return int(_ns(np.array(problem.hardware.software.step_overhead_s)))
 
 
-def _barrier_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
-    """The global gradient norm: an all-reduce of one number over all GPUs (dominated by latency), what the library
-    takes to call it, and the framework's overhead of a step."""
+def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -> IntArray:
+    """What follows the last reduction: the global gradient norm, an all-reduce of one number over all GPUs
+    (dominated by latency), what the library takes to call it, and the framework's overhead of a step.
+
+    Forwards alone run through the graph of GPipe with backwards of no length: its last one is on rank 0 exactly
+    P - 1 transfers after the last forward on rank P - 1, so that these are taken off again.
+    """
+    if problem.inference:
+        return np.asarray(step_overhead_ns(problem) - (columns.pp - 1) * transfers)
     gpus, inverse = np.unique(columns.num_gpus, return_inverse=True)
     norm_s = collectives.all_reduce_s(problem.hardware, 4.0, gpus, 1)
     norm = _ns(norm_s + problem.hardware.software.collective_rank_s * (gpus - 1))[inverse]

@@ -82,6 +82,8 @@ def _rank_timeline(
     held = np.cumsum(np.stack([np.where(backward, 0, kept), np.where(backward, -kept, 0)], axis=1).ravel())
     running = np.stack([np.where(backward, transient, 0), np.zeros_like(transient)], axis=1).ravel()
     times = np.concatenate([[0], np.stack([starts, ends], axis=1).ravel(), [timeline.step_time_ns]])
+    # Backwards of no length, where only forwards run, may lie after the end.
+    times = np.minimum(times, timeline.step_time_ns)
     return MemoryTimeline(
         times / NS_PER_S,
         static_bytes,

@@ -98,9 +98,11 @@ def offload(
     weights_s, held_s = host_transfer_s(hardware, weights), host_transfer_s(hardware, held)
     # Forward: weights in, activations out, at a time. Backward: both in, one after the other.
     transfers = np.stack([np.maximum(weights_s, held_s), weights_s + held_s], axis=2)
+    if problem.inference:
+        transfers[:, :, 1] = 0.0
     # Update: states in and out at a time, and out the weights that are not on the device either.
     written = host_transfer_s(hardware, optimizer)
-    written[:-2] += weights_s
+    written[:-2] += 0.0 if problem.inference else weights_s
     return Offload(beside(_ns(transfers), work), beside(_ns(written), update), weights, optimizer, held)
 
 

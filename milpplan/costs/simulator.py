@@ -99,12 +99,25 @@ def check_plan(problem: Problem, plan: Plan) -> None:
             "Change one of the three.",
         )
     _check_degrees(problem, layout)
+    _check_forwards(problem, plan)
     try:
         check_schedule(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     except ValueError as error:
         raise IllegalPlanError(
             f"The schedule cannot run: {error}.", "", "Change the schedule, pp, vpp or the batch."
         ) from error
+
+
+def _check_forwards(problem: Problem, plan: Plan) -> None:
+    """Inference has no backward to order and nothing to recompute."""
+    recomputed = sum(stage.recompute.full + stage.recompute.selective for stage in plan.virtual_stages)
+    layout = plan.layout
+    if problem.inference and (recomputed or (layout.pp > 1 and layout.schedule != "gpipe")):
+        raise IllegalPlanError(
+            f"The job is inference; the plan has schedule {layout.schedule} and recomputes {recomputed} layers.",
+            "Expected schedule gpipe, whose forwards fill and drain the pipeline, and no recomputation.",
+            "Change the plan, or make the job one of training.",
+        )
 
 
 def _check_degrees(problem: Problem, layout: Layout) -> None:
@@ -235,7 +248,7 @@ def _rank_times(
         "param_gather_exposed": gather_exposed,
         "grad_reduce_exposed": reduce_exposed,
         "launch": micro_batches * int(parts[Part.LAUNCH] - recompute[Part.LAUNCH]),
-        "grad_norm": int(costs.barrier_ns) - overhead_ns,
+        "grad_norm": 0 if problem.inference else int(costs.barrier_ns) - overhead_ns,
         "step_overhead": overhead_ns,
         "optimizer": int(terms[Term.OPTIMIZER]) - int(update[0]),
         "offload_exposed": micro_batches * int(offload[0]) + int(update[0]),

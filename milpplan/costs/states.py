@@ -76,6 +76,8 @@ def state_bytes(problem: Problem, columns: LayoutColumns, parameters: LocalParam
             total[1] += np.where(bucketed, software.gradient_bucket_bytes * local, 0.0)
     if software.master_shards_only:
         total[0] = np.where(stage >= 3, 0.0, total[0])
+    if problem.inference:
+        total[1:] = 0.0
     return total
 
 
@@ -83,7 +85,7 @@ def unsharded_buffer_bytes(problem: Problem, columns: LayoutColumns, parameters:
     """Whole-layer buffers that ZeRO needs beside the shards: one layer's gradients from stage 2, and two
     layers' gathered weights (the current one and the prefetched one) at stage 3."""
     local = parameters.dense + parameters.expert
-    grads = np.where(columns.zero_stage >= 2, grad_bytes(problem), 0)
+    grads = np.where((columns.zero_stage >= 2) & (not problem.inference), grad_bytes(problem), 0)
     weights = np.where(columns.zero_stage >= 3, 2 * weight_bytes(problem), 0)
     return np.asarray(local * (grads + weights))
 
@@ -97,7 +99,7 @@ def dummy_gradient_bytes(
     Source: get_dummy_wgrad of Transformer Engine 2.3 and later (transformer_engine/pytorch/module/base.py).
     Without it the peaks of Megatron-LM on 8 B200 (MooreThreads/SimuMax) come out up to 7 % too low.
     """
-    if not problem.hardware.software.dummy_weight_gradients:
+    if not problem.hardware.software.dummy_weight_gradients or problem.inference:
         return np.zeros(len(columns))
     experts = kind.mlp.num_experts / columns.ep if isinstance(kind.mlp, MixtureOfExperts) else 1.0
     shapes = parameters.dense + parameters.expert / experts
@@ -110,8 +112,10 @@ WEIGHTS_A_LAYER = 4
 
 def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
     """Seconds to reduce the gradients once: all-reduce unsharded, reduce-scatter from ZeRO stage 1. With groups
-    smaller than all replicas an all-reduce of the shards among the groups follows."""
+    smaller than all replicas an all-reduce of the shards among the groups follows. Forwards alone have none."""
     total = np.zeros(len(columns))
+    if problem.inference:
+        return total
     for (local, _), (size, stride) in zip(_groups(columns, parameters), _group_shapes(columns), strict=True):
         message = grad_bytes(problem) * local
         shards = _shards(problem, size)
@@ -152,7 +156,9 @@ def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
 
 
 def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Seconds of the Adam update of the GPU's share: bytes moved over memory bandwidth."""
+    """Seconds of the Adam update of the GPU's share: bytes moved over memory bandwidth. None of forwards alone."""
+    if problem.inference:
+        return np.zeros(len(columns))
     gpu = problem.hardware.accelerator
     rate = gpu.memory_bandwidth_bytes_per_s * gpu.memory_bandwidth_efficiency
     total = np.zeros(len(columns))

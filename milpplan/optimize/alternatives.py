@@ -137,7 +137,7 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
         yield "every recompute mode", with_space(problem, recompute=Space().recompute)
     if job.attention_kernel == "unfused":
         yield "flash attention", with_job(problem, attention_kernel="flash")
-    if job.grad_dtype == "fp32":
+    if job.grad_dtype == "fp32" and not problem.inference:
         yield "gradients in bf16", with_job(problem, grad_dtype="bf16")
 
 

@@ -134,7 +134,7 @@ class CompactRelaxation:
 
     def program(self, base: int, unit: int) -> Program:
         """All rows but the paths."""
-        setting, modes = self.setting, self.setting.problem.space.recompute
+        setting, modes = self.setting, self.setting.problem.recompute_modes
         J, K, width = setting.num_stages, self.slope.shape[3], self.num_counts
         total = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=K)
         upper = np.zeros((3, J, K), dtype=np.int64)
@@ -192,7 +192,7 @@ class CompactRelaxation:
         """recompute_is_held: f_jk + s_jk - n_jk <= 0, = 0 where every layer must be recomputed."""
         size = self.num_counts // 3
         eye = np.eye(size, dtype=np.int64)
-        lower = MINUS_INFINITY if "none" in self.setting.problem.space.recompute else 0
+        lower = MINUS_INFINITY if "none" in self.setting.problem.recompute_modes else 0
         names = [f"recompute_is_held[{row}]" for row in range(size)]
         return Rows.dense(names, np.hstack([-eye, eye, eye]), lower, 0)
 

@@ -98,7 +98,7 @@ def _group_of(setting: Setting) -> Group:
         np.array([float(layout.num_micro_batches)]),
         np.array([float(layout.vpp)]),
         np.array([INTERLEAVED]),
-        RowCosts.of(table, setting.problem.space.recompute),
+        RowCosts.of(table, setting.problem.recompute_modes),
         counts.astype(np.float64),
         {},
     )

@@ -154,6 +154,8 @@ def candidate_values(problem: Problem) -> dict[str, IntArray]:
         allowed = getattr(space, name, None)
         if name in ("ep", "etp") and dense:
             candidates[name] = np.array([1])
+        elif name == "schedule":
+            candidates[name] = np.array([WORDS[name].index(word) for word in problem.schedules])
         elif name in WORDS:
             candidates[name] = np.array([WORDS[name].index(word) for word in getattr(space, name)])
         elif allowed is not None:

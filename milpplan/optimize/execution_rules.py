@@ -94,6 +94,10 @@ EXECUTION_RULES: dict[str, Rule] = {
     "scatter_gather_needs_whole_activations": lambda p, c: (
         (c["pp_scatter_gather"] == 0) | ((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
     ),
+    "inference_offloads_weights_alone": lambda p, c: (
+        np.full(len(c["tp"]), not p.inference)
+        | ((c["offload_activations"] == 0) & (c["offload_optimizer"] == 0) & (c["gather_again"] == 1))
+    ),
     "offload_needs_host_memory": lambda p, c: (p.hardware.host_memory is not None) | ~_offloads(c),
 }
 """Tiles: Megatron-LM training/arguments.py refuses ``tp_comm_overlap`` without ``sequence_parallel``."""

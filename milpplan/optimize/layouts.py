@@ -167,13 +167,18 @@ SHARDING_RULES: dict[str, Rule] = {
     ),
     "sharded_gradients_are_overlapped": lambda p, c: (c["zero_stage"] < 2) | (c["overlap_grad_reduce"] == 1),
     "sharded_weights_are_overlapped": lambda p, c: (c["zero_stage"] < 3) | (c["overlap_param_gather"] == 1),
+    "inference_shards_weights_or_nothing": lambda p, c: (
+        np.full(len(c["zero_stage"]), not p.inference)
+        | (c["zero_stage"] == 3)
+        | ((c["zero_stage"] == 0) & (c["overlap_grad_reduce"] == 0))
+    ),
 }
 
 
 def _plain_schedule(problem: Problem) -> int:
     """Without a pipeline all schedules are gradient accumulation; one stands for them."""
     for name in ("1f1b", "gpipe"):
-        if name in problem.space.schedule:
+        if name in problem.schedules:
             return SCHEDULES.index(name)
     return SCHEDULES.index("1f1b")
 
@@ -183,6 +188,8 @@ def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolAr
     a stream that starts earlier ends no later (LEAD <= BACKWARD, TRAIL <= REDUCE, FIRST <= GATHER,
     LAST <= FORWARD). Only where the twin is in the space."""
     replicas = c["cp"] * c["dp"] > 1
+    if problem.inference:
+        return np.ones(len(replicas), dtype=np.bool_)
     grad_twin = replicas & (c["overlap_grad_reduce"] == 0)
     param_twin = replicas & (c["overlap_param_gather"] == 0) & (c["zero_stage"] >= 1)
     keep = np.ones(len(replicas), dtype=np.bool_)
@@ -227,7 +234,7 @@ def layout_space(
     columns = cross(columns, "sequence_parallel", np.array(sorted(set(space.sequence_parallel)), dtype=np.int64))
     columns = _execution(problem, sieve, sieve.keep(columns, SEQUENCE_RULES))
     columns = _virtual_stages(problem, columns)
-    schedules = np.array([SCHEDULES.index(schedule) for schedule in space.schedule])
+    schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
     sieve.enumerated += len(columns["vpp"]) * len(schedules)
     # Rules that do not look at the schedule come before it: each row then stands for all schedules.
     columns = sieve.sift(columns, SPLIT_RULES, stand_for=len(schedules))

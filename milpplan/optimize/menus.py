@@ -288,7 +288,7 @@ def _affordable(
 
 def _recompute_choices(setting: Setting, num_layers: int) -> tuple[IntArray, IntArray]:
     """Every (full, selective) pair the space allows for a number of layers."""
-    modes = setting.problem.space.recompute
+    modes = setting.problem.recompute_modes
     grid = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
     full, selective = grid[0], grid[1]
     keep = full + selective <= num_layers

@@ -139,7 +139,7 @@ class Group:
 
 def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterator[tuple[IntArray, Group]]:
     """The layouts in groups, each with its row numbers."""
-    modes = problem.space.recompute
+    modes = problem.recompute_modes
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(problem.model.kinds))
     constants = RowCosts.of(costs.distinct, modes)
     m, vpp = columns.num_micro_batches.astype(np.float64), columns.vpp.astype(np.float64)

@@ -88,7 +88,7 @@ class _Rank:
 
     def relieve(self, excess: int, live: tuple[int, ...]) -> bool:
         """Recompute a few more layers where it frees most bytes a nanosecond; False when all are recomputed."""
-        costs, modes = self.setting.costs, self.setting.problem.space.recompute
+        costs, modes = self.setting.costs, self.setting.problem.recompute_modes
         # What is not kept on the device is kept on the host.
         host = costs.host_kept_bytes
         selectively = costs.dropped_selective_bytes + host[0] - host[1]
@@ -146,13 +146,13 @@ def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = Non
     P, v = setting.layout.pp, setting.layout.vpp
     ends = np.cumsum(layers)
     starts = ends - layers
-    must = "none" not in setting.problem.space.recompute
+    must = "none" not in setting.problem.recompute_modes
     recompute: list[Recompute] = [Recompute()] * setting.num_stages
     memo = memo or StageMemo(setting.costs)
     for rank in range(P):
         stages = [chunk * P + rank for chunk in range(v)]
         held = [list(kinds[starts[j] : ends[j]]) for j in stages]
-        lightest = "selective" if "selective" in setting.problem.space.recompute else "full"
+        lightest = "selective" if "selective" in setting.problem.recompute_modes else "full"
         whole = [len(part) if must else 0 for part in held]
         none = [0] * v
         state = _Rank(

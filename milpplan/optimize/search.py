@@ -71,7 +71,7 @@ class Search:
 
     def __post_init__(self) -> None:
         families, count = self.space.families, len(self.space)
-        shape = (count, len(self.problem.space.recompute))
+        shape = (count, len(self.problem.recompute_modes))
         weights, limits_ns = objective_weights(self.problem, families)
         self.weights, self.limits_ns = self.space.spread(weights), self.space.spread(limits_ns)
         self.bounds_ns = self.space.spread(compute_bounds(self.problem, families))
@@ -212,7 +212,7 @@ class Search:
 
     def _uniform(self, most: int) -> None:
         """Simulate uniform plans in the order of their bounds. In the uniform space this decides every layout."""
-        modes = self.problem.space.recompute
+        modes = self.problem.recompute_modes
         rows, places = np.nonzero(np.isfinite(self.uniform_ns) & ~self.simulated)
         step_ns = self.uniform_ns[rows, places]
         values = np.where(step_ns <= self.limits_ns[rows], step_ns * self.weights[rows], np.inf)
@@ -328,7 +328,7 @@ def _in_space(problem: Problem, plan: Plan) -> bool:
     """Whether a plan's stages are those of the space (its layout is looked up)."""
     if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
         return False
-    modes = problem.space.recompute
+    modes = problem.recompute_modes
     if problem.space.kind == "uniform":
         return any(plan == uniform_plan(problem, plan.layout, mode) for mode in modes)
     bounds = layer_bounds(problem, plan.layout)

@@ -40,7 +40,7 @@ def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
 
 def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> UniformBounds:
     """Lower bounds on the time and memory of each layout's plans, all layouts at once."""
-    modes, capacity = problem.space.recompute, usable_memory_bytes(problem)
+    modes, capacity = problem.recompute_modes, usable_memory_bytes(problem)
     time = np.zeros((len(columns), len(modes)))
     memory = np.zeros((len(columns), len(modes)))
     for rows, group in groups(problem, columns, costs):

@@ -38,8 +38,10 @@ class Range(Record):
 
 
 class Job(Record):
-    """One training job. Batch sizes count sequences."""
+    """One training job, or forwards alone. Batch sizes count sequences."""
 
+    kind: Literal["training", "inference"] = "training"
+    """``inference``: one forward of every sequence (a prefill), no gradients and no optimizer."""
     num_gpus: PositiveInt | Range
     global_batch_size: PositiveInt | Range
     sequence_length: PositiveInt
@@ -136,6 +138,21 @@ class Problem(Record):
     hardware: HardwareSpec
     job: Job
     space: Space = Space()
+
+    @property
+    def inference(self) -> bool:
+        """Whether only forwards run."""
+        return self.job.kind == "inference"
+
+    @property
+    def recompute_modes(self) -> tuple[Literal["none", "selective", "full"], ...]:
+        """Recompute modes of the space; forwards alone recompute nothing."""
+        return ("none",) if self.inference else self.space.recompute
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Schedules of the space; forwards alone fill the pipeline and drain it, as those of GPipe."""
+        return ("gpipe",) if self.inference else self.space.schedule
 
     @property
     def interleaved_layers(self) -> Literal["even", "any"]:

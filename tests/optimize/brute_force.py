@@ -80,7 +80,7 @@ def uniform_split(num_layers: int, stages: int) -> tuple[int, ...]:
 
 def num_plans(problem: Problem, layouts: Iterable[Layout]) -> int:
     """Plans of the free space in some layouts."""
-    modes, layers = problem.space.recompute, problem.model.num_layers
+    modes, layers = problem.recompute_modes, problem.model.num_layers
     total = 0
     for layout in layouts:
         ways = [1] + [0] * layers
@@ -125,7 +125,7 @@ def plan_of(layout: Layout, layers: IntArray, full: IntArray, selective: IntArra
 
 def _choices(problem: Problem, layout: Layout) -> Iterator[list[list[tuple[int, int, int]]]]:
     """For every split, the (layers, full, selective) of each virtual stage; their product are the plans."""
-    layers, modes, stages = problem.model.num_layers, problem.space.recompute, layout.num_virtual_stages
+    layers, modes, stages = problem.model.num_layers, problem.recompute_modes, layout.num_virtual_stages
     if problem.space.kind == "uniform":
         split = uniform_split(layers, stages)
         for mode in modes:
@@ -317,7 +317,7 @@ def _switches(problem: Problem, base: dict[str, int]) -> Iterator[Layout]:
         space.etp or (range(1, base["tp"] + 1) if has_experts else one),
         space.sequence_parallel,
         space.zero_stage,
-        space.schedule,
+        problem.schedules,
         space.overlap_grad_reduce,
         space.overlap_param_gather,
         switches,
