@@ -171,12 +171,26 @@ def test_large_model_needs_less_to_infer() -> None:
     assert result.status == "optimal"
     assert result.plan is not None
     assert result.plan.layout.schedule == "gpipe"
-    assert 0.2 * 141e9 / 8 < max(stage.memory.weights_bytes for stage in result.report.stages)  # type: ignore[union-attr]
+    assert result.report is not None
+    # 70.6e9 parameters of 2 bytes on 8 accelerators, none of which has much less than its share.
+    assert max(stage.memory.weights_bytes for stage in result.report.stages) > 0.9 * 141e9 / 8
 
 
 def test_command_line() -> None:
     """``--inference`` on the command line is the job's kind, and its plan has no gradients."""
-    words = "solve llama2-7b dgx-a100-80 --gpus 2 --global-batch 4 --space uniform --inference --json".split()
+    words = [
+        "solve",
+        "llama2-7b",
+        "dgx-a100-80",
+        "--gpus",
+        "2",
+        "--global-batch",
+        "4",
+        "--space",
+        "uniform",
+        "--inference",
+        "--json",
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0
     found = json.loads(done.stdout)

@@ -13,6 +13,7 @@ import pulp
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
+from milpplan.costs.columns import WORDS
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import backends, monolith
 from milpplan.optimize.backends import backend as backend_named
@@ -23,7 +24,6 @@ from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.monolith import monolithic_program, solve_monolithic
 from milpplan.optimize.program import IntArray, Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution
-from milpplan.specs.plan import SCHEDULES
 from milpplan.specs.problem import Job, Problem
 from tests.optimize.brute_force import Best, brute_force, naive_layouts
 from tests.optimize.problems import FAMILIES, batch_range, random_problem
@@ -176,7 +176,7 @@ def encoded(degrees: Degrees, width: int, values: dict[str, int]) -> IntArray:
 def degrees_of(layout: Layout) -> dict[str, int]:
     """A layout in the words of the degree variables."""
     values = {name: getattr(layout, name) for name in DEGREES}
-    return {name: SCHEDULES.index(v) if name == "schedule" else int(v) for name, v in values.items()}
+    return {name: WORDS[name].index(v) if name in WORDS else int(v) for name, v in values.items()}
 
 
 @pytest.mark.parametrize("seed", range(500, 515))
