@@ -11,7 +11,8 @@ from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.insight.records import RuleEffect
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
-from milpplan.optimize.layouts import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, SPLIT_RULES, Rule, layout_space
+from milpplan.optimize.execution_rules import Rule
+from milpplan.optimize.layouts import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, SPLIT_RULES, layout_space
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
