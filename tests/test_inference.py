@@ -20,7 +20,7 @@ from milpplan.costs.memory_timeline import memory_timelines
 from milpplan.costs.stages import plan_stages
 from milpplan.errors import IllegalPlanError
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
-from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.layouts import broken_rules, layout_space
 from milpplan.specs.problem import Job
 from tests.costs.cases import even_plan, problem_of, random_cases
 from tests.optimize.brute_force import brute_force, costed_plans
@@ -104,6 +104,17 @@ def test_offloaded_weights_are_streamed_once() -> None:
     assert moved.parts.offload[:, 0, 0, 0].sum() > 0
     assert not moved.parts.offload[:, :, :, 1].any()
     assert not moved.optimizer_ns.any()
+
+
+def test_named_rejections() -> None:
+    """Sharding of what forwards have not, and offloading of it, is refused by name; training may do both."""
+    train, infer = (problem_of("llama3-8b", "dgx-h100", kind=kind) for kind in ("training", "inference"))
+    for name, layout in (
+        ("inference_shards_weights_or_nothing", Layout(dp=2, global_batch_size=2, zero_stage=1)),
+        ("inference_offloads_weights_alone", Layout(dp=2, global_batch_size=2, offload_activations=True)),
+    ):
+        assert name in broken_rules(infer, layout)
+        assert not broken_rules(train, layout)
 
 
 def test_utilisation_by_hand() -> None:

@@ -30,7 +30,7 @@ import numpy as np
 
 from milpplan.costs.columns import WORDS, IntArray, LayoutColumns
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.execution_rules import EXECUTION, EXECUTION_RULES, Rule
+from milpplan.optimize.execution_rules import EXECUTION, EXECUTION_RULES, INFERENCE_RULES, Rule
 from milpplan.optimize.layouts import (
     DEGREE_RULES,
     EXPERT_RULES,
@@ -130,6 +130,7 @@ class Degrees:
 def rules(problem: Problem) -> dict[str, Rule]:
     """The rules of ``layouts`` that are not products."""
     found = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | STAGE_RULES | SHARDING_RULES
+    found |= INFERENCE_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         found |= EXPERT_RULES
     else:

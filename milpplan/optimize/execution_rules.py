@@ -21,6 +21,7 @@ __all__ = [
     "DOMINANCE",
     "EXECUTION",
     "EXECUTION_RULES",
+    "INFERENCE_RULES",
     "Rule",
     "asked_switches",
     "default_switches",
@@ -101,6 +102,15 @@ EXECUTION_RULES: dict[str, Rule] = {
     "offload_needs_host_memory": lambda p, c: (p.hardware.host_memory is not None) | ~_offloads(c),
 }
 """Tiles: Megatron-LM training/arguments.py refuses ``tp_comm_overlap`` without ``sequence_parallel``."""
+
+INFERENCE_RULES: dict[str, Rule] = {
+    "inference_shards_weights_or_nothing": lambda p, c: (
+        np.full(len(c["zero_stage"]), not p.inference)
+        | (c["zero_stage"] == 3)
+        | ((c["zero_stage"] == 0) & (c["overlap_grad_reduce"] == 0))
+    ),
+}
+"""Of forwards alone: sharding of all weights, or of nothing."""
 
 CAPACITY_RULES: dict[str, Rule] = {"offloaded_states_fit_host_memory": _states_fit_the_host}
 """Of sizes, not of the values of some columns."""

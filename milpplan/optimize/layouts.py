@@ -20,6 +20,7 @@ from milpplan.optimize.execution_rules import (
     CAPACITY_RULES,
     DOMINANCE,
     EXECUTION_RULES,
+    INFERENCE_RULES,
     Rule,
     asked_switches,
     default_switches,
@@ -167,11 +168,6 @@ SHARDING_RULES: dict[str, Rule] = {
     ),
     "sharded_gradients_are_overlapped": lambda p, c: (c["zero_stage"] < 2) | (c["overlap_grad_reduce"] == 1),
     "sharded_weights_are_overlapped": lambda p, c: (c["zero_stage"] < 3) | (c["overlap_param_gather"] == 1),
-    "inference_shards_weights_or_nothing": lambda p, c: (
-        np.full(len(c["zero_stage"]), not p.inference)
-        | (c["zero_stage"] == 3)
-        | ((c["zero_stage"] == 0) & (c["overlap_grad_reduce"] == 0))
-    ),
 }
 
 
@@ -267,7 +263,7 @@ def _shardings(
     for switch in ("overlap_grad_reduce", "overlap_param_gather"):
         values = sorted({int(value) for value in getattr(space, switch)})
         choices = cross(choices, switch, np.array(values, dtype=np.int64))
-    rules = SHARDING_RULES | {"dominated_by_overlap": _dominated_by_overlap}
+    rules = SHARDING_RULES | INFERENCE_RULES | {"dominated_by_overlap": _dominated_by_overlap}
     replicated = columns["cp"] * columns["dp"] > 1
     size, legal, counts = len(choices["zero_stage"]), [], (int(replicated.sum()), int((~replicated).sum()))
     for has_replicas, count in zip((True, False), counts, strict=True):
@@ -375,6 +371,7 @@ def broken_rules(problem: Problem, layout: Layout) -> list[str]:
     mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
     mapping["num_micro_batches"] = columns.num_micro_batches
     rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | CAPACITY_RULES | STAGE_RULES | SHARDING_RULES
+    rules |= INFERENCE_RULES
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")
     if _experts(problem):
