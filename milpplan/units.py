@@ -4,6 +4,9 @@ from __future__ import annotations
 
 GIB = 2**30
 MIB = 2**20
+MEGA = 1e6
+GIGA = 1e9
+TERA = 1e12
 NS_PER_S = 1_000_000_000
 TRILLION = 10**12
 SECONDS_PER_HOUR = 3600.0

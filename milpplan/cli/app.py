@@ -58,10 +58,11 @@ def _milpplan(
 
 @app.command()
 def solve(
-    model: o.Model,
-    hardware: o.Hardware,
-    gpus: o.Gpus,
-    global_batch: o.GlobalBatch,
+    model: o.Model = None,
+    hardware: o.Hardware = None,
+    gpus: o.Gpus = None,
+    global_batch: o.GlobalBatch = None,
+    calculon: o.Calculon = None,
     seq_len: o.SeqLen = None,
     precision: o.Precision = "bf16",
     attention: o.Attention = "flash",
@@ -86,6 +87,7 @@ def solve(
 ) -> None:
     """Find the best plan for a model on a cluster, and prove it."""
     from milpplan.cli import arguments, solving
+    from milpplan.cli.calculon import problem_of
 
     job = {
         "gpus": gpus,
@@ -99,7 +101,7 @@ def solve(
         "tokens": tokens,
         "kind": "inference" if inference else "training",
     }
-    problem = arguments.problem_of(model, hardware, job, space, fix or [], allow or [])
+    problem = problem_of(calculon, {"MODEL": model, "HARDWARE": hardware}, job, space, fix or [], allow or [])
     chosen = milpplan.SolveOptions(
         backend=backend,
         gap=gap,
@@ -114,13 +116,17 @@ def solve(
 
 @app.command()
 def simulate(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")
+    ] = None,
+    calculon: o.Calculon = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Simulate one step of a plan. Exits with 3 if the plan does not fit in memory."""
     from milpplan.cli import solving
+    from milpplan.cli.calculon import run_of
 
-    raise typer.Exit(int(solving.simulate_file(plan, as_json)))
+    raise typer.Exit(int(solving.simulate_file(plan, as_json, run_of(calculon, plan))))
 
 
 @app.command()

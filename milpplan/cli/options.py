@@ -8,15 +8,23 @@ from typing import Annotated
 import typer
 
 Model = Annotated[
-    str,
+    str | None,
     typer.Argument(metavar="MODEL", help="A model's name, or a .toml, .json or Hugging Face config.json."),
 ]
 Hardware = Annotated[
-    str, typer.Argument(metavar="HARDWARE", help="A hardware description's name, or a .toml or .json.")
+    str | None, typer.Argument(metavar="HARDWARE", help="A hardware description's name, or a .toml or .json.")
 ]
-Gpus = Annotated[str, typer.Option("--gpus", metavar="N|LO:HI[:STEP]", help="Number of GPUs, or a range.")]
+Gpus = Annotated[str | None, typer.Option("--gpus", metavar="N|LO:HI[:STEP]", help="Number of GPUs, or a range.")]
 GlobalBatch = Annotated[
-    str, typer.Option("--global-batch", metavar="B|LO:HI[:STEP]", help="Sequences a step, or a range.")
+    str | None, typer.Option("--global-batch", metavar="B|LO:HI[:STEP]", help="Sequences a step, or a range.")
+]
+Calculon = Annotated[
+    tuple[Path, Path, Path] | None,
+    typer.Option(
+        "--calculon",
+        metavar="MODEL.json EXECUTION.json SYSTEM.json",
+        help="Three files of Calculon in place of ours.",
+    ),
 ]
 SeqLen = Annotated[
     str | None,

@@ -143,9 +143,9 @@ def starting_plan(problem: Problem, path: Path) -> Plan:
     return plan
 
 
-def simulate_file(path: Path, as_json: bool) -> ExitCode:
-    """Simulate the plan of a file and print the report."""
-    problem, plan = read_plan(path)
+def simulate_file(path: Path | None, as_json: bool, read: tuple[Problem, Plan] | None = None) -> ExitCode:
+    """Simulate the plan of a file, or one that has been ``read`` already, and print the report."""
+    problem, plan = read_plan(path or Path()) if read is None else read
     check_plan_of_file(problem, plan)
     with within_range():
         report = simulate_plan(problem, plan)

@@ -1,0 +1,107 @@
+"""``--calculon MODEL EXECUTION SYSTEM``: Calculon's three files in place of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from milpplan.cli import arguments
+from milpplan.cli.outcome import say
+from milpplan.errors import InvalidInputError
+from milpplan.optimize.planner import fixed
+from milpplan.presets.calculon import calculon_problem, calculon_run, notes, read_calculon
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+
+Files = tuple[Path, Path, Path]
+FROM_FILES: Final = ("seq_len", "precision", "attention", "grad_dtype", "objective", "deadline_hours", "tokens")
+"""What the files say, and no option beside them."""
+
+
+def run_of(files: Files | None, plan: Path | None) -> tuple[Problem, Plan] | None:
+    """Problem and plan of Calculon's files; None where a plan file is given instead."""
+    if files is None:
+        if plan is None:
+            raise _missing("PLAN.json", "a plan file")
+        return None
+    if plan is not None:
+        raise _beside("a plan file")
+    read = read_calculon(*files)
+    run = calculon_run(read)
+    for note in notes(read):
+        say(note)
+    return run
+
+
+def problem_of(
+    files: Files | None,
+    named: Mapping[str, str | None],
+    job: Mapping[str, Any],
+    space: str,
+    fix: list[str],
+) -> Problem:
+    """The problem of Calculon's files, or of the words of the command line.
+
+    Args:
+        files: the paths; None: all is in the words.
+        named: MODEL and HARDWARE as given.
+        job: the options that describe the job.
+        space: name of the space.
+        fix: fields of the layout that are fixed.
+    """
+    if files is None:
+        words = {**named, "--gpus": job["gpus"], "--global-batch": job["global_batch"]}
+        missing = [name for name, value in words.items() if value is None]
+        if missing:
+            raise _missing(" and ".join(missing), ", ".join(words))
+        return arguments.problem_of(str(named["MODEL"]), str(named["HARDWARE"]), job, space, fix)
+    _refuse_beside(named, job)
+    read = read_calculon(*files)
+    declared = arguments.SPACES[arguments.choice(space, "--space", tuple(arguments.SPACES))]
+    problem = calculon_problem(read, declared)
+    sizes = {
+        "num_gpus": ("gpus", "--gpus", arguments.MAX_GPUS),
+        "global_batch_size": ("global_batch", "--global-batch", arguments.MAX_BATCH),
+    }
+    changes = {
+        field: arguments.count_or_range(job[name], option, most)
+        for field, (name, option, most) in sizes.items()
+        if job[name] is not None
+    }
+    problem = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
+    arguments.check_size(problem.job)
+    for note in notes(read):
+        say(note)
+    values = arguments.fixed_values(fix)
+    return fixed(problem, values) if values else problem
+
+
+def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> None:
+    """Options that say what the files say; those with defaults are refused where they say something else."""
+    given = [name for name, value in named.items() if value is not None]
+    defaults = {
+        "precision": "bf16",
+        "attention": "flash",
+        "grad_dtype": "fp32",
+        "objective": arguments.OBJECTIVES[0],
+    }
+    given += [f"--{name.replace('_', '-')}" for name in FROM_FILES if job[name] != defaults.get(name)]
+    if given:
+        raise _beside(" and ".join(given))
+
+
+def _missing(what: str, expected: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{what} is missing." if " and " not in what else f"{what} are missing.",
+        f"Expected {expected}, or --calculon with three files.",
+        "Add it; --help lists the arguments and options.",
+    )
+
+
+def _beside(what: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"--calculon is given together with {what}.",
+        "Expected the three files MODEL, EXECUTION and SYSTEM alone: they say all of it.",
+        "Leave one of them out; with --calculon, solve takes --gpus and --global-batch in place of the file's.",
+    )

@@ -1,0 +1,354 @@
+"""Calculon's model, execution and system files as a ``Problem`` and a ``Plan`` of milpplan.
+
+Calculon's words on the left, ours on the right, of those that are more than another name:
+
+    activation_recompute   full: every layer wholly; attn_only: every layer selectively (its unfused scores)
+    optimizer_sharding     zero_stage 1: shards the optimizer and communicates once a step
+    pipeline_interleaving  vpp, schedule 1f1b or interleaved
+    *_net                  the domain is the part of network 0 that the execution uses (``_domain``)
+    the others             ``SWITCHES``
+
+Calculon has no embedding, head or loss; its own count of parameters has 51,200 tied tokens and learned positions,
+which the model gets. What differs in the costs is in docs/calculon.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from milpplan.errors import InvalidInputError
+from milpplan.presets.calculon_system import Fields, hardware_of, slowest_scalar
+from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSystem
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.problem import Job, Problem, Space
+from milpplan.specs.reading import RecordType, invalid_fields, parse_json, read_text, shown, validated
+from milpplan.specs.records import Record
+
+VOCABULARY: Final = 51_200
+"""Calculon counts its parameters with so many tokens (calculon/llm/llm.py, ``num_parameters``)."""
+INSIDE_OUT: Final = {"tensor": "tp", "data": "dp", "pipeline": "pp"}
+"""Parallelisms from neighbouring ranks outwards, as milpplan places them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A field of Calculon's execution and the field here that says the same."""
+
+    theirs: str
+    record: type[Record]
+    ours: str
+    values: dict[object, object]
+    """Their values and ours; the first one is how milpplan works without the field."""
+
+
+SWITCHES: Final = (
+    Switch("tensor_par_overlap", Layout, "tp_overlap", {"none": "none", "ring": "ring", "pipe": "pipelined"}),
+    Switch("tensor_par_comm_type", Layout, "pp_scatter_gather", {"ar": False, "rs_ag": False, "p2p_rs_ag": True}),
+    Switch("tensor_par_comm_type", Layout, "sequence_parallel", {"ar": False, "p2p_rs_ag": False, "rs_ag": True}),
+    Switch("weight_offload", Layout, "offload_weights", {False: False, True: True}),
+    Switch("activations_offload", Layout, "offload_activations", {False: False, True: True}),
+    Switch("optimizer_offload", Layout, "offload_optimizer", {False: False, True: True}),
+    Switch("training", Job, "kind", {True: "training", False: "inference"}),
+)
+"""Where milpplan has no such field (yet), any value but the first is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalculonFiles:
+    """The three files, checked, and their names."""
+
+    model: CalculonModel
+    execution: CalculonExecution
+    system: CalculonSystem
+    names: tuple[str, str, str] = ("model", "execution", "system")
+
+
+def has_field(record: type[Any], field: str) -> bool:
+    """Whether a record has a field."""
+    return field in record.model_fields
+
+
+def read_calculon(model: Path, execution: Path, system: Path) -> CalculonFiles:
+    """Read and check three files of Calculon.
+
+    Raises:
+        InvalidInputError: the file and the field that are wrong.
+    """
+    return CalculonFiles(
+        _read(CalculonModel, model),
+        _read(CalculonExecution, execution),
+        _read(CalculonSystem, system),
+        (str(model), str(execution), str(system)),
+    )
+
+
+def _read(record: type[RecordType], path: Path) -> RecordType:
+    return validated(record, parse_json(read_text(path), str(path)), str(path))
+
+
+def calculon_run(files: CalculonFiles, has: Fields = has_field) -> tuple[Problem, Plan]:
+    """The execution as a plan, on the system with its networks as the execution uses them.
+
+    Raises:
+        InvalidInputError: a switch, a network or a split of blocks that milpplan has no field for.
+    """
+    domain, order = _domain(files)
+    layout = _layout(files, order, has)
+    problem = _problem(files, domain, Space(), has)
+    stages = _stages(files, layout)
+    return problem, validated(Plan, {"layout": layout, "virtual_stages": stages}, files.names[1])
+
+
+def calculon_problem(files: CalculonFiles, space: Space, has: Fields = has_field) -> Problem:
+    """Model, system, number of processors, batch and number format; the layout is free. Networks keep their sizes.
+
+    Raises:
+        InvalidInputError: as ``calculon_run``, and networks that are not listed from the inside outwards.
+    """
+    networks = files.system.networks
+    inner, outer = networks[0].size, networks[-1].size
+    procs = files.execution.num_procs
+    if outer < inner or procs > (inner * outer if len(networks) > 1 else inner):
+        raise InvalidInputError(
+            f"{files.names[2]}: networks has the sizes {[one.size for one in networks]}.",
+            f"Expected the smaller network first, and sizes for num_procs={procs:,} processors together.",
+            "Correct the sizes, or num_procs in the execution file.",
+        )
+    return _problem(files, None, space, has)
+
+
+def notes(files: CalculonFiles) -> tuple[str, ...]:
+    """What of the files is priced in another way here, in sentences."""
+    execution, system = files.execution, files.system
+    outer = system.networks[-1]
+    said = {
+        "The model gets an embedding and a head of 51,200 tokens, which Calculon's estimates leave out.": True,
+        "processing_mode no_overlap adds compute and memory times; milpplan takes the longer of both.": (
+            system.processing_mode == "no_overlap"
+        ),
+        "optimizer_sharding is ZeRO stage 1; Calculon also shards gradients, and reduces them once a step.": (
+            execution.optimizer_sharding
+        ),
+        "float8 here means fp8 products; Calculon halves all tensors.": execution.datatype == "float8",
+        "Between domains a ring all-reduce moves 2 (n - 1) / n of the bytes; the system file says less.": (
+            outer.ops.all_reduce[0] < 2 and len(system.networks) > 1
+        ),
+        f"The outer network's operations all get the rate of its slowest, 1/{slowest_scalar(outer):g}.": (
+            slowest_scalar(outer) > 1 and len(system.networks) > 1
+        ),
+    }
+    return tuple(text for text, applies in said.items() if applies)
+
+
+def model_of(files: CalculonFiles) -> ModelSpec:
+    """The blocks as layers, with Calculon's count of tokens and positions around them."""
+    model, execution = files.model, files.execution
+    attention = {
+        "type": "gqa",
+        "num_attention_heads": model.attn_heads,
+        "num_key_value_heads": model.attn_heads if execution.attention_type == "multihead" else 1,
+        "head_dim": model.attn_size,
+        "qkv_bias": True,
+        "output_bias": True,
+    }
+    mlp = {"type": "dense", "intermediate_size": model.feedforward, "gated": False, "bias": True}
+    data = {
+        "name": Path(files.names[0]).stem[:200] or "calculon",
+        "hidden_size": model.hidden,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": model.seq_size,
+        "layers": [{"count": model.num_blocks, "attention": attention, "mlp": mlp}],
+        "tie_word_embeddings": True,
+        "learned_positions": True,
+        "norm": "layernorm",
+        "dropout": True,
+        "default_sequence_length": model.seq_size,
+    }
+    return validated(ModelSpec, data, files.names[0])
+
+
+def switch_values(files: CalculonFiles, record: type[Record], has: Fields = has_field) -> dict[str, object]:
+    """Fields of a layout or a job that the execution's switches set.
+
+    Raises:
+        InvalidInputError: a value that ``record`` has no field for.
+    """
+    execution, values = files.execution, {}
+    for switch in SWITCHES:
+        if switch.record is not record:
+            continue
+        value = _effective(execution, switch)
+        if has(record, switch.ours):
+            values[switch.ours] = switch.values[value]
+        elif switch.values[value] != next(iter(switch.values.values())):
+            raise InvalidInputError(
+                f"{files.names[1]}: {switch.theirs} is {shown(value)}.",
+                f"Expected {shown(next(iter(switch.values)))}: this version of milpplan has no "
+                f"{record.__name__}.{switch.ours}, which would say it.",
+                f"Change {switch.theirs}, or use a version of milpplan that has the field.",
+            )
+    return values
+
+
+def _effective(execution: CalculonExecution, switch: Switch) -> object:
+    """The value, or the plain one where there is nothing to switch: no tensor ranks, no stage borders."""
+    value = getattr(execution, switch.theirs)
+    if switch.theirs == "tensor_par_comm_type":
+        idle = execution.tensor_par == 1 or (value == "p2p_rs_ag" and execution.pipeline_par == 1)
+        return "ar" if idle else value
+    return value
+
+
+def _problem(files: CalculonFiles, domain: int | None, space: Space, has: Fields) -> Problem:
+    execution = files.execution
+    job = {
+        "num_gpus": execution.num_procs,
+        "global_batch_size": execution.batch_size,
+        "sequence_length": files.model.seq_size,
+        "precision": "fp8" if execution.datatype == "float8" else "bf16",
+        "attention_kernel": "unfused",
+        "grad_dtype": "bf16",
+        **switch_values(files, Job, has),
+    }
+    name = f"calculon {Path(files.names[2]).stem}"[:200]
+    hardware = hardware_of(files.system, execution.datatype, domain, files.names[2], name, has)
+    software = hardware.software.model_copy(update=_software(execution, has))
+    parts = {
+        "model": model_of(files),
+        "hardware": hardware.model_copy(update={"software": software}),
+        "job": validated(Job, job, files.names[1]),
+        "space": space,
+    }
+    return _checked(Problem, files.names[1], **parts)
+
+
+def _software(execution: CalculonExecution, has: Fields) -> dict[str, object]:
+    """What is a property of the framework here. A layout that says itself whether inputs are gathered again
+    (``gather_again``) needs no word of the framework."""
+    changes: dict[str, object] = {"fused_activation": execution.fused_activation}
+    if not has(Layout, "gather_again"):
+        changes["gathered_inputs"] = _keeps_gathered(execution)
+    return changes
+
+
+def _keeps_gathered(execution: CalculonExecution) -> bool:
+    """Whether the inputs of products stay gathered from forward to backward."""
+    sequence_parallel = execution.tensor_par_comm_type == "rs_ag" and execution.tensor_par > 1
+    return sequence_parallel and not execution.seq_par_ag_redo
+
+
+def _layout(files: CalculonFiles, order: str | None, has: Fields) -> dict[str, object]:
+    """The layout as plain data."""
+    execution = files.execution
+    values: dict[str, object] = {
+        "tp": execution.tensor_par,
+        "pp": execution.pipeline_par,
+        "dp": execution.data_par,
+        "vpp": execution.pipeline_interleaving,
+        "micro_batch_size": execution.microbatch_size,
+        "global_batch_size": execution.batch_size,
+        "zero_stage": 1 if execution.optimizer_sharding else 0,
+        "schedule": "interleaved" if execution.pipeline_interleaving > 1 else "1f1b",
+        "overlap_grad_reduce": execution.data_par_overlap,
+        "overlap_param_gather": execution.data_par_overlap and execution.optimizer_sharding,
+        **switch_values(files, Layout, has),
+    }
+    if has(Layout, "gather_again"):
+        values["gather_again"] = not _keeps_gathered(execution)
+    if order is not None:
+        if not has(Layout, "rank_order"):
+            raise InvalidInputError(
+                f"{files.names[1]}: tensor_par_net, pipeline_par_net and data_par_net are "
+                f"{[execution.network_of(name) for name in execution.degrees]}.",
+                "Expected the inner network for tensor before data before pipeline parallelism: this version of "
+                "milpplan has no Layout.rank_order to place ranks in another order.",
+                "Move the parallelism that is out of order to the other network.",
+            )
+        values["rank_order"] = order
+    return values
+
+
+def _domain(files: CalculonFiles) -> tuple[int, str | None]:
+    """Ranks that share a domain, and the order of ranks where it is not milpplan's own.
+
+    The parallelisms on network 0 fill a domain of as many ranks as their degrees multiply to, and all others
+    leave it: so each uses the network that the execution says. Where all networks' sizes or fillings forbid the
+    execution in Calculon, it is refused in the same way (calculon/llm/llm.py, ``_check_network_assignments``).
+    """
+    execution, networks = files.execution, files.system.networks
+    used = {name: execution.network_of(name) for name, degree in execution.degrees.items() if degree > 1}
+    sizes: dict[int, int] = {}
+    for name, network in used.items():
+        sizes[network] = sizes.get(network, 1) * execution.degrees[name]
+    for index, size in sizes.items():
+        if index >= len(networks):
+            raise _network_error(files, index, "there is no such network")
+        if size > networks[index].size:
+            raise _network_error(files, index, f"{size} processors on it are more than its size")
+        if networks[index].must_be_filled and networks[index].size % size:
+            raise _network_error(files, index, f"{size} processors do not divide its size, but must_be_filled")
+    ranked = [name for name in INSIDE_OUT if name in used]
+    wanted = sorted(ranked, key=lambda name: used[name])
+    if len(networks) == 1:
+        return execution.num_procs, None
+    order = None
+    if wanted != ranked:
+        idle = [name for name in INSIDE_OUT if name not in used]
+        order = "-".join(INSIDE_OUT[name] for name in (*wanted, *idle)).replace("tp", "tp-cp")
+    return sizes.get(0, 1), order
+
+
+def _network_error(files: CalculonFiles, index: int, reason: str) -> InvalidInputError:
+    sizes = [network.size for network in files.system.networks]
+    return InvalidInputError(
+        f"{files.names[1]}: network {index} cannot be used so: {reason}.",
+        f"Expected an assignment that fits the networks of {files.names[2]}, of sizes {sizes}.",
+        "Correct tensor_par_net, pipeline_par_net or data_par_net.",
+    )
+
+
+def _stages(files: CalculonFiles, layout: dict[str, object]) -> list[dict[str, object]]:
+    """Equal virtual stages; without interleaving the first ones hold a block more where it does not come out."""
+    blocks, execution = files.model.num_blocks, files.execution
+    number = execution.pipeline_par * execution.pipeline_interleaving
+    if number > blocks or (blocks % number and execution.pipeline_interleaving > 1):
+        raise InvalidInputError(
+            f"{files.names[1]}: pipeline_par={execution.pipeline_par} with "
+            f"pipeline_interleaving={execution.pipeline_interleaving} makes {number} virtual stages of "
+            f"{blocks} blocks.",
+            "Expected at least a block in each, and with interleaving the same number.",
+            "Change pipeline_par or pipeline_interleaving.",
+        )
+    counts = [blocks // number + (index < blocks % number) for index in range(number)]
+    ends = [sum(counts[: index + 1]) for index in range(number)]
+    kind = {"full": "full", "attn_only": "selective"}.get(execution.activation_recompute)
+    return [
+        {"layers": [end - count, end], "recompute": {kind: count} if kind else {}}
+        for count, end in zip(counts, ends, strict=True)
+    ]
+
+
+def _checked(kind: type[RecordType], source: str, **values: object) -> RecordType:
+    """A record of records; what does not fit together is named after ``source``."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise invalid_fields(kind, error, source) from error
+
+
+__all__ = [
+    "SWITCHES",
+    "CalculonFiles",
+    "Switch",
+    "calculon_problem",
+    "calculon_run",
+    "model_of",
+    "notes",
+    "read_calculon",
+    "switch_values",
+]

@@ -1,0 +1,287 @@
+"""Calculon's files: what they become, what is refused, and that the numbers are those of its formulas.
+
+The three files in tests/data/calculon are written by hand in Calculon's format (calculon-ai/calculon at caa4b11).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milpplan import Layout, simulate
+from milpplan.costs import collectives
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.compute import interpolate_curve, interpolate_table
+from milpplan.costs.layout_costs import layout_costs
+from milpplan.costs.parameters import total_parameters
+from milpplan.errors import InvalidInputError
+from milpplan.optimize.layouts import broken_rules
+from milpplan.presets import calculon, calculon_system
+from milpplan.presets.calculon import CalculonFiles, calculon_problem, calculon_run
+from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSystem
+from milpplan.specs.hardware import SizeCurve
+from milpplan.specs.problem import Job, Space
+from milpplan.specs.reading import validated
+from milpplan.specs.records import Record
+
+DATA = Path(__file__).parents[1] / "data" / "calculon"
+STEPS = ((100.0, 0.9), (10.0, 0.8), (1.0, 0.5), (0.0, 0.1))
+
+
+def tree(name: str) -> dict[str, Any]:
+    """One of the files as plain data."""
+    data: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
+    return data
+
+
+def files(
+    system: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **execution: Any
+) -> CalculonFiles:
+    """The three files with changes at their top level."""
+    return CalculonFiles(
+        validated(CalculonModel, tree("model") | (model or {}), "model"),
+        validated(CalculonExecution, tree("execution") | execution, "execution"),
+        validated(CalculonSystem, tree("system") | (system or {}), "system"),
+    )
+
+
+def everywhere(record: type, field: str) -> bool:
+    """As if every record had every field."""
+    return True
+
+
+def nowhere_new(record: type, field: str) -> bool:
+    """As if only what has always been there were there."""
+    return field in ("sequence_parallel",)
+
+
+def test_the_execution_becomes_a_legal_plan() -> None:
+    """Every degree and switch lands in its field, no rule is broken, and the step can be simulated."""
+    problem, plan = calculon_run(files())
+    layout = plan.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.vpp) == (8, 2, 2, 3)
+    assert (layout.micro_batch_size, layout.global_batch_size, layout.num_micro_batches) == (2, 64, 16)
+    assert (layout.sequence_parallel, layout.zero_stage, layout.schedule) == (True, 1, "interleaved")
+    assert (layout.overlap_grad_reduce, layout.overlap_param_gather) == (True, True)
+    assert [stage.num_layers for stage in plan.virtual_stages] == [4] * 6
+    assert all(stage.recompute.selective == 4 for stage in plan.virtual_stages)
+    assert (problem.job.attention_kernel, problem.job.grad_dtype) == ("unfused", "bf16")
+    assert broken_rules(problem, layout) == []
+    assert simulate(problem, plan).fits
+
+
+def test_multiquery_and_recompute_and_uneven_blocks() -> None:
+    """One head of keys; all layers recomputed; 24 blocks on 5 stages are 5, 5, 5, 5, 4."""
+    uneven = {"num_procs": 80, "pipeline_par": 5, "pipeline_interleaving": 1, "seq_par_ag_redo": False}
+    problem, plan = calculon_run(files(attention_type="multiquery", activation_recompute="full", **uneven))
+    assert problem.model.layers[0].attention.num_key_value_heads == 1  # type: ignore[union-attr]
+    assert [stage.num_layers for stage in plan.virtual_stages] == [5, 5, 5, 5, 4]
+    assert all(stage.recompute.full == stage.num_layers for stage in plan.virtual_stages)
+
+
+def test_parameters_are_calculons_own_count() -> None:
+    """calculon/llm/llm.py, num_parameters: 24 blocks of 8 h^2 + 4 h^2 weights with their biases and norms, and
+    (51,200 + 2,048) h of embeddings; ours has the last norm (2 h) besides."""
+    h, f = 4096, 16384
+    block = 2 * h * f + 4 * h * h + (h + f) + (3 * h + h) + 4 * h
+    assert total_parameters(calculon.model_of(files())) == 24 * block + (51200 + 2048) * h + 2 * h
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(0, 0.1), (0.999, 0.1), (1, 0.5), (99, 0.8), (100, 0.9), (1e9, 0.9)]
+)
+def test_step(size: float, expected: float) -> None:
+    """The first efficiency, from the largest size, whose size is reached."""
+    assert calculon_system.step(STEPS, size) == expected
+
+
+def test_gemm_table_is_the_step_function_on_its_grid_and_between_its_corners_elsewhere() -> None:
+    """300 TFLOP/s: (2048, 4096, 2048) has 34.4 GFLOP, so 0.8; other shapes lie between their corners."""
+    problem, _ = calculon_run(files())
+    table = problem.hardware.accelerator.bf16.gemm
+    assert float(interpolate_table(table, 2048, 4096, 2048)) == pytest.approx(0.8)
+    assert float(interpolate_table(table, 256, 256, 256)) == pytest.approx(0.1)
+    rng = np.random.default_rng(1)
+    for m, n, k in np.exp(rng.uniform(np.log(128), np.log(65536), size=(200, 3))):
+        low, high = (
+            calculon_system.step(STEPS, 2 * np.prod([2.0 ** rounded(np.log2(x)) for x in (m, n, k)]) / 1e9)
+            for rounded in (np.floor, np.ceil)
+        )
+        assert low - 1e-12 <= float(interpolate_table(table, m, n, k)) <= high + 1e-12
+
+
+def test_size_curve_keeps_its_steps() -> None:
+    """Level between the thresholds, and right on both sides of each."""
+    curve = SizeCurve.model_validate(calculon_system.size_curve(((100.0, 0.95), (1.0, 0.7), (0.0, 0.3)), 1e6))
+    for size, expected in ((1.0, 0.3), (0.99e6, 0.3), (1e6, 0.7), (99e6, 0.7), (1e8, 0.95), (1e12, 0.95)):
+        assert float(interpolate_curve(curve, size)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("size", "operation"), [(n, op) for n in (2, 4, 8) for op in ("all_gather", "reduce_scatter")]
+)
+def test_collectives_inside_cost_what_calculon_says(size: int, operation: str) -> None:
+    """latency + bytes * scalar * (1 + offset / n) / (rate * efficiency), worked out: 250 GB/s * 0.8, 10 us."""
+    problem = calculon_problem(files(), Space())
+    num_bytes = 50e6
+    scalar = {"all_gather": 1.25, "reduce_scatter": 1.5}[operation]
+    expected = 10e-6 + num_bytes * scalar * (1 - 1 / size) / 200e9
+    time = getattr(collectives, f"{operation}_s")(problem.hardware, num_bytes, size, 1)
+    assert float(time) == pytest.approx(expected, rel=0.01)
+
+
+def test_each_parallelism_uses_the_network_that_the_execution_says() -> None:
+    """The same two data-parallel ranks beside four tensor-parallel ones: on network 0 they have 200 GB/s, on
+    network 1 they have 22.5, although they would fit into one domain."""
+    four = {"num_procs": 8, "tensor_par": 4, "pipeline_par": 1, "pipeline_interleaving": 1, "pipeline_par_net": 0}
+    times = []
+    for network in (0, 1):
+        hardware = calculon_run(files(**four, data_par_net=network))[0].hardware
+        times.append(float(collectives.reduce_scatter_s(hardware, 1e9, 2, 4)))
+        assert float(collectives.all_gather_s(hardware, 1e9, 4, 1)) == pytest.approx(
+            10e-6 + 1e9 * 1.25 * 0.75 / 200e9, rel=0.01
+        )
+    assert times == pytest.approx([10e-6 + 1e9 * 1.5 * 0.5 / 200e9, 20e-6 + 1e9 * 0.5 / 22.5e9], rel=0.01)
+
+
+def test_everything_on_the_outer_network_leaves_no_domain() -> None:
+    """Tensor parallelism on network 1 gathers at 22.5 GB/s."""
+    hardware = calculon_run(files(tensor_par_net=1))[0].hardware
+    assert float(collectives.all_gather_s(hardware, 1e9, 8, 1)) == pytest.approx(
+        20e-6 + 1e9 * 0.875 / 22.5e9, rel=0.01
+    )
+
+
+def test_states_take_calculons_bytes() -> None:
+    """2 bytes of weights, 2 of gradients and 12 of optimizer a parameter of a block, the last over data_par = 2.
+    Matrices of a block: 12 h^2 / 8 parameters a rank; norms and biases are less than a thousandth."""
+    problem, plan = calculon_run(files())
+    costs = layout_costs(problem, LayoutColumns.of([plan.layout])).at(0)
+    matrices = 12 * 4096**2 / 8
+    assert costs.state_bytes[:, 0] / matrices == pytest.approx([2, 2, 12 / 2], rel=2e-3)
+
+
+def test_attention_alone_is_dropped_and_replayed() -> None:
+    """attn_only keeps 34 s b h / t of a layer with sequence parallelism whose inputs are gathered again:
+    Korthikanti et al. 2022, table 2, without 5 a s / h. Else two inputs of 2 s b h stay whole."""
+    tokens, h, t = 2 * 2048, 4096, 8
+    for redo, expected in ((True, 34 / t), (False, 34 / t + 4 * (1 - 1 / t))):
+        problem, plan = calculon_run(files(seq_par_ag_redo=redo))
+        costs = layout_costs(problem, LayoutColumns.of([plan.layout])).at(0)
+        kept = costs.kept_bytes[0] - costs.dropped_selective_bytes[0]
+        assert kept / (tokens * h) == pytest.approx(expected, rel=1e-6)
+        assert costs.dropped_selective_bytes[0] == 5 * 32 / t * 2048 * tokens
+
+
+SWITCHED = {
+    "tensor_par_overlap": ("ring", Layout, "tp_overlap", "ring"),
+    "tensor_par_comm_type": ("p2p_rs_ag", Layout, "pp_scatter_gather", True),
+    "weight_offload": (True, Layout, "offload_weights", True),
+    "activations_offload": (True, Layout, "offload_activations", True),
+    "optimizer_offload": (True, Layout, "offload_optimizer", True),
+}
+
+
+@pytest.mark.parametrize("theirs", SWITCHED)
+def test_a_switch_lands_in_its_field_or_is_refused(theirs: str) -> None:
+    """Where the layout has the field, the value is there; where it has not, the message names file and field."""
+    value, record, ours, expected = SWITCHED[theirs]
+    changed = files(**{theirs: value, "seq_par_ag_redo": False})
+    assert calculon.switch_values(changed, record, everywhere)[ours] == expected
+    with pytest.raises(InvalidInputError, match=rf"execution: {theirs} is .*{ours}"):
+        calculon.switch_values(changed, record, nowhere_new)
+    if calculon.has_field(record, ours):
+        assert getattr(calculon_run(changed)[1].layout, ours) == expected
+    else:
+        with pytest.raises(InvalidInputError, match=theirs):
+            calculon_run(changed)
+
+
+def test_inference_is_a_kind_of_job_or_refused() -> None:
+    """training false needs Job.kind."""
+    forward = files(
+        training=False,
+        activation_recompute="none",
+        data_par_overlap=False,
+        seq_par_ag_redo=False,
+    )
+    assert calculon.switch_values(forward, Job, everywhere) == {"kind": "inference"}
+    with pytest.raises(InvalidInputError, match="execution: training is False"):
+        calculon.switch_values(forward, Job, nowhere_new)
+
+
+def test_plain_values_need_no_field() -> None:
+    """An execution that switches nothing on asks for nothing new."""
+    assert calculon.switch_values(files(), Layout, nowhere_new) == {"sequence_parallel": True}
+    assert calculon.switch_values(files(), Job, nowhere_new) == {}
+    assert not any(isinstance(switch.record, Record) for switch in calculon.SWITCHES)
+
+
+@pytest.mark.parametrize(
+    ("execution", "expected"),
+    [
+        ({"num_procs": 31}, "num_procs=31 is not tensor_par"),
+        ({"batch_size": 63}, "batch_size=63 is not a multiple"),
+        ({"datatype": "bfloat16"}, "matrix has float16"),
+        ({"datatype": "float8"}, "add float8"),
+        ({"datatype": "float32"}, "datatype is float32"),
+        ({"tensor_par_net": 2}, "there is no such network"),
+        ({"pipeline_par_net": 0}, "16 processors on it are more than its size"),
+        ({"tensor_par": 3, "num_procs": 12}, "must_be_filled"),
+        ({"pipeline_interleaving": 5}, "10 virtual stages"),
+        ({"pipeline_interleaving": 13}, "26 virtual stages"),
+        ({"activation_recompute": "some"}, "activation_recompute"),
+        ({"training": "yes"}, "training"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_executions_that_make_no_sense(execution: dict[str, Any], expected: str) -> None:
+    """The message names the field, or the numbers that contradict each other."""
+    with pytest.raises(InvalidInputError, match=expected):
+        calculon_run(files(**execution))
+
+
+def test_an_order_of_ranks_that_milpplan_does_not_have() -> None:
+    """Data parallelism on the inner network and tensor parallelism on the outer one need an order of ranks."""
+    changed = files(tensor_par_net=1, data_par_net=0)
+    with pytest.raises(
+        InvalidInputError, match=r"tensor_par_net, pipeline_par_net and data_par_net are \[1, 1, 0\]"
+    ):
+        calculon_run(changed, nowhere_new)
+    assert calculon._domain(changed) == (2, "dp-tp-cp-pp")
+    assert calculon._domain(files()) == (8, None)
+
+
+def test_systems_that_make_no_sense() -> None:
+    """Steps that do not end at 0, sizes that do not fit together, three networks."""
+    good = tree("system")
+    engine = good["matrix"]["float16"]
+    with pytest.raises(InvalidInputError, match="gflops_efficiency must end with the size 0"):
+        files(system={"matrix": {"float16": engine | {"gflops_efficiency": [[1, 0.5]]}}})
+    with pytest.raises(InvalidInputError, match="from the largest"):
+        files(system={"matrix": {"float16": engine | {"gflops_efficiency": [[1, 0.5], [2, 0.6], [0, 0.1]]}}})
+    with pytest.raises(InvalidInputError, match="networks has 3 entries"):
+        calculon_run(files(system={"networks": [*good["networks"], good["networks"][1]]}))
+    with pytest.raises(InvalidInputError, match="sizes"):
+        calculon_problem(files(system={"networks": good["networks"][::-1]}), Space())
+
+
+def test_one_network_joins_all() -> None:
+    """A system of one network is a domain of all processors."""
+    network = tree("system")["networks"][0] | {"size": 64}
+    changed = files(system={"networks": [network]}, data_par_net=0, pipeline_par_net=0)
+    assert calculon_run(changed)[0].hardware.scale_up.num_gpus == 32
+    assert calculon_problem(changed, Space()).hardware.scale_up.num_gpus == 64
+
+
+def test_notes_say_what_differs() -> None:
+    """Every approximation that the files touch is told, and no other."""
+    said = " ".join(calculon.notes(files()))
+    for word in ("no_overlap", "ZeRO stage 1", "51,200", "ring all-reduce"):
+        assert word in said
+    assert "float8" not in said
+    assert "ZeRO" not in " ".join(calculon.notes(files(optimizer_sharding=False)))
