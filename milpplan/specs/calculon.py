@@ -12,11 +12,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from milpplan.specs.records import Count, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Record
+from milpplan.specs.records import Count, Fraction, NonNegativeFloat, PositiveInt, Record
 
 Datatype = Literal["float8", "float16", "float32", "bfloat16"]
 Steps = Annotated[tuple[tuple[NonNegativeFloat, Fraction], ...], Field(min_length=1, max_length=1000)]
 """(least size, efficiency), the largest size first; the first whose size is reached counts."""
+Rate = Annotated[float, Field(gt=0, le=1e9)]
+"""In 1e12 FLOP/s or 1e9 bytes/s."""
+Scalar = Annotated[float, Field(gt=0, le=1e6)]
 Offset = Annotated[float, Field(gt=-2, le=1e6)]
 """Scales a message by 1 + offset / ranks, which must stay positive for two ranks."""
 
@@ -43,7 +46,7 @@ def _check_steps(name: str, steps: Steps) -> None:
 class CalculonEngine(Record):
     """Rate of one number format, in 1e12 FLOP/s; efficiency by 1e9 FLOPs of an operation."""
 
-    tflops: PositiveFloat
+    tflops: Rate
     gflops_efficiency: Steps
 
     @model_validator(mode="after")
@@ -55,8 +58,8 @@ class CalculonEngine(Record):
 class CalculonMemory(Record):
     """A memory of one processor: 2**30 bytes, 1e9 bytes/s; efficiency by 1e6 bytes of an operation."""
 
-    GiB: NonNegativeFloat
-    GBps: PositiveFloat
+    GiB: Annotated[float, Field(ge=0, le=900_000)]
+    GBps: Rate
     MB_efficiency: Steps
 
     @model_validator(mode="after")
@@ -68,19 +71,19 @@ class CalculonMemory(Record):
 class CalculonOperations(Record):
     """(scalar, offset) of each operation: size * scalar * (1 + offset / ranks) bytes pass a processor's link."""
 
-    p2p: tuple[PositiveFloat, None]
-    reduce_scatter: tuple[PositiveFloat, Offset]
-    all_gather: tuple[PositiveFloat, Offset]
-    all_reduce: tuple[PositiveFloat, Offset]
+    p2p: tuple[Scalar, None]
+    reduce_scatter: tuple[Scalar, Offset]
+    all_gather: tuple[Scalar, Offset]
+    all_reduce: tuple[Scalar, Offset]
 
 
 class CalculonNetwork(Record):
     """A network of ``size`` processors; bandwidth in 1e9 bytes/s a processor, latency in seconds."""
 
-    bandwidth: PositiveFloat
+    bandwidth: Rate
     efficiency: Fraction
     size: PositiveInt
-    latency: NonNegativeFloat
+    latency: Annotated[float, Field(ge=0, le=1e6)]
     ops: CalculonOperations
     must_be_filled: bool
     processor_usage: Annotated[float, Field(ge=0, lt=1)]
