@@ -28,7 +28,7 @@ def test_simulate_takes_the_three_files() -> None:
     assert result.exit_code == 0, result.stderr
     document = SimulationDocument.model_validate_json(result.stdout)
     assert document.step_time_s == simulate(*calculon_run(read_calculon(*PATHS))).step_time_s
-    assert "no_overlap" in result.stderr
+    assert "ZeRO stage 1" in result.stderr
 
 
 def test_solve_proves_the_best_plan_of_the_files_system() -> None:

@@ -128,7 +128,7 @@ def notes(files: CalculonFiles) -> tuple[str, ...]:
     outer = system.networks[-1]
     said = {
         "The model gets an embedding and a head of 51,200 tokens, which Calculon's estimates leave out.": True,
-        "processing_mode no_overlap adds compute and memory times; milpplan takes the longer of both.": (
+        "Operators without a matrix product are priced by their bytes; Calculon adds the time of their FLOPs.": (
             system.processing_mode == "no_overlap"
         ),
         "optimizer_sharding is ZeRO stage 1; Calculon also shards gradients, and reduces them once a step.": (

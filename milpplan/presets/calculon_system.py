@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.calculon import CalculonEngine, CalculonNetwork, CalculonSystem, Steps
+from milpplan.specs.calculon import CalculonNetwork, CalculonSystem, Datatype, Steps
 from milpplan.specs.hardware import HardwareSpec, ScaleOut
 from milpplan.specs.reading import validated
 from milpplan.units import GIB, GIGA, MEGA, TERA
@@ -25,7 +25,7 @@ STEP_WIDTH: Final = 1e-9
 PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Passes over the message in nccl-tests' bus bandwidth: passes * (n - 1) / n * bytes / time."""
 DO: Final = "Correct the system file, or describe the cluster as TOML: `milpplan show dgx-a100-80` prints one."
-MATRIX_TYPES: Final = ("float16", "bfloat16")
+ELEMENT_BYTES: Final = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 Fields = Callable[[type, str], bool]
 """Whether a record has a field; the importer grows with the records."""
 
@@ -51,13 +51,31 @@ def collective_s(network: CalculonNetwork, operation: str, num_bytes: float, num
     return float(network.latency + passed / (network.bandwidth * GIGA * network.efficiency))
 
 
-def gemm_table(engine: CalculonEngine) -> dict[str, Any]:
-    """Efficiency by shape, [m][n][k]: the step that 2 m n k FLOPs reach, exact at the sizes of the grid.
+def product_s(system: CalculonSystem, datatype: Datatype, m: int, n: int, k: int) -> float:
+    """Seconds of an (m x k)(k x n) product: FLOPs and bytes at the rates of their steps.
 
-    Between them it is interpolated in the logarithms, so a step becomes a ramp at most one cell wide.
+    no_overlap: 2 m n k / (rate * eff) + b (m k + k n + m n) / (bandwidth * eff); roofline: the longer of both.
+    b: bytes of an element. Source: calculon/system.py (``get_processing_time``) and llm/layers.py at caa4b11.
     """
-    sizes, steps = GEMM_SIZES, engine.gflops_efficiency
-    table = [[[step(steps, 2 * m * n * k / GIGA) for k in sizes] for n in sizes] for m in sizes]
+    engine, memory = system.matrix[datatype], system.mem1
+    flops = 2 * m * n * k
+    moved = ELEMENT_BYTES[datatype] * (m * k + k * n + m * n)
+    compute_s = flops / (engine.tflops * TERA * step(engine.gflops_efficiency, flops / GIGA))
+    memory_s = moved / (memory.GBps * GIGA * step(memory.MB_efficiency, moved / MEGA))
+    return compute_s + memory_s if system.processing_mode == "no_overlap" else max(compute_s, memory_s)
+
+
+def gemm_table(system: CalculonSystem, datatype: Datatype) -> dict[str, Any]:
+    """Efficiency by shape, [m][n][k]: ``product_s`` over the time at the peak rate, exact at the grid's sizes.
+
+    Between them it is interpolated in the logarithms, so a step becomes a ramp at most one cell wide. The time of
+    the memory is in the efficiency: where Calculon adds it to that of the FLOPs, so does the table.
+    """
+    sizes, peak = GEMM_SIZES, system.matrix[datatype].tflops * TERA
+    table = [
+        [[2 * m * n * k / peak / product_s(system, datatype, m, n, k) for k in sizes] for n in sizes]
+        for m in sizes
+    ]
     return {"m": list(sizes), "n": list(sizes), "k": list(sizes), "efficiency": table}
 
 
@@ -90,7 +108,7 @@ def bus_table(network: CalculonNetwork, operation: str) -> dict[str, Any]:
 
 
 def hardware_of(
-    system: CalculonSystem, datatype: str, domain: int | None, source: str, name: str, has: Fields
+    system: CalculonSystem, datatype: Datatype, domain: int | None, source: str, name: str, has: Fields
 ) -> HardwareSpec:
     """The hardware of a system file.
 
@@ -134,9 +152,9 @@ _SOFTWARE: Final = {"name": "calculon", "overlap_tensor_parallel": False, "dummy
 """Calculon's ``tensor_par_overlap`` none hides no tensor-parallel communication, in the backward neither."""
 
 
-def _accelerator(system: CalculonSystem, datatype: str, source: str, name: str) -> dict[str, Any]:
-    """The processor. Operations bound by memory get the efficiency of the largest step."""
-    sixteen = datatype if datatype in MATRIX_TYPES else "float16"
+def _accelerator(system: CalculonSystem, datatype: Datatype, source: str, name: str) -> dict[str, Any]:
+    """The processor. Operators without a product get the memory efficiency of the largest step, and no FLOPs."""
+    sixteen: Datatype = "bfloat16" if datatype == "bfloat16" else "float16"
     needed = [sixteen, *(["float8"] if datatype == "float8" else [])]
     missing = [one for one in needed if one not in system.matrix]
     if datatype == "float32" or missing:
@@ -145,7 +163,7 @@ def _accelerator(system: CalculonSystem, datatype: str, source: str, name: str) 
             "Expected a 16-bit format that matrix lists, or float8 with float16 beside it.",
             f"Change the execution's datatype, or add {' and '.join(missing or ['float16'])} to the system.",
         )
-    engine = system.matrix[sixteen]  # type: ignore[index]
+    engine = system.matrix[sixteen]
     flat = {"size": [1.0], "value": [engine.gflops_efficiency[0][1]]}
     data = {
         "name": name,
@@ -153,13 +171,13 @@ def _accelerator(system: CalculonSystem, datatype: str, source: str, name: str) 
         "memory_bandwidth_bytes_per_s": system.mem1.GBps * GIGA,
         "memory_bandwidth_efficiency": system.mem1.MB_efficiency[0][1],
         "kernel_latency_s": 0.0,
-        "bf16": {"peak_flops_per_s": engine.tflops * TERA, "gemm": gemm_table(engine)},
+        "bf16": {"peak_flops_per_s": engine.tflops * TERA, "gemm": gemm_table(system, sixteen)},
         "attention_forward": flat,
         "attention_backward": flat,
     }
     if datatype == "float8":
-        eight = system.matrix["float8"]
-        data["fp8"] = {"peak_flops_per_s": eight.tflops * TERA, "gemm": gemm_table(eight)}
+        peak = system.matrix["float8"].tflops * TERA
+        data["fp8"] = {"peak_flops_per_s": peak, "gemm": gemm_table(system, "float8")}
     return data
 
 

@@ -5,6 +5,7 @@ The three files in tests/data/calculon are written by hand in Calculon's format 
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from milpplan import Layout, simulate
 from milpplan.costs import collectives
 from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.compute import interpolate_curve, interpolate_table
+from milpplan.costs.compute import gemm_s, interpolate_curve, interpolate_table
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.parameters import total_parameters
 from milpplan.errors import InvalidInputError
@@ -23,7 +24,7 @@ from milpplan.optimize.layouts import broken_rules
 from milpplan.presets import calculon, calculon_system
 from milpplan.presets.calculon import CalculonFiles, calculon_problem, calculon_run
 from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSystem
-from milpplan.specs.hardware import SizeCurve
+from milpplan.specs.hardware import GemmTable, SizeCurve
 from milpplan.specs.problem import Job, Space
 from milpplan.specs.reading import validated
 from milpplan.specs.records import Record
@@ -99,19 +100,28 @@ def test_step(size: float, expected: float) -> None:
     assert calculon_system.step(STEPS, size) == expected
 
 
-def test_gemm_table_is_the_step_function_on_its_grid_and_between_its_corners_elsewhere() -> None:
-    """300 TFLOP/s: (2048, 4096, 2048) has 34.4 GFLOP, so 0.8; other shapes lie between their corners."""
-    problem, _ = calculon_run(files())
-    table = problem.hardware.accelerator.bf16.gemm
-    assert float(interpolate_table(table, 2048, 4096, 2048)) == pytest.approx(0.8)
-    assert float(interpolate_table(table, 256, 256, 256)) == pytest.approx(0.1)
+def test_gemm_table_adds_the_times_of_flops_and_bytes() -> None:
+    """(2048, 4096, 2048) has 34.4 GFLOP, 0.8 of 300 TFLOP/s, and moves 41.9 MB at 0.8 of 2000 GB/s: 169.4 us, of
+    which 114.5 us at the peak rate. With roofline the memory's 26.2 us hide behind the 143.2 us of the product."""
+    flops_s, bytes_s = 2 * 2**11 * 2**12 * 2**11 / 240e12, 2 * (2**22 + 2**23 + 2**23) / 1.6e12
+    assert (flops_s, bytes_s) == pytest.approx((143.2e-6, 26.2e-6), rel=1e-3)
+    for mode, seconds in (("no_overlap", flops_s + bytes_s), ("roofline", flops_s)):
+        hardware = calculon_run(files(system={"processing_mode": mode}))[0].hardware
+        assert float(gemm_s(hardware.accelerator, "bf16", 2048, 4096, 2048)) == pytest.approx(seconds)
+
+
+def test_gemm_table_lies_between_its_corners() -> None:
+    """Shapes off the grid have an efficiency between those of the corners of their cell."""
+    system = validated(CalculonSystem, tree("system") | {"processing_mode": "roofline"}, "system")
+    table = GemmTable.model_validate(calculon_system.gemm_table(system, "float16"))
     rng = np.random.default_rng(1)
-    for m, n, k in np.exp(rng.uniform(np.log(128), np.log(65536), size=(200, 3))):
-        low, high = (
-            calculon_system.step(STEPS, 2 * np.prod([2.0 ** rounded(np.log2(x)) for x in (m, n, k)]) / 1e9)
-            for rounded in (np.floor, np.ceil)
-        )
-        assert low - 1e-12 <= float(interpolate_table(table, m, n, k)) <= high + 1e-12
+    for shape in np.exp(rng.uniform(np.log(128), np.log(65536), size=(200, 3))):
+        corners = [(2.0 ** np.floor(np.log2(x)), 2.0 ** np.ceil(np.log2(x))) for x in shape]
+        values = [
+            2 * m * n * k / 300e12 / calculon_system.product_s(system, "float16", int(m), int(n), int(k))
+            for m, n, k in itertools.product(*corners)
+        ]
+        assert min(values) - 1e-9 <= float(interpolate_table(table, *shape)) <= max(values) + 1e-9
 
 
 def test_size_curve_keeps_its_steps() -> None:
@@ -281,7 +291,7 @@ def test_one_network_joins_all() -> None:
 def test_notes_say_what_differs() -> None:
     """Every approximation that the files touch is told, and no other."""
     said = " ".join(calculon.notes(files()))
-    for word in ("no_overlap", "ZeRO stage 1", "51,200", "ring all-reduce"):
+    for word in ("their FLOPs", "ZeRO stage 1", "51,200", "ring all-reduce"):
         assert word in said
     assert "float8" not in said
     assert "ZeRO" not in " ".join(calculon.notes(files(optimizer_sharding=False)))
