@@ -35,10 +35,11 @@ from benchmarks import calculon_space
 from benchmarks.calculon_side import Checkout, Tree, execution_of, load, mode_of, search_problem
 from benchmarks.rules_of_thumb import layout_text
 from benchmarks.tables import markdown_table, measured_on
-from milpplan import PlanResult, Problem, Space, simulate, solve
+from milpplan import Layout, PlanResult, Problem, Space, simulate, solve
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.result import FATES
 from milpplan.optimize.uniform import uniform_plan
+from milpplan.presets.calculon import SWITCHES, has_field
 from milpplan.reports.files import write_whole
 from milpplan.units import gap_text, percent_text, seconds_text
 
@@ -52,7 +53,8 @@ CASES = {
 }
 """The problems of Isaev et al. 2023's artifacts that this repository compares on, each with its batch."""
 GROWTH = (64, 256, 1024, 4096, 16384)
-SHARED = {"cp": (1,), "zero_stage": (0, 1)}
+SHARED: dict[str, Any] = {"kind": "uniform", "cp": (1,), "zero_stage": (0, 1)}
+"""The part of the uniform space that Calculon has too."""
 GAP = 1e-4
 
 
@@ -126,6 +128,15 @@ def solved(problem: Problem, limit_s: float) -> tuple[Solved, PlanResult]:
     return Solved(result.status, result.gap, result.step_time_s, wall, cpu, legal, text), result
 
 
+def opened() -> dict[str, Any]:
+    """Every switch of Calculon that a layout has here, with all its values."""
+    return {
+        switch.ours: tuple(switch.values.values())
+        for switch in SWITCHES
+        if switch.record is Layout and has_field(Space, switch.ours) and switch.ours != "sequence_parallel"
+    }
+
+
 def shared_executions(problem: Problem, system: Tree) -> list[tuple[Any, str, Tree]]:
     """(layout, recompute setting, execution) of every plan of the uniform space that Calculon can run too: with
     equal chunks."""
@@ -138,16 +149,17 @@ def shared_executions(problem: Problem, system: Tree) -> list[tuple[Any, str, Tr
 
 
 def search_of(
-    checkout: Checkout, name: str, system: Tree, limit_s: float, sample: int
+    checkout: Checkout, name: str, system: Tree, limit_s: float, sample: int, switches: bool
 ) -> tuple[Search, Crossed | None]:
-    """Both searches of a case, and the cross-pricing."""
+    """Both searches of a case, and the cross-pricing (not with all ``switches``: too many executions)."""
     model_name, procs, batch = CASES[name]
     model = checkout.files("models")[model_name]
-    problem = search_problem(model, system, procs, batch, Space(kind="uniform", **SHARED))
+    space_of_both = Space(**SHARED | (opened() if switches else {}))
+    problem = search_problem(model, system, procs, batch, space_of_both)
     ours, result = solved(problem, limit_s)
     free, _ = solved(search_problem(model, system, procs, batch, Space()), limit_s)
     shared = shared_executions(problem, system)
-    crossed = cross_priced(checkout, name, problem, result, shared, model, system)
+    crossed = None if switches else cross_priced(checkout, name, problem, result, shared, model, system)
     theirs = calculon_space.search(checkout, model, system, procs, batch, limit_s, seed=1)
     space = calculon_space.size(calculon_space.tasks(checkout, model, procs, batch), system)
     picked = np.random.default_rng(1).integers(len(shared), size=sample)
@@ -197,7 +209,7 @@ def cross_priced(
 def grown(checkout: Checkout, system: Tree, procs: int, limit_s: float, sample: int) -> Grown:
     """One point of the growth."""
     model, batch = checkout.files("models")["gpt3-175B"], max(512, procs)
-    problem = search_problem(model, system, procs, batch, Space(kind="uniform", **SHARED))
+    problem = search_problem(model, system, procs, batch, Space(**SHARED))
     ours, _ = solved(problem, limit_s)
     space = calculon_space.size(calculon_space.tasks(checkout, model, procs, batch), system)
     each = calculon_space.seconds_an_execution(checkout, model, system, procs, batch, sample, seed=1)
@@ -359,6 +371,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--system", default="a100_80g", help="a system of the checkout (a100_80g)")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of each search (60)")
     parser.add_argument("--sample", type=int, default=300, help="executions that give Calculon's rate (300)")
+    parser.add_argument(
+        "--switches", action="store_true", help="open every switch that both have; no cross-pricing"
+    )
     parser.add_argument("--plot", type=Path, help="write the growth as SVG here")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     options = parser.parse_args(arguments)
@@ -367,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     searches, crossed = [], []
     for name in options.case:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        search, cross = search_of(checkout, name, system, options.time_limit, options.sample)
+        search, cross = search_of(checkout, name, system, options.time_limit, options.sample, options.switches)
         searches.append(search)
         crossed.append(cross)
     growth = [grown(checkout, system, procs, options.time_limit, options.sample) for procs in options.growth]

@@ -125,6 +125,7 @@ def files_of(model: Tree, execution: Tree, system: Tree) -> CalculonFiles:
 def execution_of(problem: Problem, layout: Layout, mode: str, system: Tree) -> Tree:
     """A plan of the uniform space in Calculon's words. ZeRO 2 and 3 have none, and become its sharding."""
     sequence_parallel = layout.sequence_parallel
+    again = getattr(layout, "gather_again", not problem.hardware.software.gathered_inputs)
     execution = {
         "num_procs": layout.num_gpus,
         "tensor_par": layout.tp,
@@ -140,7 +141,7 @@ def execution_of(problem: Problem, layout: Layout, mode: str, system: Tree) -> T
         "optimizer_sharding": layout.zero_stage > 0,
         "tensor_par_comm_type": "rs_ag" if sequence_parallel else "ar",
         "tensor_par_overlap": "none",
-        "seq_par_ag_redo": sequence_parallel and mode != "full" and not problem.hardware.software.gathered_inputs,
+        "seq_par_ag_redo": sequence_parallel and mode != "full" and again,
         "data_par_overlap": layout.overlap_grad_reduce,
         "weight_offload": False,
         "activations_offload": False,

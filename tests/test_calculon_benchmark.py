@@ -43,6 +43,9 @@ def test_layouts_survive_calculons_words(problem: Problem) -> None:
         layout, mode = columns.at(int(row)), problem.space.recompute[int(row) % 3]
         execution = calculon_side.execution_of(problem, layout, mode, tree("system"))
         again = calculon_run(calculon_side.files_of(tree("model"), execution, tree("system")))[1]
+        if mode == "full" and layout.sequence_parallel and has_field(Layout, "gather_again"):
+            # Calculon's full recomputation gathers the inputs once.
+            layout = layout.model_copy(update={"gather_again": False})
         assert again == uniform_plan(problem, layout, mode)
         assert calculon_side.mode_of(again) == mode
 
