@@ -177,7 +177,7 @@ def compared(checkout: Checkout, case: Case) -> Compared | str:
         problem, plan = calculon_run(files_of(case.model, execution, system))
         ours, our_gib = our_terms(without_ends(problem, plan.layout), plan)
     except MilpplanError as error:
-        return f"milpplan: {error.seen}"
+        return f"milpplan: {error.seen.partition(', got ')[0]}"
     theirs, their_gib = their_terms(stats)
     return Compared(case.name, tuple(changed), ours, theirs, our_gib, their_gib)
 
@@ -227,13 +227,13 @@ def term_table(all_: Sequence[Compared], names: Sequence[str], fields: tuple[str
         both = (table[:, 0] > 0) & (table[:, 1] > 0)
         ratios = table[both, 0] / table[both, 1]
         apart = np.abs(table[:, 0] - table[:, 1]) > DIFFERS * np.maximum(table[:, 1], 1e-12)
-        quantiles = np.quantile(ratios, (0.1, 0.5, 0.9)) if len(ratios) else (np.nan,) * 3
+        shown = [f"{q:.2f}" for q in np.quantile(ratios, (0.1, 0.5, 0.9))] if len(ratios) else ["-"] * 3
         share = np.median((table[:, 0] - table[:, 1]) / table[:, 2])
         rows.append(
             (
                 name,
                 len(pairs),
-                *(f"{value:.2f}" for value in quantiles),
+                *shown,
                 int(apart.sum()),
                 percent_text(float(share)),
             )
