@@ -41,7 +41,7 @@ from milpplan.optimize.result import FATES
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.presets.calculon import SWITCHES, has_field
 from milpplan.reports.files import write_whole
-from milpplan.units import gap_text, percent_text, seconds_text
+from milpplan.units import GIB, gap_text, percent_text, seconds_text
 
 CASES = {
     "22b-64": ("megatron-22B", 64, 512),
@@ -97,13 +97,16 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Crossed:
-    """Step times of both choices by both models; None: it does not fit there."""
+    """Step times of both choices by both models, and what Calculon's needs here; None: Calculon says that it does
+    not fit."""
 
     name: str
     our_choice: str
     their_choice: str
     ours_by_ours: float
-    theirs_by_ours: float | None
+    theirs_by_ours: float
+    theirs_gib: float
+    usable_gib: float
     ours_by_theirs: float | None
     theirs_by_theirs: float
 
@@ -200,7 +203,9 @@ def cross_priced(
         our_choice=layout_text(result.plan),
         their_choice=layout_text(plan),
         ours_by_ours=result.step_time_s,
-        theirs_by_ours=report.step_time_s if report.fits else None,
+        theirs_by_ours=report.step_time_s,
+        theirs_gib=report.peak_memory_bytes / GIB,
+        usable_gib=report.usable_memory_bytes / GIB,
         ours_by_theirs=priced(execution_of(problem, result.plan.layout, mode, system)),
         theirs_by_theirs=best[0],
     )
@@ -261,8 +266,10 @@ def crossed_table(searches: Sequence[Search], all_: Sequence[Crossed | None]) ->
                 one.name,
                 one.our_choice,
                 one.their_choice,
-                f"{seconds_text(one.ours_by_ours)} / {_step(one.theirs_by_ours)}",
-                _loss(one.theirs_by_ours, one.ours_by_ours),
+                f"{seconds_text(one.ours_by_ours)} / {seconds_text(one.theirs_by_ours)}",
+                _loss(one.theirs_by_ours, one.ours_by_ours)
+                if one.theirs_gib <= one.usable_gib
+                else f"needs {one.theirs_gib:.1f} of {one.usable_gib:.1f} GiB",
                 f"{_step(one.ours_by_theirs)} / {seconds_text(one.theirs_by_theirs)}",
                 _loss(one.ours_by_theirs, one.theirs_by_theirs),
                 f"{gain} (gap {_gap(search.free.gap)}): {search.free.plan}",
