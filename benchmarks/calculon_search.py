@@ -14,7 +14,8 @@ Cross-pricing: in that shared space Calculon's estimate of every execution is ta
 optimum. Both choices are priced by both. What milpplan's own space adds (free splits and recomputation, context
 parallelism, ZeRO 2 and 3) is solved with the same limit.
 
-Growth: GPT-3 175B on 64 to 16,384 processors, batch as many sequences (at least 512).
+Growth: GPT-3 175B on 64 to 16,384 processors, batch as many sequences (at least 512); with ``--proofs`` all cases
+in place of it. Calculon's seconds are its executions times the mean CPU seconds of a random sample of them.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ CASES = {
     "175b-1024": ("gpt3-175B", 1024, 1536),
     "175b-4096": ("gpt3-175B", 4096, 4096),
     "530b-2240": ("turing-530B", 2240, 2240),
+    "530b-2240-2520": ("turing-530B", 2240, 2520),
     "530b-2520": ("turing-530B", 2520, 2520),
     "1t-3072": ("megatron-1T", 3072, 3072),
 }
@@ -113,8 +115,9 @@ class Crossed:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """One number of processors: CPU and wall seconds of the proof, and of Calculon's space."""
+    """One problem: CPU and wall seconds of the proof, and of Calculon's space."""
 
+    name: str
     procs: int
     ours: Solved
     space: int
@@ -211,14 +214,17 @@ def cross_priced(
     )
 
 
-def grown(checkout: Checkout, system: Tree, procs: int, limit_s: float, sample: int) -> Grown:
-    """One point of the growth."""
-    model, batch = checkout.files("models")["gpt3-175B"], max(512, procs)
+def grown(
+    checkout: Checkout, system: Tree, name: str, case: tuple[str, int, int], limit_s: float, sample: int
+) -> Grown:
+    """The proof of a problem, and Calculon's executions of it with the CPU seconds of a random sample."""
+    model_name, procs, batch = case
+    model = checkout.files("models")[model_name]
     problem = search_problem(model, system, procs, batch, Space(**SHARED))
     ours, _ = solved(problem, limit_s)
     space = calculon_space.size(calculon_space.tasks(checkout, model, procs, batch), system)
     each = calculon_space.seconds_an_execution(checkout, model, system, procs, batch, sample, seed=1)
-    return Grown(procs, ours, space, each)
+    return Grown(name, procs, ours, space, each)
 
 
 def search_table(all_: Sequence[Search]) -> str:
@@ -289,9 +295,10 @@ def crossed_table(searches: Sequence[Search], all_: Sequence[Crossed | None]) ->
 
 
 def growth_table(all_: Sequence[Grown]) -> str:
-    """Seconds by number of processors."""
+    """Seconds by problem."""
     rows = [
         (
+            one.name,
             f"{one.procs:,}",
             f"{one.ours.status}, gap {_gap(one.ours.gap)}",
             f"{one.ours.legal:,}",
@@ -300,19 +307,12 @@ def growth_table(all_: Sequence[Grown]) -> str:
             f"{one.space:,}",
             f"{1 / one.execution_s:,.0f}",
             _hours(one.space * one.execution_s),
+            f"{one.space * one.execution_s / one.ours.cpu_s:,.0f}",
         )
         for one in all_
     ]
-    header = (
-        "processors",
-        "milpplan",
-        "legal layouts",
-        "wall",
-        "CPU",
-        "Calculon's executions",
-        "a CPU second",
-        "CPU",
-    )
+    header = ("problem", "processors", "milpplan", "legal layouts", "wall", "CPU")
+    header += ("Calculon's executions", "a CPU second", "CPU, all", "ratio of CPU")
     return markdown_table(header, rows)
 
 
@@ -373,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Calculon's searches and milpplan's proofs.")
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT_PATH", help="a checkout of Calculon")
-    parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES), help="these problems")
+    parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES), help="search in these (all)")
     parser.add_argument("--growth", nargs="*", type=int, default=list(GROWTH), help="these numbers of processors")
     parser.add_argument("--system", default="a100_80g", help="a system of the checkout (a100_80g)")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of each search (60)")
@@ -381,6 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--switches", action="store_true", help="open every switch that both have; no cross-pricing"
     )
+    parser.add_argument("--proofs", action="store_true", help="every case in place of the growth")
     parser.add_argument("--plot", type=Path, help="write the growth as SVG here")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     options = parser.parse_args(arguments)
@@ -392,7 +393,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         search, cross = search_of(checkout, name, system, options.time_limit, options.sample, options.switches)
         searches.append(search)
         crossed.append(cross)
-    growth = [grown(checkout, system, procs, options.time_limit, options.sample) for procs in options.growth]
+    cases = {f"gpt3-175B, {procs:,}": ("gpt3-175B", procs, max(512, procs)) for procs in options.growth}
+    if options.proofs:
+        cases = {f"{name}, {options.system}": case for name, case in CASES.items()}
+    extent = (options.time_limit, options.sample)
+    growth = [grown(checkout, system, name, case, *extent) for name, case in cases.items()]
     if options.plot and growth:
         write_whole(options.plot, growth_figure(growth))
     if options.json:
@@ -400,7 +405,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         document |= {"crossed": [asdict(one) for one in crossed if one], "growth": [asdict(one) for one in growth]}
         print(json.dumps(document, indent=2))
         return
-    print(search_table(searches), crossed_table(searches, crossed), growth_table(growth), sep="\n\n")
+    if searches:
+        print(search_table(searches), crossed_table(searches, crossed), sep="\n\n", end="\n\n")
+    print(growth_table(growth))
     print("\n" + ", ".join(f"{name} {value}" for name, value in measured_on().items()))
 
 
