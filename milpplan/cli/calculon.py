@@ -12,7 +12,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize.planner import fixed
 from milpplan.presets.calculon import calculon_problem, calculon_run, notes, read_calculon
 from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, SPACES, Problem
 
 Files = tuple[Path, Path, Path]
 FROM_FILES: Final = ("seq_len", "precision", "attention", "grad_dtype", "objective", "deadline_hours", "tokens")
@@ -58,11 +58,11 @@ def problem_of(
         return arguments.problem_of(str(named["MODEL"]), str(named["HARDWARE"]), job, space, fix)
     _refuse_beside(named, job)
     read = read_calculon(*files)
-    declared = arguments.SPACES[arguments.choice(space, "--space", tuple(arguments.SPACES))]
+    declared = SPACES[arguments.choice(space, "--space", tuple(SPACES))]
     problem = calculon_problem(read, declared)
     sizes = {
-        "num_gpus": ("gpus", "--gpus", arguments.MAX_GPUS),
-        "global_batch_size": ("global_batch", "--global-batch", arguments.MAX_BATCH),
+        "num_gpus": ("gpus", "--gpus", MAX_GPUS),
+        "global_batch_size": ("global_batch", "--global-batch", MAX_BATCH),
     }
     changes = {
         field: arguments.count_or_range(job[name], option, most)
