@@ -123,10 +123,9 @@ def simulate(
     as_json: o.AsJson = False,
 ) -> None:
     """Simulate one step of a plan. Exits with 3 if the plan does not fit in memory."""
-    from milpplan.cli import solving
-    from milpplan.cli.calculon import run_of
+    from milpplan.cli import calculon as calculons
 
-    raise typer.Exit(int(solving.simulate_file(plan, as_json, run_of(calculon, plan))))
+    raise typer.Exit(int(calculons.simulate(calculon, plan, as_json)))
 
 
 @app.command()

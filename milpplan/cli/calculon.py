@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from milpplan.cli import arguments
-from milpplan.cli.outcome import say
+from milpplan.cli import arguments, solving
+from milpplan.cli.outcome import ExitCode, say
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.planner import fixed
-from milpplan.presets.calculon import calculon_problem, calculon_run, notes, read_calculon
-from milpplan.specs.plan import Plan
+from milpplan.presets.calculon import CalculonFiles, calculon_problem, calculon_run, notes, read_calculon
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, SPACES, Problem
 
 Files = tuple[Path, Path, Path]
@@ -19,19 +18,23 @@ FROM_FILES: Final = ("seq_len", "precision", "attention", "grad_dtype", "objecti
 """What the files say, and no option beside them."""
 
 
-def run_of(files: Files | None, plan: Path | None) -> tuple[Problem, Plan] | None:
-    """Problem and plan of Calculon's files; None where a plan file is given instead."""
+def simulate(files: Files | None, plan: Path | None, as_json: bool) -> ExitCode:
+    """Simulate a plan file, or Calculon's files; then say what of those is priced in another way."""
     if files is None:
         if plan is None:
             raise _missing("PLAN.json", "a plan file")
-        return None
+        return solving.simulate_file(plan, as_json)
     if plan is not None:
         raise _beside("a plan file")
     read = read_calculon(*files)
-    run = calculon_run(read)
-    for note in notes(read):
+    code = solving.simulate_file(None, as_json, calculon_run(read))
+    _say_notes(read)
+    return code
+
+
+def _say_notes(files: CalculonFiles) -> None:
+    for note in notes(files):
         say(note)
-    return run
 
 
 def problem_of(
@@ -71,10 +74,10 @@ def problem_of(
     }
     problem = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
     arguments.check_size(problem.job)
-    for note in notes(read):
-        say(note)
     values = arguments.fixed_values(fix)
-    return fixed(problem, values) if values else problem
+    problem = fixed(problem, values) if values else problem
+    _say_notes(read)
+    return problem
 
 
 def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> None:
