@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,16 @@ from milpplan.presets.calculon import CalculonFiles, calculon_problem, calculon_
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, SPACES, Problem
 
 Files = tuple[Path, Path, Path]
-FROM_FILES: Final = ("seq_len", "precision", "attention", "grad_dtype", "objective", "deadline_hours", "tokens")
+FROM_FILES: Final = (
+    "kind",
+    "seq_len",
+    "precision",
+    "attention",
+    "grad_dtype",
+    "objective",
+    "deadline_hours",
+    "tokens",
+)
 """What the files say, and no option beside them."""
 
 
@@ -43,6 +52,7 @@ def problem_of(
     job: Mapping[str, Any],
     space: str,
     fix: list[str],
+    allow: Iterable[str] = (),
 ) -> Problem:
     """The problem of Calculon's files, or of the words of the command line.
 
@@ -52,13 +62,14 @@ def problem_of(
         job: the options that describe the job.
         space: name of the space.
         fix: fields of the layout that are fixed.
+        allow: switches that are opened.
     """
     if files is None:
         words = {**named, "--gpus": job["gpus"], "--global-batch": job["global_batch"]}
         missing = [name for name, value in words.items() if value is None]
         if missing:
             raise _missing(" and ".join(missing), ", ".join(words))
-        return arguments.problem_of(str(named["MODEL"]), str(named["HARDWARE"]), job, space, fix)
+        return arguments.problem_of(str(named["MODEL"]), str(named["HARDWARE"]), job, space, fix, allow)
     _refuse_beside(named, job)
     read = read_calculon(*files)
     declared = SPACES[arguments.choice(space, "--space", tuple(SPACES))]
@@ -74,6 +85,8 @@ def problem_of(
     }
     problem = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
     arguments.check_size(problem.job)
+    opened = problem.space.model_copy(update=arguments.allowed_values(allow, problem))
+    problem = problem.model_copy(update={"space": opened})
     values = arguments.fixed_values(fix)
     problem = fixed(problem, values) if values else problem
     _say_notes(read)
@@ -84,12 +97,15 @@ def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> N
     """Options that say what the files say; those with defaults are refused where they say something else."""
     given = [name for name, value in named.items() if value is not None]
     defaults = {
+        "kind": "training",
         "precision": "bf16",
         "attention": "flash",
         "grad_dtype": "fp32",
         "objective": arguments.OBJECTIVES[0],
     }
-    given += [f"--{name.replace('_', '-')}" for name in FROM_FILES if job[name] != defaults.get(name)]
+    options = {"kind": "--inference"}
+    said = [name for name in FROM_FILES if job[name] != defaults.get(name)]
+    given += [options.get(name, f"--{name.replace('_', '-')}") for name in said]
     if given:
         raise _beside(" and ".join(given))
 
