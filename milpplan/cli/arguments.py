@@ -13,7 +13,7 @@ from milpplan.costs.columns import SWITCHES, WORDS
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.optimize.planner import fixed
 from milpplan.presets.catalog import hardware_names, load_hardware, load_model, model_names
-from milpplan.specs.plan import TP_OVERLAPS, Layout
+from milpplan.specs.plan import RANK_ORDERS, TP_OVERLAPS, Layout
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Range, Space
 from milpplan.specs.reading import RecordType, invalid_fields, shown
 
@@ -151,6 +151,7 @@ ALLOWED: Final[dict[str, dict[str, tuple[bool | str, ...]]]] = {
     "tp-overlap": {"tp_overlap": TP_OVERLAPS},
     "scatter-gather": {"pp_scatter_gather": (False, True)},
     "kept-gathered": {"gather_again": (True, False)},
+    "placement": {"rank_order": RANK_ORDERS},
 }
 """What ``--allow`` opens: switches that are otherwise at their defaults."""
 

@@ -60,7 +60,8 @@ Allow = Annotated[
         metavar="NAME",
         help="Let the planner also decide on: offload (weights, activations, optimizer states in the host's "
         "memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
-        "kept-gathered (inputs that are not gathered again), or all. Repeatable.",
+        "kept-gathered (inputs that are not gathered again), placement (the order of the degrees on the cluster), "
+        "or all. Repeatable.",
     ),
 ]
 Forbid = Annotated[

@@ -9,15 +9,15 @@ function broadcasts floats and arrays and returns seconds; a group of one rank a
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.costs.compute import FloatArray, Numbers, grid_position, log_of
+from milpplan.costs.domains import GroupPlace, group_place, same_rail
 from milpplan.specs.hardware import BusTable, CollectiveVariant, HardwareSpec
 
-IntArray = npt.NDArray[np.int64]
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 _TRANSFERS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
@@ -27,17 +27,9 @@ _PEERS_AT_ONCE = 8
 """Peers an all-to-all serves at a time: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, NVIDIA/nccl src/include/device.h."""
 
 
-class _Group(NamedTuple):
-    """Where the ranks of the groups are, all of one shape."""
-
-    size: IntArray
-    members: IntArray
-    """Ranks of the group in one domain, the fewest over domains and groups."""
-    domains: IntArray
-    """Domains the group touches, the most over groups."""
-
-
-def members_per_domain(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> IntArray:
+def members_per_domain(
+    hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
+) -> IntArray:
     """Ranks of one group that share a scale-up domain, for the worst group and its worst domain.
 
     clip(gcd(size * stride, D) // stride, 1, size) with D ranks a domain. A group occupies a block of size *
@@ -46,34 +38,21 @@ def members_per_domain(hardware: HardwareSpec, size: Numbers, stride: Numbers) -
     rounds down: 6 of 8 GPUs give groups split 2 + 4 and the answer 2, an upper bound of the time.
     Where the scheduler need not fill domains, D is the segment that suits the group best: racks of 72 serve jobs
     of powers of two in segments of 64. A job whose groups suit different segments is priced too low.
-    size, stride: positive integers, any shapes that broadcast.
+    With several ``blocks`` of such ranks, ``block_stride`` apart: all ranks of as many blocks as a domain holds;
+    where it holds no two, those of one block.
+    size, stride, blocks, block_stride: positive integers, any shapes that broadcast.
     """
-    ranks, step = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
-    return np.asarray(np.clip(_smallest_part(hardware, ranks * step) // step, 1, ranks))
+    return group_place(hardware, size, stride, blocks, block_stride).members
 
 
-def _smallest_part(hardware: HardwareSpec, block: IntArray) -> IntArray:
-    """Fewest consecutive ranks that a block of ranks has in one domain, with the best of the segments."""
-    segments = hardware.scale_up.segments or (hardware.scale_up.num_gpus,)
-    parts = [np.gcd(block, np.int64(segment)) for segment in segments]
-    return np.asarray(np.maximum.reduce(parts))
+def wire_factor(operation: Operation, size: IntArray, in_network: bool = False) -> FloatArray:
+    """Bytes that a rank sends for each byte of message: passes * (n - 1) / n; once where switches add up.
 
-
-def _group(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> _Group:
-    """Members and domains of groups; domains = ceil((size * stride + D - part) / D), at most ``size``."""
-    step = np.asarray(stride, dtype=np.int64)
-    block = np.asarray(size, dtype=np.int64) * step
-    ranks = block // step
-    domain = np.int64(hardware.scale_up.num_gpus)
-    part = _smallest_part(hardware, block)
-    members = np.asarray(np.clip(part // step, 1, ranks))
-    touched = -((part - block - domain) // domain)
-    domains = np.where(members == ranks, 1, np.clip(touched, 2, np.maximum(ranks, 2)))
-    return _Group(ranks, members, domains)
-
-
-def _transfer_factor(operation: Operation, size: IntArray) -> FloatArray:
-    """Bytes a rank's link carries for each byte of message: passes * (n - 1) / n."""
+    size: ranks, any shape. Rings, trees and hierarchies of both send these on average (Patarasu and Yuan 2009);
+    all-to-all without copies that travel once. Source: nccl-tests PERFORMANCE.md.
+    """
+    if in_network and operation == "all_reduce":
+        return np.where(size > 1, 1.0, 0.0)
     return _TRANSFERS[operation] * (size - 1) / np.maximum(size, 1)
 
 
@@ -114,15 +93,24 @@ def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArra
     floor = _bus_table(hardware, operation).message_bytes[0]
     message = np.maximum(num_bytes, floor)
     rate = bus_bandwidth_bytes_per_s(hardware, operation, message, size)
-    return _transfer_factor(operation, size) * message / rate
+    return wire_factor(operation, size, hardware.scale_up.in_network_reduction) * message / rate
 
 
-def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, members: IntArray) -> FloatArray:
+def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
+    """What the NICs of the members carry out of a domain together."""
+    network = group.members * hardware.scale_out.bandwidth_bytes_per_s * hardware.scale_out.efficiency
+    rails = hardware.scale_out.rails
+    if rails is None:
+        return np.asarray(network)
+    return np.asarray(network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction))
+
+
+def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, group: GroupPlace) -> FloatArray:
     """Bus bandwidth across domains: the members' NICs, or the links inside a domain if those are slower."""
-    network = members * hardware.scale_out.bandwidth_bytes_per_s * hardware.scale_out.efficiency
+    network = _network_bandwidth(hardware, group)
     largest = _bus_table(hardware, operation).message_bytes[-1]
-    inside = bus_bandwidth_bytes_per_s(hardware, operation, largest, members)
-    return np.where(members > 1, np.minimum(inside, network), network)
+    inside = bus_bandwidth_bytes_per_s(hardware, operation, largest, group.members)
+    return np.where(group.members > 1, np.minimum(inside, network), network)
 
 
 def _ring_of(hardware: HardwareSpec) -> CollectiveVariant:
@@ -137,10 +125,13 @@ def _ring_of(hardware: HardwareSpec) -> CollectiveVariant:
     )
 
 
-def _variant_latency_s(variant: CollectiveVariant, operation: Operation, group: _Group) -> FloatArray:
+def _variant_latency_s(
+    hardware: HardwareSpec, variant: CollectiveVariant, operation: Operation, group: GroupPlace
+) -> FloatArray:
     """base + passes * (inside hops * up + network hops * out).
 
-    Ring: size - domains inside and domains - 1 network hops; tree: members - 1 and ceil(log2(domains)).
+    Ring: size - domains inside and domains - 1 network hops; tree: members - 1 and ceil(log2(domains)). A group
+    that changes rails adds their latency to every network hop.
     Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel).
     """
     if variant.shape == "ring":
@@ -149,26 +140,46 @@ def _variant_latency_s(variant: CollectiveVariant, operation: Operation, group: 
         inside = group.members - 1
         network = np.ceil(np.log2(group.domains)).astype(np.int64)
     hops = inside * variant.scale_up_hop_latency_s + network * variant.scale_out_hop_latency_s
+    if hardware.scale_out.rails is not None:
+        hops = hops + np.where(group.one_rail, 0.0, network * hardware.scale_out.rails.latency_s)
     return variant.base_latency_s + _TRANSFERS[operation] * hops
 
 
-def _across_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, group: _Group) -> FloatArray:
+def _in_network_s(hardware: HardwareSpec, num_bytes: FloatArray, group: GroupPlace) -> FloatArray:
+    """An all-reduce that the switches between domains add up: every domain sends the message once, its members
+    an equal part each, while the links inside scatter and gather it; the hops are those of a tree.
+
+    max(bytes / members' NICs, factor(members) * bytes / busbw inside) + base + 2 * hops.
+    Source: Graham et al. 2016 (SHARP); NCCL's CollNet algorithms.
+    """
+    largest = hardware.scale_up.all_reduce.message_bytes[-1]
+    inside = bus_bandwidth_bytes_per_s(hardware, "all_reduce", largest, group.members)
+    passes = wire_factor("all_reduce", group.members, hardware.scale_up.in_network_reduction)
+    wire_s = np.maximum(num_bytes / _network_bandwidth(hardware, group), passes * num_bytes / inside)
+    tree = _ring_of(hardware).model_copy(update={"shape": "tree"})
+    return _variant_latency_s(hardware, tree, "all_reduce", group) + wire_s
+
+
+def _across_s(
+    hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, group: GroupPlace
+) -> FloatArray:
     """Fastest variant: latency + factor * bytes / (fraction * ring bandwidth)."""
-    wire_s = _transfer_factor(operation, group.size) * num_bytes
-    wire_s = wire_s / _ring_bandwidth(hardware, operation, group.members)
+    wire_s = wire_factor(operation, group.size) * num_bytes
+    wire_s = wire_s / _ring_bandwidth(hardware, operation, group)
     times = [
-        _variant_latency_s(variant, operation, group) + wire_s / variant.bandwidth_fraction
+        _variant_latency_s(hardware, variant, operation, group) + wire_s / variant.bandwidth_fraction
         for variant in (_ring_of(hardware), *hardware.scale_out.variants)
         if variant.shape == "ring" or operation == "all_reduce"
     ]
+    if hardware.scale_out.in_network_reduction and operation == "all_reduce":
+        times.append(_in_network_s(hardware, num_bytes, group))
     return np.asarray(np.minimum.reduce(times))
 
 
 def _collective_s(
-    hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, size: Numbers, stride: Numbers
+    hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, group: GroupPlace
 ) -> FloatArray:
     """Inside one domain the measured table, else the best variant across domains."""
-    group = _group(hardware, size, stride)
     message = np.asarray(num_bytes, dtype=np.float64)
     inside = _inside_s(hardware, operation, message, group.size)
     across = _across_s(hardware, operation, message, group)
@@ -176,31 +187,59 @@ def _collective_s(
     return np.where((group.size == 1) | (message == 0), 0.0, time)
 
 
-def all_reduce_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
-    """Time of an all-reduce of ``num_bytes`` among ``size`` ranks ``stride`` apart.
+def all_reduce_s(
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    size: Numbers,
+    stride: Numbers,
+    blocks: Numbers = 1,
+    block_stride: Numbers = 1,
+) -> FloatArray:
+    """Time of an all-reduce of ``num_bytes`` among ``size`` ranks ``stride`` apart, or among ``blocks`` such rows
+    ``block_stride`` apart.
 
     Inside a domain: 2 (n - 1) / n * bytes / busbw(n, bytes), measured. Across d domains with k members each:
     min over ring and tree variants of base + 2 * hops * hop latency + 2 (n - 1) / n * bytes / (fraction *
-    min(busbw inside, k * NIC rate * efficiency)).
+    min(busbw inside, k * NIC rate * efficiency)), and what switches that add up take, where they do.
     Source: nccl-tests PERFORMANCE.md; NVIDIA/nccl src/graph/tuning.cc.
     """
-    return _collective_s(hardware, "all_reduce", num_bytes, size, stride)
+    return _collective_s(
+        hardware, "all_reduce", num_bytes, group_place(hardware, size, stride, blocks, block_stride)
+    )
 
 
-def all_gather_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
+def all_gather_s(
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    size: Numbers,
+    stride: Numbers,
+    blocks: Numbers = 1,
+    block_stride: Numbers = 1,
+) -> FloatArray:
     """Time of an all-gather whose gathered result has ``num_bytes``.
 
     As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
     """
-    return _collective_s(hardware, "all_gather", num_bytes, size, stride)
+    return _collective_s(
+        hardware, "all_gather", num_bytes, group_place(hardware, size, stride, blocks, block_stride)
+    )
 
 
-def reduce_scatter_s(hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
+def reduce_scatter_s(
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    size: Numbers,
+    stride: Numbers,
+    blocks: Numbers = 1,
+    block_stride: Numbers = 1,
+) -> FloatArray:
     """Time of a reduce-scatter whose input on each rank has ``num_bytes``.
 
     As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
     """
-    return _collective_s(hardware, "reduce_scatter", num_bytes, size, stride)
+    return _collective_s(
+        hardware, "reduce_scatter", num_bytes, group_place(hardware, size, stride, blocks, block_stride)
+    )
 
 
 def _copies_sent(domains: IntArray, copies: float) -> FloatArray:
@@ -225,51 +264,77 @@ def all_to_all_s(
     and the links of that domain spread it: DeepSeek-V3 (2024), section 3.2.2; DeepEP.
     Source: nccl-tests PERFORMANCE.md; NCCL serves peers in batches of 8 (src/include/device.h).
     """
-    group = _group(hardware, size, stride)
+    group = group_place(hardware, size, stride)
     message = np.asarray(num_bytes, dtype=np.float64)
-    out, share = hardware.scale_out, message / np.maximum(group.size, 1)
-    outside = group.size - group.members
-    network_s = share * outside / (out.bandwidth_bytes_per_s * out.efficiency)
-    if copies is not None:
-        network_s = network_s * _copies_sent(group.domains, copies)
+    out = hardware.scale_out
+    network, passed = all_to_all_bytes(message, group.size, group.members, group.domains, copies)
+    network_s = network / (out.bandwidth_bytes_per_s * out.efficiency)
     largest = hardware.scale_up.all_to_all.message_bytes[-1]
-    links = bus_bandwidth_bytes_per_s(hardware, "all_to_all", largest, group.members)
-    # Deduplicated copies arrive at one rank and pass on over the links; without, they come as they are.
-    passed = group.members - 1 if copies is None else group.size - group.domains
-    links_s = share * passed / links
+    links_s = passed / bus_bandwidth_bytes_per_s(hardware, "all_to_all", largest, group.members)
+    outside = group.size - group.members
     batches = outside / _PEERS_AT_ONCE
     latency_s = out.collective_base_latency_s + out.p2p_latency_s + batches * out.hop_latency_s
+    if out.rails is not None:
+        changes = np.where(group.one_rail, 0.0 if copies is not None else 1 - 1 / group.members, 1.0)
+        network_s = network_s * (1 - changes + changes / out.rails.bandwidth_fraction)
+        latency_s = latency_s + np.where(changes > 0, out.rails.latency_s, 0.0)
     inside = _inside_s(hardware, "all_to_all", message, group.size)
     time = np.where(outside == 0, inside, np.maximum(network_s, links_s) + latency_s)
     return np.where((group.size == 1) | (message == 0), 0.0, time)
 
 
-def p2p_s(hardware: HardwareSpec, num_bytes: Numbers, stride: Numbers) -> FloatArray:
+def all_to_all_bytes(
+    num_bytes: FloatArray, size: IntArray, members: IntArray, domains: IntArray, copies: float | None
+) -> tuple[FloatArray, FloatArray]:
+    """(bytes between domains, bytes inside) that a rank of an all-to-all across domains sends.
+
+    Each of n ranks sends a share bytes / n to every rank: (n - k) shares leave the domain, k - 1 stay inside.
+    With ``copies`` what leaves is sent once for each domain, to the rank with the sender's place there, which
+    passes all copies on: n - d shares inside over d domains.
+    """
+    share = num_bytes / np.maximum(size, 1)
+    network = share * (size - members)
+    # Deduplicated copies arrive at one rank and pass on over the links; without, they come as they are.
+    if copies is None:
+        return network, share * (members - 1)
+    return network * _copies_sent(domains, copies), share * (size - domains)
+
+
+def p2p_s(
+    hardware: HardwareSpec, num_bytes: Numbers, stride: Numbers, inside: BoolArray | None = None
+) -> FloatArray:
     """Time to send ``num_bytes`` from rank r to rank r + stride.
 
     bytes / (rate * efficiency) + latency with the links of the domain where 2 * stride <= D, so that a domain
-    holds both, else one accelerator's NIC share; 0 where bytes = 0. Ranks at the edge leave the domain although
-    they count as inside: a lower bound for those.
+    holds both, else one accelerator's NIC share, less between rails; 0 where bytes = 0. Ranks at the edge leave
+    the domain although they count as inside: a lower bound for those. ``inside`` says otherwise which stay.
     num_bytes, stride: any shapes that broadcast; returns seconds. Source: latency-bandwidth (Hockney) model.
     """
     up, out = hardware.scale_up, hardware.scale_out
     message = np.asarray(num_bytes, dtype=np.float64)
-    inside = message / (up.bandwidth_bytes_per_s * up.p2p_efficiency) + up.p2p_latency_s
-    outside = message / (out.bandwidth_bytes_per_s * out.efficiency) + out.p2p_latency_s
-    time = np.where(2 * np.asarray(stride) <= up.num_gpus, inside, outside)
+    stays = 2 * np.asarray(stride) <= up.num_gpus if inside is None else inside
+    links_s = message / (up.bandwidth_bytes_per_s * up.p2p_efficiency) + up.p2p_latency_s
+    network_s = message / (out.bandwidth_bytes_per_s * out.efficiency) + out.p2p_latency_s
+    if out.rails is not None:
+        crossing = message / (out.bandwidth_bytes_per_s * out.efficiency * out.rails.bandwidth_fraction)
+        crossing = crossing + out.p2p_latency_s + out.rails.latency_s
+        network_s = np.where(same_rail(hardware, stride), network_s, crossing)
+    time = np.where(stays, links_s, network_s)
     return np.where(message == 0, 0.0, time)
 
 
-def processor_fraction(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> FloatArray:
+def processor_fraction(
+    hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
+) -> FloatArray:
     """Share of the accelerator's compute that a collective of the group takes while it runs beside kernels.
 
     The largest of the tiers that it uses: a ring across domains with several members in each passes their links.
     Source: Isaev et al. 2023 (Calculon), processor usage of a network.
     """
     up, out = hardware.scale_up.processor_fraction, hardware.scale_out.processor_fraction
-    members = members_per_domain(hardware, size, stride)
-    inside = members == np.asarray(size)
-    return np.where(inside, up, np.where(members > 1, max(up, out), out))
+    group = group_place(hardware, size, stride, blocks, block_stride)
+    inside = group.members == group.size
+    return np.where(inside, up, np.where(group.members > 1, max(up, out), out))
 
 
 def overlap_s(
@@ -289,7 +354,7 @@ def tiled_overlap_s(
     product_s: FloatArray,
     tiles: FloatArray,
     processor_fraction: FloatArray,
-    pipelined: npt.NDArray[np.bool_],
+    pipelined: BoolArray,
 ) -> tuple[FloatArray, FloatArray]:
     """(exposed, hidden) seconds of a collective in T ``tiles`` beside the tiles of its own product.
 

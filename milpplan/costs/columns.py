@@ -9,24 +9,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.specs.plan import SCHEDULES, TP_OVERLAPS, Layout
+from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
-WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVERLAPS}
+WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVERLAPS, "rank_order": RANK_ORDERS}
 """Fields of a layout that are words; a column holds the word's place."""
 DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
 SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
+
+
+def column_value(field: str, value: Any) -> int:
+    """A field's value as its column holds it."""
+    return WORDS[field].index(str(value)) if field in WORDS else int(value)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutColumns:
     """Struct of arrays with the fields of ``Layout``; every array has shape [num_layouts].
 
-    ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``. A column of one value may
-    be a broadcast number (``constant``), which costs nothing to take from.
+    ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``, ``rank_order`` into
+    ``RANK_ORDERS``. A column of one value may be a broadcast number (``constant``), which costs nothing to take
+    from.
     """
 
     tp: IntArray
@@ -49,6 +55,7 @@ class LayoutColumns:
     offload_weights: BoolArray
     offload_activations: BoolArray
     offload_optimizer: BoolArray
+    rank_order: IntArray
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -73,6 +80,11 @@ class LayoutColumns:
         """Replicas of every expert shard."""
         return (self.tp * self.cp * self.dp) // (self.ep * self.etp)
 
+    @property
+    def mapping(self) -> dict[str, npt.NDArray[Any]]:
+        """Field to column."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def take(self, rows: npt.NDArray[np.integer] | BoolArray) -> LayoutColumns:
         """The chosen rows (indices or mask)."""
         return LayoutColumns(**{field.name: _taken(getattr(self, field.name), rows) for field in fields(self)})
@@ -93,9 +105,8 @@ class LayoutColumns:
     def of(layouts: Iterable[Layout]) -> LayoutColumns:
         """Columns of the given records."""
         rows = [layout.model_dump() for layout in layouts]
-        rows = [row | {name: words.index(row[name]) for name, words in WORDS.items()} for row in rows]
         return LayoutColumns.from_mapping(
-            {name: np.array([row[name] for row in rows]) for name in Layout.model_fields}
+            {name: np.array([column_value(name, row[name]) for row in rows]) for name in Layout.model_fields}
         )
 
     @staticmethod

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs import collectives, compute
+from milpplan.costs import collectives, compute, placement
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.layers import BF16_BYTES, Part, Phase, Shard
+from milpplan.costs.layers import BF16_BYTES, FP32_BYTES, Part, Phase, Shard
 from milpplan.costs.parameters import (
     final_norm_parameters,
     head_parameters,
@@ -51,10 +51,10 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     lookup = shard.memory_bound(2 * message)
     seconds[Part.COMPUTE, Phase.FORWARD] = lookup
     seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * lookup
-    sp = columns.sequence_parallel
-    scatter = collectives.reduce_scatter_s(problem.hardware, message, columns.tp, 1)
-    gather = collectives.all_gather_s(problem.hardware, message, columns.tp, 1)
-    whole = collectives.all_reduce_s(problem.hardware, message, columns.tp, 1)
+    sp, group = columns.sequence_parallel, placement.tensor(columns)
+    scatter = collectives.reduce_scatter_s(problem.hardware, message, *group)
+    gather = collectives.all_gather_s(problem.hardware, message, *group)
+    whole = collectives.all_reduce_s(problem.hardware, message, *group)
     seconds[Part.TP, Phase.FORWARD] = np.where(sp, scatter, whole)
     seconds[Part.TP, Phase.BACKWARD] = np.where(sp, gather, 0.0)
     if problem.inference:
@@ -90,11 +90,11 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     seconds[Part.COMPUTE, Phase.FORWARD] = norm + forward + loss
     seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * norm + backward + 0.5 * loss
     message = BF16_BYTES * shard.tokens * shard.hidden
-    sp = columns.sequence_parallel
-    gather = collectives.all_gather_s(problem.hardware, message, columns.tp, 1)
-    scatter = collectives.reduce_scatter_s(problem.hardware, message, columns.tp, 1)
-    whole = collectives.all_reduce_s(problem.hardware, message, columns.tp, 1)
-    small = collectives.all_reduce_s(problem.hardware, 4 * shard.tokens, columns.tp, 1)
+    sp, group = columns.sequence_parallel, placement.tensor(columns)
+    gather = collectives.all_gather_s(problem.hardware, message, *group)
+    scatter = collectives.reduce_scatter_s(problem.hardware, message, *group)
+    whole = collectives.all_reduce_s(problem.hardware, message, *group)
+    small = collectives.all_reduce_s(problem.hardware, FP32_BYTES * shard.tokens, *group)
     seconds[Part.TP, Phase.FORWARD] = np.where(sp, gather, 0.0) + 3 * small
     seconds[Part.TP, Phase.BACKWARD] = np.where(sp, scatter, whole)
     software = problem.hardware.software

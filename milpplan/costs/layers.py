@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from milpplan.costs import collectives, compute
+from milpplan.costs import collectives, compute, placement
 from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.domains import neighbours_share_domain
 from milpplan.costs.shard import BF16_BYTES, FP32_BYTES, Product, Shard
 from milpplan.costs.tally import EXPOSED, Part, Phase, Tally
 from milpplan.costs.tensor_parallel import linear_pair
@@ -177,11 +178,13 @@ def _core_attention(
         forward, backward = _unfused_attention(shard, heads, sizes)
         tally.compute(forward, backward, selective=True)
     steps = (shard.columns.cp - 1).astype(np.float64)
-    send = collectives.p2p_s(shard.problem.hardware, ring_bytes, shard.columns.tp)
-    send_back = collectives.p2p_s(shard.problem.hardware, 2 * ring_bytes, shard.columns.tp)
+    ring = placement.context(shard.columns)
+    inside = neighbours_share_domain(shard.problem.hardware, ring.size, ring.stride, shard.columns.tp)
+    send = collectives.p2p_s(shard.problem.hardware, ring_bytes, ring.stride, inside)
+    send_back = collectives.p2p_s(shard.problem.hardware, 2 * ring_bytes, ring.stride, inside)
     cover, cover_back = forward / shard.columns.cp, backward / shard.columns.cp
     parts = (Part.CP, Part.CP_HIDDEN)
-    share = collectives.processor_fraction(shard.problem.hardware, shard.columns.cp, shard.columns.tp)
+    share = collectives.processor_fraction(shard.problem.hardware, *ring)
     tally.overlapped(parts, Phase.FORWARD, steps * send, steps * cover, share)
     tally.overlapped(parts, Phase.BACKWARD, steps * send_back, steps * cover_back, share)
 
@@ -274,9 +277,10 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
     sent = BF16_BYTES * local * moe.num_experts_per_tok * hidden / hardware.software.dispatch_efficiency
     copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None
-    dispatch = collectives.all_to_all_s(hardware, sent, columns.ep, columns.etp, copies)
-    inside = collectives.all_gather_s(hardware, sent * columns.etp, columns.etp, 1)
-    outside = collectives.reduce_scatter_s(hardware, sent * columns.etp, columns.etp, 1)
+    spread, shared = placement.expert(columns), placement.expert_tensor(columns)
+    dispatch = collectives.all_to_all_s(hardware, sent, spread.size, spread.stride, copies)
+    inside = collectives.all_gather_s(hardware, sent * columns.etp, *shared)
+    outside = collectives.reduce_scatter_s(hardware, sent * columns.etp, *shared)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         tally.exposed(Part.EP, phase, 2 * dispatch + inside + outside)
     tally.calls(2, 2, columns.ep.astype(np.float64))

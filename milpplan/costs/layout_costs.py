@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs import collectives, states
+from milpplan.costs import collectives, placement, states
 from milpplan.costs import offload as offloading
 from milpplan.costs.activations import layer_activations
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.domains import neighbours_share_domain
 from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
 from milpplan.costs.layers import BF16_BYTES, EXPOSED, Part, Phase, layer_seconds
 from milpplan.costs.states import LocalParameters
@@ -30,7 +31,8 @@ COST_KEYS = (
     *("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS),
 )
-"""Fields of a layout that its constants depend on; the others only say how they combine."""
+"""Fields of a layout that its constants depend on; the others only say how they combine. Where some layouts have
+another order of ranks than the first one, ``_distinct`` adds what the strides depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +167,15 @@ def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
 
 def layout_costs(problem: Problem, columns: LayoutColumns) -> CostTable:
     """Constants of every layout, computed once for each distinct combination of the keys that matter."""
-    rows, place = _distinct(columns, COST_KEYS)
+    rows, place = _distinct(columns, COST_KEYS, ("rank_order",))
     part = columns.take(rows)
     costs = _constants(problem, part)
     return CostTable(offloading.offloaded(problem, part, costs) if part.any_of(*OFFLOADS) else costs, place)
 
 
 def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
-    layer_rows, layer_inverse = _distinct(columns, LAYER_KEYS)
-    state_rows, state_inverse = _distinct(columns, STATE_KEYS)
+    layer_rows, layer_inverse = distinct_layers(columns)
+    state_rows, state_inverse = _distinct(columns, STATE_KEYS, ("rank_order", "pp"))
     layer_part = columns.take(layer_rows)
     state_part = columns.take(state_rows)
     kinds = problem.model.kinds
@@ -247,7 +249,7 @@ def _endpoint_states(
     """A tied head on another stage than the embedding keeps its own copy, and the two gradients are summed by
     an all-reduce between the first and the last stage (Megatron-LM
     core/distributed/finalize_model_grads.py)."""
-    rows, inverse = _distinct(columns, (*STATE_KEYS, "pp"))
+    rows, inverse = _distinct(columns, (*STATE_KEYS, "pp"), ("rank_order",))
     part = columns.take(rows)
     # The root unit of a sharded model stays gathered (PyTorch FSDP2, reshard_after_forward of the root).
     part = replace(part, zero_stage=np.minimum(part.zero_stage, 1))
@@ -258,7 +260,7 @@ def _endpoint_states(
         LocalParameters(embedding.parameters(part.tp), zero),
         LocalParameters(head.parameters(part.tp) + shared, zero),
     )
-    stride = part.tp * part.cp * part.dp * (part.pp - 1)
+    stride = placement.pipeline(part).stride * (part.pp - 1)
     pair = np.where(shared > 0, 2, 1)
     tie = collectives.all_reduce_s(
         problem.hardware, states.grad_bytes(problem) * shared, pair, np.maximum(stride, 1)
@@ -295,7 +297,8 @@ def _sharding(
     zero = np.zeros((len(parameters), 2, 2, len(columns)))
     rows = np.flatnonzero(stage >= 2)
     forward = np.where(stage[rows] == 3, gather[:, rows], 0.0)
-    share = collectives.processor_fraction(problem.hardware, columns.cp[rows] * columns.dp[rows], columns.tp[rows])
+    replicas = placement.replicas(columns.take(rows))
+    share = collectives.processor_fraction(problem.hardware, *replicas)
     backward = np.zeros_like(forward) if problem.inference else reduce[:, rows] + forward
     for phase, busy in ((Phase.FORWARD, forward), (Phase.BACKWARD, backward)):
         exposed, hidden = collectives.overlap_s(busy, compute[:, phase, rows], share)
@@ -308,7 +311,7 @@ def _sharding(
 def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
     """Between stages, in distinct rows (``transfer_s``)."""
     keys = ("tp", "cp", "dp", "pp", "micro_batch_size", "sequence_parallel", "pp_scatter_gather")
-    rows, inverse = _distinct(columns, keys)
+    rows, inverse = _distinct(columns, keys, ("rank_order",))
     return _ns(transfer_s(problem, columns.take(rows)))[inverse]
 
 
@@ -324,9 +327,12 @@ def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
     gathered = columns.pp_scatter_gather & ~columns.sequence_parallel
     message = BF16_BYTES * tokens * problem.model.hidden_size
     share = np.where(columns.sequence_parallel | gathered, tp, 1)
-    seconds = collectives.p2p_s(hardware, message / share, tp * columns.cp * columns.dp)
+    stages, usual = placement.pipeline(columns), tp * columns.cp * columns.dp
+    inside = neighbours_share_domain(hardware, stages.size, stages.stride, usual)
+    seconds = collectives.p2p_s(hardware, message / share, stages.stride, inside)
     if columns.any_of("pp_scatter_gather"):
-        seconds = seconds + np.where(gathered, collectives.all_gather_s(hardware, message, tp, 1), 0.0)
+        gather = collectives.all_gather_s(hardware, message, *placement.tensor(columns))
+        seconds = seconds + np.where(gathered, gather, 0.0)
     return np.where(columns.pp > 1, seconds, 0.0)
 
 
@@ -350,8 +356,17 @@ def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -
     return norm + step_overhead_ns(problem)
 
 
-def _distinct(columns: LayoutColumns, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
-    return unique_rows(*(getattr(columns, name) for name in names))
+def distinct_layers(columns: LayoutColumns) -> tuple[IntArray, IntArray]:
+    """Representatives and inverse (``unique_rows``) of the layouts whose layers differ."""
+    return _distinct(columns, LAYER_KEYS, ("rank_order", "dp", "pp"))
+
+
+def _distinct(
+    columns: LayoutColumns, names: tuple[str, ...], placed: tuple[str, ...]
+) -> tuple[IntArray, IntArray]:
+    """``placed``: what the strides depend on besides ``names``; with the usual order of ranks, nothing."""
+    keys = (*names, *placed) if columns.rank_order.any() else names
+    return unique_rows(*(getattr(columns, name) for name in keys))
 
 
 def _ns(seconds: FloatArray) -> IntArray:

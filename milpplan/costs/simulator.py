@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs import pipeline
+from milpplan.costs import pipeline, placement
 from milpplan.costs.agreement import check_job
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.flops import mfu
@@ -141,6 +141,11 @@ def _check_degrees(problem: Problem, layout: Layout) -> None:
             "ep and etp are 1 in a model without experts",
         ),
         (ranks % (layout.ep * layout.etp) == 0, expert_ranks, "ep x etp divides tp x cp x dp"),
+        (
+            not experts or bool(placement.stages_agree(LayoutColumns.of([layout]).mapping)[0]),
+            f"rank_order={layout.rank_order} with {expert_ranks}",
+            "every stage has the same ranks for experts and for the rest",
+        ),
     ]
     rules += [
         (

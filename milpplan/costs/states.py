@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs import collectives
-from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs import collectives, placement
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layers import BF16_BYTES
 from milpplan.costs.parameters import layer_parameters
+from milpplan.costs.placement import RankGroup
 from milpplan.specs.model import GroupedQueryAttention, LayerRun, MixtureOfExperts
 from milpplan.specs.problem import Problem
 
@@ -116,20 +117,20 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
     total = np.zeros(len(columns))
     if problem.inference:
         return total
-    for (local, _), (size, stride) in zip(_groups(columns, parameters), _group_shapes(columns), strict=True):
+    for local, group in replica_groups(columns, parameters):
         message = grad_bytes(problem) * local
-        shards = _shards(problem, size)
-        whole = collectives.all_reduce_s(problem.hardware, message, size, stride)
-        scatter = collectives.reduce_scatter_s(problem.hardware, message, shards, stride)
+        shards = num_shards(problem, group.num_ranks)
+        whole = collectives.all_reduce_s(problem.hardware, message, *group)
+        scatter = collectives.reduce_scatter_s(problem.hardware, message, *group.first(shards))
         if problem.hardware.software.sharding_group:
-            copies, apart = size // shards, stride * shards
-            scatter = scatter + collectives.all_reduce_s(problem.hardware, message / shards, copies, apart)
-        whole = whole + _calls_s(problem, local, size)
+            copies = group.apart(shards)
+            scatter = scatter + collectives.all_reduce_s(problem.hardware, message / shards, *copies)
+        whole = whole + _calls_s(problem, local, group.num_ranks)
         total = total + np.where(columns.zero_stage >= 1, scatter, whole)
     return total
 
 
-def _calls_s(problem: Problem, local: FloatArray, size: FloatArray) -> FloatArray:
+def _calls_s(problem: Problem, local: FloatArray, size: IntArray) -> FloatArray:
     """Host seconds of the calls of a layer's unsharded reduction: one for every ``reduce_call_bytes`` of 16-bit
     gradients, but at most one for each of a layer's four weights, none of which is split.
 
@@ -149,9 +150,9 @@ def _calls_s(problem: Problem, local: FloatArray, size: FloatArray) -> FloatArra
 def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
     """Seconds to gather the bf16 weights of a layer once from their shards."""
     total = np.zeros(len(columns))
-    for (local, _), (size, stride) in zip(_groups(columns, parameters), _group_shapes(columns), strict=True):
-        shards = _shards(problem, size)
-        total = total + collectives.all_gather_s(problem.hardware, BF16_BYTES * local, shards, stride)
+    for local, group in replica_groups(columns, parameters):
+        shards = group.first(num_shards(problem, group.num_ranks))
+        total = total + collectives.all_gather_s(problem.hardware, BF16_BYTES * local, *shards)
     return total
 
 
@@ -168,32 +169,25 @@ def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParam
     return total
 
 
-def _shards(problem: Problem, replicas: FloatArray) -> FloatArray:
+def num_shards(problem: Problem, replicas: IntArray) -> IntArray:
     """Replicas that ZeRO shards over: all, or those that the framework's group has in common with them (gcd)."""
     group = problem.hardware.software.sharding_group
-    return replicas if group == 0 else np.gcd(replicas.astype(np.int64), group).astype(np.float64)
+    return replicas if group == 0 else np.gcd(replicas, group)
 
 
 def _sharded_groups(
     problem: Problem, columns: LayoutColumns, parameters: LocalParameters
-) -> tuple[tuple[FloatArray, FloatArray], ...]:
+) -> tuple[tuple[FloatArray, IntArray], ...]:
     """(local parameters, ranks that shard them) of the dense and the expert part."""
-    return tuple((local, _shards(problem, replicas)) for local, replicas in _groups(columns, parameters))
+    replicas = ((parameters.dense, columns.cp * columns.dp), (parameters.expert, columns.expert_dp))
+    return tuple((local, num_shards(problem, count)) for local, count in replicas)
 
 
-def _groups(columns: LayoutColumns, parameters: LocalParameters) -> tuple[tuple[FloatArray, FloatArray], ...]:
-    """(local parameters, replicas) of the dense and the expert part."""
-    dense_replicas = (columns.cp * columns.dp).astype(np.float64)
+def replica_groups(
+    columns: LayoutColumns, parameters: LocalParameters
+) -> tuple[tuple[FloatArray, RankGroup], ...]:
+    """(local parameters, ranks with the same) of the dense and the expert part."""
     return (
-        (parameters.dense, dense_replicas),
-        (parameters.expert, columns.expert_dp.astype(np.float64)),
-    )
-
-
-def _group_shapes(columns: LayoutColumns) -> tuple[tuple[FloatArray, FloatArray], ...]:
-    """(group size, rank stride) of the dense and the expert data-parallel groups; ranks are ordered
-    tp, cp, dp, pp from the inside, and etp, ep, expert replicas, pp for the experts."""
-    return (
-        ((columns.cp * columns.dp).astype(np.float64), columns.tp.astype(np.float64)),
-        (columns.expert_dp.astype(np.float64), (columns.ep * columns.etp).astype(np.float64)),
+        (parameters.dense, placement.replicas(columns)),
+        (parameters.expert, placement.expert_replicas(columns)),
     )

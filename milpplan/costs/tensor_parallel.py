@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milpplan.costs import collectives
+from milpplan.costs import collectives, placement
 from milpplan.costs.columns import BoolArray, FloatArray
 from milpplan.costs.shard import BF16_BYTES, Product, Shard
 from milpplan.costs.tally import Part, Phase, Tally
@@ -32,11 +32,12 @@ def linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pro
     """
     hardware, sp = shard.problem.hardware, shard.columns.sequence_parallel
     message = BF16_BYTES * shard.tokens * shard.hidden
-    gather = collectives.all_gather_s(hardware, message, shard.columns.tp, 1)
-    scatter = collectives.reduce_scatter_s(hardware, message, shard.columns.tp, 1)
-    reduce = collectives.all_reduce_s(hardware, message, shard.columns.tp, 1)
+    group = placement.tensor(shard.columns)
+    gather = collectives.all_gather_s(hardware, message, *group)
+    scatter = collectives.reduce_scatter_s(hardware, message, *group)
+    reduce = collectives.all_reduce_s(hardware, message, *group)
     none = np.zeros_like(shard.tokens)
-    share = collectives.processor_fraction(hardware, shard.columns.tp, 1)
+    share = collectives.processor_fraction(hardware, *group)
     again = shard.columns.gather_again
     tally.calls(np.where(sp, 2, 1), np.where(sp, np.where(again, 3, 2), 1), shard.tp)
     if shard.columns.any_of("tp_overlap"):

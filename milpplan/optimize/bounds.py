@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layers import Phase
-from milpplan.costs.layout_costs import LAYER_KEYS, CostTable, layer_durations_ns, usable_memory_bytes
+from milpplan.costs.layout_costs import CostTable, distinct_layers, layer_durations_ns, usable_memory_bytes
 from milpplan.optimize.counting import counted_bound
 from milpplan.optimize.pricing import (
     GPIPE,
@@ -63,7 +63,7 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
     above, F and B being the forwards and backwards of the whole model: (m F + (m + P - 1) B) / P for 1f1b,
     m (F + B) / P in general, and at least one micro-batch through the whole model.
     """
-    rows, inverse = unique_rows(*(getattr(columns, name) for name in LAYER_KEYS))
+    rows, inverse = distinct_layers(columns)
     layers = layer_durations_ns(problem, columns.take(rows))
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(layers)).astype(np.float64)
     forward = over_kinds(counts, layers[:, Phase.FORWARD].astype(np.float64))[inverse]

@@ -28,12 +28,13 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.costs.columns import WORDS, IntArray, LayoutColumns
+from milpplan.costs.columns import WORDS, IntArray, LayoutColumns, column_value
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.execution_rules import EXECUTION, EXECUTION_RULES, INFERENCE_RULES, Rule
 from milpplan.optimize.layouts import (
     DEGREE_RULES,
     EXPERT_RULES,
+    ORDER_RULES,
     SEQUENCE_RULES,
     SHARDING_RULES,
     STAGE_RULES,
@@ -48,7 +49,7 @@ MAX_COMBINATIONS = 20_000
 DEGREES = (
     *("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp"),
     *("global_batch_size", "micro_batch_size", "num_micro_batches"),
-    *("sequence_parallel", "zero_stage", "schedule", "overlap_grad_reduce", "overlap_param_gather"),
+    *("sequence_parallel", "zero_stage", "schedule", "overlap_grad_reduce", "overlap_param_gather", "rank_order"),
     *EXECUTION,
 )
 PRODUCTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {
@@ -132,7 +133,7 @@ def rules(problem: Problem) -> dict[str, Rule]:
     found = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | STAGE_RULES | SHARDING_RULES
     found |= INFERENCE_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
-        found |= EXPERT_RULES
+        found |= EXPERT_RULES | ORDER_RULES
     else:
         found |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
     return {name: rule for name, rule in found.items() if name not in PRODUCTS}
@@ -156,9 +157,9 @@ def candidate_values(problem: Problem) -> dict[str, IntArray]:
         if name in ("ep", "etp") and dense:
             candidates[name] = np.array([1])
         elif name == "schedule":
-            candidates[name] = np.array([WORDS[name].index(word) for word in problem.schedules])
+            candidates[name] = np.array([column_value(name, word) for word in problem.schedules])
         elif name in WORDS:
-            candidates[name] = np.array([WORDS[name].index(word) for word in getattr(space, name)])
+            candidates[name] = np.array([column_value(name, word) for word in allowed or ()])
         elif allowed is not None:
             candidates[name] = np.array(allowed, dtype=np.int64)
         else:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.costs.columns import WORDS, BoolArray, IntArray, LayoutColumns
+from milpplan.costs import placement
+from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, column_value
 from milpplan.optimize.crossing import Columns, Crossed, cross, expand
 from milpplan.optimize.execution_rules import (
     CAPACITY_RULES,
@@ -94,6 +95,10 @@ def _experts(problem: Problem) -> list[MixtureOfExperts]:
     return [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
 
 
+def _no_experts(problem: Problem) -> BoolArray:
+    return np.array(not _experts(problem))
+
+
 def _max_virtual_stages(problem: Problem) -> int:
     """Free: every virtual stage but the first and the last holds a layer. Uniform: all of them do."""
     layers = problem.model.num_layers
@@ -133,6 +138,14 @@ EXPERT_RULES: dict[str, Rule] = {
     "expert_grid_divides_ranks": lambda p, c: (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"]) == 0,
     "etp_divides_tp": lambda p, c: c["tp"] % c["etp"] == 0,
 }
+
+ORDER_RULES: dict[str, Rule] = {
+    "experts_need_pp_last_or_equal_replicas": lambda p, c: (
+        _no_experts(p) | placement.pp_is_last(c) | (c["pp"] == 1) | (c["tp"] * c["cp"] == c["ep"] * c["etp"])
+    ),
+    "expert_stages_are_dense_stages": lambda p, c: _no_experts(p) | placement.stages_agree(c),
+}
+"""Megatron-LM's conditions on the order of ranks, core/parallel_state.py, initialize_model_parallel."""
 
 SEQUENCE_RULES: dict[str, Rule] = {
     "sequence_parallel_needs_tp": lambda p, c: (c["sequence_parallel"] == 0) | (c["tp"] > 1),
@@ -196,6 +209,12 @@ def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolAr
     return keep
 
 
+def _order_is_new(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """An order of ranks that gives the strides of an earlier one of the space is the same layout."""
+    offered = tuple(sorted(column_value("rank_order", order) for order in problem.space.rank_order))
+    return placement.is_first_alike(c, offered, bool(_experts(problem)))
+
+
 def layout_space(
     problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = (), without: Collection[str] = ()
 ) -> LayoutSpace:
@@ -226,6 +245,7 @@ def layout_space(
                 )
             },
         )
+    columns = _rank_orders(problem, sieve, columns)
     columns = _micro_batches(problem, columns)
     columns = cross(columns, "sequence_parallel", np.array(sorted(set(space.sequence_parallel)), dtype=np.int64))
     columns = _execution(problem, sieve, sieve.keep(columns, SEQUENCE_RULES))
@@ -303,8 +323,7 @@ def _not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any]
     for partial in forbidden:
         hit = np.ones_like(keep)
         for name, value in partial.items():
-            wanted = WORDS[name].index(str(value)) if name in WORDS else int(value)
-            hit &= c[name] == wanted
+            hit &= c[name] == column_value(name, value)
         keep &= ~hit
     return keep
 
@@ -332,6 +351,13 @@ def _degrees(problem: Problem) -> Columns:
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
     return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
+
+
+def _rank_orders(problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray]) -> Columns:
+    """Every row with the orders of its ranks that give different strides."""
+    orders = sorted({column_value("rank_order", order) for order in problem.space.rank_order})
+    crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
+    return sieve.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
 
 
 def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns:
@@ -375,7 +401,7 @@ def broken_rules(problem: Problem, layout: Layout) -> list[str]:
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")
     if _experts(problem):
-        rules |= EXPERT_RULES
+        rules |= EXPERT_RULES | ORDER_RULES
     else:
         rules |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
     broken = [name for name, rule in rules.items() if not bool(np.asarray(rule(problem, mapping)).all())]

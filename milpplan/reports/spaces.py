@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from milpplan.specs.plan import RANK_ORDERS
 from milpplan.specs.problem import Problem, Space
 
 
@@ -17,6 +18,8 @@ def space_text(problem: Problem) -> str:
         if name in ("kind", "interleaved_layers", "vpp_values"):
             continue
         value = getattr(space, name)
-        if value is not None and value != getattr(default, name):
+        if name == "rank_order" and set(value) == set(RANK_ORDERS):
+            narrowed.append("any rank_order")
+        elif value is not None and value != getattr(default, name):
             narrowed.append(f"{name} {', '.join(str(item) for item in value)}")
     return f"space {space.kind} ({'; '.join(narrowed)})" if narrowed else f"space {space.kind}"

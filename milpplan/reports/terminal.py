@@ -160,6 +160,8 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
     degrees = " ".join(f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "vpp"))
     if layout.ep > 1 or layout.etp > 1:
         degrees += f" ep={layout.ep} etp={layout.etp}"
+    if layout.rank_order != Layout.model_fields["rank_order"].default:
+        degrees += f" order={layout.rank_order}"
     yield hanging("layout", f"{degrees} ({layout.num_gpus:,} GPUs)")
     yield hanging(
         "batch",

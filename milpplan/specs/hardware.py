@@ -124,6 +124,9 @@ class ScaleUp(Record):
     """Added for every neighbour inside the domain that a ring across several domains passes."""
     processor_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the accelerator's compute that a collective takes while it runs beside kernels."""
+    in_network_reduction: bool = False
+    """Whether switches add up an all-reduce (NVLink SHARP), so that every rank sends the message once instead of
+    2 (n - 1) / n times. Only where ``all_reduce`` is a table of rings: one measured with NVLink SHARP has it."""
     all_reduce: BusTable
     all_gather: BusTable
     reduce_scatter: BusTable
@@ -156,6 +159,16 @@ class CollectiveVariant(Record):
     """Share of the ring's bandwidth."""
 
 
+class Rails(Record):
+    """Rail-optimised wiring: accelerators with the same place in their domains share a leaf switch, and pairs on
+    different rails pay."""
+
+    bandwidth_fraction: Fraction = 1.0
+    """Rate of a pair on different rails over that of a pair on the same one."""
+    latency_s: NonNegativeFloat = 0.0
+    """Added to a message between rails, and to every hop of a ring or tree that changes the rail."""
+
+
 class ScaleOut(Record):
     """The network between domains; every accelerator has an equal share of its domain's NICs."""
 
@@ -172,6 +185,11 @@ class ScaleOut(Record):
     """Share of the accelerator's compute that a collective takes while it runs beside kernels."""
     variants: tuple[CollectiveVariant, ...] = ()
     """Besides the ring that ``collective_base_latency_s`` and the hop latencies describe."""
+    rails: Rails | None = None
+    """None: all pairs of domains are alike."""
+    in_network_reduction: bool = False
+    """Whether switches add up an all-reduce (InfiniBand SHARP): what the accelerators of a domain hold together
+    leaves it once."""
 
 
 class Software(Record):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -13,12 +13,23 @@ SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
 TpOverlap = Literal["none", "ring", "pipelined"]
 TP_OVERLAPS: tuple[TpOverlap, ...] = ("none", "ring", "pipelined")
 
+RankOrder = Literal[
+    "tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp",
+    "cp-tp-dp-pp", "cp-tp-pp-dp", "cp-dp-tp-pp", "cp-dp-pp-tp", "cp-pp-tp-dp", "cp-pp-dp-tp",
+    "dp-tp-cp-pp", "dp-tp-pp-cp", "dp-cp-tp-pp", "dp-cp-pp-tp", "dp-pp-tp-cp", "dp-pp-cp-tp",
+    "pp-tp-cp-dp", "pp-tp-dp-cp", "pp-cp-tp-dp", "pp-cp-dp-tp", "pp-dp-tp-cp", "pp-dp-cp-tp",
+]  # fmt: skip
+"""Degrees from the inside of a domain to the outside."""
+RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
+
 
 class Layout(Record):
     """The degrees and switches chosen for the whole run.
 
     ``tp * cp * dp * pp`` is the number of GPUs; ``ep`` and ``etp`` are carved out of ``tp * cp * dp`` for
-    the routed experts. Virtual stage j runs on pipeline rank ``j % pp``.
+    the routed experts. Virtual stage j runs on pipeline rank ``j % pp``. ``rank_order`` says which degree's ranks
+    are neighbours: the first degree's are consecutive. The experts' grid has the same order with etp for tp, ep
+    and the experts' replicas for dp, and nothing for cp (Megatron-LM's ``order`` with ep before dp).
     """
 
     tp: PositiveInt = 1
@@ -47,6 +58,7 @@ class Layout(Record):
     offload_activations: bool = False
     offload_optimizer: bool = False
     """What lies in the memory of the host and is streamed beside the work of the layers."""
+    rank_order: RankOrder = "tp-cp-dp-pp"
 
     @property
     def offloads(self) -> bool:

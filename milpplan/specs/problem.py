@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Schedule, TpOverlap
+from milpplan.specs.plan import RankOrder, Schedule, TpOverlap
 from milpplan.specs.records import PositiveFloat, PositiveInt, Record
 
 MAX_GPUS: Final = 1_048_576
@@ -119,6 +119,7 @@ class Space(Record):
     offload_weights: Switch = (False,)
     offload_activations: Switch = (False,)
     offload_optimizer: Switch = (False,)
+    rank_order: Annotated[tuple[RankOrder, ...], Field(min_length=1)] = ("tp-cp-dp-pp",)
     recompute: Annotated[tuple[Literal["none", "selective", "full"], ...], Field(min_length=1)] = (
         "none",
         "selective",

@@ -292,8 +292,17 @@ def naive_layouts(problem: Problem) -> list[Layout]:
                     continue
                 base = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "micro_batch_size": micro}
                 base["global_batch_size"] = batch
-                found += [layout for layout in _switches(problem, base) if not broken_rules(problem, layout)]
+                switched = (layout for layout in _switches(problem, base) if not broken_rules(problem, layout))
+                found += [placed for layout in switched for placed in _placed(problem, layout)]
     return found
+
+
+def _placed(problem: Problem, layout: Layout) -> Iterator[Layout]:
+    """The layout in every order of its ranks that is legal, duplicates included."""
+    for order in problem.space.rank_order:
+        placed = layout.model_copy(update={"rank_order": order})
+        if not broken_rules(problem, placed):
+            yield placed
 
 
 def vpp_is_offered(problem: Problem, pp: int, vpp: int) -> bool:

@@ -14,9 +14,10 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize.layouts import broken_rules, divisors, layout_space
 from milpplan.optimize.planner import fixed
 from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
-from milpplan.specs.plan import Layout, Plan, VirtualStage
+from milpplan.specs.plan import RANK_ORDERS, Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem, Space
 from tests.costs.cases import problem_of
+from tests.costs.rank_listing import listed
 
 LAYERS = 5
 
@@ -58,10 +59,28 @@ def naive(problem: Problem) -> Iterator[Layout]:
                     head = {"tp": tp, "cp": cp, "ep": ep, "etp": etp, "pp": pp, "dp": dp}
                     head |= {"micro_batch_size": micro_batch, "global_batch_size": batch}
                     if batch % (dp * micro_batch) == 0 and degrees_are_legal(problem, head):
-                        yield from with_switches(problem, head)
+                        for order in orders_of(problem, head):
+                            yield from with_switches(problem, head | {"rank_order": order})
 
 
-def degrees_are_legal(problem: Problem, c: dict[str, int]) -> bool:
+def orders_of(problem: Problem, c: dict[str, Any]) -> Iterator[str]:
+    """Orders of the ranks that Megatron-LM takes, each list of groups once."""
+    seen = set()
+    moe = isinstance(problem.model.layers[0].mlp, MixtureOfExperts)
+    for order in sorted(problem.space.rank_order, key=RANK_ORDERS.index):
+        groups = listed(Layout(**(c | {"rank_order": order})))
+        if moe and c["pp"] > 1 and not order.endswith("pp") and c["dp"] != len(groups["expert_replicas"][0]):
+            continue
+        if moe and groups["stages"] != groups["expert_stages"]:
+            continue
+        names = [name for name in groups if moe or not name.startswith("expert")]
+        placed = tuple(groups[name] for name in names)
+        if placed not in seen:
+            seen.add(placed)
+            yield order
+
+
+def degrees_are_legal(problem: Problem, c: dict[str, Any]) -> bool:
     """What Megatron-LM demands of the degrees, and what the space's lists admit."""
     space, run = problem.space, problem.model.layers[0]
     for name in ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size"):
@@ -83,7 +102,7 @@ def degrees_are_legal(problem: Problem, c: dict[str, int]) -> bool:
     )
 
 
-def with_switches(problem: Problem, c: dict[str, int]) -> Iterator[Layout]:
+def with_switches(problem: Problem, c: dict[str, Any]) -> Iterator[Layout]:
     """Virtual stages, schedule, sharding and switches of legal degrees."""
     space = problem.space
     for vpp, schedule, sp, zero, grad, param in product(
@@ -161,6 +180,14 @@ PROBLEMS = [
         global_batch_size={"minimum": 4, "maximum": 8, "step": 4},
         space=Space(sequence_parallel=(True,), micro_batch_size=(1, 4)),
     ),
+    small(num_gpus=8, space=Space(rank_order=RANK_ORDERS, zero_stage=(1,), schedule=("1f1b",))),
+    small(
+        4,
+        num_gpus=8,
+        global_batch_size=8,
+        space=Space(rank_order=RANK_ORDERS, zero_stage=(0,), schedule=("1f1b",), micro_batch_size=(1,)),
+    ),
+    small(4, num_gpus=8, space=Space(rank_order=("dp-tp-pp-cp", "tp-cp-pp-dp"), zero_stage=(1,), pp=(2,))),
 ]
 
 
@@ -203,6 +230,16 @@ BROKEN: list[tuple[str, int, dict[str, Any]]] = [
     ("expert_grid_divides_ranks", 4, {"dp": 2, "ep": 4}),
     ("etp_divides_tp", 4, {"tp": 2, "dp": 2, "etp": 4, "sequence_parallel": True}),
     ("experts_need_moe", 0, {"dp": 2, "ep": 2}),
+    (
+        "experts_need_pp_last_or_equal_replicas",
+        4,
+        {"dp": 4, "ep": 4, "pp": 2, "rank_order": "tp-cp-pp-dp"},
+    ),
+    (
+        "expert_stages_are_dense_stages",
+        4,
+        {"tp": 2, "sequence_parallel": True, "dp": 2, "pp": 2, "rank_order": "tp-pp-cp-dp"},
+    ),
     ("sequence_parallel_needs_tp", 0, {"sequence_parallel": True}),
     ("sequence_divisible_by_tp", 0, {"tp": 8, "cp": 4, "sequence_parallel": True}),
     ("experts_with_tp_need_sequence_parallel", 4, {"tp": 2}),
@@ -229,7 +266,8 @@ def test_rule_rejects_an_example(rule: str, experts: int, fields: dict[str, Any]
     layout = Layout(**(LEGAL | fields))
     problem = small(experts, num_gpus=layout.num_gpus, global_batch_size=24)
     assert rule in broken_rules(problem, layout)
-    columns = layout_space(problem).columns
+    opened = problem.model_copy(update={"space": Space(rank_order=RANK_ORDERS)})
+    columns = layout_space(opened if layout.rank_order != RANK_ORDERS[0] else problem).columns
     assert layout not in [columns.at(row) for row in range(len(columns))]
 
 
@@ -240,6 +278,7 @@ def test_every_rule_has_an_example() -> None:
     rules = {
         *sut.DEGREE_RULES,
         *sut.EXPERT_RULES,
+        *sut.ORDER_RULES,
         *sut.SEQUENCE_RULES,
         *sut.STAGE_RULES,
         *sut.SHARDING_RULES,

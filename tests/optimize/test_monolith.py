@@ -13,7 +13,7 @@ import pulp
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
-from milpplan.costs.columns import WORDS
+from milpplan.costs.columns import column_value
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import backends, monolith
 from milpplan.optimize.backends import backend as backend_named
@@ -176,7 +176,7 @@ def encoded(degrees: Degrees, width: int, values: dict[str, int]) -> IntArray:
 def degrees_of(layout: Layout) -> dict[str, int]:
     """A layout in the words of the degree variables."""
     values = {name: getattr(layout, name) for name in DEGREES}
-    return {name: WORDS[name].index(v) if name in WORDS else int(v) for name, v in values.items()}
+    return {name: column_value(name, v) for name, v in values.items()}
 
 
 @pytest.mark.parametrize("seed", range(500, 515))
