@@ -20,7 +20,7 @@ from milpplan.specs.hardware import BusTable, CollectiveVariant, HardwareSpec
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
-_TRANSFERS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Passes over the message: bus bandwidth = passes * (n - 1) / n * bytes / time (nccl-tests PERFORMANCE)."""
 
 _PEERS_AT_ONCE = 8
@@ -53,7 +53,7 @@ def wire_factor(operation: Operation, size: IntArray, in_network: bool = False) 
     """
     if in_network and operation == "all_reduce":
         return np.where(size > 1, 1.0, 0.0)
-    return _TRANSFERS[operation] * (size - 1) / np.maximum(size, 1)
+    return PASSES[operation] * (size - 1) / np.maximum(size, 1)
 
 
 @lru_cache(maxsize=64)
@@ -142,7 +142,7 @@ def _variant_latency_s(
     hops = inside * variant.scale_up_hop_latency_s + network * variant.scale_out_hop_latency_s
     if hardware.scale_out.rails is not None:
         hops = hops + np.where(group.one_rail, 0.0, network * hardware.scale_out.rails.latency_s)
-    return variant.base_latency_s + _TRANSFERS[operation] * hops
+    return variant.base_latency_s + PASSES[operation] * hops
 
 
 def _in_network_s(hardware: HardwareSpec, num_bytes: FloatArray, group: GroupPlace) -> FloatArray:
@@ -242,7 +242,7 @@ def reduce_scatter_s(
     )
 
 
-def _copies_sent(domains: IntArray, copies: float) -> FloatArray:
+def copies_sent(domains: IntArray, copies: float) -> FloatArray:
     """Share of the copies that leave once for each domain instead of for each choice among its ranks.
 
     Of ``copies`` choices, balanced and independent, the expected number of distinct domains is d (1 - (1 -
@@ -297,7 +297,7 @@ def all_to_all_bytes(
     # Deduplicated copies arrive at one rank and pass on over the links; without, they come as they are.
     if copies is None:
         return network, share * (members - 1)
-    return network * _copies_sent(domains, copies), share * (size - domains)
+    return network * copies_sent(domains, copies), share * (size - domains)
 
 
 def p2p_s(

@@ -1,0 +1,76 @@
+"""Bytes over the time of a step: every message spread evenly over the work item or transfer that carries it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.flows import When
+from milpplan.costs.layout_costs import layout_costs, step_overhead_ns
+from milpplan.costs.pipeline import Term
+from milpplan.costs.simulator import plan_timeline
+from milpplan.costs.stages import durations, plan_stages
+from milpplan.costs.traffic_report import TrafficTimeline
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+DEFAULT_BINS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StageTraffic:
+    """Bytes by tier (inside, between): ``items`` [J, When, 2] of a virtual stage, a micro-batch or a step;
+    ``hops`` [J - 1, 2] of one transfer to the next virtual stage; ``norm`` [2] of the norm of the gradients."""
+
+    items: FloatArray
+    hops: FloatArray
+    norm: FloatArray
+
+
+def timeline_of(problem: Problem, plan: Plan, sent: StageTraffic, num_bins: int) -> TrafficTimeline:
+    """Bytes in bins of equal length from the start of the step to its end."""
+    timeline = plan_timeline(problem, plan)
+    costs = layout_costs(problem, LayoutColumns.of([plan.layout])).at(0)
+    terms = durations(plan_stages(costs, problem.model.layer_kinds, plan))
+    barrier, transfer = int(costs.barrier_ns) - step_overhead_ns(problem), int(costs.transfer_ns)
+    norm_end = np.array([timeline.optimizer_start_ns - step_overhead_ns(problem)])
+    intervals: list[tuple[IntArray, IntArray, FloatArray]] = [
+        (timeline.forward_start_ns, timeline.forward_end_ns, sent.items[:, None, When.FORWARD]),
+        (timeline.backward_start_ns, timeline.backward_end_ns, sent.items[:, None, When.BACKWARD]),
+        (timeline.gather_end_ns - terms[Term.GATHER], timeline.gather_end_ns, sent.items[:, When.GATHER]),
+        (timeline.reduce_end_ns - terms[Term.REDUCE], timeline.reduce_end_ns, sent.items[:, When.REDUCE]),
+        (timeline.forward_end_ns[:-1], timeline.forward_end_ns[:-1] + transfer, sent.hops[:, None]),
+        (timeline.backward_end_ns[1:], timeline.backward_end_ns[1:] + transfer, sent.hops[:, None]),
+        (norm_end - barrier, norm_end, sent.norm[None]),
+    ]
+    starts = np.concatenate([start.ravel() for start, _, _ in intervals])
+    ends = np.concatenate([end.ravel() for _, end, _ in intervals])
+    sizes = np.concatenate(
+        [np.broadcast_to(size, (*start.shape, 2)).reshape(-1, 2) for start, _, size in intervals]
+    )
+    edges = np.linspace(0, timeline.step_time_ns, num_bins + 1)
+    inside, between = (spread(starts, ends, sizes[:, tier], edges) for tier in range(2))
+    return TrafficTimeline(edges / NS_PER_S, inside, between)
+
+
+def spread(starts: IntArray, ends: IntArray, num_bytes: FloatArray, edges: FloatArray) -> FloatArray:
+    """Bytes in each bin between ``edges`` of intervals that carry theirs evenly; what lies outside the edges
+    belongs to the first or the last bin, and an interval without length to the bin of its start."""
+    last = len(edges) - 2
+    moments = np.clip(np.searchsorted(edges, starts, side="right") - 1, 0, last)
+    whole = ends <= starts
+    binned = np.bincount(moments[whole], num_bytes[whole], minlength=last + 1).astype(np.float64)
+    starts, ends, num_bytes = starts[~whole], ends[~whole], num_bytes[~whole]
+    if not len(starts):
+        return binned
+    times = np.concatenate([starts, ends]).astype(np.float64)
+    rates = num_bytes / (ends - starts)
+    order = np.argsort(times, kind="stable")
+    times, changes = times[order], np.concatenate([rates, -rates])[order]
+    passed = np.concatenate([[0.0], np.cumsum(np.cumsum(changes)[:-1] * np.diff(times))])
+    at_edges = np.interp(edges, times, passed)
+    at_edges[0], at_edges[-1] = 0.0, num_bytes.sum()
+    return np.asarray(binned + np.maximum(np.diff(at_edges), 0.0))
