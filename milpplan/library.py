@@ -2,6 +2,8 @@
 
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
+from milpplan.costs.traffic import traffic
+from milpplan.costs.traffic_report import TrafficReport
 from milpplan.errors import MilpplanError
 from milpplan.insight.explaining import explain_plan
 from milpplan.insight.records import Explanation
@@ -30,6 +32,7 @@ __all__ = [
     "SolveOptions",
     "Space",
     "StepReport",
+    "TrafficReport",
     "VirtualStage",
     "__version__",
     "explain_plan",
@@ -38,4 +41,5 @@ __all__ = [
     "load_model",
     "simulate",
     "solve",
+    "traffic",
 ]

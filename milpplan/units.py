@@ -77,3 +77,11 @@ def size_text(num_bytes: float) -> str:
         if num_bytes >= limit:
             return f"{num_bytes / limit:,.4g} {unit}"
     return f"{num_bytes / 1024:,.4g} KiB"
+
+
+def bytes_text(num_bytes: float) -> str:
+    """Bytes on a wire in decimal units, as links are rated: kB, MB, GB, TB, PB."""
+    for limit, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= limit:
+            return f"{num_bytes / limit:,.3g} {unit}"
+    return f"{num_bytes:,.0f} B"

@@ -79,6 +79,8 @@ ALLOWED = {
         *BASE,
         "milpplan.specs",
         "milpplan.costs.report",
+        "milpplan.costs.traffic_report",
+        "milpplan.costs.columns",
         "milpplan.costs.parameters",
         "milpplan.optimize.result",
         "milpplan.optimize.doctor",

@@ -53,7 +53,7 @@ def with_domain(size: int, segments: tuple[int, ...] = ()) -> HardwareSpec:
 def test_strides_are_those_of_listed_ranks(values: tuple[int, ...]) -> None:
     """For any order of any degrees, every group that begins at its lowest rank has exactly the listed ranks."""
     random = np.random.default_rng(1)
-    for _ in range(60):
+    for _ in range(30):
         layout = random_grid(random, values)
         for name in GROUPS:
             group: RankGroup = getattr(placement, name)(LayoutColumns.of([layout]))
@@ -66,7 +66,7 @@ def test_members_and_domains_of_listed_ranks(domain: int) -> None:
     """With powers of two the members of a domain, the domains of a group and whether it stays on its rails are
     those of the listed ranks, for groups of two progressions, too."""
     random, hardware, seen = np.random.default_rng(domain), with_domain(domain), 0
-    for _ in range(80):
+    for _ in range(40):
         layout = random_grid(random, (1, 2, 4, 8))
         for name in GROUPS:
             group: RankGroup = getattr(placement, name)(LayoutColumns.of([layout]))
@@ -77,7 +77,7 @@ def test_members_and_domains_of_listed_ranks(domain: int) -> None:
                 assert (int(place.members[0]), int(place.domains[0])) == (min(parts.values()), len(parts))
                 rails = {frozenset(r % domain for r in ranks if r // domain == where) for where in parts}
                 assert bool(place.one_rail[0]) == (len(rails) == 1)
-    assert seen >= 5
+    assert seen >= 2
 
 
 @pytest.mark.parametrize("domain", [4, 6, 8])
@@ -85,7 +85,7 @@ def test_members_and_domains_bound_listed_ranks(domain: int) -> None:
     """With any degrees no domain holds fewer ranks of a group than said, and no group touches more domains: upper
     bounds of the time."""
     random, hardware = np.random.default_rng(domain), with_domain(domain)
-    for _ in range(80):
+    for _ in range(40):
         layout = random_grid(random, (1, 2, 3, 4, 5))
         for name in GROUPS:
             place = group_place(hardware, *getattr(placement, name)(LayoutColumns.of([layout])))
@@ -98,7 +98,7 @@ def test_members_and_domains_bound_listed_ranks(domain: int) -> None:
 def test_shards_and_their_copies() -> None:
     """The replicas fall into groups of neighbours that shard; the ranks with the same share are the others."""
     random = np.random.default_rng(3)
-    for _ in range(60):
+    for _ in range(30):
         layout = random_grid(random, (1, 2, 4))
         group = placement.replicas(LayoutColumns.of([layout]))
         total = int(group.num_ranks[0])
@@ -113,7 +113,7 @@ def test_the_usual_order_costs_what_it_did() -> None:
     """An order that places the ranks as the usual one gives the same costs to the nanosecond: here pp stands
     elsewhere, but has one stage."""
     random = np.random.default_rng(4)
-    for _ in range(10):
+    for _ in range(4):
         problem = random_problem(random)
         layout = random_layout(random, problem, max_stages=1)
         other = layout.model_copy(update={"rank_order": "pp-tp-cp-dp"})
@@ -143,7 +143,7 @@ def test_orders_that_place_alike_are_one(experts: bool) -> None:
     """Of all orders that list the same ranks in every group exactly one is kept."""
     random = np.random.default_rng(6)
     names = GROUPS if experts else GROUPS[:4]
-    for _ in range(40):
+    for _ in range(25):
         layout = random_grid(random, (1, 1, 2))
         if not experts:
             layout = layout.model_copy(update={"ep": 1, "etp": 1})
@@ -156,7 +156,7 @@ def test_orders_that_place_alike_are_one(experts: bool) -> None:
 def test_experts_stay_on_their_stage() -> None:
     """A plan whose two grids give a stage different ranks is refused; one whose grids agree is not."""
     random = np.random.default_rng(7)
-    for _ in range(200):
+    for _ in range(80):
         layout = random_grid(random, (1, 2, 4))
         agree = bool(placement.stages_agree(LayoutColumns.of([layout]).mapping)[0])
         assert agree == (listed(layout)["stages"] == listed(layout)["expert_stages"]), layout

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.costs.collectives import all_to_all_bytes
@@ -18,6 +18,7 @@ any_parts = st.lists(st.integers(1, 9), min_size=1, max_size=7).map(tuple)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=60)
 @given(any_parts, st.sampled_from(OPERATIONS), st.sampled_from([None, 1.0, 8.0]))
 def test_edges_sum_to_the_wire_bytes(
     algorithm: Algorithm, parts: tuple[int, ...], operation: str, copies: float | None
@@ -47,8 +48,8 @@ def test_every_rank_receives_what_it_sends(parts: tuple[int, ...], algorithm: Al
 
 def test_what_a_ring_sends_over_each_link() -> None:
     """Eight ranks in one domain: each sends 2 * 7/8 of the message to the next one. Over four domains of eight,
-    each of eight rings has 2 * 31/32 / 8 on each of its 32 links, and every rank one link to another domain, to the
-    rank with its place."""
+    each of eight rings has 2 * 31/32 / 8 on each of its 32 links, and every rank one link to another domain, to
+    the rank with its place."""
     inside = edges("all_reduce", "ring", (8,))
     assert inside.share.tolist() == [1.75] * 8
     assert inside.receiver.tolist() == [1, 2, 3, 4, 5, 6, 7, 0]

@@ -55,8 +55,8 @@ def test_bounds_hold_in_every_order(family: str) -> None:
 
 
 def test_another_order_wins_with_long_sequences() -> None:
-    """Llama-3 70B at 131,072 tokens on 128 H100: pipelines of two beside each tensor group, rings across nodes, are
-    0.6 % faster than everything that the usual order offers; both are proved."""
+    """Llama-3 70B at 131,072 tokens on 128 H100: pipelines of two beside each tensor group, rings across nodes,
+    are 0.6 % faster than everything that the usual order offers; both are proved."""
     job = Job(num_gpus=128, global_batch_size=8, sequence_length=131_072)
     problem = Problem(
         model=load_model("llama3-70b"), hardware=load_hardware("dgx-h100"), job=job, space=Space(kind="uniform")

@@ -1,0 +1,41 @@
+"""The traffic of a plan as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milpplan.cli import arguments
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.solving import check_plan_of_file, within_range
+from milpplan.costs.traffic import traffic
+from milpplan.costs.wires import ALGORITHMS
+from milpplan.reports.document import read_plan
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.traffic_page import require_plotly, traffic_page
+from milpplan.reports.traffic_text import traffic_document, traffic_tables
+
+
+def run(path: Path, algorithm: str, as_json: bool, out: Path | None, html: Path | None) -> ExitCode:
+    """Count, print, write the document and the page."""
+    chosen = next(one for one in ALGORITHMS if one == arguments.choice(algorithm, "--algorithm", ALGORITHMS))
+    if html is not None:
+        require_plotly()
+    for target in (out, html):
+        if target is not None:
+            check_writable(target)
+    problem, plan = read_plan(path)
+    check_plan_of_file(problem, plan)
+    with within_range():
+        report = traffic(problem, plan, chosen)
+    document = traffic_document(report) if as_json or out is not None else ""
+    if as_json:
+        emit(document)
+    else:
+        show(traffic_tables(report))
+    if out is not None:
+        write_whole(out, document)
+        say(f"Written to {out}.")
+    if html is not None:
+        write_whole(html, traffic_page(report, f"{problem.model.name} on {plan.layout.num_gpus:,} GPUs"))
+        say(f"Written to {html}.")
+    return ExitCode.OPTIMAL

@@ -1,0 +1,265 @@
+"""The traffic of a plan as one HTML page: heat maps, time line, links and bandwidth, with nothing to fetch."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray
+from milpplan.costs.traffic_report import TrafficReport
+from milpplan.errors import InvalidInputError
+from milpplan.reports.traffic_text import NAMES
+from milpplan.units import bytes_text, percent_text, seconds_text
+
+MAX_PLACES: Final = 256
+"""Most rows of a heat map; with more GPUs a row is a node, or several."""
+HEIGHT: Final = 760
+OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
+
+_PAGE: Final = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Traffic: {{ title }}</title>
+<style>
+body { font-family: sans-serif; margin: 2em auto; max-width: 1100px; color: #222; }
+table { border-collapse: collapse; margin: 1em 0; }
+td, th { padding: 0.25em 0.9em; text-align: right; border-bottom: 1px solid #ddd; }
+td:first-child, th:first-child { text-align: left; }
+</style></head><body>
+<h1>Traffic of one step: {{ title }}</h1>
+<p>{{ summary }}</p>
+<table><tr><th>parallelism</th><th>all GPUs</th><th>inside domains</th><th>between</th><th>pairs</th></tr>
+{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
+{% for figure in figures %}<div>{{ figure }}</div>{% endfor %}
+</body></html>
+"""
+
+
+def require_plotly() -> tuple[Any, Any, Any]:
+    """plotly's figures and HTML writer, and jinja2.
+
+    Raises:
+        InvalidInputError: one of them is not installed.
+    """
+    try:
+        import jinja2
+        import plotly.graph_objects as figures
+        import plotly.io as writer
+    except ImportError as error:
+        raise InvalidInputError(
+            f"The page needs {error.name}, which is not installed.",
+            "Expected plotly and jinja2.",
+            "Install them: pip install 'milpplan[report]'.",
+        ) from error
+    return figures, writer, jinja2
+
+
+def traffic_page(report: TrafficReport, title: str) -> str:
+    """The whole page."""
+    _, writer, jinja2 = require_plotly()
+    parts = []
+    for number, figure in enumerate(traffic_figures(report)):
+        script = "inline" if number == 0 else False
+        parts.append(writer.to_html(figure, full_html=False, include_plotlyjs=script == "inline"))
+    rows = [
+        (
+            NAMES[name],
+            bytes_text(wire),
+            *(bytes_text(report.tier_bytes[name][tier]) for tier in ("inside", "between")),
+            f"{len(report.pairs[name].sender):,}",
+        )
+        for name, wire in report.wire_bytes.items()
+        if wire
+    ]
+    summary = (
+        f"{bytes_text(sum(report.wire_bytes.values()))} a step of {seconds_text(report.step_time_s)} on "
+        f"{report.num_gpus:,} GPUs, {report.gpus_per_domain} in a fast domain; {report.algorithm} algorithms."
+    )
+    template = jinja2.Environment(autoescape=True).from_string(_PAGE)
+    safe = [jinja2.utils.markupsafe.Markup(part) for part in parts]
+    return str(template.render(title=title, summary=summary, rows=rows, figures=safe))
+
+
+def traffic_figures(report: TrafficReport) -> list[Any]:
+    """Heat map, time line, links, overheads and bandwidth as plotly figures."""
+    return [_heat_map(report), _time_line(report), _links(report), _overheads(report), _bandwidth(report)]
+
+
+def gpus_per_row(report: TrafficReport) -> int:
+    """GPUs in a row of the heat map: one, or as many whole nodes as keep the map readable."""
+    if report.num_gpus <= MAX_PLACES:
+        return 1
+    nodes = -(-report.num_gpus // report.gpus_per_node)
+    return report.gpus_per_node * -(-nodes // MAX_PLACES)
+
+
+def _place_name(report: TrafficReport, each: int) -> str:
+    if each == 1:
+        return "GPU"
+    nodes = each // report.gpus_per_node
+    return "node" if nodes == 1 else f"group of {nodes} nodes"
+
+
+def _heat_map(report: TrafficReport) -> Any:
+    """Bytes from row to column, logarithmic colours; a button for every parallelism."""
+    figures, _, _ = require_plotly()
+    each = gpus_per_row(report)
+    places, word = -(-report.num_gpus // each), _place_name(report, each)
+    shown = {"all": report.all_pairs} | {NAMES[name]: pairs for name, pairs in report.pairs.items()}
+    shown = {name: pairs for name, pairs in shown.items() if len(pairs.sender)}
+    matrices = {name: pairs.matrix(places, each) for name, pairs in shown.items()}
+    figure = figures.Figure()
+    for number, (name, matrix) in enumerate(matrices.items()):
+        figure.add_trace(_heat(figures, name, matrix, word, visible=number == 0))
+    buttons = [
+        {
+            "label": name,
+            "method": "update",
+            "args": [{"visible": [other == name for other in matrices]}, {"title.text": _heat_title(name, word)}],
+        }
+        for name in matrices
+    ]
+    figure.update_layout(
+        title={"text": _heat_title("all", word), "y": 0.98},
+        height=HEIGHT,
+        width=HEIGHT + 140,
+        margin={"t": 110},
+        xaxis={"title": f"receiving {word}", "constrain": "domain"},
+        yaxis={"title": f"sending {word}", "autorange": "reversed", "scaleanchor": "x", "constrain": "domain"},
+        updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.09, "yanchor": "top"}],
+    )
+    if each == 1:
+        _domain_lines(figure, report)
+    return figure
+
+
+def _heat_title(name: str, word: str) -> str:
+    return f"Bytes a step from {word} to {word}: {name}"
+
+
+def _heat(figures: Any, name: str, matrix: FloatArray, word: str, *, visible: bool) -> Any:
+    """One heat map; pairs that exchange nothing stay empty."""
+    powers = np.where(matrix > 0, np.log10(np.maximum(matrix, 1.0)), np.nan)
+    low, high = np.floor(np.nanmin(powers)), np.ceil(np.nanmax(powers))
+    high = high if high > low else low + 1
+    ticks = np.arange(low, high + 1)
+    labels = [bytes_text(10.0**tick) for tick in ticks]
+    return figures.Heatmap(
+        z=powers,
+        customdata=matrix,
+        name=name,
+        visible=visible,
+        zmin=low,
+        zmax=high,
+        colorscale="Viridis",
+        colorbar={
+            "tickvals": ticks.tolist(),
+            "ticktext": labels,
+            "title": "bytes",
+        },
+        hovertemplate=f"{word} %{{y}} to {word} %{{x}}: %{{customdata:.4s}}B<extra>{name}</extra>",
+    )
+
+
+def _domain_lines(figure: Any, report: TrafficReport) -> None:
+    """Where one fast domain ends and the next begins."""
+    lines = []
+    for edge in range(report.gpus_per_domain, report.num_gpus, report.gpus_per_domain):
+        style = {"type": "line", "line": {"color": "rgba(120,120,120,0.5)", "width": 1}}
+        lines.append(style | {"x0": edge - 0.5, "x1": edge - 0.5, "y0": -0.5, "y1": report.num_gpus - 0.5})
+        lines.append(style | {"y0": edge - 0.5, "y1": edge - 0.5, "x0": -0.5, "x1": report.num_gpus - 0.5})
+    figure.update_layout(shapes=lines)
+
+
+def _time_line(report: TrafficReport) -> Any:
+    """Rate of all GPUs together by tier."""
+    figures, _, _ = require_plotly()
+    edges = report.timeline.edges_s
+    length = edges[1] - edges[0]
+    figure = figures.Figure()
+    for name, values in (
+        ("inside domains", report.timeline.inside_bytes),
+        ("between domains", report.timeline.between_bytes),
+    ):
+        figure.add_trace(
+            figures.Scatter(x=edges[:-1], y=values / length, name=name, line={"shape": "hv"}, fill="tozeroy")
+        )
+    figure.update_layout(
+        title="Traffic over one step, all GPUs together",
+        xaxis={"title": "time", "ticksuffix": " s"},
+        yaxis={"title": "bytes a second", "exponentformat": "SI", "ticksuffix": "B/s", "rangemode": "tozero"},
+    )
+    return figure
+
+
+def _links(report: TrafficReport) -> Any:
+    """Bytes out of and into every node's network, and out of every GPU where those are few."""
+    figures, _, _ = require_plotly()
+    figure = figures.Figure()
+    for name, values in (
+        ("out to the network", report.node_links.out_between),
+        ("in from the network", report.node_links.in_between),
+    ):
+        figure.add_trace(figures.Bar(y=values, name=name))
+    figure.update_layout(
+        title="Bytes a step over the network, by node",
+        xaxis={"title": "node"},
+        yaxis={"title": "bytes a step", "exponentformat": "SI", "ticksuffix": "B", "rangemode": "tozero"},
+        bargap=0.1,
+    )
+    return figure
+
+
+def _overheads(report: TrafficReport) -> Any:
+    """Exposed and hidden communication as shares of the step."""
+    figures, _, _ = require_plotly()
+    step = report.step_time_s
+    parts = {
+        kind: [100 * values.get(f"{name}_{kind}", 0.0) / step for name in OVERHEADS]
+        for kind, values in (("exposed", report.exposed_s), ("hidden", report.hidden_s))
+    }
+    figure = figures.Figure(
+        [figures.Bar(x=list(OVERHEADS), y=values, name=kind) for kind, values in parts.items()]
+    )
+    busy = float(np.mean([use.busy_fraction for use in report.utilisation]))
+    figure.update_layout(
+        title=f"Communication beside the step (GPUs are busy {percent_text(busy)} of it)",
+        xaxis={"title": "communication"},
+        yaxis={"title": "share of the step", "ticksuffix": " %"},
+        barmode="stack",
+    )
+    return figure
+
+
+def _bandwidth(report: TrafficReport) -> Any:
+    """Bus bandwidth over the message, a line for every group, a button for every operation."""
+    figures, _, _ = require_plotly()
+    figure, of_trace = figures.Figure(), []
+    shapes = dict.fromkeys((row.operation, row.num_gpus, row.stride, row.tier) for row in report.bandwidths)
+    for operation, num_gpus, stride, tier in shapes:
+        key = operation, num_gpus, stride
+        rows = [row for row in report.bandwidths if (row.operation, row.num_gpus, row.stride) == key]
+        where = tier if stride == 1 else "one a domain"
+        figure.add_trace(
+            figures.Scatter(
+                x=[row.message_bytes for row in rows],
+                y=[row.bus_bandwidth_bytes_per_s for row in rows],
+                name=f"{num_gpus} GPUs, {where}",
+                visible=operation == "all_reduce",
+                line={"dash": "solid" if tier == "inside" else "dot"},
+            )
+        )
+        of_trace.append(operation)
+    shown = {name: [one == name for one in of_trace] for name in dict.fromkeys(of_trace)}
+    buttons = [
+        {"label": name.replace("_", "-"), "method": "update", "args": [{"visible": visible}]}
+        for name, visible in shown.items()
+    ]
+    figure.update_layout(
+        title={"text": "Effective (bus) bandwidth per GPU, from the cost model", "y": 0.97},
+        margin={"t": 110},
+        height=560,
+        xaxis={"title": "message", "type": "log", "exponentformat": "SI", "ticksuffix": "B"},
+        yaxis={"title": "bytes a second", "type": "log", "exponentformat": "SI", "ticksuffix": "B/s"},
+        updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.14, "yanchor": "top"}],
+    )
+    return figure

@@ -1,0 +1,112 @@
+"""The messages that are counted are the messages that are priced."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from milpplan.costs import messages, placement, states
+from milpplan.costs.collectives import all_gather_s, all_reduce_s, all_to_all_s, p2p_s, reduce_scatter_s
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.endpoints import embedding_endpoint, head_endpoint
+from milpplan.costs.layers import layer_seconds
+from milpplan.costs.messages import Message
+from milpplan.costs.placement import RankGroup
+from milpplan.costs.tally import Part, Phase
+from milpplan.specs.model import MixtureOfExperts
+from milpplan.specs.plan import RANK_ORDERS
+from milpplan.specs.problem import Problem
+from tests.costs.cases import MODEL_HARDWARE, problem_of, random_layout
+
+OF_PART = {Part.TP: ("tp", "sp"), Part.CP: ("cp",), Part.EP: ("ep",)}
+HIDDEN = {Part.TP: Part.TP_HIDDEN, Part.CP: Part.CP_HIDDEN}
+
+
+def free_of_contention(problem: Problem) -> Problem:
+    """Communication takes nothing from compute, so that exposed and hidden add up to its time."""
+    hardware = problem.hardware
+    tiers = {name: getattr(hardware, name).model_copy(update={"processor_fraction": 0.0}) for name in
+             ("scale_up", "scale_out")}  # fmt: skip
+    return problem.model_copy(update={"hardware": hardware.model_copy(update=tiers)})
+
+
+def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float:
+    """Time of one message, from the formulas of collectives."""
+    hardware = problem.hardware
+    if message.operation == "send":
+        return float(p2p_s(hardware, message.num_bytes, placement.context(columns).stride)[0])
+    group: RankGroup = getattr(placement, message.group)(columns)
+    if message.operation == "all_to_all":
+        moe = next(kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts))
+        copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None
+        return float(all_to_all_s(hardware, message.num_bytes, group.size, group.stride, copies)[0])
+    by_name = {"all_reduce": all_reduce_s, "all_gather": all_gather_s, "reduce_scatter": reduce_scatter_s}
+    return float(by_name[message.operation](hardware, message.num_bytes, *group)[0])
+
+
+@pytest.mark.parametrize("case", range(len(MODEL_HARDWARE)))
+def test_messages_take_the_time_of_the_layer(case: int) -> None:
+    """Of every kind of layer the times of the counted messages, added up, are its communication, exposed and
+    hidden, forward and backward; likewise at the ends of the model."""
+    model, hardware, kernel, precision = MODEL_HARDWARE[case]
+    problem = free_of_contention(
+        problem_of(model, hardware, sequence_length=1024, attention_kernel=kernel, precision=precision)
+    )
+    random = np.random.default_rng(case)
+    for _ in range(3):
+        columns = LayoutColumns.of([random_layout(random, problem)])
+        for kind in problem.model.kinds:
+            whole = layer_seconds(problem, kind, columns)[..., 0]
+            found = messages.layer_messages(problem, kind, columns)
+            for part, names in OF_PART.items():
+                for phase in (Phase.FORWARD, Phase.BACKWARD):
+                    expected = whole[part, phase] + (whole[HIDDEN[part], phase] if part in HIDDEN else 0.0)
+                    times = [
+                        (m.forward if phase == Phase.FORWARD else m.backward)[0] * seconds(problem, columns, m)
+                        for m in found
+                        if m.parallelism in names
+                    ]
+                    assert sum(times) == pytest.approx(expected, rel=1e-9)
+        for is_head, end in ((False, embedding_endpoint), (True, head_endpoint)):
+            expected_s = end(problem, columns).seconds[Part.TP, :, 0]
+            found = messages.end_messages(problem, is_head, columns)
+            took = [
+                sum(getattr(m, p)[0] * seconds(problem, columns, m) for m in found)
+                for p in ("forward", "backward")
+            ]
+            assert took == pytest.approx(expected_s.tolist(), rel=1e-9)
+
+
+def test_messages_of_the_states_take_their_time() -> None:
+    """Reductions and gathers of every ZeRO stage, in every order of ranks, take what ``states`` says, once a step
+    or in every micro-batch."""
+    problem = problem_of("mixtral-8x7b", "dgx-h200", sequence_length=1024)
+    random, kind = np.random.default_rng(1), problem.model.kinds[0]
+    for _ in range(30):
+        layout = random_layout(random, problem)
+        layout = layout.model_copy(update={"rank_order": RANK_ORDERS[random.integers(24)]})
+        columns = LayoutColumns.of([layout])
+        local = states.local_layer_parameters(problem, kind, columns)
+        shapes = dict(zip(("replicas", "expert_replicas"), states.replica_groups(columns, local), strict=True))
+        groups = {name: group for name, (_, group) in shapes.items()}
+        groups |= {"replica_shards": groups["replicas"], "expert_shards": groups["expert_replicas"]}
+        often, once = messages.state_messages(problem, columns, local)
+
+        def total(found: list[Message], name: str, attribute: str, groups: dict[str, RankGroup] = groups) -> float:
+            """Seconds of a parallelism's messages; copies of shards have no group here, and no bytes."""
+            by_name = {"all_reduce": all_reduce_s, "all_gather": all_gather_s, "reduce_scatter": reduce_scatter_s}
+            times = [
+                getattr(m, attribute) * by_name[m.operation](problem.hardware, m.num_bytes, *groups[m.group])
+                for m in found
+                if m.parallelism == name and m.group in groups
+            ]
+            return float(np.sum(times))
+
+        reduce_s = float(states.reduce_s(problem, columns, local)[0])
+        gather_s = float(states.gather_s(problem, columns, local)[0])
+        stage = layout.zero_stage
+        assert total(once, "gradient_reduce", "backward") == pytest.approx(reduce_s if stage <= 1 else 0)
+        assert total(often, "gradient_reduce", "backward") == pytest.approx(reduce_s if stage >= 2 else 0)
+        assert total(once, "parameter_gather", "forward") == pytest.approx(gather_s if stage in (1, 2) else 0)
+        for attribute in ("forward", "backward"):
+            assert total(often, "parameter_gather", attribute) == pytest.approx(gather_s if stage == 3 else 0)
