@@ -15,6 +15,9 @@ from milpplan.units import bytes_text, percent_text, seconds_text
 MAX_PLACES: Final = 256
 """Most rows of a heat map; with more GPUs a row is a node, or several."""
 HEIGHT: Final = 760
+DECADES: Final = 5
+"""Powers of ten that the colours of a heat map tell apart."""
+COLOURS: Final = {"exposed": "#d62728", "hidden": "#9ecae1"}
 OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
 
 _PAGE: Final = """<!DOCTYPE html>
@@ -123,8 +126,14 @@ def _heat_map(report: TrafficReport) -> Any:
         height=HEIGHT,
         width=HEIGHT + 140,
         margin={"t": 110},
-        xaxis={"title": f"receiving {word}", "constrain": "domain"},
-        yaxis={"title": f"sending {word}", "autorange": "reversed", "scaleanchor": "x", "constrain": "domain"},
+        xaxis={"title": f"receiving {word}", "constrain": "domain", "showgrid": False},
+        yaxis={
+            "title": f"sending {word}",
+            "autorange": "reversed",
+            "scaleanchor": "x",
+            "constrain": "domain",
+            "showgrid": False,
+        },
         updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.09, "yanchor": "top"}],
     )
     if each == 1:
@@ -139,10 +148,12 @@ def _heat_title(name: str, word: str) -> str:
 def _heat(figures: Any, name: str, matrix: FloatArray, word: str, *, visible: bool) -> Any:
     """One heat map; pairs that exchange nothing stay empty."""
     powers = np.where(matrix > 0, np.log10(np.maximum(matrix, 1.0)), np.nan)
-    low, high = np.floor(np.nanmin(powers)), np.ceil(np.nanmax(powers))
-    high = high if high > low else low + 1
+    high = np.ceil(np.nanmax(powers))
+    # The norm of the gradients, a few bytes, would take all contrast from the rest.
+    low = min(high - 1, max(np.floor(np.nanmin(powers)), high - DECADES))
     ticks = np.arange(low, high + 1)
     labels = [bytes_text(10.0**tick) for tick in ticks]
+    labels[0] += " or less" if np.nanmin(powers) < low else ""
     return figures.Heatmap(
         z=powers,
         customdata=matrix,
@@ -218,7 +229,10 @@ def _overheads(report: TrafficReport) -> Any:
         for kind, values in (("exposed", report.exposed_s), ("hidden", report.hidden_s))
     }
     figure = figures.Figure(
-        [figures.Bar(x=list(OVERHEADS), y=values, name=kind) for kind, values in parts.items()]
+        [
+            figures.Bar(x=list(OVERHEADS), y=values, name=kind, marker={"color": COLOURS[kind]})
+            for kind, values in parts.items()
+        ]
     )
     busy = float(np.mean([use.busy_fraction for use in report.utilisation]))
     figure.update_layout(

@@ -1,0 +1,91 @@
+"""The traffic of a plan as a document, as tables and as a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from milpplan import Layout, TrafficReport, traffic
+from milpplan.errors import InvalidInputError
+from milpplan.reports.traffic_page import gpus_per_row, traffic_figures, traffic_page
+from milpplan.reports.traffic_text import NAMES, traffic_document, traffic_tables
+from tests.costs.cases import even_plan, problem_of
+
+
+@cache
+def report(dp: int = 4) -> TrafficReport:
+    """Llama-3 8B on tp=2, pp=2 and ``dp`` replicas."""
+    problem = problem_of("llama3-8b", "dgx-h100", sequence_length=2048)
+    layout = Layout(tp=2, pp=2, dp=dp, global_batch_size=2 * dp, zero_stage=1)
+    return traffic(problem, even_plan(problem, layout))
+
+
+def test_the_document_holds_the_matrix() -> None:
+    """The JSON gives every pair of every parallelism, and the same sums."""
+    found = json.loads(traffic_document(report()))
+    assert found["num_gpus"] == 16
+    for name, wire in report().wire_bytes.items():
+        pairs = found["pairs"][name]
+        assert len(pairs["sender"]) == len(pairs["receiver"]) == len(pairs["num_bytes"])
+        assert sum(pairs["num_bytes"]) == pytest.approx(wire)
+    assert sum(found["timeline"]["between_bytes"]) == pytest.approx(
+        sum(tiers["between"] for tiers in found["tier_bytes"].values())
+    )
+    assert len(found["gpu_links"]["out_between"]) == 16
+    assert len(found["node_links"]["out_between"]) == 2
+
+
+def test_tables_name_what_is_sent() -> None:
+    """Every parallelism that sends has its line; one that does not has none."""
+    console = Console(width=110, file=None, record=True, quiet=False)
+    with console.capture() as capture:
+        console.print(traffic_tables(report()))
+    text = capture.get()
+    for name, wire in report().wire_bytes.items():
+        assert (NAMES[name] in text) == (wire > 0)
+    assert "GPUs busy" in text
+
+
+def test_the_heat_map_is_the_matrix() -> None:
+    """Its first map is of all pairs, each cell the bytes between two GPUs; there is one for each parallelism that
+    sends, and one button each."""
+    heat = traffic_figures(report())[0]
+    assert np.array_equal(np.asarray(heat.data[0].customdata), report().all_pairs.matrix(16))
+    in_use = [NAMES[name] for name, wire in report().wire_bytes.items() if wire]
+    assert [trace.name for trace in heat.data] == ["all", *in_use]
+    assert [button.label for button in heat.layout.updatemenus[0].buttons] == ["all", *in_use]
+    total = sum(np.nansum(np.asarray(trace.customdata)) for trace in heat.data[1:])
+    assert total == pytest.approx(sum(report().wire_bytes.values()))
+
+
+def test_many_gpus_are_shown_by_node() -> None:
+    """Beyond 256 GPUs a row of the map is a node, and the map still holds all bytes."""
+    many = report(dp=128)
+    assert gpus_per_row(report()) == 1
+    assert gpus_per_row(many) == 8
+    cells = np.asarray(traffic_figures(many)[0].data[0].customdata)
+    assert cells.shape == (64, 64)
+    assert cells.sum() == pytest.approx(sum(many.wire_bytes.values()))
+
+
+def test_the_page_needs_nothing_else() -> None:
+    """One HTML document with its script inside, no reference to another host, and the title escaped."""
+    page = traffic_page(report(), "<b> & co")
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.count("Plotly.newPlot(") >= 5
+    assert "<script src=" not in page
+    assert 'src="http' not in page
+    assert "&lt;b&gt; &amp; co" in page
+
+
+@pytest.mark.parametrize("missing", ["plotly.graph_objects", "jinja2"])
+def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Without plotly or jinja2 the page is refused, with what to install."""
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(InvalidInputError, match=r"milpplan\[report\]"):
+        traffic_page(report(), "any")
