@@ -34,10 +34,11 @@ class Flow:
     parallelism: Parallelism
     operation: Transport
     group: Groups
+    copies: float | None
     message_bytes: FloatArray
 
 
-_Key = tuple[Parallelism, Transport, Groups]
+_Key = tuple[Parallelism, Transport, Groups, float | None]
 
 
 def flows(problem: Problem, plan: Plan) -> list[Flow]:
@@ -82,7 +83,8 @@ def _add(total: dict[_Key, FloatArray], stage: int, found: list[Message], times:
     """``times`` each message's forward and backward counts, first those of a micro-batch, then those of a step."""
     for message in found:
         calls = np.array([message.forward[0], message.backward[0]] * 2) * np.array(times)
-        total[message.parallelism, message.operation, message.group][stage] += calls * message.num_bytes[0]
+        key = message.parallelism, message.operation, message.group, message.copies
+        total[key][stage] += calls * message.num_bytes[0]
 
 
 def _end_states(problem: Problem, columns: LayoutColumns, is_head: bool) -> list[Message]:

@@ -49,6 +49,8 @@ class Message(NamedTuple):
     num_bytes: FloatArray
     forward: FloatArray
     backward: FloatArray
+    copies: float | None = None
+    """Copies of a token that an all-to-all sends once to each domain; None: each copy as it is."""
 
 
 def _linear_pair(shard: Shard) -> list[Message]:
@@ -75,8 +77,10 @@ def _experts(shard: Shard, moe: MixtureOfExperts) -> list[Message]:
     """Dispatch and combination; copies of tokens as they are, without what a framework pads."""
     sent = BF16_BYTES * shard.tokens / shard.tp * moe.num_experts_per_tok * shard.hidden
     one, gathered = np.ones_like(sent), sent * shard.columns.etp
+    deduplicated = shard.problem.hardware.software.deduplicated_dispatch
+    copies = float(moe.num_experts_per_tok) if deduplicated else None
     return [
-        Message("ep", "all_to_all", "expert", sent, 2 * one, 2 * one),
+        Message("ep", "all_to_all", "expert", sent, 2 * one, 2 * one, copies),
         Message("ep", "all_gather", "expert_tensor", gathered, one, one),
         Message("ep", "reduce_scatter", "expert_tensor", gathered, one, one),
     ]

@@ -24,7 +24,6 @@ from milpplan.costs.traffic_report import Links, Pairs, Tier, TrafficReport, Uti
 from milpplan.costs.traffic_timeline import DEFAULT_BINS, StageTraffic, timeline_of
 from milpplan.costs.wires import ALGORITHMS, Algorithm
 from milpplan.errors import InvalidInputError
-from milpplan.specs.model import MixtureOfExperts
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 
@@ -51,22 +50,21 @@ class _Wires:
     domain: int
     algorithm: Algorithm
     groups: dict[str, IntArray]
-    copies: float | None
-    known: dict[tuple[Transport, str], _Wiring] = field(default_factory=dict)
+    known: dict[tuple[Transport, str, float | None], _Wiring] = field(default_factory=dict)
     found: dict[str, list[tuple[IntArray, FloatArray]]] = field(default_factory=lambda: defaultdict(list))
     closed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     edges: int = 0
 
-    def wiring(self, operation: Transport, group: str) -> _Wiring:
+    def wiring(self, operation: Transport, group: str, copies: float | None = None) -> _Wiring:
         """The edges of a collective on a family of groups."""
-        if (operation, group) not in self.known:
-            self.known[operation, group] = self._made(operation, self.groups[group])
-        return self.known[operation, group]
+        key = operation, group, copies
+        if key not in self.known:
+            self.known[key] = self._made(operation, self.groups[group], copies)
+        return self.known[key]
 
-    def _made(self, operation: Transport, groups: IntArray) -> _Wiring:
+    def _made(self, operation: Transport, groups: IntArray, copies: float | None) -> _Wiring:
         stages, number, size = groups.shape
         rows = groups.reshape(-1, size)
-        copies = self.copies if operation == "all_to_all" else None
         wire = np.zeros(len(rows))
         keys, shares, stage = [np.zeros(0, np.int64)], [np.zeros(0)], [np.zeros(0, np.int64)]
         cuts = np.diff(rows // self.domain, axis=1) != 0
@@ -74,9 +72,10 @@ class _Wires:
         for place, pattern in enumerate(patterns):
             ends = [0, *(np.flatnonzero(pattern) + 1).tolist(), size]
             parts = tuple(np.diff(ends).tolist())
-            edges = wires.edges(operation, self.algorithm, parts, copies)
             mine = np.flatnonzero(inverse.reshape(-1) == place)
-            self._count(len(mine) * len(edges.share))
+            channels = min(parts) if len(parts) > 1 else 1
+            self._count(len(mine) * size * (size if operation == "all_to_all" else channels))
+            edges = wires.edges(operation, self.algorithm, parts, copies)
             keys.append((rows[mine][:, edges.sender] * self.num_gpus + rows[mine][:, edges.receiver]).ravel())
             shares.append(np.tile(edges.share, len(mine)))
             stage.append(np.repeat(mine // number, len(edges.share)))
@@ -84,13 +83,14 @@ class _Wires:
         per_stage = wire.reshape(stages, number).sum(axis=1)
         return _Wiring(np.concatenate(keys), np.concatenate(shares), np.concatenate(stage), per_stage)
 
-    def _count(self, more: int) -> None:
-        self.edges += more
+    def _count(self, most: int) -> None:
+        """Refuse more edges than memory holds, before they are made."""
+        self.edges += most
         if self.edges > MAX_PAIRS:
             raise InvalidInputError(
                 f"The traffic has more than {MAX_PAIRS:,} pairs of GPUs.",
-                "Expected a plan whose all-to-alls connect fewer.",
-                "Use a plan on fewer GPUs, or with smaller groups of experts.",
+                "Expected a plan whose GPUs send to fewer others.",
+                "Use a plan on fewer GPUs: the pattern is the same, and repeats.",
             )
 
     def send(self, parallelism: str, wiring: _Wiring, num_bytes: FloatArray) -> None:
@@ -180,10 +180,7 @@ def _wires_of(problem: Problem, plan: Plan, algorithm: Algorithm) -> _Wires:
     groups["pair"] = np.sort(np.stack([stages[0, 0], stages[-1, 0]], axis=-1), axis=-1)[None]
     groups["everyone"] = np.arange(layout.num_gpus)[None, None]
     groups["stage"] = stages
-    experts = [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
-    deduplicated = bool(experts) and problem.hardware.software.deduplicated_dispatch
-    copies = float(experts[0].num_experts_per_tok) if deduplicated else None
-    return _Wires(layout.num_gpus, gpus_per_domain(problem.hardware, layout.num_gpus), algorithm, groups, copies)
+    return _Wires(layout.num_gpus, gpus_per_domain(problem.hardware, layout.num_gpus), algorithm, groups)
 
 
 def _within_stages(made: _Wires, plan: Plan, found: list[Flow]) -> StageTraffic:
@@ -194,7 +191,7 @@ def _within_stages(made: _Wires, plan: Plan, found: list[Flow]) -> StageTraffic:
     calls = np.array([layout.num_micro_batches, layout.num_micro_batches, 1, 1])
     items = np.zeros((stages, 4, 2))
     for flow in found:
-        wiring = made.wiring(flow.operation, flow.group)
+        wiring = made.wiring(flow.operation, flow.group, flow.copies)
         step = np.bincount(rank_of, flow.message_bytes @ calls, minlength=layout.pp)
         made.send(flow.parallelism, wiring, step.astype(np.float64))
         items += flow.message_bytes[:, :, None] * made.tiers(wiring)[rank_of][:, None, :]

@@ -133,7 +133,10 @@ def rules(problem: Problem) -> dict[str, Rule]:
     found = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | STAGE_RULES | SHARDING_RULES
     found |= INFERENCE_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
-        found |= EXPERT_RULES | ORDER_RULES
+        found |= EXPERT_RULES
+        # With the pipeline outermost both grids agree whatever the degrees: no need to try all combinations.
+        if not all(order.endswith("pp") for order in problem.space.rank_order):
+            found |= ORDER_RULES
     else:
         found |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
     return {name: rule for name, rule in found.items() if name not in PRODUCTS}

@@ -235,3 +235,26 @@ def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
     problem, plan = tied_case(pp=2, dp=1, global_batch_size=4)
     with pytest.raises(InvalidInputError):
         traffic(problem, plan, **wrong)
+
+
+def test_more_pairs_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is checked before the edges are made, and the message says what to do."""
+    problem, plan = tied_case(pp=2, dp=1, global_batch_size=4)
+    monkeypatch.setattr("milpplan.costs.traffic.MAX_PAIRS", 1)
+    with pytest.raises(InvalidInputError, match="fewer GPUs"):
+        traffic(problem, plan)
+
+
+def test_layers_with_different_top_k_dispatch_their_own_copies() -> None:
+    """Two kinds of layer, with 2 and with 8 experts a token: each dispatches as its own time has it."""
+    problem, plan = EVERYTHING[64]
+    (run,) = problem.model.layers
+    few = run.model_copy(update={"count": 24, "mlp": run.mlp.model_copy(update={"num_experts_per_tok": 2})})
+    many = run.model_copy(update={"count": 24})
+    mixed = problem.model_copy(update={"model": problem.model.model_copy(update={"layers": (few, many)})})
+    only = problem.model.model_copy(update={"layers": (few.model_copy(update={"count": 48}),)})
+    sent = [
+        traffic(one, plan).wire_bytes["ep"] for one in (problem, mixed, problem.model_copy(update={"model": only}))
+    ]
+    assert sent[1] == pytest.approx((sent[0] + sent[2]) / 2)
+    assert_sums(mixed, plan, "ring")

@@ -12,7 +12,7 @@ from milpplan.optimize.bounds import layout_bounds
 from milpplan.optimize.layouts import layout_space
 from milpplan.specs.plan import RANK_ORDERS
 from tests.optimize.brute_force import brute_force
-from tests.optimize.problems import FAMILIES, random_plan, random_problem
+from tests.optimize.problems import FAMILIES, random_plan, random_problem, with_memory
 
 
 def opened(problem: Problem, **space: object) -> Problem:
@@ -25,7 +25,7 @@ def test_optimum_is_that_of_brute_force_over_all_orders() -> None:
     """With three orders allowed ``solve`` finds the optimum of every plan in each; in some problems only another
     order than the usual one reaches it."""
     better = 0
-    for seed in range(9100, 9106):
+    for seed in (9101, 9103, 9106, 9107, 9110, 9114, 9122):
         usual = random_problem(seed, family=FAMILIES[seed % len(FAMILIES)])
         problem = opened(usual, rank_order=("tp-cp-dp-pp", "pp-tp-cp-dp", "dp-tp-cp-pp"))
         best, result = brute_force(problem), solve(problem, gap=0.0)
@@ -36,22 +36,20 @@ def test_optimum_is_that_of_brute_force_over_all_orders() -> None:
         assert result.report.step_time_ns == best.step_time_ns
         least = brute_force(usual)
         better += least is None or best.step_time_ns < least.step_time_ns
-    assert better > 0
+    assert better >= 4
 
 
 @pytest.mark.parametrize("family", ["moe", "mixed"])
 def test_bounds_hold_in_every_order(family: str) -> None:
-    """No random plan that fits, of a layout in any order, is faster than the layout's bound."""
-    rng, fitting = random.Random(9200), 0
+    """No random plan of a layout in any order is faster than the layout's bound, where memory binds nothing."""
+    rng = random.Random(9200)
     for seed in range(9200, 9202):
-        problem = opened(random_problem(seed, family=family))
+        problem = opened(with_memory(random_problem(seed, family=family), 2**45))
         columns = layout_space(problem).columns
         bounds = layout_bounds(problem, columns, layout_costs(problem, columns)).step_time_ns
         for row in rng.sample(range(len(columns)), min(12, len(columns))):
             report = simulate(problem, random_plan(rng, problem, columns.at(row)))
-            fitting += report.fits
-            assert not report.fits or report.step_time_ns >= bounds[row] * (1 - 1e-12)
-    assert fitting > 0
+            assert report.step_time_ns >= bounds[row] * (1 - 1e-12)
 
 
 def test_another_order_wins_with_long_sequences() -> None:
