@@ -126,13 +126,14 @@ def _heat_map(report: TrafficReport) -> Any:
         height=HEIGHT,
         width=HEIGHT + 140,
         margin={"t": 110},
-        xaxis={"title": f"receiving {word}", "constrain": "domain", "showgrid": False},
+        xaxis={"title": f"receiving {word}", "constrain": "domain", "showgrid": False, "zeroline": False},
         yaxis={
             "title": f"sending {word}",
             "autorange": "reversed",
             "scaleanchor": "x",
             "constrain": "domain",
             "showgrid": False,
+            "zeroline": False,
         },
         updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.09, "yanchor": "top"}],
     )
