@@ -19,6 +19,7 @@ from milpplan.errors import SolverError
 from milpplan.reports import files
 from milpplan.reports.document import ResultDocument, SimulationDocument, document_text
 from milpplan.reports.plan_file import PlanFile, plan_document
+from milpplan.specs.plan import SCHEDULES
 from tests.small import small_problem
 
 PAIR = ["llama3-8b", "dgx-h100"]
@@ -255,6 +256,24 @@ def test_fixed_forbidden_and_ranges_reach_the_problem() -> None:
     layout = ResultDocument.model_validate_json(result.stdout).plan.layout  # type: ignore[union-attr]
     assert (layout.tp, layout.sequence_parallel) == (2, True)
     assert layout.pp > 1
+
+
+def test_schedules_to_choose_from() -> None:
+    """--schedule takes names or all; the help names every one; --fix narrows them, and what makes no sense is
+    refused."""
+    words = ["solve", *PAIR, "--gpus", "8", "--global-batch", "8", "--space", "uniform", "--gap", "1e-2", "--json"]
+    fixed = ["--fix", "pp=4,tp=2,micro_batch_size=1"]
+    for chosen, expected in (("all", SCHEDULES), ("zb-v, zb-h1", ("zb-h1", "zb-v"))):
+        result = run(*words, *fixed, "--schedule", chosen)
+        assert result.exit_code == 0, result.stderr
+        document = ResultDocument.model_validate_json(result.stdout)
+        assert document.problem.space.schedule == expected
+        assert document.plan.layout.schedule in ("zb-h1", "zb-v")  # type: ignore[union-attr]
+    assert "zb-v" in refused(run(*words, "--schedule", "zb"))
+    assert "once" in refused(run(*words, "--schedule", "all,1f1b"))
+    assert "does not have it" in refused(run(*words, "--schedule", "1f1b", "--fix", "schedule=gpipe"))
+    text = " ".join(run("solve", "--help").stdout.replace("│", " ").split())
+    assert all(name in text for name in SCHEDULES)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_search(

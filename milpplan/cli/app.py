@@ -69,6 +69,7 @@ def solve(
     grad_dtype: o.GradDtype = "fp32",
     inference: o.Inference = False,
     space: o.SpaceKind = "free",
+    schedule: o.ScheduleNames = None,
     fix: o.Fix = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,
@@ -101,7 +102,8 @@ def solve(
         "tokens": tokens,
         "kind": "inference" if inference else "training",
     }
-    problem = problem_of(calculon, {"MODEL": model, "HARDWARE": hardware}, job, space, fix or [], allow or [])
+    named = {"MODEL": model, "HARDWARE": hardware}
+    problem = problem_of(calculon, named, job, space, fix or [], allow or [], schedule)
     chosen = milpplan.SolveOptions(
         backend=backend,
         gap=gap,

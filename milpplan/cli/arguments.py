@@ -13,7 +13,7 @@ from milpplan.costs.columns import SWITCHES, WORDS
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.optimize.planner import fixed
 from milpplan.presets.catalog import hardware_names, load_hardware, load_model, model_names
-from milpplan.specs.plan import RANK_ORDERS, TP_OVERLAPS, Layout
+from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, Schedule
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Range, Space
 from milpplan.specs.reading import RecordType, invalid_fields, shown
 
@@ -174,8 +174,29 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
     return values
 
 
+def schedules(text: str) -> tuple[Schedule, ...]:
+    """The schedules of ``--schedule``: names with commas between them, or ``all``."""
+    words = [word.strip() for word in text.split(",")]
+    if words == ["all"]:
+        return SCHEDULES
+    named = {choice(word, "--schedule", (*SCHEDULES, "all")) for word in words}
+    if "all" in named or len(named) < len(words):
+        raise InvalidInputError(
+            f"--schedule is {shown(text)}.",
+            "Expected each name once, or all by itself.",
+            "Correct --schedule.",
+        )
+    return tuple(name for name in SCHEDULES if name in named)
+
+
 def problem_of(
-    model: str, hardware: str, job: Mapping[str, Any], space: str, fix: list[str], allow: Iterable[str] = ()
+    model: str,
+    hardware: str,
+    job: Mapping[str, Any],
+    space: str,
+    fix: list[str],
+    allow: Iterable[str] = (),
+    schedule: str | None = None,
 ) -> Problem:
     """The problem of a command line; ``job`` holds the options that describe the job."""
     if model in hardware_names() and hardware in model_names():
@@ -208,9 +229,28 @@ def problem_of(
     problem = record(
         Problem, "the command line", model=spec, hardware=load_hardware(hardware), job=asked, space=declared
     )
-    opened = problem.space.model_copy(update=allowed_values(allow, problem))
-    problem = problem.model_copy(update={"space": opened})
+    return narrowed(problem, fix, allow, schedule)
+
+
+def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedule: str | None) -> Problem:
+    """The problem with what ``--allow``, ``--schedule`` and ``--fix`` make of its space."""
+    opened = allowed_values(allow, problem)
     values = fixed_values(fix)
+    if schedule is not None:
+        opened["schedule"] = named = schedules(schedule)
+        if problem.inference:
+            raise InvalidInputError(
+                f"--schedule is {shown(schedule)}, and the job is inference.",
+                "Forwards alone run in one order, that of gpipe.",
+                "Leave --schedule out.",
+            )
+        if values.get("schedule", named[0]) not in named:
+            raise InvalidInputError(
+                f"--fix gives schedule {values['schedule']}, and --schedule {shown(schedule)} does not have it.",
+                "Expected one of the schedules to choose from.",
+                "Leave one of the two options out.",
+            )
+    problem = problem.model_copy(update={"space": problem.space.model_copy(update=opened)})
     return fixed(problem, values) if values else problem
 
 

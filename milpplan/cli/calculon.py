@@ -9,7 +9,6 @@ from typing import Any, Final
 from milpplan.cli import arguments, solving
 from milpplan.cli.outcome import ExitCode, say
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.planner import fixed
 from milpplan.presets.calculon import CalculonFiles, calculon_problem, calculon_run, notes, read_calculon
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, SPACES, Problem
 
@@ -53,6 +52,7 @@ def problem_of(
     space: str,
     fix: list[str],
     allow: Iterable[str] = (),
+    schedule: str | None = None,
 ) -> Problem:
     """The problem of Calculon's files, or of the words of the command line.
 
@@ -63,13 +63,15 @@ def problem_of(
         space: name of the space.
         fix: fields of the layout that are fixed.
         allow: switches that are opened.
+        schedule: names of schedules to choose from.
     """
     if files is None:
         words = {**named, "--gpus": job["gpus"], "--global-batch": job["global_batch"]}
         missing = [name for name, value in words.items() if value is None]
         if missing:
             raise _missing(" and ".join(missing), ", ".join(words))
-        return arguments.problem_of(str(named["MODEL"]), str(named["HARDWARE"]), job, space, fix, allow)
+        model, hardware = str(named["MODEL"]), str(named["HARDWARE"])
+        return arguments.problem_of(model, hardware, job, space, fix, allow, schedule)
     _refuse_beside(named, job)
     read = read_calculon(*files)
     declared = SPACES[arguments.choice(space, "--space", tuple(SPACES))]
@@ -85,10 +87,7 @@ def problem_of(
     }
     problem = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
     arguments.check_size(problem.job)
-    opened = problem.space.model_copy(update=arguments.allowed_values(allow, problem))
-    problem = problem.model_copy(update={"space": opened})
-    values = arguments.fixed_values(fix)
-    problem = fixed(problem, values) if values else problem
+    problem = arguments.narrowed(problem, fix, allow, schedule)
     _say_notes(read)
     return problem
 

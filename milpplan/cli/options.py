@@ -49,6 +49,15 @@ SpaceKind = Annotated[
         "longer).",
     ),
 ]
+ScheduleNames = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        metavar="NAME,...|all",
+        help="Pipeline schedules to choose from: gpipe, 1f1b, interleaved, zb-h1, zb-v, or all of them.",
+        show_default="1f1b,interleaved",
+    ),
+]
 Fix = Annotated[
     list[str] | None,
     typer.Option("--fix", metavar="NAME=VALUE", help="Fix a field of the layout, such as tp=8. Repeatable."),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout
+from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, SPLIT_SCHEDULES, TP_OVERLAPS, V_SCHEDULES, Layout
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -19,6 +19,8 @@ WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVE
 """Fields of a layout that are words; a column holds the word's place."""
 DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
 SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
+_SPLITS = np.array([schedule in SPLIT_SCHEDULES for schedule in SCHEDULES])
+_TURNS = np.array([schedule in V_SCHEDULES for schedule in SCHEDULES])
 
 
 def column_value(field: str, value: Any) -> int:
@@ -74,6 +76,16 @@ class LayoutColumns:
     def num_virtual_stages(self) -> IntArray:
         """Virtual stages of one pipeline."""
         return self.pp * self.vpp
+
+    @property
+    def split_backward(self) -> BoolArray:
+        """Whether the schedule runs weight gradients apart from input gradients."""
+        return _SPLITS[self.schedule]
+
+    @property
+    def ends_meet(self) -> BoolArray:
+        """Whether the first and the last virtual stage share a rank of a pipeline."""
+        return _TURNS[self.schedule]
 
     @property
     def expert_dp(self) -> IntArray:
@@ -165,6 +177,8 @@ def unique_rows(*keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray]:
             continue
         values = np.asarray(key, dtype=np.int64)
         span = int(values.max(initial=0)) + 1
+        if span == 1:
+            continue
         if code.size and int(code.max(initial=0)) > (2**62) // span:
             _, code = np.unique(code, return_inverse=True)
             code = code.astype(np.int64)

@@ -38,9 +38,8 @@ def critical_paths(graph: StepGraph, durations: IntegerArray) -> tuple[CriticalP
         step_times = sweep.step_time(graph.barrier_ns)
         for plan, binding in enumerate(_binding_predecessors(graph, sweep).T):
             path = _backtrack(graph, sweep, plan, binding)
-            length_ns = path.length_ns(
-                sweep.durations[..., plan].reshape(path.counts.shape), graph.transfer_ns, graph.barrier_ns
-            )
+            matrix = graph.structure.swapped(sweep.durations[..., plan].reshape(path.counts.shape))
+            length_ns = path.length_ns(matrix, graph.transfer_ns, graph.barrier_ns)
             assert length_ns == step_times[plan], "path is not the step"
             paths.append(path)
     return tuple(paths)
@@ -90,39 +89,41 @@ def _backtrack(graph: StepGraph, sweep: Sweep, plan: int, binding: Int64Array) -
         _count_gather(structure, sweep, plan, visited[-1], counts)
     elif not graph.overlap_param_gather:
         counts[Term.GATHER, :, source - num_nodes] = 1
+    by_stage = structure.swapped(counts.reshape(len(Term), -1))
     durations_passed = structure.duration_index[visited[skip_node:]]
-    flat = counts.reshape(-1)
-    flat += np.bincount(durations_passed, minlength=flat.size)
-    return CriticalPath(flat.reshape(len(Term), -1), num_transfers)
+    by_stage += np.bincount(durations_passed, minlength=by_stage.size).reshape(by_stage.shape)
+    return CriticalPath(by_stage, num_transfers)
 
 
 def _backtrack_stream(
     structure: Structure, sweep: Sweep, plan: int, rank: int, counts: Int64Array
 ) -> tuple[int, bool]:
-    """Count the reductions that a rank's gradients waited for; returns the last backward that they waited
-    for, and whether it was for its start only."""
-    last_backward = structure.backward_node[:, -1].reshape(structure.vpp, -1)[:, rank]
+    """Count the reductions that a rank's gradients waited for; returns the last item that they waited for, and
+    whether it was for its start only."""
+    last = structure.release_node[:, rank]
     durations = sweep.durations[:, :, rank, plan]
-    backward_end = sweep.end[last_backward, plan]
+    last_end = sweep.end[last, plan]
     reduce_end = sweep.reduce_end[:, rank, plan]
     ready = sweep.ready[rank, plan]
-    by_trail = np.flatnonzero(backward_end + durations[Term.TRAIL] == ready)
+    by_trail = np.flatnonzero(last_end + durations[Term.TRAIL] == ready)
     if len(by_trail):
         counts[Term.TRAIL, by_trail[0], rank] = 1
-        return int(last_backward[by_trail[0]]), False
+        return int(last[by_trail[0]]), False
     chunk = int(np.flatnonzero(reduce_end == ready)[0])
-    released = backward_end - durations[Term.BACKWARD] + durations[Term.LEAD] + durations[Term.REDUCE]
+    start = last_end - durations[structure.release_term]
+    released = start + durations[Term.LEAD] + durations[Term.REDUCE]
     counts[Term.REDUCE, chunk, rank] = 1
     while reduce_end[chunk] != released[chunk]:
         chunk += 1
         counts[Term.REDUCE, chunk, rank] = 1
     counts[Term.LEAD, chunk, rank] = 1
-    return int(last_backward[chunk]), True
+    return int(last[chunk]), True
 
 
 def _count_gather(structure: Structure, sweep: Sweep, plan: int, node: int, counts: Int64Array) -> None:
     """Count what a first forward waited for: the bucket it starts with, or the last one it ends after."""
-    chunk, rank = divmod(int(structure.duration_index[node]), structure.num_stages)
+    stage = int(structure.duration_index[node])
+    chunk, rank = divmod(int(structure.placement.reshape(-1)[stage]), structure.num_stages)
     first, _ = first_starts(sweep.durations[..., plan : plan + 1])
     counts[Term.GATHER, :chunk, rank] = 1
     if int(first[chunk, rank, 0]) == int(sweep.end[node, plan] - sweep.node_durations[node, plan]):

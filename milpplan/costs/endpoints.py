@@ -21,13 +21,23 @@ from milpplan.specs.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One end of the model, for one micro-batch: seconds [Part, 2, n], kept and workspace bytes [n]."""
+    """One end of the model, for one micro-batch: seconds [Part, 2, n], kept and workspace bytes [n];
+    ``weight_s`` [n] of compute for weight gradients that run apart from the backward. The embedding's gradient is
+    in its backward whatever the schedule."""
 
     model: ModelSpec
     is_head: bool
     seconds: FloatArray
+    weight_s: FloatArray
     kept_bytes: FloatArray
     workspace_bytes: FloatArray
+
+    @property
+    def phases(self) -> FloatArray:
+        """Seconds by phase with the weight gradients, [Part, 3, n]."""
+        weight = np.zeros_like(self.seconds[:, :1])
+        weight[Part.COMPUTE, 0] = self.weight_s
+        return np.concatenate([self.seconds, weight], axis=1)
 
     def matrix_parameters(self, tp: IntArray) -> FloatArray:
         """Parameters of the (padded) vocabulary matrix on one GPU."""
@@ -59,11 +69,11 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     seconds[Part.TP, Phase.BACKWARD] = np.where(sp, gather, 0.0)
     if problem.inference:
         seconds[:, Phase.BACKWARD] = 0.0
-        return Endpoint(problem.model, False, seconds, np.zeros(len(columns)), np.zeros(len(columns)))
+        return Endpoint(problem.model, False, seconds, *[np.zeros(len(columns))] * 3)
     masks = shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
     # Token ids, labels and position ids, eight bytes each.
     kept = 24 * shard.tokens + masks
-    return Endpoint(problem.model, False, seconds, kept, np.zeros(len(columns)))
+    return Endpoint(problem.model, False, seconds, np.zeros(len(columns)), kept, np.zeros(len(columns)))
 
 
 def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
@@ -84,11 +94,14 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     loss = shard.memory_bound(16.0 * shard.tokens * vocab)
     hidden = float(shard.hidden)
     forward = compute.gemm_s(gpu, "bf16", shard.tokens, vocab, hidden)
-    backward = compute.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + compute.weight_gradient_s(
+    weight = compute.weight_gradient_s(
         gpu, "bf16", vocab, hidden, shard.tokens, 1.0, shard.grad_bytes, shard.fused_sums
     )
+    backward = compute.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + weight
     seconds[Part.COMPUTE, Phase.FORWARD] = norm + forward + loss
     seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * norm + backward + 0.5 * loss
+    apart = np.where(columns.split_backward, weight, 0.0)
+    seconds[Part.COMPUTE, Phase.BACKWARD] -= apart
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp, group = columns.sequence_parallel, placement.tensor(columns)
     gather = collectives.all_gather_s(problem.hardware, message, *group)
@@ -101,7 +114,7 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     logits = shard.tokens * vocab * (columns.tp if software.gathered_logits else 1)
     kept = 2 * stream + software.logit_kept_bytes * logits
     workspace = BF16_BYTES * (logits + vocab * hidden)
-    return Endpoint(problem.model, True, seconds, kept, workspace)
+    return Endpoint(problem.model, True, seconds, apart, kept, workspace)
 
 
 def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
@@ -118,4 +131,5 @@ def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
     seconds[Part.COMPUTE, Phase.FORWARD] = shard.memory_bound(2 * BF16_BYTES * tokens * shard.hidden) + product
     logits = BF16_BYTES * tokens * padded
     seconds[Part.TP, Phase.FORWARD] = collectives.all_gather_s(problem.hardware, logits, columns.tp, 1)
-    return Endpoint(problem.model, True, seconds, np.zeros(len(columns)), logits)
+    none = np.zeros(len(columns))
+    return Endpoint(problem.model, True, seconds, none, none, logits)

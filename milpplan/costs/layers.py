@@ -17,7 +17,7 @@ from milpplan.costs import collectives, compute, placement
 from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.domains import neighbours_share_domain
 from milpplan.costs.shard import BF16_BYTES, FP32_BYTES, Product, Shard
-from milpplan.costs.tally import EXPOSED, Part, Phase, Tally
+from milpplan.costs.tally import EXPOSED, ONCE, REPLAYS, Part, Phase, Tally
 from milpplan.costs.tensor_parallel import linear_pair
 from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
 from milpplan.specs.problem import Problem
@@ -26,6 +26,8 @@ __all__ = [
     "BF16_BYTES",
     "EXPOSED",
     "FP32_BYTES",
+    "ONCE",
+    "REPLAYS",
     "Part",
     "Phase",
     "Shard",
@@ -39,11 +41,13 @@ __all__ = [
 def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
     """Seconds of one layer of ``kind``: array [Part, Phase, num_layouts].
 
-    ``Phase.SELECTIVE`` and ``Phase.FULL`` are what recomputing the layer adds to its backward. ZeRO parts are
-    added by ``milpplan.costs.states``, because they depend on the data-parallel group.
+    ``Phase.SELECTIVE`` and ``Phase.FULL`` are what recomputing the layer adds to its backward. ``Phase.WEIGHT``
+    holds the products of weight gradients where the schedule runs them by themselves, else nothing: they are in
+    the backward. ZeRO parts are added by ``milpplan.costs.layout_costs``, because they depend on the data-parallel
+    group.
     """
     shard = Shard.of(problem, columns)
-    tally = Tally.empty(len(columns))
+    tally = Tally.empty(columns.split_backward)
     _norms_and_residuals(shard, kind, tally)
     if isinstance(kind.attention, LatentAttention):
         _latent_attention(shard, kind.attention, tally)
@@ -66,14 +70,16 @@ def _wait_for_launches(shard: Shard, tally: Tally) -> None:
     """What the device waits for the host where a layer's kernels are shorter than their launches.
 
     A forward takes at least layer_launch_s + collective_rank_s * (other ranks of its collectives, summed over
-    them), a backward twice the first and its own collectives. Communication counts as busy: a wait for launches
-    hides it.
-    Source: nanotron's benchmark sweeps (docs/accuracy.md): a layer takes the longer of its kernels and a time that
-    depends neither on the model's width nor on the micro-batch.
+    them), a backward twice the first and its own collectives, of which weight gradients that run by themselves
+    take one. Communication counts as busy: a wait for launches hides it. Source: nanotron's benchmark sweeps
+    (docs/accuracy.md): a layer takes the longer of its kernels and a time that depends neither on the model's
+    width nor on the micro-batch.
     """
     software = shard.problem.hardware.software
-    for phase, launches in ((Phase.FORWARD, 1), (Phase.BACKWARD, 2)):
-        host = launches * software.layer_launch_s + software.collective_rank_s * tally.called_ranks[phase]
+    apart = tally.split.astype(np.float64)
+    launches = ((Phase.FORWARD, 1.0), (Phase.BACKWARD, 2.0 - apart), (Phase.WEIGHT, apart))
+    for phase, times in launches if tally.any_split else launches[:2]:
+        host = times * software.layer_launch_s + software.collective_rank_s * tally.called_ranks[phase]
         busy = tally.seconds[EXPOSED, phase].sum(axis=0)
         tally.exposed(Part.LAUNCH, phase, np.maximum(host - busy, 0.0))
 
@@ -113,7 +119,7 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
         rope = np.zeros_like(tokens)
     if attention.qk_norm != "none":
         rope = 2 * rope
-    tally.compute(qkv[0] + out[0] + rope, qkv[1] + qkv[2] + out[1] + out[2] + rope)
+    tally.compute(qkv[0] + out[0] + rope, qkv[1] + qkv[2] + out[1] + out[2] + rope, qkv[2] + out[2])
     linear_pair(shard, tally, (qkv,), out)
     heads = attention.num_attention_heads / tp
     ring_bytes = BF16_BYTES * tokens * kv_width
@@ -140,9 +146,11 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     tally.compute(
         q_down[0] + kv_down[0] + out[0] + rope,
         q_down[1] + q_down[2] + kv_down[1] + kv_down[2] + out[1] + out[2] + rope,
+        q_down[2] + kv_down[2] + out[2],
     )
     modules = shard.problem.job.attention_kernel == "flash"
-    tally.compute(q_up[0] + kv_up[0], q_up[1] + q_up[2] + kv_up[1] + kv_up[2], selective=modules)
+    both = q_up[1] + q_up[2] + kv_up[1] + kv_up[2]
+    tally.compute(q_up[0] + kv_up[0], both, q_up[2] + kv_up[2], selective=modules)
     linear_pair(shard, tally, (q_up, kv_up), out)
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
     _core_attention(shard, tally, heads, (qk_dim, attention.v_head_dim), ring_bytes, None)
@@ -226,7 +234,7 @@ def _dense_mlp(shard: Shard, mlp: DenseMlp, tally: Tally) -> None:
     down = shard.gemm(shard.tokens, shard.hidden, width)
     activation = shard.memory_bound(BF16_BYTES * shard.tokens * width * (matrices + 1))
     activation_back = shard.memory_bound(BF16_BYTES * shard.tokens * width * (2 * matrices + 1))
-    tally.compute(up[0] + down[0], up[1] + up[2] + down[1] + down[2])
+    tally.compute(up[0] + down[0], up[1] + up[2] + down[1] + down[2], up[2] + down[2])
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
     linear_pair(shard, tally, (up,), down)
 
@@ -255,7 +263,7 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     permute = permute + np.where(
         (columns.ep > 1) & (experts > 1), shard.memory_bound(4 * BF16_BYTES * rows * hidden), 0.0
     )
-    tally.compute(router + permute, 2 * router + permute)
+    tally.compute(router + permute, 2 * router + permute, router)
 
     def grouped(m: FloatArray | float, n: FloatArray | float, k: FloatArray | float) -> FloatArray:
         return np.asarray(compute.batched_gemm_s(gpu, precision, m, n, k, experts))
@@ -267,11 +275,12 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
         return np.asarray(compute.weight_gradient_s(gpu, precision, n, k, per_expert, experts, *sums))
 
     backward = grouped(per_expert, hidden, matrices * width) + grouped(per_expert, width, hidden)
-    backward = backward + summed(matrices * width, hidden) + summed(hidden, width)
+    weight = (summed(matrices * width, hidden), summed(hidden, width))
+    backward = backward + weight[0] + weight[1]
     if precision == "fp8":
         cast = shard.memory_bound(4.0 * rows * (hidden + width))
         forward, backward = forward + cast, backward + cast
-    tally.compute(forward, backward)
+    tally.compute(forward, backward, weight[0] + weight[1])
     activation = shard.memory_bound(BF16_BYTES * rows * width * (matrices + 1))
     activation_back = shard.memory_bound(BF16_BYTES * rows * width * (2 * matrices + 1))
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")

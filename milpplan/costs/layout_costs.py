@@ -15,21 +15,25 @@ from milpplan.costs import collectives, placement, states
 from milpplan.costs import offload as offloading
 from milpplan.costs.activations import layer_activations
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.deferred import head_deferred_bytes, layer_deferred_bytes
 from milpplan.costs.domains import neighbours_share_domain
 from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
-from milpplan.costs.layers import BF16_BYTES, EXPOSED, Part, Phase, layer_seconds
+from milpplan.costs.layers import BF16_BYTES, EXPOSED, ONCE, REPLAYS, Part, Phase, layer_seconds
 from milpplan.costs.states import LocalParameters
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
 LARGEST = 2.0**53
 """Nanoseconds (a hundred days) or bytes that stand for anything larger, so that sums stay far from 64 bits."""
-LAYER_KEYS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again")
+LAYER_KEYS = (
+    *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
+    "split_backward",
+)
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
 COST_KEYS = (
     *("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel"),
-    *("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS, "split_backward", "ends_meet"),
 )
 """Fields of a layout that its constants depend on; the others only say how they combine. Where some layouts have
 another order of ranks than the first one, ``_distinct`` adds what the strides depend on."""
@@ -38,8 +42,8 @@ another order of ranks than the first one, ``_distinct`` adds what the strides d
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Where the times go, in nanoseconds: ``layer`` [K, Part, Phase, l] without sharding, ``embedding`` and
-    ``head`` [Part, 2, l], of the l distinct layers; ``place`` [n] says which is a layout's. ``zero`` [K, 2, 2, n]:
-    what sharding adds to a layout's layers, exposed and hidden, forward and backward. ``offload``
+    ``head`` [Part, 3, l], of the l distinct layers; ``place`` [n] says which is a layout's. ``zero`` [K, 2, 3, n]:
+    what sharding adds to a layout's layers, exposed and hidden, in the phases ``ONCE``. ``offload``
     [2, MODES, K, 2, n] and ``update`` [2, K + 2, n]: what offloading adds, exposed and hidden, to a layer's
     forward and backward under each recompute mode, and to an update.
     """
@@ -57,7 +61,7 @@ class Parts:
         place, zero = self.place[row], self.zero[..., row]
         layer = self.layer[..., place].copy()
         for number, part in enumerate((Part.ZERO, Part.ZERO_HIDDEN)):
-            layer[:, part, : Phase.BACKWARD + 1] += zero[:, number]
+            layer[:, part, ONCE] += zero[:, number]
         own = (self.embedding[..., place], self.head[..., place], zero)
         return Parts(layer, *own, self.offload[..., row], self.update[..., row], place)
 
@@ -66,20 +70,22 @@ class Parts:
 class LayoutCosts:
     """Integer constants; the last axis is the layout. K kinds of layer.
 
-    Times in nanoseconds: ``duration_ns`` [K, Phase, n] of a layer, ``embedding_ns`` and ``head_ns`` [2, n]
-    (forward, backward), all of them sums over the exposed ``parts``; ``reduce_ns``, ``gather_ns``,
-    ``optimizer_ns`` [K + 2, n] (kinds, embedding, head), ``transfer_ns``, ``barrier_ns`` [n]. With offloading a
-    layer's replay may take less than its transfers, so that ``duration_ns`` of SELECTIVE and FULL may be negative,
-    and ``replayed_forward_ns`` [2, K, n] is what recomputing selectively and wholly changes of the forward (never
-    more than 0). ``edge_ns`` [2, K, n]: forward and backward without transfers of the host.
+    Times in nanoseconds: ``duration_ns`` [K, Phase, n] of a layer, ``embedding_ns`` and ``head_ns`` [3, n]
+    (forward, backward, weight gradients that run by themselves), all of them sums over the exposed ``parts``;
+    ``reduce_ns``, ``gather_ns``, ``optimizer_ns`` [K + 2, n] (kinds, embedding, head), ``transfer_ns``,
+    ``barrier_ns`` [n]. With offloading a layer's replay may take less than its transfers, so that ``duration_ns``
+    of SELECTIVE and FULL may be negative, and ``replayed_forward_ns`` [2, K, n] is what recomputing selectively
+    and wholly changes of the forward (never more than 0). ``edge_ns`` [3, K, n]: the phases ``ONCE`` without
+    transfers of the host.
 
     Bytes: ``state_bytes`` [3, K + 2, n] (weights, gradients, optimizer); ``kept_bytes``,
     ``dropped_selective_bytes``, ``dropped_full_bytes`` [K, n] a live micro-batch; ``embedding_kept_bytes``,
-    ``head_kept_bytes`` [n] likewise; ``workspace_bytes`` [K, n] and ``head_workspace_bytes`` [n];
-    ``buffer_bytes`` [n] once a GPU. All of this on the device. On the host: ``host_state_bytes`` [K + 2, n],
-    ``host_kept_bytes`` [MODES, K, n] a live micro-batch under each recompute mode; of these a device also holds
-    those of the layer at work and of the next one, ``streamed_bytes`` [K, n] (weights) and ``update_bytes``
-    [K + 2, n] (optimizer states).
+    ``head_kept_bytes`` [n] likewise; ``deferred_bytes`` [K, n] and ``head_deferred_bytes`` [n] a micro-batch that
+    waits for its weight gradients; ``workspace_bytes`` [K, n] and ``head_workspace_bytes`` [n]; ``buffer_bytes``
+    [n] once a GPU. All of this on the device. On the host: ``host_state_bytes`` [K + 2, n], ``host_kept_bytes``
+    [MODES, K, n] a live micro-batch under each recompute mode; of these a device also holds those of the layer at
+    work and of the next one, ``streamed_bytes`` [K, n] (weights) and ``update_bytes`` [K + 2, n] (optimizer
+    states). ``split_backward`` [n]: 1 where weight gradients run apart from the backward, else 0.
     """
 
     parts: Parts
@@ -99,6 +105,8 @@ class LayoutCosts:
     dropped_full_bytes: IntArray
     embedding_kept_bytes: IntArray
     head_kept_bytes: IntArray
+    deferred_bytes: IntArray
+    head_deferred_bytes: IntArray
     workspace_bytes: IntArray
     head_workspace_bytes: IntArray
     buffer_bytes: IntArray
@@ -106,6 +114,7 @@ class LayoutCosts:
     host_kept_bytes: IntArray
     streamed_bytes: IntArray
     update_bytes: IntArray
+    split_backward: IntArray
 
     @property
     def least_ns(self) -> IntArray:
@@ -114,7 +123,7 @@ class LayoutCosts:
         forward, backward = self.duration_ns[:, Phase.FORWARD], self.duration_ns[:, Phase.BACKWARD]
         if not self.offloads:
             return np.stack([forward, backward])
-        change = np.minimum(self.duration_ns[:, Phase.SELECTIVE :].min(axis=1), 0)
+        change = np.minimum(self.duration_ns[:, REPLAYS].min(axis=1), 0)
         return np.stack([forward + np.minimum(self.replayed_forward_ns.min(axis=0), 0), backward + change])
 
     @property
@@ -183,9 +192,10 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     embedding = embedding_endpoint(problem, layer_part)
     head = head_endpoint(problem, layer_part)
     seconds = np.stack([layer_seconds(problem, kind, layer_part) for kind in kinds])
-    compute = seconds[:, EXPOSED, : Phase.BACKWARD + 1].sum(axis=1)[..., layer_inverse]
+    compute = seconds[:, EXPOSED, ONCE].sum(axis=1)[..., layer_inverse]
     reduce, gather, zero = _sharding(problem, state_part, parameters, state_inverse, columns, compute)
     activations = [layer_activations(problem, kind, layer_part) for kind in kinds]
+    deferred = np.stack([layer_deferred_bytes(problem, kind, layer_part) for kind in kinds])
 
     def kept(name: str) -> IntArray:
         return _bytes(np.stack([getattr(item, name) for item in activations]))[:, layer_inverse]
@@ -200,15 +210,15 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         for kind, local in zip(kinds, parameters, strict=True)
     ]
     K, modes, shape = len(kinds), offloading.MODES, (len(columns),)
-    ends_ns, none = (_ns(embedding.seconds), _ns(head.seconds)), np.int64(0)
+    ends_ns, none = (_ns(embedding.phases), _ns(head.phases)), np.int64(0)
     unmoved = (np.broadcast_to(none, (2, modes, K, 2, *shape)), np.broadcast_to(none, (2, K + 2, *shape)))
     parts = Parts(_ns(seconds), *ends_ns, _ns(zero), *unmoved, layer_inverse)
     duration = parts.layer[:, EXPOSED].sum(axis=1)[..., layer_inverse]
-    duration[:, : Phase.BACKWARD + 1] += parts.zero[:, 0]
+    duration[:, ONCE] += parts.zero[:, 0]
     return LayoutCosts(
         parts=parts,
         duration_ns=duration,
-        edge_ns=np.moveaxis(duration[:, : Phase.BACKWARD + 1], 1, 0),
+        edge_ns=np.moveaxis(duration[:, ONCE], 1, 0),
         replayed_forward_ns=np.broadcast_to(none, (modes - 1, K, *shape)),
         embedding_ns=parts.embedding[EXPOSED].sum(axis=0)[:, layer_inverse],
         head_ns=parts.head[EXPOSED].sum(axis=0)[:, layer_inverse],
@@ -223,6 +233,8 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         dropped_full_bytes=kept("dropped_full"),
         embedding_kept_bytes=_bytes(embedding.kept_bytes)[layer_inverse],
         head_kept_bytes=_bytes(head.kept_bytes)[layer_inverse],
+        deferred_bytes=_bytes(deferred)[:, layer_inverse],
+        head_deferred_bytes=_bytes(head_deferred_bytes(problem, layer_part))[layer_inverse],
         workspace_bytes=kept("workspace"),
         head_workspace_bytes=_bytes(head.workspace_bytes)[layer_inverse],
         buffer_bytes=_bytes(np.max(buffers, axis=0))[state_inverse],
@@ -230,6 +242,7 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         host_kept_bytes=np.broadcast_to(none, (modes, K, *shape)),
         streamed_bytes=np.broadcast_to(none, (K, *shape)),
         update_bytes=np.broadcast_to(none, (K + 2, *shape)),
+        split_backward=columns.split_backward.astype(np.int64),
     )
 
 
@@ -246,16 +259,16 @@ class _EndpointStates:
 def _endpoint_states(
     problem: Problem, columns: LayoutColumns, embedding: Endpoint, head: Endpoint
 ) -> _EndpointStates:
-    """A tied head on another stage than the embedding keeps its own copy, and the two gradients are summed by
-    an all-reduce between the first and the last stage (Megatron-LM
-    core/distributed/finalize_model_grads.py)."""
-    rows, inverse = _distinct(columns, (*STATE_KEYS, "pp"), ("rank_order",))
+    """A tied head on another rank than the embedding keeps its own copy, and the two gradients are summed by
+    an all-reduce between the first and the last rank (Megatron-LM
+    core/distributed/finalize_model_grads.py). On the same rank both are one matrix."""
+    rows, inverse = _distinct(columns, (*STATE_KEYS, "pp", "ends_meet"), ("rank_order",))
     part = columns.take(rows)
     # The root unit of a sharded model stays gathered (PyTorch FSDP2, reshard_after_forward of the root).
     part = replace(part, zero_stage=np.minimum(part.zero_stage, 1))
     zero = np.zeros(len(part))
     tied, forwards = problem.model.tie_word_embeddings, problem.inference
-    shared = np.where(tied & (part.pp > 1), embedding.matrix_parameters(part.tp), 0.0)
+    shared = np.where(tied & (part.pp > 1) & ~part.ends_meet, embedding.matrix_parameters(part.tp), 0.0)
     locals_ = (
         LocalParameters(embedding.parameters(part.tp), zero),
         LocalParameters(head.parameters(part.tp) + shared, zero),
@@ -289,18 +302,21 @@ def _sharding(
     and what is added to every micro-batch (``Parts.zero``).
 
     Stages 0 and 1 reduce once a step, stage 1 and 2 gather once a step. Stage 2 reduces and stage 3 gathers and
-    reduces in every micro-batch, beside the layer's ``compute`` [K, 2, n].
+    reduces in every micro-batch, beside the layer's ``compute`` [K, 3, n]: reductions beside the weight gradients
+    where these run by themselves, else beside the backward.
     """
     reduce = np.stack([states.reduce_s(problem, part, local) for local in parameters])[:, inverse]
     gather = np.stack([states.gather_s(problem, part, local) for local in parameters])[:, inverse]
     stage = columns.zero_stage
-    zero = np.zeros((len(parameters), 2, 2, len(columns)))
+    zero = np.zeros((len(parameters), 2, len(ONCE), len(columns)))
     rows = np.flatnonzero(stage >= 2)
     forward = np.where(stage[rows] == 3, gather[:, rows], 0.0)
     replicas = placement.replicas(columns.take(rows))
     share = collectives.processor_fraction(problem.hardware, *replicas)
-    backward = np.zeros_like(forward) if problem.inference else reduce[:, rows] + forward
-    for phase, busy in ((Phase.FORWARD, forward), (Phase.BACKWARD, backward)):
+    late = columns.split_backward[rows]
+    backward = np.zeros_like(forward) if problem.inference else np.where(late, 0.0, reduce[:, rows]) + forward
+    busy_in = [forward, backward, np.where(late, reduce[:, rows], 0.0)]
+    for phase, busy in enumerate(busy_in if late.any() else busy_in[:2]):
         exposed, hidden = collectives.overlap_s(busy, compute[:, phase, rows], share)
         zero[:, 0, phase, rows], zero[:, 1, phase, rows] = exposed, hidden
     once = np.where(stage >= 2, 0.0, reduce)

@@ -1,9 +1,10 @@
 """Memory of every pipeline rank over one step: what is held when, and for which part.
 
-The order of work on a rank is fixed, so memory is a step function of time. A forward that starts takes the
-bytes its virtual stage keeps for one micro-batch; a backward that starts takes its temporary bytes and frees
-both when it ends. Weights, gradients, optimizer states and buffers are there from the first moment to the
-last. The maximum of a rank is the ``peak_bytes`` of its ``StageMemory``."""
+The order of work on a rank is fixed, so memory is a step function of time. A forward that starts takes the bytes
+its virtual stage keeps for one micro-batch; a backward that starts takes its temporary bytes and frees both when
+it ends. Where the backward is split, it leaves what its weight gradients need, while its temporary bytes are still
+there, and the weight gradients free that when they end. Weights, gradients, optimizer states and buffers are there
+from the first moment to the last. The maximum of a rank is the ``peak_bytes`` of its ``StageMemory``."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.pipeline import Timeline
-from milpplan.costs.schedule import work_order
 from milpplan.costs.simulator import plan_timeline, rank_memory
 from milpplan.costs.stages import StageOptions, plan_stages
+from milpplan.costs.work_order import Kind, work_order
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -68,20 +69,30 @@ def _rank_timeline(
 ) -> MemoryTimeline:
     """Start of the step, start and end of every work item in the order of the rank, end of the step."""
     order = work_order(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp, rank)
-    stage, micro_batch, backward = order.chunk * layout.pp + rank, order.micro_batch, order.is_backward
+    stage, micro_batch = np.array(layout.rank_stages[rank])[order.chunk], order.micro_batch
     kept = np.array([int(option.kept_bytes[0]) for option in stages], dtype=np.int64)[stage]
     transient = np.array([int(option.transient_bytes[0]) for option in stages], dtype=np.int64)[stage]
-    starts = np.where(
-        backward,
-        timeline.backward_start_ns[stage, micro_batch],
-        timeline.forward_start_ns[stage, micro_batch],
-    )
-    ends = np.where(
-        backward, timeline.backward_end_ns[stage, micro_batch], timeline.forward_end_ns[stage, micro_batch]
-    )
-    held = np.cumsum(np.stack([np.where(backward, 0, kept), np.where(backward, -kept, 0)], axis=1).ravel())
-    running = np.stack([np.where(backward, transient, 0), np.zeros_like(transient)], axis=1).ravel()
-    times = np.concatenate([[0], np.stack([starts, ends], axis=1).ravel(), [timeline.step_time_ns]])
+    deferred = np.array([option.deferred_bytes for option in stages], dtype=np.int64)[stage]
+    is_forward, is_backward, is_weight = (order.kind == kind for kind in Kind)
+    starts, ends = np.empty_like(kept), np.empty_like(kept)
+    for own, (start_ns, end_ns) in (
+        (is_forward, (timeline.forward_start_ns, timeline.forward_end_ns)),
+        (is_backward, (timeline.backward_start_ns, timeline.backward_end_ns)),
+        (is_weight, (timeline.weight_start_ns, timeline.weight_end_ns)),
+    ):
+        starts[own], ends[own] = start_ns[stage[own], micro_batch[own]], end_ns[stage[own], micro_batch[own]]
+    none, split = np.zeros_like(kept), bool(is_weight.any())
+    left = deferred if split else none
+    there = np.where(is_backward, transient, 0)
+    # (time, bytes taken, temporary bytes): at an item's start, at its end where what it leaves counts before its
+    # temporary bytes are gone, and when they are gone.
+    at_end = np.where(is_backward, left - kept, 0) - np.where(is_weight, left, 0)
+    moments = [(starts, np.where(is_forward, kept, 0), there), (ends, at_end, none)]
+    if split:
+        moments = [moments[0], (ends, at_end, there), (ends, none, none)]
+    when, taken, running = (np.stack(parts, axis=1).ravel() for parts in zip(*moments, strict=True))
+    held = np.cumsum(taken)
+    times = np.concatenate([[0], when, [timeline.step_time_ns]])
     # Backwards of no length, where only forwards run, may lie after the end.
     times = np.minimum(times, timeline.step_time_ns)
     return MemoryTimeline(

@@ -18,7 +18,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.compute import Numbers, interpolate_curve
-from milpplan.costs.tally import Phase
+from milpplan.costs.tally import REPLAYS, Phase
 from milpplan.errors import InvalidInputError
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.problem import Problem
@@ -112,11 +112,11 @@ def offloaded(problem: Problem, columns: LayoutColumns, costs: LayoutCosts) -> L
     kept = np.stack([costs.kept_bytes] * MODES)
     kept[1:] -= np.stack([costs.dropped_selective_bytes, costs.dropped_full_bytes])
     work = np.stack([duration[:, : Phase.BACKWARD + 1]] * MODES)
-    work[1:, :, Phase.BACKWARD] += np.moveaxis(duration[:, Phase.SELECTIVE :], 1, 0)
+    work[1:, :, Phase.BACKWARD] += np.moveaxis(duration[:, REPLAYS], 1, 0)
     moved = offload(problem, columns, costs.state_bytes, kept, work, costs.optimizer_ns)
     exposed, duration = moved.layer_ns[0], duration.copy()
     duration[:, : Phase.BACKWARD + 1] += exposed[0]
-    duration[:, Phase.SELECTIVE :] += np.moveaxis(exposed[1:, :, 1] - exposed[0, :, 1], 0, 1)
+    duration[:, REPLAYS] += np.moveaxis(exposed[1:, :, 1] - exposed[0, :, 1], 0, 1)
     device = costs.state_bytes.copy()
     device[0, kinds] -= moved.weights_bytes
     device[2] -= moved.optimizer_bytes

@@ -17,7 +17,8 @@ dimensions are a batch of plans that one sweep over the levels of the graph eval
    than FIRST_j after the gather of the chunk before, and ends no sooner than LAST_j after its own gather.
  - Reduce: without overlap all of a rank's reductions after its last work item. With ``overlap_grad_reduce``
    on a stream of the rank, chunk v - 1 first; that of j starts no sooner than LEAD_j after the START of the
-   last backward on j, and the rank is not done before the END of that backward + TRAIL_j.
+   last item on j that adds to its gradients (a backward, or a weight gradient where the backward is split), and
+   the rank is not done before the END of that item + TRAIL_j.
  - Barrier of all ranks, ``barrier_ns``, then each rank runs OPTIMIZER for its chunks.
 
 Source: the order of work is that of ``schedule.py``; overlap is Megatron-LM's ``overlap_grad_reduce`` and
@@ -28,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import pairwise
 from typing import SupportsInt
 
@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs.schedule import Int64Array, Structure, structure
+from milpplan.costs.term import Term
 from milpplan.specs.plan import Layout
 
 __all__ = [
@@ -55,20 +56,6 @@ IntegerArray = npt.NDArray[np.integer]
 
 # Work items times plans simulated together: two int64 arrays of 32 MiB.
 _MAX_BATCH_NODES = 2**22
-
-
-class Term(IntEnum):
-    """Rows of a duration matrix: what virtual stage j takes, in nanoseconds."""
-
-    FORWARD = 0
-    BACKWARD = 1
-    GATHER = 2
-    REDUCE = 3
-    OPTIMIZER = 4
-    LEAD = 5
-    TRAIL = 6
-    FIRST = 7
-    LAST = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,15 +88,17 @@ class StepGraph:
 class Timeline:
     """When everything of one step happens, in nanoseconds from its start.
 
-    Work items [J, m]; gathers and reductions [J]; ``gradients_ready_ns`` (before the barrier),
-    ``busy_ns`` (forwards and backwards), ``finish_ns`` (after the optimizer) [P]; a gather or reduction
-    starts at its end minus its duration, optimizers start at ``optimizer_start_ns``.
+    Work items [J, m], weight gradients [J, 0] where the backwards hold them; gathers and reductions [J];
+    ``gradients_ready_ns`` (before the barrier), ``busy_ns`` (all work items), ``finish_ns`` (after the optimizer)
+    [P]; a gather or reduction starts at its end minus its duration, optimizers start at ``optimizer_start_ns``.
     """
 
     forward_start_ns: Int64Array
     forward_end_ns: Int64Array
     backward_start_ns: Int64Array
     backward_end_ns: Int64Array
+    weight_start_ns: Int64Array
+    weight_end_ns: Int64Array
     gather_end_ns: Int64Array
     reduce_end_ns: Int64Array
     gradients_ready_ns: Int64Array
@@ -147,13 +136,17 @@ def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
     batch = (len(durations),) if len(durations) != 1 else ()
     by_term = np.ascontiguousarray(durations.reshape(len(durations), -1).T)
     node_durations = by_term.reshape(-1, *batch).take(structure.duration_index, axis=0)
-    matrix = by_term.reshape(len(Term), vpp, num_stages, -1)
+    by_stage = by_term.reshape(len(Term), structure.num_virtual_stages, -1)
+    if not structure.in_order:
+        by_stage = by_stage[:, structure.placement.reshape(-1)]
+    matrix = by_stage.reshape(len(Term), vpp, num_stages, -1)
     gather_end = np.cumsum(matrix[Term.GATHER], axis=0)
 
     # A node holds its earliest start until its level turns it into its end.
     end = np.zeros((num_nodes + num_stages + 1, *batch), dtype=np.int64)
     if graph.overlap_param_gather:
-        end[structure.forward_node[:, 0]] = np.maximum(*first_starts(matrix)).reshape(-1, *batch)
+        first = structure.forward_node[structure.placement.reshape(-1), 0]
+        end[first] = np.maximum(*first_starts(matrix)).reshape(-1, *batch)
     else:
         end[num_nodes:-1] = gather_end[-1].reshape(-1, *batch)
     # "No predecessor" ends one transfer before time 0, so that arriving from it delays nothing.
@@ -189,19 +182,17 @@ def _reduce(
 ) -> tuple[Int64Array, Int64Array]:
     """Ends of the gradient reductions [v, P, B] and when each rank's gradients are ready [P, B]."""
     structure = graph.structure
-    vpp, num_stages = structure.vpp, structure.num_stages
     reduce_ns = matrix[Term.REDUCE]
     if not graph.overlap_grad_reduce:
         after_work = np.cumsum(reduce_ns[::-1], axis=0)[::-1]
         reduce_end = end[structure.last_node] + after_work
         return reduce_end, reduce_end[0]
-    last = structure.backward_node[:, -1]
-    backward_end = end[last].reshape(vpp, num_stages, -1)
-    backward_start = backward_end - node_durations[last].reshape(vpp, num_stages, -1)
-    reduce_end = backward_start + matrix[Term.LEAD] + reduce_ns
-    for chunk in range(vpp - 2, -1, -1):
+    last = structure.release_node
+    last_end = end[last]
+    reduce_end = last_end - node_durations[last] + matrix[Term.LEAD] + reduce_ns
+    for chunk in range(structure.vpp - 2, -1, -1):
         np.maximum(reduce_end[chunk], reduce_end[chunk + 1] + reduce_ns[chunk], out=reduce_end[chunk])
-    ready = np.maximum(reduce_end, backward_end + matrix[Term.TRAIL]).max(axis=0)
+    ready = np.maximum(reduce_end, last_end + matrix[Term.TRAIL]).max(axis=0)
     return reduce_end, ready
 
 
@@ -243,16 +234,19 @@ def simulate_times(graph: StepGraph, durations: IntegerArray) -> Timeline:
     sweep = _sweep(graph, plan)
     forward_end = sweep.end[structure.forward_node, 0]
     backward_end = sweep.end[structure.backward_node, 0]
-    per_micro_batch = plan[0, Term.FORWARD] + plan[0, Term.BACKWARD]
-    busy = per_micro_batch.reshape(structure.vpp, -1).sum(axis=0) * structure.num_micro_batches
+    weight_end = sweep.end[structure.weight_node, 0]
+    work = [Term.FORWARD, Term.BACKWARD] + [Term.WEIGHT] * bool(structure.weight_node.size)
+    busy = sweep.durations[work, ..., 0].sum(axis=(0, 1)) * structure.num_micro_batches
     optimizer_start = int(sweep.ready.max()) + graph.barrier_ns
     return Timeline(
         forward_start_ns=forward_end - plan[0, Term.FORWARD][:, None],
         forward_end_ns=forward_end,
         backward_start_ns=backward_end - plan[0, Term.BACKWARD][:, None],
         backward_end_ns=backward_end,
-        gather_end_ns=sweep.gather_end.reshape(-1),
-        reduce_end_ns=sweep.reduce_end.reshape(-1),
+        weight_start_ns=weight_end - plan[0, Term.WEIGHT][:, None],
+        weight_end_ns=weight_end,
+        gather_end_ns=structure.swapped(sweep.gather_end.reshape(-1)),
+        reduce_end_ns=structure.swapped(sweep.reduce_end.reshape(-1)),
         gradients_ready_ns=sweep.ready[:, 0],
         optimizer_start_ns=optimizer_start,
         busy_ns=busy,

@@ -1,15 +1,6 @@
-"""The fixed order of work on every pipeline rank, and what it fixes: live activations and the step graph.
+"""What the fixed order of work fixes: live activations, and the step graph.
 
-Words: P pipeline ranks (``num_stages``), m micro-batches, v virtual stages per rank (``vpp``), J = P * v
-virtual stages; virtual stage j runs on rank ``j % P`` as chunk ``j // P``. The work items of a rank are the
-forwards and backwards of its v chunks on m micro-batches, n = m * v of each. Every schedule is a number w of
-warm-up forwards, then one forward and one backward in turn, then the remaining backwards; the k-th forward
-and the k-th backward are the same on all ranks. So a schedule is fixed by w and one sequence.
-
-Source: GPipe, Huang et al. 2019 (all forwards, then all backwards); 1F1B is PipeDream-Flush, Narayanan et
-al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", figure 4;
-interleaved order is Megatron-LM ``core/pipeline_parallel/schedules.py`` at d98e8a64 with a micro-batch group
-of P.
+Words as in ``work_order``: P ranks, m micro-batches, v chunks a rank, J = P * v virtual stages.
 """
 
 from __future__ import annotations
@@ -20,140 +11,110 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.specs.plan import SCHEDULES, Schedule
+from milpplan.costs.term import WORK, Term
+from milpplan.costs.work_order import (
+    Int32Array,
+    Int64Array,
+    Kind,
+    WorkOrder,
+    check_schedule,
+    placement,
+    work_order,
+    work_orders,
+)
+from milpplan.specs.plan import SPLIT_SCHEDULES, Schedule
 
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
+__all__ = [
+    "Int32Array",
+    "Int64Array",
+    "LiveProfile",
+    "Structure",
+    "WorkOrder",
+    "check_schedule",
+    "held_bytes",
+    "live_profiles",
+    "placement",
+    "structure",
+    "work_order",
+]
+
 LiveProfile = tuple[int, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkOrder:
-    """Work items of one rank in the order they run; arrays of shape [2 * m * v]."""
-
-    is_backward: npt.NDArray[np.bool_]
-    chunk: Int32Array
-    micro_batch: Int32Array
+"""(chunk in backward, micro-batches whose forward is kept by chunk, and where the backward is split those that
+wait for their weight gradients by chunk)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
     """The work items of a step as a graph in topological levels; it knows no durations.
 
-    N = 2 * J * m nodes, numbered level by level (a level is the longest number of hops from a source, so
-    the nodes of a level do not depend on each other). After them: N + r is the origin of rank r (where its
-    first item waits) and N + P stands for "no predecessor on another rank".
+    N = 2 * J * m nodes (3 * J * m with split backwards), numbered level by level (a level is the longest number of
+    hops from a source, so the nodes of a level do not depend on each other). After them: N + r is the origin of
+    rank r (where its first item waits) and N + P stands for "no predecessor on another rank".
 
     Attributes:
         level_offsets: nodes of level l are ``level_offsets[l]`` to ``level_offsets[l + 1] - 1``.
         rank_predecessor: [N] the item before on the same rank, or the origin of the rank.
-        transfer_predecessor: [N] the item of another rank whose output is needed, or N + P. The last
-            virtual stage's backward needs its own forward, which the order of the rank implies.
-        duration_index: [N] row of ``durations.reshape(7 * J)`` that the node takes its duration from.
+        transfer_predecessor: [N] the item of another rank whose output is needed, or N + P. What needs an
+            item of its own rank (the last virtual stage's backward, both chunks where a V turns, and weight
+            gradients) comes after it in the order of the rank.
+        duration_index: [N] row of ``durations.reshape(Term * J)`` that the node takes its duration from.
         forward_node: [J, m] node of each forward.
         backward_node: [J, m] node of each backward.
+        weight_node: [J, m] node of each weight gradient, [J, 0] where the backwards hold them.
         last_node: [P] the last item of each rank.
+        placement: [v, P] the virtual stage of every chunk and rank.
     """
 
     num_stages: int
     num_micro_batches: int
     vpp: int
+    placement: Int64Array
     level_offsets: tuple[int, ...]
     rank_predecessor: Int32Array
     transfer_predecessor: Int32Array
     duration_index: Int32Array
     forward_node: Int32Array
     backward_node: Int32Array
+    weight_node: Int32Array
     last_node: Int32Array
 
     def __post_init__(self) -> None:
         """Structures are cached and shared, so nobody may write into them."""
         for array in (self.rank_predecessor, self.transfer_predecessor, self.duration_index):
             array.flags.writeable = False
-        for array in (self.forward_node, self.backward_node, self.last_node):
+        for array in (self.forward_node, self.backward_node, self.weight_node, self.last_node):
             array.flags.writeable = False
 
     @property
     def num_nodes(self) -> int:
-        """Work items, forwards and backwards (N)."""
+        """Work items of all kinds (N)."""
         return len(self.duration_index)
+
+    @property
+    def release_node(self) -> Int32Array:
+        """The last item of each virtual stage that adds to its gradients, [v, P]."""
+        last = self.weight_node if self.weight_node.size else self.backward_node
+        return np.asarray(last[self.placement, -1])
+
+    @property
+    def release_term(self) -> Term:
+        """What those items take their durations from."""
+        return Term.WEIGHT if self.weight_node.size else Term.BACKWARD
+
+    def swapped(self, by_stage: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """An array [..., J] of virtual stages in the order chunk by chunk, rank by rank; or the other way
+        round."""
+        return by_stage if self.in_order else by_stage[..., self.placement.reshape(-1)]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether chunk after chunk runs over the ranks in the same direction."""
+        return self.vpp == 1 or int(self.placement[1, 0]) == self.num_stages
 
     @property
     def num_virtual_stages(self) -> int:
         """Virtual stages (J)."""
         return self.num_stages * self.vpp
-
-
-def check_schedule(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> None:
-    """Raise ``ValueError`` where the schedule does not exist for these numbers."""
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule {schedule!r} is unknown, expected one of {', '.join(SCHEDULES)}")
-    if min(num_stages, num_micro_batches, vpp) < 1:
-        raise ValueError(
-            f"stages, micro-batches and virtual stages per rank must be at least 1, got {num_stages}, "
-            f"{num_micro_batches} and {vpp}"
-        )
-    if vpp > 1 and schedule != "interleaved":
-        raise ValueError(f"schedule {schedule!r} has one virtual stage per rank, got {vpp}")
-    if vpp > 1 and num_stages == 1:
-        raise ValueError(f"{vpp} virtual stages per rank need at least 2 pipeline ranks, got 1")
-    if vpp > 1 and num_micro_batches % num_stages:
-        raise ValueError(
-            f"the interleaved schedule needs micro-batches divisible by the pipeline ranks, got "
-            f"{num_micro_batches} and {num_stages}"
-        )
-
-
-def num_warmup_forwards(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> Int64Array:
-    """Forwards each rank runs before its first forward-backward pair, shape [P].
-
-    w = m (gpipe), min(m, P - 1 - r) (1f1b), min(m v, 2 (P - r - 1) + (v - 1) P) (interleaved); one rank
-    alone accumulates gradients, w = 0.
-    """
-    ranks = np.arange(num_stages, dtype=np.int64)
-    if num_stages == 1:
-        return np.zeros_like(ranks)
-    if schedule == "gpipe":
-        return np.full_like(ranks, num_micro_batches)
-    if schedule == "1f1b":
-        return np.minimum(num_micro_batches, num_stages - 1 - ranks)
-    return np.minimum(num_micro_batches * vpp, 2 * (num_stages - ranks - 1) + (vpp - 1) * num_stages)
-
-
-def _sequence(num_stages: int, num_micro_batches: int, vpp: int) -> tuple[Int64Array, Int64Array]:
-    """(chunk, micro-batch) of the k-th forward, shapes [m * v]; the k-th backward is chunk v - 1 - chunk."""
-    k = np.arange(num_micro_batches * vpp, dtype=np.int64)
-    if vpp == 1:
-        return np.zeros_like(k), k
-    group, place = np.divmod(k, num_stages * vpp)
-    return place // num_stages, group * num_stages + place % num_stages
-
-
-def _positions(warmup: Int64Array, num_items: int) -> tuple[Int64Array, Int64Array]:
-    """Place in the rank's order of its k-th forward and of its k-th backward, shapes [len(warmup), n].
-
-    Forward k: k, or w + 2 (k - w) after the warm-up; backward k: w + 2 k + 1, or n + k once forwards end.
-    """
-    k = np.arange(num_items, dtype=np.int64)
-    w = warmup[:, None]
-    forward = np.where(k < w, k, 2 * k - w)
-    backward = np.where(k < num_items - w, w + 2 * k + 1, num_items + k)
-    return forward, backward
-
-
-def work_order(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int, rank: int) -> WorkOrder:
-    """Work items of one rank in the order they run."""
-    check_schedule(schedule, num_stages, num_micro_batches, vpp)
-    warmup = num_warmup_forwards(schedule, num_stages, num_micro_batches, vpp)[[rank]]
-    chunk, micro_batch = _sequence(num_stages, num_micro_batches, vpp)
-    forward, backward = (places[0] for places in _positions(warmup, len(chunk)))
-    is_backward = np.zeros(2 * len(chunk), dtype=np.bool_)
-    chunk_in_order = np.empty(2 * len(chunk), dtype=np.int32)
-    micro_batch_in_order = np.empty_like(chunk_in_order)
-    is_backward[backward] = True
-    chunk_in_order[forward], chunk_in_order[backward] = chunk, vpp - 1 - chunk
-    micro_batch_in_order[forward] = micro_batch_in_order[backward] = micro_batch
-    return WorkOrder(is_backward, chunk_in_order, micro_batch_in_order)
 
 
 def _pareto_maximal(counts: Int64Array) -> Int64Array:
@@ -177,25 +138,50 @@ def live_profiles(
 ) -> tuple[tuple[LiveProfile, ...], ...]:
     """Activations held while backwards run: per rank, (chunk in backward, micro-batches live per chunk).
 
-    A forward adds one to its chunk when it starts, a backward releases it when it ends, so the one being
-    processed counts. At the k-th backward, with F and B the running counts per chunk,
-    live = F(min(n, w + k + 1)) - B(k). Per rank and running chunk only the Pareto-maximal vectors of
-    length v are kept: any memory that grows with every count has its peak at one of them.
+    A forward adds one to its chunk when it starts, a backward releases it when it ends, so the one being processed
+    counts. Where the backward is split, the counts are those of all chunks, then those of the micro-batches of all
+    chunks that wait for their weight gradients; a backward then counts at its start and at its end, when its
+    micro-batch has passed from the first to the second, and a weight gradient releases it. Per rank and running
+    chunk only the Pareto-maximal vectors are kept: any memory that grows with every count has its peak at one of
+    them, because after a forward or before a weight gradient there is no more than at some backward.
     """
-    check_schedule(schedule, num_stages, num_micro_batches, vpp)
-    chunk, _ = _sequence(num_stages, num_micro_batches, vpp)
-    num_items = len(chunk)
-    forwards = np.zeros((num_items + 1, vpp), dtype=np.int64)
-    np.cumsum(chunk[:, None] == np.arange(vpp), axis=0, out=forwards[1:])
-    k = np.arange(num_items)
-    running, backwards = vpp - 1 - chunk, forwards[:-1, ::-1]
+    orders = work_orders(schedule, num_stages, num_micro_batches, vpp)
     profiles: list[tuple[LiveProfile, ...]] = []
-    for warmup in num_warmup_forwards(schedule, num_stages, num_micro_batches, vpp):
-        live = forwards[np.minimum(num_items, warmup + k + 1)] - backwards
-        rows = _distinct_rows(np.column_stack([running, live]))
+    for rank in range(num_stages):
+        rows = _distinct_rows(_moments(orders, rank, vpp, schedule in SPLIT_SCHEDULES))
         kept = [(c, _pareto_maximal(rows[rows[:, 0] == c, 1:])) for c in range(vpp)]
         profiles.append(tuple((c, tuple(counts)) for c, maximal in kept for counts in maximal.tolist()))
     return tuple(profiles)
+
+
+def _moments(orders: WorkOrder, rank: int, vpp: int, split: bool) -> Int64Array:
+    """Running chunk and counts of every backward of a rank, [n, 1 + v], or with split backwards of its start and
+    its end, [2 n, 1 + 2 v]."""
+    kind, chunk = orders.kind[rank], orders.chunk[rank].astype(np.int64)
+    place = np.flatnonzero(kind == Kind.BACKWARD)
+    running = chunk[place]
+
+    def done(which: Kind) -> Int64Array:
+        """Items of a kind before each backward, by chunk."""
+        chunks = chunk[kind == which]
+        counts = np.zeros((len(chunks) + 1, vpp), dtype=np.int64)
+        np.cumsum(chunks[:, None] == np.arange(vpp), axis=0, out=counts[1:])
+        return np.asarray(counts[np.cumsum(kind == which)[place] - (which is Kind.BACKWARD)])
+
+    live = done(Kind.FORWARD) - done(Kind.BACKWARD)
+    if not split:
+        return np.column_stack([running, live])
+    waiting = done(Kind.BACKWARD) - done(Kind.WEIGHT)
+    one = (running[:, None] == np.arange(vpp)).astype(np.int64)
+    start, end = (np.column_stack([running, live - n * one, waiting + n * one]) for n in (0, 1))
+    return np.concatenate([start, end])
+
+
+def held_bytes(kept: npt.NDArray[np.int64], deferred: npt.NDArray[np.int64], num_counts: int) -> Int64Array:
+    """Bytes that go with the counts of a ``LiveProfile``: ``kept`` and ``deferred`` [v, ...] of a rank's chunks
+    give [counts, ...]."""
+    held = kept if num_counts == len(kept) else np.concatenate([kept, deferred])
+    return np.asarray(held, dtype=np.int64)
 
 
 def _levels(transfer_source: Int64Array, num_stages: int) -> list[Int64Array]:
@@ -225,41 +211,53 @@ def _levels(transfer_source: Int64Array, num_stages: int) -> list[Int64Array]:
 @lru_cache(maxsize=64)
 def structure(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> Structure:
     """The step graph of a schedule, in topological levels (cached: about 16 bytes per work item)."""
-    check_schedule(schedule, num_stages, num_micro_batches, vpp)
-    chunk, micro_batch = _sequence(num_stages, num_micro_batches, vpp)
-    warmup = num_warmup_forwards(schedule, num_stages, num_micro_batches, vpp)
-    stride, num_virtual = 2 * len(chunk) + 1, num_stages * vpp
-    rank_base = np.arange(num_stages, dtype=np.int64)[:, None] * stride
-    forward_place, backward_place = (rank_base + places for places in _positions(warmup, len(chunk)))
-    by_chunk = np.empty((2, vpp, num_stages, num_micro_batches), dtype=np.int64)
-    by_chunk[0, chunk, :, micro_batch] = forward_place.T
-    by_chunk[1, vpp - 1 - chunk, :, micro_batch] = backward_place.T
-    items = by_chunk.reshape(2, num_virtual, num_micro_batches)
+    orders = work_orders(schedule, num_stages, num_micro_batches, vpp)
+    stages, num_virtual = placement(schedule, num_stages, vpp), num_stages * vpp
+    num_items = orders.kind.shape[1]
+    stride = num_items + 1
+    places = np.arange(num_stages, dtype=np.int64)[:, None] * stride + np.arange(num_items)
+    on_rank = np.arange(num_stages)[:, None]
+    kinds = num_items // (num_micro_batches * vpp)
+    items = np.empty((kinds, num_virtual, num_micro_batches), dtype=np.int64)
+    items[orders.kind, stages[orders.chunk, on_rank], orders.micro_batch] = places
 
-    transfer_source = np.full(num_stages * stride, -1, dtype=np.int64)
-    if num_stages > 1:
-        transfer_source[items[0, 1:]] = items[0, :-1]
-        transfer_source[items[1, :-1]] = items[1, 1:]
-    transfer_source[stride - 1 :: stride] = stride - 1
-    levels = _levels(transfer_source, num_stages)
+    levels, transfer_source = _levels_of(items, stages, num_stages, stride)
     order = np.concatenate(levels)
     num_nodes = len(order)
     node = np.full(num_stages * stride + 1, num_nodes + num_stages, dtype=np.int32)
     node[order] = np.arange(num_nodes, dtype=np.int32)
     is_first = order % stride == 0
     rank_predecessor = np.where(is_first, num_nodes + order // stride, node[order - 1]).astype(np.int32)
-    duration_index = np.empty(num_nodes, dtype=np.int32)
     nodes = node[items]
-    duration_index[nodes] = np.arange(2 * num_virtual, dtype=np.int32).reshape(2, num_virtual, 1)
+    rows = np.array(WORK[:kinds], dtype=np.int32)[:, None] * num_virtual + np.arange(num_virtual, dtype=np.int32)
+    duration_index = np.empty(num_nodes, dtype=np.int32)
+    duration_index[nodes] = rows[..., None]
     return Structure(
         num_stages=num_stages,
         num_micro_batches=num_micro_batches,
         vpp=vpp,
+        placement=stages,
         level_offsets=(0, *np.cumsum([len(level) for level in levels]).tolist()),
         rank_predecessor=rank_predecessor,
         transfer_predecessor=node[transfer_source[order]],
         duration_index=duration_index,
-        forward_node=nodes[0],
-        backward_node=nodes[1],
-        last_node=node[rank_base[:, 0] + stride - 2],
+        forward_node=nodes[Kind.FORWARD],
+        backward_node=nodes[Kind.BACKWARD],
+        weight_node=nodes[Kind.WEIGHT] if kinds == len(Kind) else nodes[0, :, :0],
+        last_node=node[places[:, -1]],
     )
+
+
+def _levels_of(
+    items: Int64Array, stages: Int64Array, num_stages: int, stride: int
+) -> tuple[list[Int64Array], Int64Array]:
+    """The levels, and the item of another rank that each item waits for (see ``_levels``). ``items`` [kinds, J, m]
+    are numbered rank * stride + place; ``stages`` [v, P] are those of chunks and ranks."""
+    rank_of = np.empty(items.shape[1], dtype=np.int64)
+    rank_of[stages] = np.arange(num_stages)
+    sent = np.flatnonzero(rank_of[1:] != rank_of[:-1])
+    source = np.full(num_stages * stride, -1, dtype=np.int64)
+    source[items[Kind.FORWARD, sent + 1]] = items[Kind.FORWARD, sent]
+    source[items[Kind.BACKWARD, sent]] = items[Kind.BACKWARD, sent + 1]
+    source[stride - 1 :: stride] = stride - 1
+    return _levels(source, num_stages), source

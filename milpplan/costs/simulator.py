@@ -15,7 +15,7 @@ from milpplan.costs import pipeline, placement
 from milpplan.costs.agreement import check_job
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.flops import mfu
-from milpplan.costs.layers import EXPOSED, Part, Phase
+from milpplan.costs.layers import EXPOSED, ONCE, Part, Phase
 from milpplan.costs.layout_costs import (
     LayoutCosts,
     host_capacity_bytes,
@@ -25,11 +25,11 @@ from milpplan.costs.layout_costs import (
 )
 from milpplan.costs.pipeline import StepGraph, Term, Timeline
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
-from milpplan.costs.schedule import check_schedule, live_profiles
+from milpplan.costs.schedule import check_schedule, held_bytes, live_profiles
 from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages
 from milpplan.errors import IllegalPlanError
 from milpplan.specs.model import MixtureOfExperts
-from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.plan import SPLIT_SCHEDULES, Layout, Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -112,7 +112,8 @@ def _check_forwards(problem: Problem, plan: Plan) -> None:
     """Inference has no backward to order and nothing to recompute."""
     recomputed = sum(stage.recompute.full + stage.recompute.selective for stage in plan.virtual_stages)
     layout = plan.layout
-    if problem.inference and (recomputed or (layout.pp > 1 and layout.schedule != "gpipe")):
+    pipelined = layout.pp > 1 or layout.schedule in SPLIT_SCHEDULES
+    if problem.inference and (recomputed or (pipelined and layout.schedule != "gpipe")):
         raise IllegalPlanError(
             f"The job is inference; the plan has schedule {layout.schedule} and recomputes {recomputed} layers.",
             "Expected schedule gpipe, whose forwards fill and drain the pipeline, and no recomputation.",
@@ -153,6 +154,11 @@ def _check_degrees(problem: Problem, layout: Layout) -> None:
             f"something offloaded, but {problem.hardware.name} has no [host_memory]",
             "offloading needs a second tier of memory",
         ),
+        (
+            layout.schedule not in SPLIT_SCHEDULES or not layout.offloads,
+            f"something offloaded with schedule {layout.schedule}",
+            "offloading goes with schedules that do not split the backward",
+        ),
     ]
     rules += [(moe.num_experts % layout.ep == 0, f"ep={layout.ep}", "ep divides the experts") for moe in experts]
     for legal, seen, expected in rules:
@@ -177,9 +183,13 @@ def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOption
     profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     reports = []
     for rank, rows in enumerate(profiles):
-        held = [stages[chunk * layout.pp + rank] for chunk in range(layout.vpp)]
+        held = [stages[j] for j in layout.rank_stages[rank]]
         parts = np.sum([stage.state_bytes for stage in held], axis=0)
-        kept = np.array([int(stage.kept_bytes[0]) for stage in held], dtype=np.int64)
+        kept = held_bytes(
+            np.array([int(stage.kept_bytes[0]) for stage in held], dtype=np.int64),
+            np.array([stage.deferred_bytes for stage in held], dtype=np.int64),
+            len(rows[0][1]),
+        )
         peak, live, transient = max(
             (
                 int(np.dot(counts, kept)) + int(held[chunk].transient_bytes[0]),
@@ -192,7 +202,7 @@ def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOption
         total = int(parts.sum()) + buffers + peak
         weights, gradients, optimizer = (int(part) for part in parts)
         on_host = [int(stage.host_kept_bytes[0]) for stage in held]
-        host = max(int(np.dot(counts, on_host)) for _, counts in rows)
+        host = max(int(np.dot(counts[: len(held)], on_host)) for _, counts in rows)
         host += sum(stage.host_state_bytes for stage in held)
         reports.append(StageMemory(weights, gradients, optimizer, live, transient, buffers, total, host))
     return reports
@@ -238,11 +248,12 @@ def _rank_times(
     rank: int,
 ) -> _RankTimes:
     layout = plan.layout
-    own = range(rank, layout.num_virtual_stages, layout.pp)
+    own = layout.rank_stages[rank]
     parts, recompute = _parts_ns(problem, plan, costs, own)
     micro_batches = layout.num_micro_batches
     terms = np.sum([stages[j].terms[:, 0] for j in own], axis=0)
-    last_end = int(max(timeline.backward_end_ns[j, -1] for j in own))
+    ends = timeline.weight_end_ns if timeline.weight_end_ns.size else timeline.backward_end_ns
+    last_end = int(max(ends[j, -1] for j in own))
     reduce_exposed = int(timeline.gradients_ready_ns[rank]) - last_end
     gather_exposed = _gather_exposed(layout, costs, timeline, rank, int(terms[Term.GATHER]))
     overhead_ns = step_overhead_ns(problem)
@@ -285,7 +296,7 @@ def _gather_exposed(layout: Layout, costs: LayoutCosts, timeline: Timeline, rank
     return max(0, min(waited, gather_ns))
 
 
-def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: range) -> tuple[IntArray, IntArray]:
+def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: Sequence[int]) -> tuple[IntArray, IntArray]:
     """Nanoseconds a micro-batch by part, [Part], of the rank's virtual stages: all of it, and the share that
     recomputation adds."""
     kinds = problem.model.layer_kinds
@@ -296,7 +307,7 @@ def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: range) -> t
         stage = plan.virtual_stages[j]
         held = np.array(kinds[stage.layers[0] : stage.layers[1]], dtype=np.int64)
         split = stage.recompute.full, stage.recompute.full + stage.recompute.selective
-        parts += costs.parts.layer[held][:, :, (Phase.FORWARD, Phase.BACKWARD)].sum(axis=(0, 2))
+        parts += costs.parts.layer[held][:, :, ONCE].sum(axis=(0, 2))
         recompute += costs.parts.layer[held[: split[0]], :, Phase.FULL].sum(axis=0)
         recompute += costs.parts.layer[held[split[0] : split[1]], :, Phase.SELECTIVE].sum(axis=0)
         if j == 0:
@@ -306,7 +317,7 @@ def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: range) -> t
     return parts + recompute, recompute
 
 
-def _offload_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: range) -> tuple[IntArray, IntArray]:
+def _offload_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: Sequence[int]) -> tuple[IntArray, IntArray]:
     """Nanoseconds of the host's transfers, (exposed, hidden) each: a micro-batch of the rank's virtual stages, and
     its update."""
     layers, update = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)

@@ -15,6 +15,7 @@ from milpplan.costs.columns import IntArray
 from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import LayoutCosts
 from milpplan.costs.pipeline import Term
+from milpplan.costs.work_order import Kind
 from milpplan.specs.plan import Plan
 
 EMBEDDING, HEAD = -2, -1
@@ -26,9 +27,9 @@ class StageOptions:
     """Costs of one virtual stage under several recompute choices (o options).
 
     ``terms`` [Term, o] nanoseconds; ``state_bytes`` [3] (weights, gradients, optimizer); ``kept_bytes`` [o]
-    per live micro-batch; ``transient_bytes`` [o] while a backward of this stage runs; ``full`` and
-    ``selective`` [o] the choices. On the host: ``host_state_bytes``, and ``host_kept_bytes`` [o] per live
-    micro-batch.
+    per live micro-batch; ``deferred_bytes`` per micro-batch that waits for its weight gradients, whatever is
+    recomputed; ``transient_bytes`` [o] while a backward of this stage runs; ``full`` and ``selective`` [o] the
+    choices. On the host: ``host_state_bytes``, and ``host_kept_bytes`` [o] per live micro-batch.
     """
 
     full: IntArray
@@ -36,6 +37,7 @@ class StageOptions:
     terms: IntArray
     state_bytes: IntArray
     kept_bytes: IntArray
+    deferred_bytes: int
     transient_bytes: IntArray
     host_state_bytes: int
     host_kept_bytes: IntArray
@@ -48,6 +50,7 @@ class StageOptions:
             self.terms[:, rows],
             self.state_bytes,
             self.kept_bytes[rows],
+            self.deferred_bytes,
             self.transient_bytes[rows],
             self.host_state_bytes,
             self.host_kept_bytes[rows],
@@ -96,6 +99,7 @@ def stage_options(
         terms,
         costs.state_bytes[:, held].sum(axis=1) + costs.state_bytes[:, ends].sum(axis=1),
         kept,
+        int(costs.deferred_bytes[held].sum()) + int(costs.head_deferred_bytes) * is_last,
         _transient(costs, held, full, last_recomputed, ends),
         int(costs.host_state_bytes[held].sum() + costs.host_state_bytes[ends].sum()),
         _host_kept(costs, held, full, last_recomputed).sum(axis=1),
@@ -134,6 +138,7 @@ def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bo
     terms = np.zeros(len(Term), dtype=np.int64)
     terms[Term.FORWARD] = duration[held, Phase.FORWARD].sum() + embedding[0] + head[0]
     terms[Term.BACKWARD] = duration[held, Phase.BACKWARD].sum() + embedding[1] + head[1]
+    terms[Term.WEIGHT] = duration[held, Phase.WEIGHT].sum() + embedding[Kind.WEIGHT] + head[Kind.WEIGHT]
     for term, values in (
         (Term.GATHER, costs.gather_ns),
         (Term.REDUCE, costs.reduce_ns),
@@ -141,11 +146,13 @@ def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bo
     ):
         terms[term] = values[held].sum() + values[ends].sum()
     # The first bucket that is ready, and the last one: one layer, with the end of the model beside it.
-    # Transfers of the host are left out of it: a recomputed layer may have shorter ones.
-    terms[Term.LEAD] = costs.edge_ns[Phase.BACKWARD, back].sum() + head[1] + (0 if any_layer else embedding[1])
+    # What adds to gradients: the backward, or where it is split the weight gradients. Transfers of the host are
+    # left out of it: a recomputed layer may have shorter ones.
+    edge, adds = costs.edge_ns, Kind.WEIGHT if costs.split_backward else Kind.BACKWARD
+    terms[Term.LEAD] = edge[adds, back].sum() + head[adds] + (0 if any_layer else embedding[adds])
     terms[Term.TRAIL] = costs.reduce_ns[front].sum() + costs.reduce_ns[ends[:1] if is_first else ends[:0]].sum()
     terms[Term.FIRST] = costs.gather_ns[front].sum() + costs.gather_ns[ends[:1] if is_first else ends[:0]].sum()
-    terms[Term.LAST] = costs.edge_ns[Phase.FORWARD, back].sum() + head[0] + (0 if any_layer else embedding[0])
+    terms[Term.LAST] = edge[Kind.FORWARD, back].sum() + head[0] + (0 if any_layer else embedding[0])
     if not any_layer:
         terms[Term.TRAIL] = terms[Term.REDUCE]
         terms[Term.FIRST] = terms[Term.GATHER]

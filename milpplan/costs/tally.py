@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from milpplan.costs import collectives
-from milpplan.costs.columns import FloatArray
+from milpplan.costs.columns import BoolArray, FloatArray
 
 
 class Part(IntEnum):
@@ -29,39 +29,78 @@ EXPOSED = slice(Part.COMPUTE, Part.ZERO + 1)
 
 
 class Phase(IntEnum):
-    """Forward, backward, and what recomputation adds to the backward of a layer."""
+    """Forward, backward, what recomputation adds to the backward of a layer, and weight gradients.
+
+    The backward holds the weight gradients, too, unless the schedule runs them as work items of their own.
+    """
 
     FORWARD = 0
     BACKWARD = 1
     SELECTIVE = 2
     FULL = 3
+    WEIGHT = 4
+
+
+ONCE = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
+"""The phases that every micro-batch passes once, in the order of ``milpplan.costs.work_order.Kind``."""
+
+REPLAYS = slice(Phase.SELECTIVE, Phase.FULL + 1)
 
 
 @dataclass(slots=True)
 class Tally:
     """Accumulates seconds of one layer into an array [Part, Phase, num_layouts], and the other ranks of the
-    groups that its collectives call, [2, num_layouts] (forward, backward)."""
+    groups that its collectives call, [Phase, num_layouts].
+
+    ``split`` [num_layouts]: whether the schedule runs weight gradients apart from the backward.
+    """
 
     seconds: FloatArray
     called_ranks: FloatArray
+    split: BoolArray
+    any_split: bool
 
     @staticmethod
-    def empty(num_layouts: int) -> Tally:
+    def empty(split: BoolArray) -> Tally:
         """All zero."""
-        return Tally(np.zeros((len(Part), len(Phase), num_layouts)), np.zeros((2, num_layouts)))
+        seconds = np.zeros((len(Part), len(Phase), len(split)))
+        return Tally(seconds, np.zeros((len(Phase), len(split))), split, bool(split.any()))
 
-    def compute(self, forward: FloatArray, backward: FloatArray, *, selective: bool = False) -> None:
-        """Add an operator; ``selective`` ones are replayed by selective recomputation."""
+    def compute(
+        self,
+        forward: FloatArray,
+        backward: FloatArray,
+        weight: FloatArray | float = 0.0,
+        *,
+        selective: bool = False,
+    ) -> None:
+        """Add an operator; ``backward`` holds its weight gradient of ``weight`` seconds; ``selective`` ones are
+        replayed by selective recomputation."""
         self.seconds[Part.COMPUTE, Phase.FORWARD] += forward
         self.seconds[Part.COMPUTE, Phase.BACKWARD] += backward
+        if self.any_split:
+            apart = np.where(self.split, weight, 0.0)
+            self.seconds[Part.COMPUTE, Phase.BACKWARD] -= apart
+            self.seconds[Part.COMPUTE, Phase.WEIGHT] += apart
         if selective:
             self.seconds[Part.COMPUTE, Phase.SELECTIVE] += forward
 
-    def calls(self, forward: FloatArray | int, backward: FloatArray | int, ranks: FloatArray) -> None:
-        """Add collectives among groups of so many ranks; a group of one rank is not called."""
+    def calls(
+        self,
+        forward: FloatArray | int,
+        backward: FloatArray | int,
+        ranks: FloatArray,
+        weight: FloatArray | int = 0,
+    ) -> None:
+        """Add collectives among groups of so many ranks; a group of one rank is not called. ``weight`` of the
+        backward's belong to the weight gradients."""
         called = ranks - 1
         self.called_ranks[Phase.FORWARD] += forward * called
         self.called_ranks[Phase.BACKWARD] += backward * called
+        if self.any_split:
+            apart = np.where(self.split, weight, 0) * called
+            self.called_ranks[Phase.BACKWARD] -= apart
+            self.called_ranks[Phase.WEIGHT] += apart
 
     def exposed(self, part: Part, phase: Phase, seconds: FloatArray) -> None:
         """Add communication that nothing hides."""

@@ -28,7 +28,9 @@ def linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pro
     With sequence parallelism: all-gather before, reduce-scatter after; backward: the output gradient is
     all-gathered (exposed), the input is gathered again beside the input-gradient product (unless it was kept) and
     the input gradient is reduce-scattered beside the weight-gradient product. Without: one all-reduce after, and
-    in the backward one all-reduce beside the weight-gradient product.
+    in the backward one all-reduce beside the weight-gradient product. Where weight gradients run by themselves,
+    nothing is left to hide the input gradient's reduction, and the input is gathered beside the weight gradients
+    (sail-sg/zero-bubble-pipeline-parallelism, core/tensor_parallel/layers.py).
     """
     hardware, sp = shard.problem.hardware, shard.columns.sequence_parallel
     message = BF16_BYTES * shard.tokens * shard.hidden
@@ -39,7 +41,8 @@ def linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pro
     none = np.zeros_like(shard.tokens)
     share = collectives.processor_fraction(hardware, *group)
     again = shard.columns.gather_again
-    tally.calls(np.where(sp, 2, 1), np.where(sp, np.where(again, 3, 2), 1), shard.tp)
+    late = np.where(sp & again, 1, 0)
+    tally.calls(np.where(sp, 2, 1), np.where(sp, 2, 1) + late, shard.tp, weight=late)
     if shard.columns.any_of("tp_overlap"):
         in_tiles = _Tiles(shard, tally, share)
         in_tiles.beside(Phase.FORWARD, np.where(sp, gather, none), columns)
@@ -52,9 +55,13 @@ def linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pro
     for other in columns[1:]:
         dgrad, wgrad = dgrad + other.dgrad, wgrad + other.wgrad
     beside = 1.0 if hardware.software.overlap_tensor_parallel else 0.0
-    second = np.where(sp & again, gather, none)
+    second, reduced = np.where(sp & again, gather, none), np.where(sp, scatter, reduce)
+    if tally.any_split:
+        tally.exposed(Part.TP, Phase.BACKWARD, np.where(tally.split, reduced, 0.0))
+        tally.overlapped(PARTS, Phase.WEIGHT, np.where(tally.split, second, 0.0), beside * wgrad, share)
+        second, reduced = (np.where(tally.split, 0.0, seconds) for seconds in (second, reduced))
     tally.overlapped(PARTS, Phase.BACKWARD, second, beside * dgrad, share)
-    tally.overlapped(PARTS, Phase.BACKWARD, np.where(sp, scatter, reduce), beside * wgrad, share)
+    tally.overlapped(PARTS, Phase.BACKWARD, reduced, beside * wgrad, share)
     if shard.problem.job.attention_kernel == "flash":
         # Selective recomputation drops the inputs: what was to be kept gathered is gathered again after all.
         replayed = np.where(sp & ~again, gather, none)

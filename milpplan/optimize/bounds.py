@@ -13,6 +13,12 @@ gpipe              sum_j D_j + (m - 1) D_s + 2 (P - 1) p
 interleaved        m D_s + sum_{i < s} D_{c,i} + 2 s p + [sum_i F_{<c,i} - P F_{<c,s}]  for every chunk c, where
    F_{<c,i} sums chunks before c on rank i: micro-batch 0 flows through c chunks, then down to rank s. The same
    holds for backwards from the end. Averaged over c; with equal weights the bracket cancels.
+zb-h1              as 1f1b, where B is the input gradient; W_s is passed max(0, m - 1 - s) times more: weight
+gradient
+   k of rank s runs after backward k + s, so those of micro-batches 0 to m - 2 - s before the last backward.
+zb-v               sum_{i < s} F_{0,i} + s p + m (F_s + B_s + W_s), each summed over both chunks of rank s: the
+first
+   micro-batch down to rank s, then all work of the rank. It ends on rank s, not on rank 0.
 
 Memory enters by Lagrangian relaxation: for any price l_s >= 0 of a byte on rank s, adding
 l_s (bytes_s - capacity) <= 0 keeps a bound, and every layer then chooses the cheapest of not being recomputed,
@@ -32,7 +38,9 @@ from milpplan.optimize.counting import counted_bound
 from milpplan.optimize.pricing import (
     GPIPE,
     INTERLEAVED,
+    ZB_H1,
     Group,
+    Sort,
     excess_bytes,
     forced_layers,
     groups,
@@ -61,7 +69,9 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
     No memory and no sharding, so only the distinct layers are costed. It is the mean over the ranks of the paths
     above, F and B being the forwards and backwards of the whole model: (m F + (m + P - 1) B) / P for 1f1b,
-    m (F + B) / P in general, and at least one micro-batch through the whole model.
+    m (F + B) / P in general, and at least one micro-batch through the whole model. With weight gradients W apart,
+    m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1
+    (m F + (m + P - 1) B + (m - P) W) / P.
     """
     rows, inverse = distinct_layers(columns)
     layers = layer_durations_ns(problem, columns.take(rows))
@@ -69,9 +79,14 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
     forward = over_kinds(counts, layers[:, Phase.FORWARD].astype(np.float64))[inverse]
     backward = over_kinds(counts, layers[:, Phase.BACKWARD].astype(np.float64))[inverse]
     m, P = columns.num_micro_batches, columns.pp
-    deep = (columns.schedule != INTERLEAVED) & (m >= P)
+    deep = (columns.schedule != INTERLEAVED) & ~columns.ends_meet & (m >= P)
     ramp = np.where(deep, P - 1, 0)
     bound = (m * forward + (m + ramp) * backward) / P
+    split = columns.split_backward
+    if split.any():
+        weight = over_kinds(counts, layers[:, Phase.WEIGHT].astype(np.float64))[inverse]
+        bound += np.where(split & deep, np.maximum(m - P, 0) * weight / P, 0.0)
+        bound = np.maximum(bound, np.where(split, m * (forward + backward + weight) / P, 0.0))
     return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
 
 
@@ -84,17 +99,16 @@ def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) ->
         memory[rows] = peak
         fits = np.flatnonzero(peak * SAFETY <= capacity)
         if len(fits):
-            rule = _interleaved_bound if group.interleaved else _plain_bound
             fitting = group.take(fits)
-            time[rows[fits]] = rule(fitting, capacity) + _tail(fitting)
+            time[rows[fits]] = RULES[group.sort](fitting, capacity) + _tail(fitting)
     return LayoutBounds(time * SAFETY, memory * SAFETY)
 
 
 def _memory_bound(group: Group) -> FloatArray:
     """max_s M_s >= sum_s y_s M_s, minimised over the placement of the layers."""
     costs = group.costs
-    live = np.minimum(group.live[0], group.live[1]) if group.interleaved else group.live[0]
-    per_layer = np.maximum(costs.states[:, None] + costs.kept.min(axis=0)[:, None] * live, 1.0)
+    live = group.live[0] if group.sort is Sort.PLAIN else np.minimum(group.live[0], group.live[1])
+    per_layer = np.maximum(group.held_states + costs.kept.min(axis=0)[:, None] * live, 1.0)
     weights = 1.0 / over_kinds(group.counts / group.counts.sum(), per_layer)
     weights /= weights.sum(axis=0)
     placed = over_kinds(group.counts, (weights * per_layer).min(axis=1))
@@ -103,9 +117,10 @@ def _memory_bound(group: Group) -> FloatArray:
 
 def path_coefficients(
     micro_batches: FloatArray, schedule: IntArray, num_ranks: int
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(whole, on_forward, on_backward, transfers), each [P, r], of 1f1b and gpipe: rank s's path is
-    whole * sum_j D_j + on_forward * F_s + on_backward * B_s + transfers * p (+ sum_{i < s} D_i if whole = 0).
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(whole, on_forward, on_backward, on_weight, transfers), each [P, r], of 1f1b, gpipe and zb-h1: rank s's path
+    is whole * sum_j D_j + on_forward * F_s + on_backward * B_s + on_weight * W_s + transfers * p (+ sum_{i < s}
+    D_i if whole = 0), with D = F + B.
 
     ``micro_batches`` [r], ``schedule`` [r].
     """
@@ -115,30 +130,34 @@ def path_coefficients(
     deep = (m >= P - s) | gpipe
     forward = np.where(deep, np.where(gpipe, m - 1, m - P + s), m)
     backward = np.where(deep, m - 1, m)
+    weight = np.where(schedule == ZB_H1, np.maximum(m - 1 - s, 0.0), 0.0)
     transfers = np.where(deep, 2.0 * (P - 1), 2 * s)
-    return deep.astype(np.float64), forward, backward, transfers
+    return deep.astype(np.float64), forward, backward, weight, transfers
 
 
 def _tail(group: Group) -> FloatArray:
-    """After the last backward: the reduction of what rank 0 holds whatever the plan (the embedding), the
-    barrier, and the mean rank's optimizer; before the first forward: the embedding's gather."""
+    """After the last backward: the reduction of what rank 0 holds whatever the plan (the embedding; not where
+    paths end on another rank), the barrier, and the mean rank's optimizer; before the first forward: the
+    embedding's gather."""
     costs = group.costs
     # Without a pipeline the last reduction and the first gather also hold whatever is not a layer.
     optimizer = over_kinds(group.counts, costs.optimizer) + costs.end_optimizer[0] + costs.end_optimizer[1]
-    return np.asarray(costs.tail + optimizer / group.num_ranks)
+    tail = costs.tail - costs.end_reduce if group.sort is Sort.V else costs.tail
+    return np.asarray(tail + optimizer / group.num_ranks)
 
 
 def _work(group: Group) -> FloatArray:
-    """Forward and backward of one micro-batch through the whole model, without recomputation, [r]."""
+    """Forward and backward of one micro-batch through the whole model, without recomputation and weight gradients
+    that run apart, [r]."""
     costs = group.costs
     layers = over_kinds(group.counts, costs.forward + costs.backward)
-    return np.asarray(layers + costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
+    return np.asarray(layers + costs.embedding[:2].sum(axis=0) + costs.head[:2].sum(axis=0))
 
 
 def _plain_bound(group: Group, capacity: float) -> FloatArray:
-    """1f1b and gpipe: weights that balance the ranks' marginal cost of a layer."""
+    """1f1b, gpipe and zb-h1: weights that balance the ranks' marginal cost of a layer."""
     costs, work = group.costs, _work(group)
-    whole, on_forward, on_backward, transfers = path_coefficients(
+    whole, on_forward, on_backward, on_weight, transfers = path_coefficients(
         group.micro_batches, group.schedule, group.num_ranks
     )
     delays = whole + on_backward
@@ -146,11 +165,14 @@ def _plain_bound(group: Group, capacity: float) -> FloatArray:
     per_layer = priced_layers(group, delays, price)[0]
     per_layer += costs.forward[:, None] * on_forward
     per_layer += costs.backward[:, None] * on_backward
+    if on_weight.any():
+        per_layer += costs.weight[:, None] * on_weight
     mean = np.maximum(over_kinds(group.counts / group.counts.sum(), per_layer), 1e-9)
     weights = 1.0 / mean
     weights /= weights.sum(axis=0)
     ends = (costs.embedding[0] * on_forward[0] + costs.embedding[1] * on_backward[0]) * weights[0]
     ends += (costs.head[0] * on_forward[-1] + costs.head[1] * on_backward[-1]) * weights[-1]
+    ends += costs.head[2] * on_weight[-1] * weights[-1]
     transfer = costs.transfer * (weights * transfers).sum(axis=0)
     fixed = over_fixed_bytes(group, weights * price, capacity)
     placed = over_kinds(group.counts, (weights * per_layer).min(axis=1))
@@ -180,6 +202,21 @@ def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
     return np.asarray(np.maximum(bound, work * m / P))
 
 
+def _v_bound(group: Group, capacity: float) -> FloatArray:
+    """V schedules: equal weights y_s = 1 / P, so that a layer costs m / P of its work wherever it is; of the ramps
+    only the transfers, because a layer of a second chunk is in none."""
+    costs, work = group.costs, _work(group)
+    P, m = group.num_ranks, group.micro_batches
+    on_rank = np.broadcast_to(m / P, (P, len(m)))
+    price = memory_price(group, capacity, on_rank)
+    per_layer = priced_layers(group, on_rank, price).min(axis=(0, 2))
+    per_layer += (costs.forward + costs.backward + costs.weight) * (m / P)
+    ends = (costs.embedding.sum(axis=0) + costs.head.sum(axis=0)) * (m / P)
+    fixed = over_fixed_bytes(group, price, capacity)
+    bound = over_kinds(group.counts, per_layer) + ends + costs.transfer * ((P - 1) / 2) + fixed
+    return np.asarray(np.maximum(bound, work))
+
+
 def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArray:
     """Even interleaving: the longest of the paths through chunk 0 down to rank s, m D_s + sum_{i < s} D_{0,i} +
     2 s p, with the layers that every split puts there. Their recomputation is priced rank by rank ([P, r])."""
@@ -200,3 +237,7 @@ def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArra
     free[0] += m * costs.embedding.sum(axis=0)
     free[-1] += m * costs.head.sum(axis=0)
     return np.asarray((free + ramp).max(axis=0))
+
+
+RULES = {Sort.PLAIN: _plain_bound, Sort.INTERLEAVED: _interleaved_bound, Sort.V: _v_bound}
+"""The bound of the paths of each sort of schedule, [r]."""

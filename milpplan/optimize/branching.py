@@ -142,9 +142,8 @@ class Tree:
 
 def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
     """The node's parts by what one virtual stage, or one rank, holds at a fractional point: layers [J]."""
-    P, J = setting.layout.pp, setting.num_stages
-    sums = layers.reshape(-1, P).sum(axis=0)
-    for stage in (0, J - 1):
+    sums = layers[setting.places].sum(axis=0)
+    for stage in (0, setting.num_stages - 1):
         if _fraction(layers[stage]) > WHOLE:
             return _stage_parts(setting, stage, float(layers[stage]))
     rank = int(np.argmax(_fraction(sums)))

@@ -28,6 +28,7 @@ from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
+from milpplan.costs.work_order import Kind
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.menus import FLOOR_UNITS, Setting
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, Rows
@@ -63,6 +64,7 @@ class CompactRelaxation:
         self.slope[Term.BACKWARD, 0] = duration[:, Phase.BACKWARD]
         self.slope[Term.BACKWARD, 1] = duration[:, Phase.FULL]
         self.slope[Term.BACKWARD, 2] = duration[:, Phase.SELECTIVE]
+        self.slope[Term.WEIGHT, 0] = duration[:, Phase.WEIGHT]
         for term, values in (
             (Term.GATHER, setting.costs.gather_ns),
             (Term.REDUCE, setting.costs.reduce_ns),
@@ -82,11 +84,11 @@ class CompactRelaxation:
         """The buckets at a stage's edges (LEAD, LAST, TRAIL, FIRST) are not sums over its layers: take the least
         they can be, with the cheapest layer at the edge, or without layers where the stage may have none."""
         costs, J = self.setting.costs, self.setting.num_stages
-        head = costs.head_ns
+        head, adds = costs.head_ns, Kind.WEIGHT if costs.split_backward else Kind.BACKWARD
         # (least of a layer, added by the embedding on the first stage, added by the head on the last stage)
         edges = {
-            Term.LEAD: (edge[Phase.BACKWARD], 0, head[Phase.BACKWARD]),
-            Term.LAST: (edge[Phase.FORWARD], 0, head[Phase.FORWARD]),
+            Term.LEAD: (edge[adds], 0, head[adds]),
+            Term.LAST: (edge[Kind.FORWARD], 0, head[Kind.FORWARD]),
             Term.TRAIL: (costs.reduce_ns[:-2], costs.reduce_ns[EMBEDDING], 0),
             Term.FIRST: (costs.gather_ns[:-2], costs.gather_ns[EMBEDDING], 0),
         }
@@ -215,7 +217,7 @@ class CompactRelaxation:
             return []
         matrix = np.zeros((K, P, self.num_counts + 1 + K), dtype=np.int64)
         for kind, rank in np.ndindex(K, P):
-            matrix[kind, rank, : J * K].reshape(J, K)[rank::P, kind] = 1
+            matrix[kind, rank, : J * K].reshape(J, K)[list(self.setting.layout.rank_stages[rank]), kind] = 1
         names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(K, P)]
         kinds = np.maximum(most_on_ranks(self.setting, self.cutoff_ns), 0).reshape(-1)
         least, most = np.array(self.setting.rank_bounds, dtype=np.int64).T
@@ -234,31 +236,36 @@ class CompactRelaxation:
         ]
 
     def _memory(self) -> Rows:
-        """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation."""
+        """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation. What
+        waits for weight gradients counts like states, whatever is recomputed."""
         setting, costs = self.setting, self.setting.costs
         unit = max(1, setting.capacity_bytes // MEMORY_UNITS)
-        P, J = setting.layout.pp, setting.num_stages
+        v, J = setting.layout.vpp, setting.num_stages
         states = costs.state_bytes.sum(axis=0)
         flat = [(rank, running, live) for rank, rows in enumerate(setting.profiles) for running, live in rows]
         matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
         room = np.zeros(len(flat), dtype=np.int64)
         for row, (rank, running, live) in enumerate(flat):
-            count = np.array(live, dtype=np.int64)[:, None]
-            own = matrix[row, :, rank::P]
-            own[0] = (states[:-2] + count * costs.kept_bytes) // unit
+            stages = list(setting.layout.rank_stages[rank])
+            count = np.array(live[:v], dtype=np.int64)[:, None]
+            waiting = np.array(live[v:] or (0,) * v, dtype=np.int64)[:, None]
+            own = np.zeros((3, v, len(setting.problem.model.kinds)), dtype=np.int64)
+            own[0] = (states[:-2] + count * costs.kept_bytes + waiting * costs.deferred_bytes) // unit
             # The running stage replays one layer: with f + s of at most n layers recomputed, the largest replay
             # is at least their mean, (f dropped_full + s dropped_selective) / n.
-            most = max(1, setting.max_layers(running * P + rank))
+            most = max(1, setting.max_layers(stages[running]))
             replay = np.zeros_like(count)
             replay[running] = 1
             for place, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
                 own[place] = (-count * dropped + replay * (dropped // most)) // unit
-            fixed, last = int(costs.buffer_bytes), running * P + rank == J - 1
+            matrix[row][:, stages] = own
+            fixed, last = int(costs.buffer_bytes), stages[running] == J - 1
             if rank == 0:
                 fixed += int(states[EMBEDDING]) + live[0] * int(costs.embedding_kept_bytes)
-            if rank == P - 1:
-                fixed += int(states[HEAD]) + live[-1] * int(costs.head_kept_bytes)
-            workspace = int(costs.workspace_bytes.min()) if setting.min_layers(running * P + rank) else 0
+            if stages[-1] == J - 1:
+                fixed += int(states[HEAD]) + live[v - 1] * int(costs.head_kept_bytes)
+                fixed += int(waiting[-1, 0]) * int(costs.head_deferred_bytes)
+            workspace = int(costs.workspace_bytes.min()) if setting.min_layers(stages[running]) else 0
             workspace = max(workspace, int(costs.head_workspace_bytes) * last)
             room[row] = (setting.capacity_bytes - fixed - workspace) // unit
         names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]
@@ -297,10 +304,11 @@ class CompactRelaxation:
         matrix = np.zeros((P, *self.slope.shape[1:]), dtype=np.int64)
         lower = np.zeros(P, dtype=np.int64)
         for rank, least in enumerate(setting.least_backward_ns):
-            backward = self.slope[Term.BACKWARD, :, rank::P]
+            stages = list(setting.layout.rank_stages[rank])
+            backward = self.slope[Term.BACKWARD][:, stages]
             unit = max(1, int(backward.max()) // FLOOR_UNITS)
-            matrix[rank, :, rank::P] = -(-backward // unit)
-            lower[rank] = -(-(least - int(self.empty[Term.BACKWARD, rank::P].sum())) // unit)
+            matrix[rank][:, stages] = -(-backward // unit)
+            lower[rank] = -(-(least - int(self.empty[Term.BACKWARD, stages].sum())) // unit)
         return Rows.dense([f"rank_recomputes_enough[{rank}]" for rank in range(P)], matrix.reshape(P, -1), lower)
 
     def item_prices(self, program: Program, duals: FloatArray) -> tuple[float, FloatArray]:

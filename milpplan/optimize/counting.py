@@ -15,14 +15,15 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.layout_costs import LayoutCosts
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.pricing import (
-    INTERLEAVED,
     Group,
-    RowCosts,
+    Sort,
     excess_bytes,
     forced_layers,
     price_corners,
     priced_layers,
 )
+from milpplan.optimize.row_costs import RowCosts
+from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
 
 HALVINGS = 24
 """Of the interval in which the least step time lies, itself a few layers wide."""
@@ -42,15 +43,28 @@ def counted_bound(group: Group, capacity: float, price: FloatArray) -> FloatArra
 
 
 def most_on_ranks(setting: Setting, cutoff_ns: int) -> IntArray:
-    """Interleaved: most layers of each kind that a rank holds in a plan at or below a step time, [K, P]; negative
-    where not even none."""
+    """Several chunks: most layers of each kind that a rank holds in a plan at or below a step time, [K, P];
+    negative where not even none. Under V schedules from all work of the rank, its memory forgotten."""
     group = _group_of(setting)
+    if group.sort is Sort.V:
+        return _most_by_work(group, cutoff_ns)
     corners = price_corners(group)
     group = group.take(np.zeros(len(corners), dtype=np.int64))
     room = cutoff_ns - group.costs.tail
     lines = _lines(group, float(setting.capacity_bytes), np.concatenate(corners, axis=1))
     held = [np.floor((room - start) / each + ROUNDING) for start, each in lines]
     return np.asarray(np.min(held, axis=(0, 3)).astype(np.int64))
+
+
+def _most_by_work(group: Group, cutoff_ns: int) -> IntArray:
+    """Most layers of each kind in m times a rank's work, [K, P]; both ends of the model are on rank 0."""
+    costs, m = group.costs, group.micro_batches
+    each = m * (costs.forward + costs.backward + costs.weight + costs.extra.min(axis=0))
+    start = np.zeros((group.num_ranks, len(m)))
+    start[0] = m * (costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
+    room = cutoff_ns - (costs.tail - costs.end_reduce) - start
+    held = np.floor(room / np.maximum(each, 1.0)[:, None] + ROUNDING)
+    return np.asarray(held[..., 0].astype(np.int64))
 
 
 def _lines(group: Group, capacity: float, price: FloatArray) -> Lines:
@@ -94,10 +108,10 @@ def _group_of(setting: Setting) -> Group:
     counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(setting.problem.model.kinds))
     return Group(
         layout.pp,
-        True,
+        Sort.V if layout.schedule in V_SCHEDULES else Sort.INTERLEAVED,
         np.array([float(layout.num_micro_batches)]),
         np.array([float(layout.vpp)]),
-        np.array([INTERLEAVED]),
+        np.array([SCHEDULES.index(layout.schedule)]),
         RowCosts.of(table, setting.problem.recompute_modes),
         counts.astype(np.float64),
         {},

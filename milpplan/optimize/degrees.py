@@ -37,8 +37,8 @@ from milpplan.optimize.layouts import (
     ORDER_RULES,
     SEQUENCE_RULES,
     SHARDING_RULES,
-    STAGE_RULES,
     divisors,
+    stage_rules,
 )
 from milpplan.optimize.program import MINUS_INFINITY, ProgramBuilder
 from milpplan.specs.problem import Problem
@@ -130,7 +130,7 @@ class Degrees:
 
 def rules(problem: Problem) -> dict[str, Rule]:
     """The rules of ``layouts`` that are not products."""
-    found = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | STAGE_RULES | SHARDING_RULES
+    found = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem) | SHARDING_RULES
     found |= INFERENCE_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         found |= EXPERT_RULES

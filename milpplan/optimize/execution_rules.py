@@ -25,6 +25,7 @@ __all__ = [
     "Rule",
     "asked_switches",
     "default_switches",
+    "offloads",
 ]
 
 Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
@@ -52,9 +53,10 @@ def default_switches(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
     return {name: np.asarray(constant(int(number), length)) for name, number in numbers.items()}
 
 
-def _offloads(c: Mapping[str, IntArray]) -> BoolArray:
-    """Whether a row has anything on the host."""
-    return np.asarray((c["offload_weights"] + c["offload_activations"] + c["offload_optimizer"]) > 0)
+def offloads(c: Mapping[str, IntArray]) -> BoolArray:
+    """Whether a row has anything on the host; a table that lacks a switch has it off."""
+    length = len(next(iter(c.values())))
+    return np.asarray(sum((c[name] for name in OFFLOADS if name in c), np.zeros(length, dtype=np.int64)) > 0)
 
 
 def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
@@ -99,7 +101,7 @@ EXECUTION_RULES: dict[str, Rule] = {
         np.full(len(c["tp"]), not p.inference)
         | ((c["offload_activations"] == 0) & (c["offload_optimizer"] == 0) & (c["gather_again"] == 1))
     ),
-    "offload_needs_host_memory": lambda p, c: (p.hardware.host_memory is not None) | ~_offloads(c),
+    "offload_needs_host_memory": lambda p, c: (p.hardware.host_memory is not None) | ~offloads(c),
 }
 """Tiles: Megatron-LM training/arguments.py refuses ``tp_comm_overlap`` without ``sequence_parallel``."""
 

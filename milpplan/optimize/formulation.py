@@ -30,6 +30,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.pipeline import Term
+from milpplan.costs.schedule import held_bytes
 from milpplan.optimize.menus import FLOOR_UNITS, Menu, Setting, even_splits
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
@@ -193,15 +194,13 @@ class LayoutProgram:
         """A rank whose exact peak exceeds the capacity, if any."""
         setting = self.setting
         for rank, rows in enumerate(setting.profiles):
-            held = [
-                (self.menus[chunk * setting.layout.pp + rank], choice[chunk * setting.layout.pp + rank])
-                for chunk in range(setting.layout.vpp)
-            ]
+            held = [(self.menus[j], choice[j]) for j in setting.layout.rank_stages[rank]]
             state = sum(int(menu.state_bytes[item]) for menu, item in held)
-            kept = [int(menu.kept_bytes[item]) for menu, item in held]
+            kept = np.array([int(menu.kept_bytes[item]) for menu, item in held])
+            deferred = np.array([int(menu.deferred_bytes[item]) for menu, item in held])
             for running, counts in rows:
                 menu, item = held[running]
-                live = sum(count * size for count, size in zip(counts, kept, strict=True))
+                live = int(np.dot(counts, held_bytes(kept, deferred, len(counts))))
                 total = state + live + int(menu.transient_bytes[item]) + int(setting.costs.buffer_bytes)
                 if total > setting.capacity_bytes:
                     return rank
@@ -215,7 +214,7 @@ class LayoutProgram:
 
     def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
         """Exclude the combination of items that a rank cannot hold together."""
-        stages = range(rank, self.setting.num_stages, self.setting.layout.pp)
+        stages = self.setting.layout.rank_stages[rank]
         columns = np.array([self.offsets[j] + choice[j] for j in stages], dtype=np.int64)
         self.forbidden.append((columns, len(columns) - 1))
 
@@ -271,12 +270,13 @@ def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None
         return
     unit = max(1, setting.capacity_bytes // program.memory_units)
     for rank, rows in enumerate(setting.profiles):
-        stages = [chunk * setting.layout.pp + rank for chunk in range(setting.layout.vpp)]
+        stages, v = setting.layout.rank_stages[rank], setting.layout.vpp
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
         for number, (running, counts) in enumerate(rows):
             parts = [
                 program.menus[j].state_bytes
                 + counts[chunk] * program.menus[j].kept_bytes
+                + sum(counts[chunk + v : chunk + v + 1]) * program.menus[j].deferred_bytes
                 + (program.menus[j].transient_bytes if chunk == running else 0)
                 for chunk, j in enumerate(stages)
             ]
@@ -314,7 +314,7 @@ def rank_recomputes_enough(program: LayoutProgram, builder: ProgramBuilder) -> N
     of memory do not say of fractions. Above the least of each stage, in units rounded for a relaxation."""
     setting, offsets = program.setting, program.offsets
     for rank, least in enumerate(setting.least_backward_ns):
-        stages = range(rank, setting.num_stages, setting.layout.pp)
+        stages = setting.layout.rank_stages[rank]
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
         backwards = [program.menus[j].terms[Term.BACKWARD] for j in stages]
         above = np.concatenate([backward - backward.min() for backward in backwards])

@@ -16,6 +16,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath, critical_paths
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.stages import durations, plan_stages
+from milpplan.costs.term import WORK
 from milpplan.optimize.compact import RESOLUTION as COMPACT_RESOLUTION
 from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.formulation import LayoutProgram
@@ -105,12 +106,12 @@ class Attempt:
     def alike_chunks(self, point: IntArray) -> list[IntArray]:
         """Free interleaved splits: the point with a rank's work spread evenly over its chunks. Good plans are near
         such points, relaxations with few paths far from them."""
-        P, v = self.setting.layout.pp, self.setting.layout.vpp
-        if v == 1 or self.setting.problem.interleaved_layers == "even":
+        setting = self.setting
+        if setting.layout.vpp == 1 or setting.problem.interleaved_layers == "even":
             return []
-        alike, terms = point.copy(), Term.BACKWARD + 1
-        work = point[:terms].reshape(-1, v, P)
-        alike[:terms] = np.tile(work.mean(axis=1), v)
+        alike, terms = point.copy(), list(WORK)
+        work = point[terms][:, setting.places]
+        alike[terms] = work.mean(axis=1)[:, list(setting.layout.stage_ranks)]
         return [alike, (point + alike) // 2]
 
     def slower_ranks(self, point: IntArray) -> list[IntArray]:
@@ -119,7 +120,8 @@ class Attempt:
         nearby = []
         for rank in np.unique(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
             slower = point.copy()
-            slower[: Term.BACKWARD + 1, rank::P] += slower[: Term.BACKWARD + 1, rank::P] // 50
+            own = np.ix_(WORK, self.setting.layout.rank_stages[rank])
+            slower[own] += slower[own] // 50
             nearby.append(slower)
         return nearby
 
@@ -295,7 +297,7 @@ def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
 def _whole_plans(attempt: Attempt, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:
     """Whole plans near a fractional point."""
     setting, menus = attempt.setting, program.menus
-    balanced = rank_costs(menus, analytic_paths(setting.layout), setting.layout.pp)
+    balanced = rank_costs(menus, analytic_paths(setting.layout), setting.layout)
     for choice in (
         best_choice(setting, menus, balanced, True),
         best_choice(setting, menus, _dual_costs(program, duals), False),

@@ -12,6 +12,7 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath, critical_path
 from milpplan.costs.pipeline import StepGraph, Term
+from milpplan.costs.term import WORK
 from milpplan.optimize.formulation import LayoutProgram
 from milpplan.optimize.menus import Menu, Setting, stage_menu
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Rows
@@ -63,7 +64,7 @@ class LayoutBlock:
         layout, costs = self.setting.layout, self.setting.costs
         work = once = 0
         for menu in self.program.menus:
-            work += int((menu.terms[Term.FORWARD] + menu.terms[Term.BACKWARD]).max())
+            work += int(menu.terms[list(WORK)].sum(axis=0).max())
             once += int(menu.terms[[Term.GATHER, Term.REDUCE, Term.OPTIMIZER]].sum(axis=0).max())
         transfers = 2 * layout.num_virtual_stages * int(costs.transfer_ns)
         return (layout.num_micro_batches * (work + transfers) + once + int(costs.barrier_ns)) * self.weight

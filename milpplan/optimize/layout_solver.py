@@ -17,7 +17,7 @@ import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
-from milpplan.costs.layers import Phase
+from milpplan.costs.layers import ONCE, Phase
 from milpplan.costs.pipeline import StepGraph
 from milpplan.errors import SolverError
 from milpplan.optimize.backends import backend
@@ -33,7 +33,7 @@ from milpplan.optimize.result import Fate, SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
 from milpplan.optimize.solution import Backend, Limits, Solution
 from milpplan.optimize.split_bounds import SplitBounds
-from milpplan.specs.plan import SCHEDULES, Layout, Plan
+from milpplan.specs.plan import SCHEDULES, V_SCHEDULES, Layout, Plan
 
 AIM = 0.9
 """Share of the gap that proofs aim at: what a witness does not confirm must not leave the bound just short."""
@@ -88,7 +88,7 @@ class LayoutSolver:
         """
         layout = setting.layout
         most = _most(setting, cutoff_ns)
-        if most is None:
+        if most is None or (layout.schedule in V_SCHEDULES and not setting.ends_fit()):
             return Resolution(max(bound_ns, cutoff_ns + 1), "bounded")
         shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
@@ -319,22 +319,23 @@ def _bounded_splits(
 def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
     """Most layers each virtual stage can hold without its rank's path passing the cutoff, [J]."""
     layout, costs = setting.layout, setting.costs
-    least_ns = costs.least_ns
-    forward, backward = int(least_ns[0].min()), int(least_ns[1].min())
+    least_ns, weights = costs.least_ns, costs.duration_ns[:, Phase.WEIGHT]
+    forward, backward, weight = int(least_ns[0].min()), int(least_ns[1].min()), int(weights.min())
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
     counts = np.bincount(np.array(setting.problem.model.layer_kinds))
-    ends = int(costs.embedding_ns.sum() + costs.head_ns.sum())
+    ends = int(costs.embedding_ns[:2].sum() + costs.head_ns[:2].sum())
     work = int(least_ns.sum(axis=0) @ counts) + ends
     if v > 1:
-        least = np.array([setting.min_layers(j) for j in range(setting.num_stages)]).reshape(v, P)
+        least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])[setting.places]
         on_rank = most_on_ranks(setting, cutoff_ns)
         if (np.maximum(on_rank, 0).sum(axis=1) < counts).any():
             return np.full(setting.num_stages, -1)
         most = on_rank.max(axis=0) - (least.sum(axis=0, keepdims=True) - least)
-        return np.asarray(np.maximum(most, -1).reshape(-1))
+        return setting.by_stage(np.maximum(most, -1))
     schedule = np.array([SCHEDULES.index(layout.schedule)])
-    whole, on_forward, on_backward, _ = path_coefficients(np.array([float(m)]), schedule, P)
-    per_layer = np.maximum(on_forward[:, 0] * forward + on_backward[:, 0] * backward, 1.0)
+    whole, on_forward, on_backward, on_weight, _ = path_coefficients(np.array([float(m)]), schedule, P)
+    per_layer = on_forward[:, 0] * forward + on_backward[:, 0] * backward + on_weight[:, 0] * weight
+    per_layer = np.maximum(per_layer, 1.0)
     room = (cutoff_ns - whole[:, 0] * work) / per_layer
     return np.asarray(np.maximum(np.floor(room + 1e-6), -1), dtype=np.int64)
 
@@ -355,7 +356,7 @@ def longest_step_ns(setting: Setting) -> int:
     duration = costs.duration_ns
     counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(duration))
     extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
-    work = int((duration[:, Phase.FORWARD] + duration[:, Phase.BACKWARD] + extra) @ counts)
+    work = int((duration[:, ONCE].sum(axis=1) + extra) @ counts)
     work += int(costs.embedding_ns.sum() + costs.head_ns.sum())
     work += 2 * setting.num_stages * int(costs.transfer_ns)
     weights = np.append(counts, [1, 1])

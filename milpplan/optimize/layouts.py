@@ -25,11 +25,15 @@ from milpplan.optimize.execution_rules import (
     Rule,
     asked_switches,
     default_switches,
+    offloads,
 )
 from milpplan.optimize.layout_space import SHARDING, LayoutSpace
 from milpplan.specs.model import DenseMlp, MixtureOfExperts
-from milpplan.specs.plan import SCHEDULES, Layout
+from milpplan.specs.plan import SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout
 from milpplan.specs.problem import Problem, Space
+
+_IS_SPLIT = np.array([name in SPLIT_SCHEDULES for name in SCHEDULES])
+_IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
 
 
 @dataclass(slots=True)
@@ -160,18 +164,42 @@ SEQUENCE_RULES: dict[str, Rule] = {
 SPLIT_RULES: dict[str, Rule] = {
     "virtual_stages_not_above_layers": lambda p, c: c["pp"] * c["vpp"] <= _max_virtual_stages(p),
     "interleaving_needs_two_stages": lambda p, c: (c["vpp"] == 1) | (c["pp"] > 1),
+    # A V schedule takes any number of micro-batches, and its rows are not apart from others yet.
     "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
-        (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0)
+        (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0) | ((c["vpp"] == 2) & _has_v(p))
     ),
     "layers_split_uniformly": lambda p, c: _splits_evenly(p, c["pp"] * c["vpp"]),
 }
 
 SCHEDULE_RULES: dict[str, Rule] = {
-    "schedule_matches_vpp": lambda p, c: (c["schedule"] == SCHEDULES.index("interleaved")) == (c["vpp"] > 1),
+    "schedule_matches_vpp": lambda p, c: _schedule_matches_vpp(p, c),
     "one_schedule_without_pipeline": lambda p, c: (c["pp"] > 1) | (c["schedule"] == _plain_schedule(p)),
 }
 
-STAGE_RULES = SPLIT_RULES | SCHEDULE_RULES
+V_RULES: dict[str, Rule] = {
+    "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
+        (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0) | _IS_V[c["schedule"]]
+    ),
+}
+"""In place of the rule of the same name where the space has V schedules."""
+
+SPLIT_BACKWARD_RULES: dict[str, Rule] = {
+    "offload_needs_whole_backward": lambda p, c: ~_IS_SPLIT[c["schedule"]] | ~offloads(c),
+}
+"""Besides, where the space has schedules that split the backward: no framework offloads what waits for a weight
+gradient, and it is not priced."""
+
+
+def schedule_rules(problem: Problem) -> dict[str, Rule]:
+    """The rules that look at the schedule."""
+    rules = SCHEDULE_RULES | V_RULES if _has_v(problem) else SCHEDULE_RULES
+    return rules if SPLIT_SCHEDULES.isdisjoint(problem.schedules) else rules | SPLIT_BACKWARD_RULES
+
+
+def stage_rules(problem: Problem) -> dict[str, Rule]:
+    """The rules of virtual stages and schedules for rows that have both."""
+    return SPLIT_RULES | schedule_rules(problem)
+
 
 SHARDING_RULES: dict[str, Rule] = {
     "zero_needs_replicas": lambda p, c: (c["zero_stage"] == 0) | (c["cp"] * c["dp"] > 1),
@@ -184,9 +212,19 @@ SHARDING_RULES: dict[str, Rule] = {
 }
 
 
+def _has_v(problem: Problem) -> bool:
+    return not V_SCHEDULES.isdisjoint(problem.schedules)
+
+
+def _schedule_matches_vpp(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """One chunk a rank, several where schedules interleave them, two where they turn."""
+    matches = (c["schedule"] == SCHEDULES.index("interleaved")) == (c["vpp"] > 1)
+    return np.asarray(np.where(_IS_V[c["schedule"]], c["vpp"] == 2, matches) if _has_v(problem) else matches)
+
+
 def _plain_schedule(problem: Problem) -> int:
     """Without a pipeline all schedules are gradient accumulation; one stands for them."""
-    for name in ("1f1b", "gpipe"):
+    for name in ("1f1b", "gpipe", "zb-h1"):
         if name in problem.schedules:
             return SCHEDULES.index(name)
     return SCHEDULES.index("1f1b")
@@ -254,7 +292,7 @@ def layout_space(
     sieve.enumerated += len(columns["vpp"]) * len(schedules)
     # Rules that do not look at the schedule come before it: each row then stands for all schedules.
     columns = sieve.sift(columns, SPLIT_RULES, stand_for=len(schedules))
-    columns = dict(sieve.sift(cross(columns, "schedule", schedules), SCHEDULE_RULES))
+    columns = dict(sieve.sift(cross(columns, "schedule", schedules), schedule_rules(problem)))
     return _shardings(problem, sieve, columns, forbidden)
 
 
@@ -392,12 +430,12 @@ def _vpp_values(problem: Problem, pp: int) -> IntArray:
 
 def broken_rules(problem: Problem, layout: Layout) -> list[str]:
     """Names of the rules that a layout breaks (empty when it is legal); the space's value lists do not count."""
-    problem = problem.model_copy(update={"space": Space()})
+    problem = problem.model_copy(update={"space": Space(schedule=SCHEDULES)})
     columns = LayoutColumns.of([layout])
     mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
     mapping["num_micro_batches"] = columns.num_micro_batches
-    rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | CAPACITY_RULES | STAGE_RULES | SHARDING_RULES
-    rules |= INFERENCE_RULES
+    rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | CAPACITY_RULES | SHARDING_RULES
+    rules |= stage_rules(problem) | INFERENCE_RULES
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")
     if _experts(problem):

@@ -16,12 +16,15 @@ import numpy as np
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes
 from milpplan.costs.pipeline import Term
-from milpplan.costs.schedule import LiveProfile, live_profiles
-from milpplan.costs.stages import StageOptions, stage_options
+from milpplan.costs.schedule import LiveProfile, live_profiles, placement
+from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, stage_options
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 
-ITEM_BYTES = ("state_bytes", "kept_bytes", "transient_bytes", "host_state_bytes", "host_kept_bytes")
+ITEM_BYTES = (
+    *("state_bytes", "kept_bytes", "deferred_bytes", "transient_bytes"),
+    *("host_state_bytes", "host_kept_bytes"),
+)
 FLOOR_UNITS = 10_000
 """Units of the longest backward in the rows that say how much a rank recomputes at least."""
 
@@ -29,14 +32,15 @@ FLOOR_UNITS = 10_000
 @dataclass(frozen=True, slots=True, eq=False)
 class Menu:
     """Items of one virtual stage: ``runs`` [I, R] layers of each run, ``terms`` [Term, I] nanoseconds,
-    ``state_bytes``, ``kept_bytes``, ``transient_bytes``, ``host_state_bytes``, ``host_kept_bytes``, ``full``,
-    ``selective`` [I]."""
+    ``state_bytes``, ``kept_bytes``, ``deferred_bytes``, ``transient_bytes``, ``host_state_bytes``,
+    ``host_kept_bytes``, ``full``, ``selective`` [I]."""
 
     stage: int
     runs: IntArray
     terms: IntArray
     state_bytes: IntArray
     kept_bytes: IntArray
+    deferred_bytes: IntArray
     transient_bytes: IntArray
     host_state_bytes: IntArray
     host_kept_bytes: IntArray
@@ -59,6 +63,7 @@ class Menu:
             self.terms[:, rows],
             self.state_bytes[rows],
             self.kept_bytes[rows],
+            self.deferred_bytes[rows],
             self.transient_bytes[rows],
             self.host_state_bytes[rows],
             self.host_kept_bytes[rows],
@@ -114,8 +119,8 @@ class Setting:
     def tightened(self, most: IntArray) -> Setting | None:
         """The same with all limits that follow from the others and from ``most`` layers a rank [P]; None where
         they leave no split."""
-        P, layers = self.layout.pp, self.problem.model.num_layers
-        least, held = np.array(self.layer_bounds, dtype=np.int64).T.reshape(2, -1, P)
+        layers = self.problem.model.num_layers
+        least, held = np.array(self.layer_bounds, dtype=np.int64).T[:, self.places]
         fewest, upper = np.array(self.rank_bounds, dtype=np.int64).T
         upper = np.minimum(upper, most)
         while True:
@@ -128,7 +133,7 @@ class Setting:
                 return None
             if all((new == old).all() for new, old in zip((least, held, fewest, upper), before, strict=True)):
                 break
-        stages = zip(least.reshape(-1).tolist(), held.reshape(-1).tolist(), strict=True)
+        stages = zip(self.by_stage(least).tolist(), self.by_stage(held).tolist(), strict=True)
         ranks = zip(fewest.tolist(), upper.tolist(), strict=True)
         return replace(self, layer_bounds=tuple(stages), rank_bounds=tuple(ranks))
 
@@ -141,6 +146,31 @@ class Setting:
     def num_stages(self) -> int:
         """Virtual stages, J."""
         return self.layout.num_virtual_stages
+
+    @property
+    def places(self) -> IntArray:
+        """The virtual stage of every chunk and rank, [v, P]."""
+        return placement(self.layout.schedule, self.layout.pp, self.layout.vpp)
+
+    def by_stage(self, values: IntArray) -> IntArray:
+        """Values [v, P] of chunks and ranks in the order of the virtual stages, [J]."""
+        ordered = np.empty(self.num_stages, dtype=values.dtype)
+        ordered[self.places] = values
+        return ordered
+
+    def ends_fit(self) -> bool:
+        """Whether the rank that holds both ends of the model (V schedules) has room for them without layers."""
+        costs, v = self.costs, self.layout.vpp
+        states = int(costs.state_bytes[:, [EMBEDDING, HEAD]].sum()) + int(costs.buffer_bytes)
+        for running, counts in self.profiles[0]:
+            used = (
+                states + counts[0] * int(costs.embedding_kept_bytes) + counts[v - 1] * int(costs.head_kept_bytes)
+            )
+            used += counts[-1] * int(costs.head_deferred_bytes) * (len(counts) > v)
+            used += int(costs.head_workspace_bytes) * (running == v - 1)
+            if used > self.capacity_bytes:
+                return False
+        return True
 
     def min_layers(self, stage: int) -> int:
         """Fewest layers a virtual stage holds."""
@@ -328,6 +358,7 @@ def useful_items(setting: Setting, stage: int, counts: tuple[int, ...], options:
         options.terms,
         np.full(size, int(options.state_bytes.sum()), dtype=np.int64),
         options.kept_bytes,
+        np.full(size, options.deferred_bytes, dtype=np.int64),
         options.transient_bytes,
         np.full(size, options.host_state_bytes, dtype=np.int64),
         options.host_kept_bytes,
@@ -338,14 +369,17 @@ def useful_items(setting: Setting, stage: int, counts: tuple[int, ...], options:
 
 def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
     """Options that fit, and are not beaten by one with no longer forward and backward and no more memory."""
-    rank, chunk = stage % setting.layout.pp, stage // setting.layout.pp
+    rank = setting.layout.stage_ranks[stage]
+    chunk = setting.layout.rank_stages[rank].index(stage)
     room = setting.capacity_bytes - int(options.state_bytes.sum()) - int(setting.costs.buffer_bytes)
-    profiles = setting.profiles[rank]
-    most = max((counts[chunk] for _, counts in profiles), default=0)
-    running = max((counts[chunk] for own, counts in profiles if own == chunk), default=0)
-    fits = most * options.kept_bytes <= room
-    fits &= running * options.kept_bytes + options.transient_bytes <= room
-    fits &= options.host_state_bytes + most * options.host_kept_bytes <= host_capacity_bytes(setting.problem)
+    profiles, v = setting.profiles[rank], setting.layout.vpp
+    # (live, waiting for weight gradients, whether in backward): the stage's own part of every profile.
+    own = {(counts[chunk], sum(counts[chunk + v : chunk + v + 1]), on == chunk) for on, counts in profiles}
+    most = max((live for live, _, _ in own), default=0)
+    fits = options.host_state_bytes + most * options.host_kept_bytes <= host_capacity_bytes(setting.problem)
+    for live, waiting, running in own:
+        used = live * options.kept_bytes + waiting * options.deferred_bytes + running * options.transient_bytes
+        fits &= used <= room
     rows = np.flatnonzero(fits)
     if not len(rows):
         return rows
@@ -354,7 +388,7 @@ def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
     backward = options.terms[Term.BACKWARD, rows]
     order = np.lexsort((options.transient_bytes[rows], options.kept_bytes[rows], backward))
     rows = rows[order]
-    if setting.layout.vpp == 1:
+    if v == 1:
         return rows[:1]
     return _pareto(options, rows)
 

@@ -208,7 +208,7 @@ class _Monolith:
         assert block.program is not None
         layout, rank = block.setting.layout, block.program.overfull_rank(choice)
         if rank is not None:
-            block.forbid(choice, range(rank, layout.num_virtual_stages, layout.pp))
+            block.forbid(choice, layout.rank_stages[rank])
             return
         path, step = block.simulate(choice)
         is_new = block.program.add_path(path)
@@ -239,7 +239,7 @@ class _Monolith:
         if block.program is None:
             return
         menus, layout = block.program.menus, block.setting.layout
-        costs = rank_costs(menus, analytic_paths(layout), layout.pp)
+        costs = rank_costs(menus, analytic_paths(layout), layout)
         choice = best_choice(block.setting, menus, costs, True)
         if choice is None:
             return

@@ -7,9 +7,10 @@ import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
-from milpplan.costs.layers import Phase
-from milpplan.costs.pipeline import StepGraph, Term
+from milpplan.costs.layers import ONCE
+from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.stages import StageMemo, durations, plan_stages
+from milpplan.costs.term import WORK
 from milpplan.optimize.kelley import Attempt, Counters
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.rounding import fitted_plan
@@ -66,8 +67,7 @@ def _moves(attempt: Attempt, layers: IntArray, path: CriticalPath) -> list[IntAr
     """Splits with one layer moved, those first that shorten the path most."""
     setting = attempt.setting
     duration = setting.costs.duration_ns[int(np.bincount(setting.problem.model.layer_kinds).argmax())]
-    dear = path.counts[Term.FORWARD] * duration[Phase.FORWARD]
-    dear = dear + path.counts[Term.BACKWARD] * duration[Phase.BACKWARD]
+    dear = duration[list(ONCE)] @ path.counts[list(WORK)]
     least, most = np.array(setting.layer_bounds).T
     gain = (dear[:, None] - dear[None, :]).astype(np.float64)
     gain[layers <= least] = -1.0

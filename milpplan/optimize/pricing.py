@@ -9,92 +9,43 @@ Arrays keep the layouts on the last axis and the ranks before it: [P, r] for r l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.layers import Phase
-from milpplan.costs.layout_costs import CostTable, LayoutCosts
-from milpplan.costs.stages import EMBEDDING, HEAD
+from milpplan.costs.layout_costs import CostTable
 from milpplan.optimize.menus import splits_into
-from milpplan.specs.plan import SCHEDULES
+from milpplan.optimize.row_costs import RowCosts
+from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
 from milpplan.specs.problem import Problem
 
-GPIPE, INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
+GPIPE, INTERLEAVED, ZB_H1 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1"))
 GROUP_NUMBERS = 65_536
 """Numbers of an array [P, r]: few enough that arrays stay in the cache, enough that calls cost little."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowCosts:
-    """What the bounds need of ``LayoutCosts``, as floats with the layout on the last axis; K kinds, M recompute
-    modes in the space's order.
+class Sort(IntEnum):
+    """Schedules that the bounds treat alike."""
 
-    Nanoseconds: ``forward``, ``backward`` (the least of all modes) and ``optimizer`` [K, r] a layer, ``extra``
-    [M, K, r] of recomputing one; ``embedding`` and ``head`` [2, r] a micro-batch; ``end_optimizer`` [2, r];
-    ``transfer`` [r]; ``tail`` [r], the embedding's gather and reduction and the barrier.
+    PLAIN = 0
+    INTERLEAVED = 1
+    V = 2
 
-    Bytes: ``states`` [K, r] and ``kept`` [M, K, r] a layer (kept a live micro-batch); ``buffers`` [r];
-    ``end_states`` [2, r] with the head's workspace, ``end_kept`` [2, r] a live micro-batch (embedding, head).
-    """
 
-    forward: FloatArray
-    backward: FloatArray
-    extra: FloatArray
-    optimizer: FloatArray
-    embedding: FloatArray
-    head: FloatArray
-    end_optimizer: FloatArray
-    transfer: FloatArray
-    tail: FloatArray
-    states: FloatArray
-    kept: FloatArray
-    buffers: FloatArray
-    end_states: FloatArray
-    end_kept: FloatArray
-
-    @staticmethod
-    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> RowCosts:
-        """Sums of the constants of many layouts."""
-        duration, states = costs.duration_ns, costs.state_bytes.sum(axis=0)
-        zero = np.zeros_like(costs.kept_bytes)
-        extra = {"none": zero, "selective": duration[:, Phase.SELECTIVE], "full": duration[:, Phase.FULL]}
-        dropped = {"none": zero, "selective": costs.dropped_selective_bytes, "full": costs.dropped_full_bytes}
-        ends = states[[EMBEDDING, HEAD]]
-        ends[1] += costs.head_workspace_bytes
-        least = costs.least_ns
-        added = np.stack([extra[mode] for mode in modes]) - (least[1] - duration[:, Phase.BACKWARD])
-        values: dict[str, IntArray] = {
-            "forward": least[0],
-            "backward": least[1],
-            "extra": added,
-            "optimizer": costs.optimizer_ns[:EMBEDDING],
-            "embedding": costs.embedding_ns,
-            "head": costs.head_ns,
-            "end_optimizer": costs.optimizer_ns[[EMBEDDING, HEAD]],
-            "transfer": costs.transfer_ns,
-            "tail": costs.barrier_ns + costs.reduce_ns[EMBEDDING] + costs.gather_ns[EMBEDDING],
-            "states": states[:EMBEDDING],
-            "kept": np.stack([costs.kept_bytes - dropped[mode] for mode in modes]),
-            "buffers": costs.buffer_bytes,
-            "end_states": ends,
-            "end_kept": np.stack([costs.embedding_kept_bytes, costs.head_kept_bytes]),
-        }
-        return RowCosts(**{name: value.astype(np.float64) for name, value in values.items()})
-
-    def take(self, rows: IntArray) -> RowCosts:
-        """The chosen layouts."""
-        return RowCosts(**{field.name: getattr(self, field.name).take(rows, axis=-1) for field in fields(self)})
+_SORTS = np.array(
+    [Sort.V if name in V_SCHEDULES else Sort.INTERLEAVED * (name == "interleaved") for name in SCHEDULES]
+)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layouts with the same pp, all interleaved or none; arrays [r] or, with ranks, [P, r]."""
+    """Layouts with the same pp and the same sort of schedule; arrays [r] or, with ranks, [P, r]."""
 
     num_ranks: int
-    interleaved: bool
+    sort: Sort
     micro_batches: FloatArray
     vpp: FloatArray
     schedule: IntArray
@@ -111,7 +62,7 @@ class Group:
             return self
         return Group(
             self.num_ranks,
-            self.interleaved,
+            self.sort,
             self.micro_batches[rows],
             self.vpp[rows],
             self.schedule[rows],
@@ -119,6 +70,35 @@ class Group:
             self.counts,
             self.held,
         )
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether chunk after chunk runs over the ranks in the same order."""
+        return self.sort is Sort.INTERLEAVED
+
+    @property
+    def head_rank(self) -> int:
+        """The rank of the model's last virtual stage."""
+        return 0 if self.sort is Sort.V else self.num_ranks - 1
+
+    @cached_property
+    def waiting(self) -> FloatArray | None:
+        """Micro-batches of a rank that wait for weight gradients at the moment of ``live``, [P, r]; None: none.
+
+        zb-h1: when rank s first has P - s micro-batches alive and as many waiting as it ever lets wait, before
+        backward k = min(s, m - P + s), it has run k backwards and no weight gradient.
+        """
+        split = self.schedule == ZB_H1
+        if not split.any():
+            return None
+        waits = np.clip(self.micro_batches - self.num_ranks + self.ranks, 0.0, self.ranks)
+        return np.where(split, waits, 0.0)
+
+    @cached_property
+    def held_states(self) -> FloatArray:
+        """Bytes of a layer whatever is recomputed, states and what waits for weight gradients, [K, P or 1, r]."""
+        states = self.costs.states[:, None]
+        return states if self.waiting is None else states + self.waiting * self.costs.deferred[:, None]
 
     @cached_property
     def live(self) -> tuple[FloatArray, ...]:
@@ -143,22 +123,24 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(problem.model.kinds))
     constants = RowCosts.of(costs.distinct, modes)
     m, vpp = columns.num_micro_batches.astype(np.float64), columns.vpp.astype(np.float64)
-    interleaved = columns.schedule == INTERLEAVED
-    key = 2 * columns.pp + interleaved
+    sorts = _SORTS[columns.schedule]
+    key = len(Sort) * columns.pp + sorts
     # Stable: neighbours share constants, so gathering them stays near.
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order], prepend=-1, append=-1))
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         P = int(columns.pp[order[first]])
         size = max(1, GROUP_NUMBERS // P)
-        held = {} if not interleaved[order[first]] else _held_in_every_split(problem, P, vpp[order[first:last]])
+        sort = Sort(int(sorts[order[first]]))
+        interleaved = sort is Sort.INTERLEAVED
+        held = _held_in_every_split(problem, P, vpp[order[first:last]]) if interleaved else {}
         for start in range(first, last, size):
             rows = order[start : min(start + size, last)]
             yield (
                 rows,
                 Group(
                     P,
-                    bool(interleaved[rows[0]]),
+                    sort,
                     m[rows],
                     vpp[rows],
                     columns.schedule[rows],
@@ -171,14 +153,17 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
 
 def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
     """Micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving, else in
-    its last, first and any other chunk.
+    its last, first and any other chunk (which V schedules have not).
 
-    1f1b min(m, P - s), gpipe m. Interleaved: the warm-up and one forward are 2 (P - s - 1) + (v - 1) P + 1 items,
-    P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1), the first P + max(0, P - 2 s - 1),
-    others P.
+    1f1b and zb-h1 min(m, P - s), gpipe m. zb-v: before its first backward a rank has run s + 1 forwards of its
+    second chunk and 2 P - 1 - s of its first one, if there are so many. Interleaved: the warm-up and one forward
+    are 2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1),
+    the first P + max(0, P - 2 s - 1), others P.
     """
     m, P = group.micro_batches, group.num_ranks
     depth = P - group.ranks
+    if group.sort is Sort.V:
+        return np.minimum(m, group.ranks + 1), np.minimum(m, P + depth - 1)
     if not group.interleaved:
         whole = (group.schedule == GPIPE) & (P > 1)
         return (np.where(whole, m, np.minimum(m, depth)),)
@@ -196,10 +181,13 @@ def over_kinds(counts: FloatArray, values: FloatArray) -> FloatArray:
 
 
 def end_bytes(group: Group) -> tuple[FloatArray, FloatArray]:
-    """Bytes of the model's ends, embedding on the first rank and head on the last, [r] each."""
+    """Bytes of the model's ends, embedding on the first rank and head on ``Group.head_rank``, [r] each."""
     costs, live = group.costs, group.live
-    first = costs.end_states[0] + live[1 if group.interleaved else 0][0] * costs.end_kept[0]
-    return first, costs.end_states[1] + live[0][-1] * costs.end_kept[1]
+    first = costs.end_states[0] + live[0 if group.sort is Sort.PLAIN else 1][0] * costs.end_kept[0]
+    last = costs.end_states[1] + live[0][group.head_rank] * costs.end_kept[1]
+    if group.waiting is not None:
+        last = last + group.waiting[group.head_rank] * costs.head_deferred
+    return first, last
 
 
 def excess_bytes(group: Group, capacity: float) -> FloatArray:
@@ -208,7 +196,7 @@ def excess_bytes(group: Group, capacity: float) -> FloatArray:
     excess = np.full((group.num_ranks, len(room)), room)
     first, last = end_bytes(group)
     excess[0] += first
-    excess[-1] += last
+    excess[group.head_rank] += last
     return excess
 
 
@@ -216,7 +204,7 @@ def over_fixed_bytes(group: Group, weights: FloatArray, capacity: float = 0.0) -
     """sum_s weights_s (bytes of rank s without layers - capacity), [r]; weights [P, r]."""
     first, last = end_bytes(group)
     total = (group.costs.buffers - capacity) * weights.sum(axis=0)
-    return np.asarray(total + weights[0] * first + weights[-1] * last)
+    return np.asarray(total + weights[0] * first + weights[group.head_rank] * last)
 
 
 def _held_in_every_split(problem: Problem, num_ranks: int, vpp: FloatArray) -> dict[int, FloatArray]:
@@ -254,7 +242,7 @@ def priced_layers(group: Group, on_backward: FloatArray, price: FloatArray) -> F
     costs, num_kinds = group.costs, len(group.counts)
     priced = np.empty((len(group.live), num_kinds, *price.shape))
     for kind in range(num_kinds):
-        extra, states = costs.extra[:, kind, None] * on_backward, costs.states[kind] * price
+        extra, states = costs.extra[:, kind, None] * on_backward, group.held_states[kind] * price
         for chunk, live in enumerate(group.live):
             best = _cheapest_mode(extra, costs.kept[:, kind], price * live, out=priced[chunk, kind])
             best += states
@@ -287,8 +275,8 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
         held = forced_layers(group)
         held[0] += np.maximum(share.sum() - held.sum(axis=0), 0.0)
     else:
-        held = np.full((1, *live[0].shape), share.sum())
-    needed = excess_bytes(group, capacity) + over_kinds(share, costs.states)
+        held = np.full((len(live), *live[0].shape), share.sum() / len(live))
+    needed = excess_bytes(group, capacity) + over_kinds(share, group.held_states)
     alive = held[0] * live[0]
     for layers, micro_batches in zip(held[1:], live[1:], strict=True):
         alive += layers * micro_batches

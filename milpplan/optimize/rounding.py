@@ -10,7 +10,7 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import host_capacity_bytes
-from milpplan.costs.schedule import LiveProfile
+from milpplan.costs.schedule import LiveProfile, held_bytes
 from milpplan.costs.stages import StageMemo, StageOptions
 from milpplan.optimize.menus import Setting, even_splits
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
@@ -59,7 +59,7 @@ class _Rank:
 
     def options(self, chunk: int) -> StageOptions:
         """Costs of a chunk as it stands."""
-        stage = chunk * self.setting.layout.pp + self.rank
+        stage = self.setting.layout.rank_stages[self.rank][chunk]
         return self.memo.option(
             self.kinds[chunk],
             self.full[chunk],
@@ -73,9 +73,10 @@ class _Rank:
         held = [self.options(chunk) for chunk in range(len(self.kinds))]
         state = sum(int(option.state_bytes.sum()) for option in held) + int(self.setting.costs.buffer_bytes)
         kept = np.array([int(option.kept_bytes[0]) for option in held])
+        deferred = np.array([option.deferred_bytes for option in held])
         transient = np.array([int(option.transient_bytes[0]) for option in held])
         running, live = _moments(self.setting.profiles[self.rank])
-        bytes_used = live @ kept + transient[running]
+        bytes_used = live @ held_bytes(kept, deferred, live.shape[1]) + transient[running]
         fullest = int(bytes_used.argmax())
         excess = state + int(bytes_used[fullest]) - self.setting.capacity_bytes
         if self.setting.costs.offloads:
@@ -133,7 +134,8 @@ class _Rank:
 
 @lru_cache(maxsize=512)
 def _moments(profiles: tuple[LiveProfile, ...]) -> tuple[IntArray, IntArray]:
-    """Running chunk [n] and live micro-batches of every chunk [n, v] at a rank's fullest moments."""
+    """Running chunk [n] and counts of micro-batches of ``live_profiles`` [n, counts] at a rank's fullest
+    moments."""
     return np.array([chunk for chunk, _ in profiles]), np.array([live for _, live in profiles])
 
 
@@ -150,7 +152,7 @@ def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = Non
     recompute: list[Recompute] = [Recompute()] * setting.num_stages
     memo = memo or StageMemo(setting.costs)
     for rank in range(P):
-        stages = [chunk * P + rank for chunk in range(v)]
+        stages = setting.layout.rank_stages[rank]
         held = [list(kinds[starts[j] : ends[j]]) for j in stages]
         lightest = "selective" if "selective" in setting.problem.recompute_modes else "full"
         whole = [len(part) if must else 0 for part in held]

@@ -13,15 +13,20 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.pipeline import Term
+from milpplan.costs.schedule import placement
+from milpplan.costs.term import WORK
 from milpplan.optimize.menus import Menu, Setting
-from milpplan.specs.plan import Layout
+from milpplan.specs.plan import SPLIT_SCHEDULES, V_SCHEDULES, Layout
 
 Choice = list[int]
 
 
 def analytic_paths(layout: Layout) -> list[CriticalPath]:
-    """One path through every rank, as in ``bounds``, ended by the reduction and the optimizer of rank 0."""
+    """One path through every rank, as in ``bounds``, ended by the reduction and the optimizer of rank 0; under V
+    schedules by those of its own rank."""
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
+    if layout.schedule in V_SCHEDULES:
+        return [_v_path(layout, rank) for rank in range(P)]
     paths = []
     for rank in range(P):
         counts = np.zeros((len(Term), v, P), dtype=np.int64)
@@ -39,26 +44,49 @@ def analytic_paths(layout: Layout) -> list[CriticalPath]:
             counts[(Term.FORWARD, Term.BACKWARD), 0, :rank] += 1
             counts[(Term.FORWARD, Term.BACKWARD), 0, rank] += m
             transfers = 2 * rank
-        # The step starts with the parameters of rank 0 and ends with its gradients and its update.
-        if layout.overlap_param_gather:
-            counts[Term.FIRST, 0, 0] = 1
-        else:
-            counts[Term.GATHER, :, 0] = 1
-        if layout.overlap_grad_reduce:
-            counts[Term.TRAIL, 0, 0] = 1
-        else:
-            counts[Term.REDUCE, :, 0] = 1
-        counts[Term.OPTIMIZER, :, 0] = 1
+        if layout.schedule in SPLIT_SCHEDULES:
+            # Between its first and its last backward, and after the last backward of rank 0.
+            counts[Term.WEIGHT, 0, rank] += max(0, m - 1 - rank)
+            counts[Term.WEIGHT, 0, 0] += 1
+        _add_ends(layout, counts, 0)
         paths.append(CriticalPath(counts.reshape(len(Term), -1), transfers))
     return paths
+
+
+def _v_path(layout: Layout, rank: int) -> CriticalPath:
+    """The first micro-batch through the first chunks down to a rank, then all work of the rank."""
+    P, v = layout.pp, layout.vpp
+    counts = np.zeros((len(Term), v, P), dtype=np.int64)
+    counts[Term.FORWARD, 0, :rank] = 1
+    counts[WORK, :, rank] = layout.num_micro_batches
+    _add_ends(layout, counts, rank)
+    by_stage = np.zeros((len(Term), v * P), dtype=np.int64)
+    by_stage[:, placement(layout.schedule, P, v)] = counts
+    return CriticalPath(by_stage, rank)
+
+
+def _add_ends(layout: Layout, counts: IntArray, rank: int) -> None:
+    """The step starts with the parameters of rank 0, and ends with the gradients and the update of a rank whose
+    last work item is of chunk 0."""
+    if layout.overlap_param_gather:
+        counts[Term.FIRST, 0, 0] = 1
+    else:
+        counts[Term.GATHER, :, 0] = 1
+    if layout.overlap_grad_reduce:
+        counts[Term.TRAIL, 0, rank] = 1
+    else:
+        counts[Term.REDUCE, :, rank] = 1
+    counts[Term.OPTIMIZER, :, rank] = 1
 
 
 def chunk_paths(layout: Layout) -> list[CriticalPath]:
     """Interleaved: the paths through every chunk c > 0 of every rank, as in ``bounds``: the first micro-batch
     through c chunks of all ranks and down to the rank, which has run P forwards of each of its chunks before c by
-    then; the same at the end."""
+    then; the same at the end. None under V schedules."""
     P, v = layout.pp, layout.vpp
-    paths = []
+    paths: list[CriticalPath] = []
+    if layout.schedule in V_SCHEDULES:
+        return paths
     for rank, path in enumerate(analytic_paths(layout)):
         for chunk in range(1, v):
             counts = path.counts.reshape(len(Term), v, P).copy()
@@ -142,7 +170,7 @@ def best_choice(
     return choice[::-1]
 
 
-def rank_costs(menus: Sequence[Menu], paths: Sequence[CriticalPath], num_ranks: int) -> list[FloatArray]:
+def rank_costs(menus: Sequence[Menu], paths: Sequence[CriticalPath], layout: Layout) -> list[FloatArray]:
     """Cost of every item on its own rank's path: nanoseconds, one array a stage.
 
     With several virtual stages a rank the path sums over them, so costs are scaled to compare: balancing the
@@ -150,6 +178,6 @@ def rank_costs(menus: Sequence[Menu], paths: Sequence[CriticalPath], num_ranks: 
     """
     costs = []
     for menu in menus:
-        path = paths[menu.stage % num_ranks]
+        path = paths[layout.stage_ranks[menu.stage]]
         costs.append((path.counts[:, menu.stage] @ menu.terms).astype(np.float64))
     return costs

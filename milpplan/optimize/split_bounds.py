@@ -21,6 +21,7 @@ from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.pipeline import StepGraph, Term
+from milpplan.costs.schedule import held_bytes
 from milpplan.costs.stages import StageOptions
 from milpplan.optimize.menus import Menu, Setting, recompute_options, useful_items
 
@@ -100,17 +101,16 @@ class SplitBounds:
 
     def _by_rank(self, held: list[Held]) -> list[tuple[Held, ...]]:
         """What the chunks of each rank hold, [P]."""
-        P = self.setting.layout.pp
-        return [tuple(held[rank::P]) for rank in range(P)]
+        return [tuple(held[j] for j in stages) for stages in self.setting.layout.rank_stages]
 
     def _replays(self, rank: int, own: tuple[Held, ...]) -> IntArray | None:
         """Nanoseconds, beyond the least of each stage alone, that each path spends at least on a rank's backwards
         for lack of memory, [paths]; None where nothing fits."""
-        P = self.setting.layout.pp
+        stages = list(self.setting.layout.rank_stages[rank])
         menus = self._menus(rank, own)
         if menus is None:
             return None
-        weights = self.counts[:, Term.BACKWARD, rank::P]
+        weights = self.counts[:, Term.BACKWARD][:, stages]
         if math.prod(map(len, menus)) > MAX_CHOICES:
             backwards = self._at_one_moment(rank, menus, weights)
         else:
@@ -118,7 +118,7 @@ class SplitBounds:
             backwards = (weights @ choices).min(axis=1) if choices.shape[1] else None
         if backwards is None:
             return None
-        least = [self._options(chunk * P + rank, held)[1][Term.BACKWARD] for chunk, held in enumerate(own)]
+        least = [self._options(stage, held)[1][Term.BACKWARD] for stage, held in zip(stages, own, strict=True)]
         return np.asarray(backwards - weights @ np.array(least))
 
     def _at_one_moment(self, rank: int, menus: Sequence[Menu], weights: IntArray) -> IntArray | None:
@@ -140,8 +140,8 @@ class SplitBounds:
     def _menus(self, rank: int, own: tuple[Held, ...]) -> list[Menu] | None:
         """The choices of a rank's chunks; None where one has none that fits."""
         menus = []
-        for chunk, held in enumerate(own):
-            menu = self._menu(chunk * self.setting.layout.pp + rank, held)
+        for stage, held in zip(self.setting.layout.rank_stages[rank], own, strict=True):
+            menu = self._menu(stage, held)
             if menu is None:
                 return None
             menus.append(menu)
@@ -172,10 +172,12 @@ def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> In
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     transient = np.stack([menu.transient_bytes[items] for menu, items in zip(menus, grid, strict=True)])
+    deferred = np.stack([menu.deferred_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.buffer_bytes)
     fits = np.ones(grid.shape[1], dtype=np.bool_)
     for running, live in setting.profiles[rank]:
-        fits &= np.array(live) @ kept + transient[running] <= setting.capacity_bytes - states
+        used = np.array(live) @ held_bytes(kept, deferred, len(live)) + transient[running]
+        fits &= used <= setting.capacity_bytes - states
     if setting.costs.offloads:
         fits &= _fit_on_host(setting, rank, menus, grid)
     return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
@@ -195,8 +197,11 @@ def _least_fitting(setting: Setting, rank: int, menus: Sequence[Menu], weights: 
     fits."""
     running, live = max(setting.profiles[rank], key=lambda profile: sum(profile[1]))
     states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.buffer_bytes)
+    v = len(menus)
     sizes = [
-        live[chunk] * menu.kept_bytes + (menu.transient_bytes if chunk == running else 0)
+        live[chunk] * menu.kept_bytes
+        + sum(live[chunk + v : chunk + v + 1]) * menu.deferred_bytes
+        + (menu.transient_bytes if chunk == running else 0)
         for chunk, menu in enumerate(menus)
     ]
     room = setting.capacity_bytes - states - sum(int(size.min()) for size in sizes)

@@ -12,7 +12,7 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
 from milpplan.optimize.bounds import SAFETY, path_coefficients
-from milpplan.optimize.pricing import Group, end_bytes, groups
+from milpplan.optimize.pricing import Group, Sort, end_bytes, groups
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Problem
 
@@ -77,6 +77,8 @@ class _HeldLayers:
             each = -(-layers // (pp * vpp))
             edges = prefix[:, np.minimum(np.arange(pp * vpp + 1) * each, layers)]
             held = np.diff(edges, axis=1).reshape(num_kinds, vpp, pp)
+            if group.sort is Sort.V:
+                held[:, 1] = held[:, 1, ::-1].copy()
             total[..., column], first[..., column] = held.sum(axis=1), held[:, 0]
         return _HeldLayers(total, first, place)
 
@@ -102,37 +104,42 @@ def _over(held: FloatArray, place: IntArray, per_layer: FloatArray) -> FloatArra
 
 def _time(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
     costs, pp, m = group.costs, group.num_ranks, group.micro_batches
-    backward = costs.backward + costs.extra[mode]
-    ramp = held.in_first_chunks(costs.forward + backward)
-    ramp[0] += costs.embedding.sum(axis=0)
+    backward, turns = costs.backward + costs.extra[mode], group.sort is Sort.V
+    # V schedules: the path of a rank ends there.
+    ramp = held.in_first_chunks(costs.forward if turns else costs.forward + backward)
+    ramp[0] += costs.embedding[0] if turns else costs.embedding.sum(axis=0)
     f, b = held.on_ranks(costs.forward), held.on_ranks(backward)
-    f[0] += costs.embedding[0]
-    b[0] += costs.embedding[1]
-    f[-1] += costs.head[0]
-    b[-1] += costs.head[1]
-    paths = np.cumsum(ramp, axis=0) - ramp + m * (f + b) + 2 * group.ranks * costs.transfer
-    if not group.interleaved:
-        whole, on_forward, on_backward, transfers = path_coefficients(m, group.schedule, pp)
+    w = held.on_ranks(costs.weight) if turns or group.waiting is not None else np.zeros_like(f)
+    for part, own in enumerate((f, b, w)):
+        own[0] += costs.embedding[part]
+        own[group.head_rank] += costs.head[part]
+    paths = np.cumsum(ramp, axis=0) - ramp + m * (f + b) + (1 if turns else 2) * group.ranks * costs.transfer
+    if turns:
+        paths += m * w - costs.end_reduce
+    if group.sort is Sort.PLAIN:
+        whole, on_forward, on_backward, on_weight, transfers = path_coefficients(m, group.schedule, pp)
         deep = whole * (f + b).sum(axis=0) + on_forward * f + on_backward * b + transfers * costs.transfer
-        paths = np.where(whole > 0, np.maximum(deep, paths), paths)
+        paths = np.where(whole > 0, np.maximum(deep, paths), paths) + on_weight * w
     optimizer = held.on_ranks(costs.optimizer)
     optimizer[0] += costs.end_optimizer[0]
-    optimizer[-1] += costs.end_optimizer[1]
+    optimizer[group.head_rank] += costs.end_optimizer[1]
     return np.asarray(paths.max(axis=0) + optimizer.max(axis=0) + costs.tail)
 
 
 def _memory(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
-    """Bytes of the fullest rank, with the fewest live micro-batches of a chunk (exact without interleaving,
-    but for temporary bytes)."""
+    """Bytes of the fullest rank, with the fewest live micro-batches of a chunk (exact for gpipe and 1f1b, but for
+    temporary bytes)."""
     costs, vpp = group.costs, group.vpp
     live = group.live[0]
+    if group.sort is Sort.V:
+        live = np.minimum(*group.live)
     if group.interleaved:
         # All chunks hold the same but the model's last one, which may hold less: leave it out if there are more.
         _, first, other = group.live
         live = np.where(vpp > 1, (first + np.maximum(vpp - 2, 0) * other) / vpp, live)
-    total = held.on_ranks(costs.states[:, None] + costs.kept[mode][:, None] * live)
+    total = held.on_ranks(group.held_states + costs.kept[mode][:, None] * live)
     total += costs.buffers
     embedding, head = end_bytes(group)
     total[0] += embedding
-    total[-1] += head
+    total[group.head_rank] += head
     return np.asarray(total.max(axis=0))

@@ -1,7 +1,7 @@
 """Plan files: a problem and a plan for it, in one JSON document that is enough by itself.
 
-A stage of the file is a pipeline rank: rank s holds the virtual stages s, s + pp, s + 2 pp, ..., so with
-vpp > 1 ``layers`` and ``recompute`` are lists with one entry a virtual stage. Nothing else is needed to
+A stage of the file is a pipeline rank: rank s holds the virtual stages of ``Layout.rank_stages`` (s,
+s + pp, s + 2 pp, ..., or s and 2 pp - 1 - s), so with vpp > 1 ``layers`` and ``recompute`` are lists with one entry a virtual stage. Nothing else is needed to
 restore the plan; the memory and the times beside them are for people and are ignored when the file is read.
 """
 
@@ -88,12 +88,12 @@ class PlanDocument(Record):
                 f"pp={shown(pp)} and vpp={shown(vpp)} need {shown(pp)} stages with {shown(vpp)} of both.",
                 "Correct the stages or the layout.",
             )
-        stages = [
-            {"layers": list(stage.spans[chunk]), "recompute": stage.recomputes[chunk].model_dump()}
-            for chunk in range(vpp)
-            for stage in self.stages
-        ]
-        data = {"layout": self.layout.model_dump(), "virtual_stages": stages}
+        stages = {
+            j: {"layers": list(stage.spans[chunk]), "recompute": stage.recomputes[chunk].model_dump()}
+            for stage, own in zip(self.stages, self.layout.rank_stages, strict=True)
+            for chunk, j in enumerate(own)
+        }
+        data = {"layout": self.layout.model_dump(), "virtual_stages": [stages[j] for j in range(pp * vpp)]}
         return validated(Plan, data, f"{source}: plan")
 
 
@@ -110,7 +110,7 @@ def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
     layout = plan.layout
     stages = []
     for rank in range(layout.pp):
-        own = plan.virtual_stages[rank :: layout.pp]
+        own = [plan.virtual_stages[j] for j in layout.rank_stages[rank]]
         spans = tuple(stage.layers for stage in own)
         recomputes = tuple(stage.recompute for stage in own)
         details: dict[str, Any] = {}

@@ -226,7 +226,7 @@ def _stage_table(plan: Plan, report: StepReport) -> Table:
         *("stage", "layers", "number", "full recompute", "selective", "memory", "bubble"),
     )
     ranks = range(pp)
-    held = [_held(plan.virtual_stages[rank::pp]) for rank in ranks]
+    held = [_held(tuple(plan.virtual_stages[j] for j in own)) for own in plan.layout.rank_stages]
     alike = [held[rank] if pp > MAX_STAGE_ROWS else (str(rank),) for rank in ranks]
     for _, same in groupby(ranks, key=lambda rank: alike[rank]):
         group = list(same)

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from milpplan.specs.records import Count, PositiveInt, Record
 
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 TpOverlap = Literal["none", "ring", "pipelined"]
 TP_OVERLAPS: tuple[TpOverlap, ...] = ("none", "ring", "pipelined")
+SPLIT_SCHEDULES: frozenset[Schedule] = frozenset({"zb-h1", "zb-v"})
+"""Schedules that run weight gradients as work items of their own."""
+V_SCHEDULES: frozenset[Schedule] = frozenset({"zb-v"})
+"""Schedules with two chunks a rank, the second in reverse order of the ranks: the first rank holds both ends."""
+
+
+@lru_cache(maxsize=1024)
+def rank_stages(schedule: Schedule, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+    """The virtual stages of every pipeline rank, chunk by chunk: [pp][vpp]. Chunk c of rank r is virtual stage
+    c * pp + r, in the second chunk of a V schedule 2 * pp - 1 - r."""
+    turns = schedule in V_SCHEDULES
+    return tuple(
+        tuple((chunk + 1) * pp - 1 - rank if turns and chunk % 2 else chunk * pp + rank for chunk in range(vpp))
+        for rank in range(pp)
+    )
+
+
+@lru_cache(maxsize=1024)
+def stage_ranks(schedule: Schedule, pp: int, vpp: int) -> tuple[int, ...]:
+    """The pipeline rank of every virtual stage, [pp * vpp]."""
+    rank_of = {stage: rank for rank, held in enumerate(rank_stages(schedule, pp, vpp)) for stage in held}
+    return tuple(rank_of[stage] for stage in range(pp * vpp))
 
 RankOrder = Literal[
     "tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp",
@@ -27,9 +50,9 @@ class Layout(Record):
     """The degrees and switches chosen for the whole run.
 
     ``tp * cp * dp * pp`` is the number of GPUs; ``ep`` and ``etp`` are carved out of ``tp * cp * dp`` for
-    the routed experts. Virtual stage j runs on pipeline rank ``j % pp``. ``rank_order`` says which degree's ranks
-    are neighbours: the first degree's are consecutive. The experts' grid has the same order with etp for tp, ep
-    and the experts' replicas for dp, and nothing for cp (Megatron-LM's ``order`` with ep before dp).
+    the routed experts. ``rank_stages`` says which virtual stages a pipeline rank runs. ``rank_order`` says which
+    degree's ranks are neighbours: the first degree's are consecutive. The experts' grid has the same order with
+    etp for tp, ep and the experts' replicas for dp, and nothing for cp (Megatron-LM's ``order`` with ep before dp).
     """
 
     tp: PositiveInt = 1
@@ -80,6 +103,16 @@ class Layout(Record):
         """Virtual stages of one pipeline."""
         return self.pp * self.vpp
 
+    @property
+    def rank_stages(self) -> tuple[tuple[int, ...], ...]:
+        """The virtual stages of every pipeline rank, chunk by chunk, [pp][vpp]."""
+        return rank_stages(self.schedule, self.pp, self.vpp)
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """The pipeline rank of every virtual stage, [pp * vpp]."""
+        return stage_ranks(self.schedule, self.pp, self.vpp)
+
 
 class Recompute(Record):
     """How many layers of a virtual stage are recomputed in the backward pass: its first ``full`` layers
@@ -113,7 +146,7 @@ class VirtualStage(Record):
 
 
 class Plan(Record):
-    """A layout and its virtual stages, in model order (virtual stage j on pipeline rank j % pp)."""
+    """A layout and its virtual stages, in model order (``Layout.rank_stages`` says on which rank each is)."""
 
     schema_version: Literal[1] = 1
     layout: Layout

@@ -1,15 +1,18 @@
 """A slow, obviously correct simulation of a training step, for tests only.
 
 Plain dictionaries, one work item at a time, written from the definition of the schedules and of the step and
-sharing no code with ``milpplan.costs``. A work item is ``(kind, virtual stage, micro-batch)`` with kind "F"
-or "B"; durations are ``durations[row][j]`` with the rows named below.
+sharing no code with ``milpplan.costs``. A work item is ``(kind, virtual stage, micro-batch)`` with kind "F", "B"
+or, where weight gradients run by themselves, "W"; durations are ``durations[row][j]`` with the rows named below.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FORWARD, BACKWARD, GATHER, REDUCE, OPTIMIZER, LEAD, TRAIL, FIRST, LAST = range(9)
+FORWARD, BACKWARD, GATHER, REDUCE, OPTIMIZER, LEAD, TRAIL, FIRST, LAST, WEIGHT = range(10)
+ROW = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
+SPLIT = ("zb-h1", "zb-v")
+V_SHAPED = ("zb-v",)
 
 Item = tuple[str, int, int]
 Case = tuple[str, int, int, int]
@@ -32,9 +35,20 @@ class Step:
         return max(self.finish.values())
 
 
+def stages_of(case: Case) -> list[list[int]]:
+    """The virtual stages of every rank, first chunk first. Under V schedules the second chunks run back from the
+    last rank to the first."""
+    schedule, P, _, v = case
+    if schedule in V_SHAPED:
+        return [[rank, P + (P - 1 - rank)] for rank in range(P)]
+    return [list(range(rank, P * v, P)) for rank in range(P)]
+
+
 def rank_order(schedule: str, num_stages: int, num_micro_batches: int, vpp: int, rank: int) -> list[Item]:
     """Work items of a rank in the order they run, straight from the definition of the schedule."""
     P, m, v = num_stages, num_micro_batches, vpp
+    if schedule == "zb-v":
+        return zb_v_order(P, m, rank)
     forwards: list[Item] = []
     backwards: list[Item] = []
     if schedule == "interleaved" and v > 1:
@@ -50,7 +64,7 @@ def rank_order(schedule: str, num_stages: int, num_micro_batches: int, vpp: int,
         warmup = 0
     elif schedule == "gpipe":
         warmup = m
-    elif schedule == "1f1b":
+    elif schedule in ("1f1b", "zb-h1"):
         warmup = min(m, P - 1 - rank)
     else:
         warmup = min(m * v, 2 * (P - rank - 1) + (v - 1) * P)
@@ -59,17 +73,57 @@ def rank_order(schedule: str, num_stages: int, num_micro_batches: int, vpp: int,
     while waiting:
         order.append(waiting.pop(0))
         order.append(backwards.pop(0))
-    return order + backwards
+    order += backwards
+    return with_weights(order, rank) if schedule == "zb-h1" else order
 
 
-def needs(item: Item, num_stages: int, num_virtual_stages: int) -> tuple[Item | None, bool]:
+def with_weights(order: list[Item], rank: int) -> list[Item]:
+    """ZB-H1: once more than ``rank`` micro-batches wait for their weight gradients, the oldest gets them."""
+    found: list[Item] = []
+    waiting: list[Item] = []
+    for item in order:
+        found.append(item)
+        if item[0] == "B":
+            waiting.append(("W", *item[1:]))
+            if len(waiting) > rank:
+                found.append(waiting.pop(0))
+    return found + waiting
+
+
+def zb_v_order(P: int, m: int, rank: int) -> list[Item]:
+    """ZB-V, phase by phase, as a row of letters for at least 2 P - 1 micro-batches: f, b, w of the first chunk and
+    F, B, W of the second one."""
+    most = max(m, 2 * P - 1)
+    down, up = rank, P - rank
+    letters = "f" * (2 * up - 1) + "Ff" * down + "FBW" * up
+    while letters.count("f") < most:
+        letters += "fbwFBW"
+    while letters.count("F") < most:
+        letters += "bwFBW"
+    letters += "bB" * down + "bw" * up
+    letters += "W" * (most - letters.count("W"))
+    letters += "w" * (most - letters.count("w"))
+    seen = dict.fromkeys("fbwFBW", 0)
+    order: list[Item] = []
+    for letter in letters:
+        stage = rank if letter.islower() else 2 * P - 1 - rank
+        if seen[letter] < m:
+            order.append((letter.upper(), stage, seen[letter]))
+        seen[letter] += 1
+    return order
+
+
+def needs(item: Item, case: Case) -> tuple[Item | None, bool]:
     """The work item whose output an item needs, and whether it comes over the network."""
     kind, stage, micro_batch = item
+    home = {own: rank for rank, held in enumerate(stages_of(case)) for own in held}
+    if kind == "W":
+        return ("B", stage, micro_batch), False
     if kind == "F":
-        return (("F", stage - 1, micro_batch), num_stages > 1) if stage > 0 else (None, False)
-    if stage == num_virtual_stages - 1:
+        return (("F", stage - 1, micro_batch), home[stage] != home[stage - 1]) if stage > 0 else (None, False)
+    if stage == max(home):
         return ("F", stage, micro_batch), False
-    return ("B", stage + 1, micro_batch), num_stages > 1
+    return ("B", stage + 1, micro_batch), home[stage] != home[stage + 1]
 
 
 def simulate(
@@ -87,7 +141,7 @@ def simulate(
     free = {}
     for rank in range(P):
         clock = 0
-        for stage in range(rank, P * v, P):
+        for stage in stages_of(case)[rank]:
             clock += durations[GATHER][stage]
             step.gather_end[stage] = clock
         free[rank] = 0 if overlap_gather else clock
@@ -100,10 +154,11 @@ def simulate(
         ]
         assert ran, "deadlock"
     for rank in range(P):
-        finish_gradients(step, orders[rank], rank, durations, overlap_reduce)
+        adds = "W" if schedule in SPLIT else "B"
+        finish_gradients(step, orders[rank], rank, durations, overlap_reduce, adds)
     everyone = max(step.ready.values()) + barrier
     for rank in range(P):
-        step.finish[rank] = everyone + sum(durations[OPTIMIZER][rank : P * v : P])
+        step.finish[rank] = everyone + sum(durations[OPTIMIZER][stage] for stage in stages_of(case)[rank])
     return step
 
 
@@ -118,11 +173,10 @@ def run_next(
     overlap_gather: bool,
 ) -> bool:
     """Run the next item of a rank if what it needs is there; whether it ran."""
-    _, P, _, v = case
     if not todo:
         return False
     kind, stage, _ = item = todo[0]
-    needed, over_network = needs(item, P, P * v)
+    needed, over_network = needs(item, case)
     if needed is not None and needed not in step.end:
         return False
     start = free[rank]
@@ -134,19 +188,20 @@ def run_next(
         before = step.gather_end[stage] - durations[GATHER][stage]
         start = max(start, before + durations[FIRST][stage])
         arrives = step.gather_end[stage] + durations[LAST][stage]
-    step.end[item] = free[rank] = max(start + durations[FORWARD if kind == "F" else BACKWARD][stage], arrives)
-    step.start[item] = step.end[item] - durations[FORWARD if kind == "F" else BACKWARD][stage]
+    step.end[item] = free[rank] = max(start + durations[ROW[kind]][stage], arrives)
+    step.start[item] = step.end[item] - durations[ROW[kind]][stage]
     todo.pop(0)
     return True
 
 
 def finish_gradients(
-    step: Step, order: list[Item], rank: int, durations: list[list[int]], overlap_reduce: bool
+    step: Step, order: list[Item], rank: int, durations: list[list[int]], overlap_reduce: bool, adds: str
 ) -> None:
-    """Reduce the gradients of a rank, after its work or beside it."""
+    """Reduce the gradients of a rank, after its work or beside it; ``adds`` is the kind of item that adds to
+    them."""
     last: dict[int, Item] = {}
     for item in order:
-        if item[0] == "B":
+        if item[0] == adds:
             last.pop(item[1], None)
             last[item[1]] = item
     clock = 0 if overlap_reduce else step.end[order[-1]]
@@ -161,19 +216,27 @@ def finish_gradients(
 
 
 def live_profiles(case: Case) -> list[set[tuple[int, tuple[int, ...]]]]:
-    """Per rank the Pareto-maximal (chunk in backward, micro-batches live per chunk), counted item by item."""
+    """Per rank the Pareto-maximal (chunk in backward, micro-batches live per chunk), counted item by item; with
+    split backwards, then those that wait for weight gradients per chunk, at both ends of a backward."""
     schedule, P, m, v = case
     profiles = []
     for rank in range(P):
-        live = [0] * v
+        chunk_of = {stage: chunk for chunk, stage in enumerate(stages_of(case)[rank])}
+        live, waiting = [0] * v, [0] * v
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for kind, stage, _ in rank_order(schedule, P, m, v, rank):
+            chunk = chunk_of[stage]
             if kind == "F":
-                live[stage // P] += 1
+                live[chunk] += 1
+            elif kind == "W":
+                waiting[chunk] -= 1
             else:
-                seen.add((stage // P, tuple(live)))
-                live[stage // P] -= 1
-        assert live == [0] * v
+                seen.add((chunk, (*live, *waiting) if schedule in SPLIT else tuple(live)))
+                live[chunk] -= 1
+                if schedule in SPLIT:
+                    waiting[chunk] += 1
+                    seen.add((chunk, (*live, *waiting)))
+        assert live == waiting == [0] * v
         profiles.append({row for row in seen if not any(dominates(other, row) for other in seen)})
     return profiles
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.memory_timeline import memory_timeline, memory_timelines
 from milpplan.costs.simulator import plan_timeline, simulate
+from milpplan.costs.stages import plan_stages
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -36,41 +39,33 @@ def test_shape_of_the_curve(problem: Problem, plan: Plan) -> None:
         assert found.total_bytes[0] == found.total_bytes[-1] == found.static_bytes
 
 
-@pytest.mark.parametrize(("problem", "plan"), random_cases(seed=23, count=20))
+@pytest.mark.parametrize(("problem", "plan"), random_cases(seed=23, count=30))
 def test_counted_item_by_item(problem: Problem, plan: Plan) -> None:
-    """At the middle of every work item a rank holds what the forwards begun and the backwards not yet ended
-    by then keep."""
-    times = plan_timeline(problem, plan)
-    layout = plan.layout
+    """In the middle of every forward, backward and weight gradient a rank holds what the forwards begun and the
+    backwards not yet ended by then keep, and what waits for weight gradients not yet ended."""
+    times, layout = plan_timeline(problem, plan), plan.layout
+    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
+    stages = plan_stages(costs, problem.model.layer_kinds, plan)
+    items = [
+        (times.forward_start_ns, times.forward_end_ns),
+        (times.backward_start_ns, times.backward_end_ns),
+        (times.weight_start_ns, times.weight_end_ns),
+    ]
     for rank, found in enumerate(memory_timelines(problem, plan)):
-        own = range(rank, layout.num_virtual_stages, layout.pp)
-        kept = {}
-        for j in own:
-            alone = found.activations_bytes[
-                np.searchsorted(found.time_s, times.forward_start_ns[j, 0] / NS_PER_S, side="right") - 1
-            ]
-            live = [
-                int(
-                    (
-                        (times.forward_start_ns[i] <= times.forward_start_ns[j, 0])
-                        & (times.backward_end_ns[i] > times.forward_start_ns[j, 0])
-                    ).sum()
-                )
-                for i in own
-            ]
-            kept[j] = (live, int(alone))
-        matrix = np.array([live for live, _ in kept.values()], dtype=np.float64)
-        held = np.array([value for _, value in kept.values()], dtype=np.float64)
-        size = np.linalg.solve(matrix, held)
-        for j in own:
-            for i in range(layout.num_micro_batches):
-                middle = (int(times.backward_start_ns[j, i]) + int(times.backward_end_ns[j, i])) / 2
-                live = [
-                    int(((times.forward_start_ns[c] <= middle) & (times.backward_end_ns[c] > middle)).sum())
-                    for c in own
-                ]
-                at = np.searchsorted(found.time_s, middle / NS_PER_S, side="right") - 1
-                assert found.activations_bytes[at] == pytest.approx(np.dot(live, size), rel=1e-9)
+        own = list(layout.rank_stages[rank])
+        for starts, ends in items:
+            middles = (starts[own] + ends[own]).ravel() / 2
+            held = np.zeros(len(middles), dtype=np.int64)
+            for j in own:
+                begun, done = times.forward_start_ns[j], times.backward_end_ns[j]
+                live = (begun[:, None] <= middles) & (done[:, None] > middles)
+                held += live.sum(axis=0) * int(stages[j].kept_bytes[0])
+                if times.weight_end_ns.size:
+                    waits = (done[:, None] <= middles) & (times.weight_end_ns[j][:, None] > middles)
+                    held += waits.sum(axis=0) * stages[j].deferred_bytes
+            at = np.searchsorted(found.time_s, middles / NS_PER_S, side="right") - 1
+            lasts = np.repeat((ends[own] - starts[own])[:, :1], ends.shape[1], axis=1).ravel() > 1
+            assert np.array_equal(found.activations_bytes[at][lasts], held[lasts])
 
 
 def test_pairs_are_the_totals() -> None:

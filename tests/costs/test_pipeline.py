@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from milpplan.costs import critical_path as critical
 from milpplan.costs import pipeline as sut
 from milpplan.costs.pipeline import StepGraph, Term
-from milpplan.specs.plan import Layout
+from milpplan.specs.plan import SPLIT_SCHEDULES, Layout, rank_stages
 from tests.costs import event_simulation as events
 from tests.costs.test_schedule import cases
 
@@ -45,7 +45,7 @@ def steps(draw: st.DrawFn, num_plans: int = 2) -> Steps:
     case = draw(cases())
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     # Each term at its own scale, often zero, so that every kind of path is the longest now and then.
-    scale = np.array(draw(st.lists(st.sampled_from([1, 3, 30, 1000]), min_size=9, max_size=9)))
+    scale = np.array(draw(st.lists(st.sampled_from([1, 3, 30, 1000]), min_size=len(Term), max_size=len(Term))))
     durations = random.integers(0, scale[:, None], (num_plans, len(Term), case[1] * case[3]))
     transfer, barrier = draw(st.sampled_from([0, 1, 7, 400])), draw(st.integers(0, 5))
     return Steps(case, durations, transfer, (draw(st.booleans()), draw(st.booleans())), barrier)
@@ -70,7 +70,47 @@ def test_equal_stages_give_the_textbook_time(case: tuple[Any, int, int, int], f:
     if schedule == "interleaved" and m < P:
         m = P
     durations = matrix([f] * P * v, [b] * P * v)
-    assert work_time((schedule, P, m, v), durations) == (m * v + P - 1) * (f + b)
+    if schedule not in SPLIT_SCHEDULES:
+        assert work_time((schedule, P, m, v), durations) == (m * v + P - 1) * (f + b)
+
+
+def split_matrix(num_stages: int, f: int, b: int, w: int) -> npt.NDArray[np.int64]:
+    """Equal stages with weight gradients apart."""
+    durations = matrix([f] * num_stages, [b] * num_stages)
+    durations[Term.WEIGHT] = w
+    return durations
+
+
+@given(st.integers(1, 9), st.integers(0, 20), st.tuples(*[st.integers(0, 30)] * 3))
+def test_zb_h1_has_the_published_bubble(num_stages: int, more: int, times: tuple[int, int, int]) -> None:
+    """With at least P micro-batches and w <= f, w <= b the bubble of ZB-H1 is (P - 1)(f + b - w): Qi et al. 2023,
+    table 2; that of 1F1B is (P - 1)(f + b + w)."""
+    w, f, b = sorted(times)
+    m = num_stages + more
+    one = work_time(("zb-h1", num_stages, m, 1), split_matrix(num_stages, f, b, w))
+    assert one - m * (f + b + w) == (num_stages - 1) * (f + b - w)
+    fused = work_time(("1f1b", num_stages, m, 1), matrix([f] * num_stages, [b + w] * num_stages))
+    assert fused - m * (f + b + w) == (num_stages - 1) * (f + b + w)
+
+
+@given(st.integers(2, 9), st.integers(0, 20), st.integers(1, 30))
+def test_zb_v_has_no_bubble(num_stages: int, more: int, f: int) -> None:
+    """With f = b = w and at least 2 P - 1 micro-batches no rank of ZB-V waits between its first and its last item
+    (Qi et al. 2024, section 4); until all meet, the step takes the ramp of P - 1 forwards longer."""
+    m = 2 * num_stages - 1 + more
+    durations = split_matrix(2 * num_stages, f, f, f)
+    timeline = sut.simulate_times(StepGraph(sut.structure("zb-v", num_stages, m, 2)), durations)
+    for rank, held in enumerate(rank_stages("zb-v", num_stages, 2)):
+        begin, end = timeline.forward_start_ns[held, 0].min(), timeline.weight_end_ns[held, -1].max()
+        assert (begin, end - begin) == (rank * f, 6 * m * f)
+    assert timeline.step_time_ns == (6 * m + num_stages - 1) * f
+
+
+def test_a_turn_needs_no_transfer() -> None:
+    """ZB-V on two ranks, one micro-batch: forwards and backwards cross between the ranks twice each, not where the
+    second rank passes from its first chunk to its second one."""
+    durations = split_matrix(4, 1, 1, 0)
+    assert work_time(("zb-v", 2, 1, 2), durations, transfer=10) == 8 + 4 * 10
 
 
 def test_uneven_stages_are_faster_than_the_closed_form() -> None:
@@ -85,7 +125,7 @@ def test_transfers_cost_more_than_one_round_trip() -> None:
 
 def test_one_rank_pays_no_transfer() -> None:
     """One rank adds up: gathers, work, reductions, barrier and optimizer, and no transfer."""
-    durations = np.arange(1, 10, dtype=np.int64)[:, None]
+    durations = np.arange(1, 11, dtype=np.int64)[:, None]
     graph = StepGraph(sut.structure("1f1b", 1, 4, 1), transfer_ns=1000, barrier_ns=9)
     assert int(sut.step_time_ns(graph, durations)) == 3 + 4 * (1 + 2) + 4 + 9 + 5
     # Overlapped: the first forward ends LAST 9 after the gather at 3, so at 12; the last backward starts at
@@ -98,7 +138,7 @@ def test_one_rank_pays_no_transfer() -> None:
 @given(steps())
 def test_engine_is_the_event_simulation(random: Steps) -> None:
     """Every time of the timeline and the step time equal those of the event simulation."""
-    _, P, m, v = random.case
+    _, P, _, v = random.case
     for durations in random.durations:
         expected = events.simulate(
             random.case, durations.tolist(), random.transfer, *random.overlaps, random.barrier
@@ -108,8 +148,9 @@ def test_engine_is_the_event_simulation(random: Steps) -> None:
         for kind, starts, ends in (
             ("F", timeline.forward_start_ns, timeline.forward_end_ns),
             ("B", timeline.backward_start_ns, timeline.backward_end_ns),
+            ("W", timeline.weight_start_ns, timeline.weight_end_ns),
         ):
-            stage_items = [[(kind, j, i) for i in range(m)] for j in range(P * v)]
+            stage_items = [[(kind, j, i) for i in range(ends.shape[1])] for j in range(P * v)]
             assert starts.tolist() == [[expected.start[item] for item in row] for row in stage_items]
             assert ends.tolist() == [[expected.end[item] for item in row] for row in stage_items]
         assert timeline.gather_end_ns.tolist() == [expected.gather_end[j] for j in range(P * v)]
@@ -117,7 +158,10 @@ def test_engine_is_the_event_simulation(random: Steps) -> None:
         assert timeline.gradients_ready_ns.tolist() == [expected.ready[rank] for rank in range(P)]
         assert timeline.finish_ns.tolist() == [expected.finish[rank] for rank in range(P)]
         assert timeline.optimizer_start_ns == max(expected.ready.values()) + random.barrier
-        busy = [sum(expected.end[i] - expected.start[i] for i in expected.end if i[1] % P == r) for r in range(P)]
+        busy = [
+            sum(expected.end[i] - expected.start[i] for i in expected.end if i[1] in held)
+            for held in events.stages_of(random.case)
+        ]
         assert timeline.busy_ns.tolist() == busy
 
 
@@ -141,7 +185,7 @@ def test_a_batch_is_its_plans_one_by_one(random: Steps, batch_nodes: int) -> Non
 def test_an_empty_batch_has_no_step_times() -> None:
     """No plans give no step times and no paths."""
     graph = StepGraph(sut.structure("1f1b", 2, 3, 1), transfer_ns=1, barrier_ns=1)
-    nothing = np.zeros((0, 9, 2), dtype=np.int64)
+    nothing = np.zeros((0, len(Term), 2), dtype=np.int64)
     assert sut.step_time_ns(graph, nothing).shape == (0,)
     assert critical.critical_paths(graph, nothing) == ()
 
@@ -188,7 +232,7 @@ def test_gathering_while_working_never_slows_a_step(random: Steps) -> None:
     for part, whole in (
         (Term.FIRST, Term.GATHER),
         (Term.LAST, Term.FORWARD),
-        (Term.LEAD, Term.BACKWARD),
+        (Term.LEAD, random.graph.structure.release_term),
         (Term.TRAIL, Term.REDUCE),
     ):
         durations[:, part] = np.minimum(durations[:, part], durations[:, whole])
@@ -205,11 +249,11 @@ def test_gathering_while_working_never_slows_a_step(random: Steps) -> None:
 @pytest.mark.parametrize(
     ("durations", "transfer", "message"),
     [
-        (np.zeros((9, 3), dtype=np.int64), 0, "shape"),
+        (np.zeros((10, 3), dtype=np.int64), 0, "shape"),
         (np.zeros((6, 2), dtype=np.int64), 0, "shape"),
-        (np.zeros((9, 2)), 0, "integers"),
-        (np.full((9, 2), -1), 0, "negative"),
-        (np.zeros((9, 2), dtype=np.int64), -1, "negative"),
+        (np.zeros((10, 2)), 0, "integers"),
+        (np.full((10, 2), -1), 0, "negative"),
+        (np.zeros((10, 2), dtype=np.int64), -1, "negative"),
     ],
 )
 def test_durations_that_make_no_sense_are_refused(
@@ -227,7 +271,7 @@ def test_a_timeline_is_of_one_plan() -> None:
     """Two plans at once have no single timeline and are refused."""
     graph = StepGraph(sut.structure("1f1b", 2, 3, 1))
     with pytest.raises(ValueError, match="one plan"):
-        sut.simulate_times(graph, np.zeros((2, 9, 2), dtype=np.int64))
+        sut.simulate_times(graph, np.zeros((2, len(Term), 2), dtype=np.int64))
 
 
 def test_the_graph_of_a_layout() -> None:

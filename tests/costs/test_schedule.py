@@ -10,14 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan.costs import schedule as sut
+from milpplan.specs.plan import SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, rank_stages
 from tests.costs import event_simulation as events
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Any, int, int, int]:
     """A schedule and sizes for which it exists."""
-    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved"]))
-    num_stages = draw(st.integers(1, 6))
+    schedule = draw(st.sampled_from(SCHEDULES))
+    num_stages = draw(st.integers(2 if schedule in V_SCHEDULES else 1, 6))
+    if schedule in V_SCHEDULES:
+        return schedule, num_stages, draw(st.integers(1, 16)), 2
     vpp = draw(st.integers(1, 4)) if schedule == "interleaved" and num_stages > 1 else 1
     if vpp > 1:
         return schedule, num_stages, num_stages * draw(st.integers(1, 4)), vpp
@@ -27,8 +30,9 @@ def cases(draw: st.DrawFn) -> tuple[Any, int, int, int]:
 def items(case: tuple[Any, int, int, int], rank: int) -> list[events.Item]:
     """The order under test, in the words of the event simulation."""
     order = sut.work_order(*case, rank)
-    rows = zip(order.is_backward.tolist(), order.chunk.tolist(), order.micro_batch.tolist(), strict=True)
-    return [("B" if back else "F", chunk * case[1] + rank, i) for back, chunk, i in rows]
+    rows = zip(order.kind.tolist(), order.chunk.tolist(), order.micro_batch.tolist(), strict=True)
+    held = rank_stages(case[0], case[1], case[3])[rank]
+    return [("FBW"[kind], held[chunk], i) for kind, chunk, i in rows]
 
 
 @given(cases())
@@ -38,12 +42,28 @@ def test_order_is_that_of_the_definition(case: tuple[Any, int, int, int]) -> Non
         assert items(case, rank) == events.rank_order(*case, rank)
 
 
+def kinds(case: tuple[Any, int, int, int]) -> str:
+    """Kinds of work items."""
+    return "FBW" if case[0] in SPLIT_SCHEDULES else "FB"
+
+
+@given(cases())
+def test_what_needs_no_transfer_comes_later_on_its_rank(case: tuple[Any, int, int, int]) -> None:
+    """Where an item needs one of its own rank, the order of the rank has that one before it."""
+    for rank in range(case[1]):
+        place = {item: number for number, item in enumerate(items(case, rank))}
+        for item, number in place.items():
+            needed, over_network = events.needs(item, case)
+            if needed is not None and not over_network and case[1] > 1:
+                assert place[needed] < number
+
+
 @given(cases())
 def test_order_is_a_permutation_of_all_work(case: tuple[Any, int, int, int]) -> None:
-    """All ranks together run every forward and every backward exactly once."""
+    """All ranks together run every forward, every backward and, if it is apart, every weight gradient once."""
     _, P, m, v = case
     ran = [item for rank in range(P) for item in items(case, rank)]
-    assert sorted(ran) == sorted((kind, j, i) for kind in "BF" for j in range(P * v) for i in range(m))
+    assert sorted(ran) == sorted((kind, j, i) for kind in kinds(case) for j in range(P * v) for i in range(m))
 
 
 @given(cases())
@@ -51,8 +71,8 @@ def test_order_does_not_deadlock(case: tuple[Any, int, int, int]) -> None:
     """Some rank can always run its next item, so every item is in some level and after what it needs."""
     _, P, m, v = case
     graph = sut.structure(*case)
-    nodes = np.concatenate([graph.forward_node.ravel(), graph.backward_node.ravel()])
-    assert sorted(nodes.tolist()) == list(range(2 * m * P * v)) == list(range(graph.num_nodes))
+    nodes = np.concatenate([part.ravel() for part in (graph.forward_node, graph.backward_node, graph.weight_node)])
+    assert sorted(nodes.tolist()) == list(range(len(kinds(case)) * m * P * v)) == list(range(graph.num_nodes))
     level = np.repeat(np.arange(len(graph.level_offsets) - 1), np.diff(graph.level_offsets))
     for predecessor in (graph.rank_predecessor, graph.transfer_predecessor):
         inner = predecessor < graph.num_nodes
@@ -62,10 +82,11 @@ def test_order_does_not_deadlock(case: tuple[Any, int, int, int]) -> None:
 
 @given(cases())
 def test_last_backward_of_a_chunk_is_of_the_last_micro_batch(case: tuple[Any, int, int, int]) -> None:
-    """On every rank the last backward of each chunk is of micro-batch m - 1, chunk v - 1 first, 0 last."""
+    """On every rank the last item of each chunk that adds to gradients is of micro-batch m - 1, chunk v - 1 first,
+    0 last."""
     _, P, m, v = case
     for rank in range(P):
-        last = [item for item in items(case, rank) if item[0] == "B" and item[2] == m - 1]
+        last = [item for item in items(case, rank) if item[0] == kinds(case)[-1] and item[2] == m - 1]
         assert [stage // P for _, stage, _ in last] == list(range(v - 1, -1, -1))
         for backward in last:
             of_chunk = [item for item in items(case, rank) if item[:2] == backward[:2]]
@@ -117,6 +138,10 @@ def test_1f1b_holds_one_micro_batch_per_rank_from_here_to_the_end(num_stages: in
         ("1f1b", 4, 4, 2, "one virtual stage per rank"),
         ("gpipe", 4, 4, 2, "one virtual stage per rank"),
         ("1f1b", 0, 4, 1, "at least 1"),
+        ("zb-h1", 4, 4, 2, "one virtual stage per rank"),
+        ("zb-v", 4, 4, 1, "two virtual stages per rank"),
+        ("zb-v", 4, 4, 3, "two virtual stages per rank"),
+        ("zb-v", 1, 4, 2, "at least 2 pipeline ranks"),
         ("dualpipe", 4, 4, 1, "unknown"),
     ],
 )

@@ -207,18 +207,20 @@ def test_memory_counted_item_by_item(problem: Problem, plan: Plan) -> None:
     report = report_of(problem, plan)
     for rank, found in enumerate(report.stages):
         order = events.rank_order(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp, rank)
-        static = int(costs.buffer_bytes) + sum(
-            int(stages[j].state_bytes.sum()) for j in range(rank, len(stages), layout.pp)
-        )
+        static = int(costs.buffer_bytes) + sum(int(stages[j].state_bytes.sum()) for j in layout.rank_stages[rank])
         held, peak = 0, 0
         for kind, j, _ in order:
             kept, transient = int(stages[j].kept_bytes[0]), int(stages[j].transient_bytes[0])
+            left = stages[j].deferred_bytes if layout.schedule in events.SPLIT else 0
             if kind == "F":
                 held += kept
                 peak = max(peak, held)
+            elif kind == "W":
+                held -= left
             else:
                 peak = max(peak, held + transient)
-                held -= kept
+                held += left - kept
+                peak = max(peak, held + (transient if left else 0))
         memory = found.memory
         assert memory.peak_bytes == static + peak
         parts = [getattr(memory, name) for name in memory.__dataclass_fields__ if name != "peak_bytes"]

@@ -131,7 +131,7 @@ def test_buckets_are_part_of_their_stage(seed: int) -> None:
         full = int(random.integers(0, stop - start + 1))
         terms = stage(costs, held[start:stop], full, ends=ends).terms
         for bucket, whole in (
-            (Term.LEAD, Term.BACKWARD),
+            (Term.LEAD, Term.WEIGHT if costs.split_backward else Term.BACKWARD),
             (Term.TRAIL, Term.REDUCE),
             (Term.FIRST, Term.GATHER),
             (Term.LAST, Term.FORWARD),

@@ -186,13 +186,16 @@ def _peaks(layout: Layout, costs: LayoutCosts, options: list[StageOptions], pick
     peak = np.zeros(len(picked), dtype=np.int64)
     profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     for rank, rows in enumerate(profiles):
-        own = range(rank, layout.num_virtual_stages, layout.pp)
+        own = layout.rank_stages[rank]
         fixed = sum(int(options[j].state_bytes.sum()) for j in own) + int(costs.buffer_bytes)
         for running, counts in rows:
             j = own[running]
             total = fixed + options[j].transient_bytes[picked[:, j]]
-            for count, held in zip(counts, own, strict=True):
+            for count, held in zip(counts[: len(own)], own, strict=True):
                 total = total + count * options[held].kept_bytes[picked[:, held]]
+            # With split backwards as many counts follow of what waits for weight gradients.
+            for count, held in zip(counts[len(own) :], own, strict=False):
+                total = total + count * options[held].deferred_bytes
             peak = np.maximum(peak, total)
     return peak
 

@@ -35,14 +35,21 @@ def preset(name: str) -> HardwareSpec:
     return load_hardware(name)
 
 
-def random_problem(seed: int, kind: Any = "free", family: str | None = None, **job: Any) -> Problem:
-    """The problem of a seed; ``family`` is one of ``FAMILIES``, ``job`` replaces fields of the job."""
+def random_problem(
+    seed: int,
+    kind: Any = "free",
+    family: str | None = None,
+    schedules: Any = ("gpipe", "1f1b", "interleaved"),
+    **job: Any,
+) -> Problem:
+    """The problem of a seed; ``family`` is one of ``FAMILIES``, ``job`` replaces fields of the job; the space has
+    one to three of the ``schedules``."""
     rng = random.Random(seed)
     model = random_model(rng, family or rng.choice(FAMILIES))
     hardware = random_hardware(rng)
     for attempt in range(200):
         values = _job(rng) | job
-        space = _space(rng, kind, model, attempt)
+        space = _space(rng, kind, model, attempt, schedules)
         problem = Problem(model=model, hardware=hardware, job=Job(**values), space=space)
         layouts = layout_space(problem).columns
         if not 1 <= len(layouts) <= MOST_LAYOUTS:
@@ -160,7 +167,7 @@ def _job(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _space(rng: random.Random, kind: Any, model: ModelSpec, attempt: int) -> Space:
+def _space(rng: random.Random, kind: Any, model: ModelSpec, attempt: int, schedules: Any) -> Space:
     """Random restrictions, more of them the more attempts failed."""
     fixed: dict[str, Any] = {"kind": kind, "recompute": RECOMPUTE_SETS[min(4, int(rng.expovariate(1.0)))]}
     for name in ("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size"):
@@ -169,8 +176,7 @@ def _space(rng: random.Random, kind: Any, model: ModelSpec, attempt: int) -> Spa
             fixed[name] = tuple(sorted({rng.choice(choices) for _ in range(rng.randint(1, 2))}))
     if all(run.mlp.type == "dense" for run in model.layers):
         fixed["ep"] = fixed["etp"] = None
-    schedules: Any = ("gpipe", "1f1b", "interleaved")
-    fixed["schedule"] = tuple(rng.sample(schedules, rng.choice((1, 2, 2, 3))))
+    fixed["schedule"] = tuple(rng.sample(schedules, min(len(schedules), rng.choice((1, 2, 2, 3)))))
     fixed["zero_stage"] = tuple(sorted(rng.sample(range(4), rng.choice((1, 1, 2)))))
     for name in ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"):
         fixed[name] = rng.choice(((False, True), (False, True), (False,), (True,)))

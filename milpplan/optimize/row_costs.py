@@ -1,0 +1,84 @@
+"""What the bounds need of the constants of many layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.layers import Phase
+from milpplan.costs.layout_costs import LayoutCosts
+from milpplan.costs.stages import EMBEDDING, HEAD
+
+
+@dataclass(frozen=True, slots=True)
+class RowCosts:
+    """What the bounds need of ``LayoutCosts``, as floats with the layout on the last axis; K kinds, M recompute
+    modes in the space's order.
+
+    Nanoseconds: ``forward``, ``backward`` (the least of all modes), ``weight`` (gradients that run apart) and
+    ``optimizer`` [K, r] a layer, ``extra`` [M, K, r] of recomputing one; ``embedding`` and ``head`` [3, r] a
+    micro-batch; ``end_optimizer`` [2, r]; ``transfer`` [r]; ``tail`` [r], the embedding's gather and reduction and
+    the barrier; ``end_reduce`` [r], of that the reduction.
+
+    Bytes: ``states`` [K, r] and ``kept`` [M, K, r] a layer (kept a live micro-batch); ``deferred`` [K, r] a
+    micro-batch that waits for weight gradients, ``head_deferred`` [r] of the head; ``buffers`` [r]; ``end_states``
+    [2, r] with the head's workspace, ``end_kept`` [2, r] a live micro-batch (embedding, head).
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    weight: FloatArray
+    extra: FloatArray
+    optimizer: FloatArray
+    embedding: FloatArray
+    head: FloatArray
+    end_optimizer: FloatArray
+    transfer: FloatArray
+    tail: FloatArray
+    end_reduce: FloatArray
+    states: FloatArray
+    kept: FloatArray
+    deferred: FloatArray
+    head_deferred: FloatArray
+    buffers: FloatArray
+    end_states: FloatArray
+    end_kept: FloatArray
+
+    @staticmethod
+    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> RowCosts:
+        """Sums of the constants of many layouts."""
+        duration, states = costs.duration_ns, costs.state_bytes.sum(axis=0)
+        zero = np.zeros_like(costs.kept_bytes)
+        extra = {"none": zero, "selective": duration[:, Phase.SELECTIVE], "full": duration[:, Phase.FULL]}
+        dropped = {"none": zero, "selective": costs.dropped_selective_bytes, "full": costs.dropped_full_bytes}
+        ends = states[[EMBEDDING, HEAD]]
+        ends[1] += costs.head_workspace_bytes
+        least = costs.least_ns
+        added = np.stack([extra[mode] for mode in modes]) - (least[1] - duration[:, Phase.BACKWARD])
+        values: dict[str, IntArray] = {
+            "forward": least[0],
+            "backward": least[1],
+            "weight": duration[:, Phase.WEIGHT],
+            "extra": added,
+            "optimizer": costs.optimizer_ns[:EMBEDDING],
+            "embedding": costs.embedding_ns,
+            "head": costs.head_ns,
+            "end_optimizer": costs.optimizer_ns[[EMBEDDING, HEAD]],
+            "transfer": costs.transfer_ns,
+            "tail": costs.barrier_ns + costs.reduce_ns[EMBEDDING] + costs.gather_ns[EMBEDDING],
+            "end_reduce": costs.reduce_ns[EMBEDDING],
+            "states": states[:EMBEDDING],
+            "kept": np.stack([costs.kept_bytes - dropped[mode] for mode in modes]),
+            "deferred": costs.deferred_bytes,
+            "head_deferred": costs.head_deferred_bytes,
+            "buffers": costs.buffer_bytes,
+            "end_states": ends,
+            "end_kept": np.stack([costs.embedding_kept_bytes, costs.head_kept_bytes]),
+        }
+        return RowCosts(**{name: value.astype(np.float64) for name, value in values.items()})
+
+    def take(self, rows: IntArray) -> RowCosts:
+        """The chosen layouts."""
+        return RowCosts(**{field.name: getattr(self, field.name).take(rows, axis=-1) for field in fields(self)})

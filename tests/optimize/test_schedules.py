@@ -1,0 +1,168 @@
+"""Zero-bubble schedules in the search: bounds, cuts and optima against every plan of small problems."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from milpplan import Space, simulate, solve
+from milpplan.costs.critical_path import critical_path
+from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.costs.pipeline import StepGraph
+from milpplan.costs.stages import durations, plan_stages
+from milpplan.optimize.bounds import compute_bounds, layout_bounds
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.monolith import solve_monolithic
+from milpplan.optimize.seeds import analytic_paths
+from milpplan.optimize.uniform import uniform_bounds, uniform_plan
+from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
+from milpplan.specs.problem import Problem
+from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts, time_and_peak, weight
+from tests.optimize.problems import random_plan, random_problem
+
+NEW = ("zb-h1", "zb-v")
+
+
+def small(seed: int, **options: object) -> Problem:
+    """A random problem whose space has the new schedules, and sometimes 1F1B."""
+    schedules = NEW if seed % 3 else ("1f1b", "interleaved", *NEW)
+    return random_problem(seed, schedules=schedules, **options)
+
+
+def test_bounds_hold_for_every_plan() -> None:
+    """No plan that fits is faster, and none is smaller, than its layout's bounds; they are no formality."""
+    shares: dict[str, list[float]] = {name: [] for name in SCHEDULES}
+    for seed in range(24):
+        problem = small(seed)
+        columns = layout_space(problem).columns
+        costs, compute_ns = layout_costs(problem, columns), compute_bounds(problem, columns)
+        bounds = layout_bounds(problem, columns, costs)
+        for row in range(len(columns)):
+            plans = costed_plans(problem, columns.at(row), costs.at(row))
+            assert compute_ns[row] <= plans.step_time_ns.min()
+            assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
+            fits = plans.peak_bytes <= usable_memory_bytes(problem)
+            if fits.any():
+                least = plans.step_time_ns[fits].min()
+                assert bounds.step_time_ns[row] <= least
+                shares[columns.at(row).schedule].append(bounds.step_time_ns[row] / least)
+    for name in NEW:
+        assert len(shares[name]) > 5
+        assert np.mean(shares[name]) > 0.6
+
+
+def test_uniform_bounds_hold() -> None:
+    """Uniform plans take at least their bounds in time and memory."""
+    for seed in range(16):
+        problem = small(seed, kind="uniform")
+        columns = layout_space(problem).columns
+        costs = layout_costs(problem, columns)
+        bounds = uniform_bounds(problem, columns, costs)
+        for row in range(len(columns)):
+            for index, mode in enumerate(problem.space.recompute):
+                step, peak = time_and_peak(problem, costs.at(row), uniform_plan(problem, columns.at(row), mode))
+                assert bounds.step_time_ns[row, index] <= step
+                assert bounds.memory_bytes[row, index] <= peak
+
+
+def test_paths_bound_every_plan_of_their_layout() -> None:
+    """Analytic paths, and the critical paths of other plans, are never longer than a random plan's step."""
+    rng, tried = random.Random(3), 0
+    for seed in range(30):
+        problem = small(seed)
+        columns = layout_space(problem).columns
+        row = rng.randrange(len(columns))
+        layout = columns.at(row)
+        if layout.schedule not in NEW:
+            continue
+        tried += 1
+        costs = layout_costs(problem, columns).at(row)
+        graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
+        kinds = problem.model.layer_kinds
+        plans = [random_plan(rng, problem, layout) for _ in range(4)]
+        matrices = [durations(plan_stages(costs, kinds, plan)) for plan in plans]
+        steps = [time_and_peak(problem, costs, plan)[0] for plan in plans]
+        for path in (*analytic_paths(layout), *(critical_path(graph, matrix) for matrix in matrices)):
+            for matrix, step in zip(matrices, steps, strict=True):
+                assert path.length_ns(matrix, graph.transfer_ns, graph.barrier_ns) <= step
+    assert tried > 10
+
+
+@pytest.mark.parametrize("backend", ["cpsat", "cbc", "highs", "auto"])
+def test_optimum_is_that_of_brute_force(backend: str) -> None:
+    """``solve`` finds the best of all plans with all schedules, or proves that none fits."""
+    chosen = set()
+    for seed in range(100 * len(backend), 100 * len(backend) + 6):
+        problem = small(seed)
+        best, result = brute_force(problem), solve(problem, backend=backend, gap=0.0)
+        if best is None:
+            assert result.status == "infeasible"
+            continue
+        assert result.plan is not None
+        assert result.report is not None
+        assert result.report == simulate(problem, result.plan)
+        value = result.report.step_time_ns * weight(problem, result.plan.layout)
+        assert value == pytest.approx(best.value, rel=1e-12)
+        assert result.gap is not None
+        assert result.gap <= 1e-4
+        chosen.add(result.plan.layout.schedule)
+    assert chosen & set(NEW)
+
+
+def test_uniform_optimum_is_that_of_brute_force() -> None:
+    """The same in the uniform space."""
+    for seed in range(10):
+        problem = small(seed, kind="uniform")
+        best, result = brute_force(problem), solve(problem, gap=0.0)
+        assert (best is None) == (result.status == "infeasible")
+        if best is not None:
+            assert result.plan is not None
+            assert result.report is not None
+            value = result.report.step_time_ns * weight(problem, result.plan.layout)
+            assert value == pytest.approx(best.value, rel=1e-12)
+
+
+def test_monolith_agrees() -> None:
+    """The one program over all layouts has the optimum of brute force."""
+    tried = 0
+    for seed in range(200, 230):
+        problem = small(seed)
+        if len(layout_space(problem)) > 6 or tried == 4:
+            continue
+        tried += 1
+        best, found = brute_force(problem), solve_monolithic(problem)
+        assert (best is None) == (found.plan is None)
+        if best is not None:
+            assert found.step_time_ns is not None
+            assert float(found.step_time_ns) == pytest.approx(best.value, rel=1e-9)
+    assert tried == 4
+
+
+def test_layouts_are_those_of_trying_everything() -> None:
+    """Of all combinations those are legal that break no rule; a V schedule has two chunks a rank and any number of
+    micro-batches."""
+    seen = False
+    for seed in range(12):
+        problem = small(seed)
+        columns = layout_space(problem).columns
+        found = {columns.at(row) for row in range(len(columns))}
+        legal = {layout for layout in naive_layouts(problem) if layout.pp > 1}
+        assert {layout for layout in found if layout.pp > 1} <= legal
+        for layout in legal - found:
+            # What is legal and left out has a twin with more overlap.
+            twins = [
+                layout.model_copy(update={"overlap_grad_reduce": grad, "overlap_param_gather": param})
+                for grad, param in ((True, False), (True, True))
+            ]
+            assert any(twin in found for twin in twins)
+        turned = [layout for layout in found if layout.schedule in V_SCHEDULES]
+        assert all(layout.vpp == 2 for layout in turned)
+        seen = seen or any(layout.num_micro_batches % layout.pp for layout in turned)
+    assert seen
+
+
+def test_default_space_has_no_new_schedule() -> None:
+    """Nobody gets a schedule that was not asked for."""
+    assert Space().schedule == ("1f1b", "interleaved")
