@@ -231,9 +231,9 @@ def _plain_schedule(problem: Problem) -> int:
 
 
 def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """A layout without an overlap switch never beats its twin with it: memory is equal, and in the step graph
-    a stream that starts earlier ends no later (LEAD <= BACKWARD, TRAIL <= REDUCE, FIRST <= GATHER,
-    LAST <= FORWARD). Only where the twin is in the space."""
+    """A layout without an overlap switch never beats its twin with it: memory is equal, and in the step graph a
+    stream that starts earlier ends no later (LEAD <= BACKWARD, where it is split <= WEIGHT, TRAIL <= REDUCE, FIRST
+    <= GATHER, LAST <= FORWARD). Only where the twin is in the space."""
     replicas = c["cp"] * c["dp"] > 1
     if problem.inference:
         return np.ones(len(replicas), dtype=np.bool_)

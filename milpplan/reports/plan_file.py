@@ -1,8 +1,9 @@
 """Plan files: a problem and a plan for it, in one JSON document that is enough by itself.
 
-A stage of the file is a pipeline rank: rank s holds the virtual stages of ``Layout.rank_stages`` (s,
-s + pp, s + 2 pp, ..., or s and 2 pp - 1 - s), so with vpp > 1 ``layers`` and ``recompute`` are lists with one entry a virtual stage. Nothing else is needed to
-restore the plan; the memory and the times beside them are for people and are ignored when the file is read.
+A stage of the file is a pipeline rank: rank s holds the virtual stages of ``Layout.rank_stages`` (s, s + pp, s + 2
+pp, ..., or s and 2 pp - 1 - s), so with vpp > 1 ``layers`` and ``recompute`` are lists with one entry a virtual
+stage. Nothing else is needed to restore the plan; the memory and the times beside them are for people and are
+ignored when the file is read.
 """
 
 from __future__ import annotations

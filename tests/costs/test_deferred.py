@@ -87,7 +87,7 @@ def test_splitting_loses_no_compute(case: tuple[str, str, str, str], fields: dic
 
 
 def test_tied_ends_on_one_rank_are_one_matrix() -> None:
-    """Where the first rank holds both ends, a tied embedding has no copy and no exchange: the head keeps its norm."""
+    """Where the first rank holds both ends, a tied embedding has no copy and no exchange."""
     problem = problem_of("gemma-7b", "rtx4090")
     columns = columns_of(pp=4, vpp=2, schedule="interleaved")
     turned = replace(columns, schedule=np.array([SCHEDULES.index("zb-v")]))

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from milpplan import Space, simulate, solve
+from milpplan import Space, load_hardware, load_model, simulate, solve
 from milpplan.costs.critical_path import critical_path
 from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
 from milpplan.costs.pipeline import StepGraph
@@ -18,9 +18,9 @@ from milpplan.optimize.monolith import solve_monolithic
 from milpplan.optimize.seeds import analytic_paths
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
-from milpplan.specs.problem import Problem
+from milpplan.specs.problem import Job, Problem
 from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts, time_and_peak, weight
-from tests.optimize.problems import random_plan, random_problem
+from tests.optimize.problems import random_plan, random_problem, with_memory
 
 NEW = ("zb-h1", "zb-v")
 
@@ -51,6 +51,31 @@ def test_bounds_hold_for_every_plan() -> None:
     for name in NEW:
         assert len(shares[name]) > 5
         assert np.mean(shares[name]) > 0.6
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b", "deepseek-v3"])
+def test_bounds_hold_for_real_models(name: str) -> None:
+    """Random plans of real models, on devices that they fill to the last byte, keep the bounds of their layout."""
+    model, rng = load_model(name), random.Random(8)
+    job = Job(num_gpus=256, global_batch_size=256, sequence_length=model.default_sequence_length)
+    hardware = load_hardware("dgx-h100")
+    problem = Problem(model=model, hardware=hardware, job=job, space=Space(schedule=NEW, interleaved_layers="any"))
+    columns = layout_space(problem).columns
+    tried = 0
+    while tried < 12:
+        row = np.array([rng.randrange(len(columns))])
+        one = columns.take(row)
+        layout = one.at(0)
+        if layout.pp == 1 or layout.num_virtual_stages * layout.num_micro_batches > 2048:
+            continue
+        tried += 1
+        costs = layout_costs(problem, one)
+        for _ in range(2):
+            step_ns, peak = time_and_peak(problem, costs.at(0), random_plan(rng, problem, layout))
+            bounds = layout_bounds(with_memory(problem, peak), one, costs)
+            assert bounds.memory_bytes[0] <= peak
+            assert bounds.step_time_ns[0] <= step_ns
+            assert compute_bounds(problem, one)[0] <= step_ns
 
 
 def test_uniform_bounds_hold() -> None:
