@@ -203,8 +203,9 @@ def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
 
 
 def _v_bound(group: Group, capacity: float) -> FloatArray:
-    """V schedules: equal weights y_s = 1 / P, so that a layer costs m / P of its work wherever it is; of the ramps
-    only the transfers, because a layer of a second chunk is in none."""
+    """V schedules: equal weights y_s = 1 / P, so that a layer costs m / P of its work wherever it is. The forward
+    of chunk 0 on rank i is in the ramps of the P - 1 - i ranks after it: the embedding on rank 0, and on every
+    other one the least that an inner virtual stage holds."""
     costs, work = group.costs, _work(group)
     P, m = group.num_ranks, group.micro_batches
     on_rank = np.broadcast_to(m / P, (P, len(m)))
@@ -213,7 +214,9 @@ def _v_bound(group: Group, capacity: float) -> FloatArray:
     per_layer += (costs.forward + costs.backward + costs.weight) * (m / P)
     ends = (costs.embedding.sum(axis=0) + costs.head.sum(axis=0)) * (m / P)
     fixed = over_fixed_bytes(group, price, capacity)
-    bound = over_kinds(group.counts, per_layer) + ends + costs.transfer * ((P - 1) / 2) + fixed
+    ramps = costs.embedding[0] * ((P - 1) / P) + costs.transfer * ((P - 1) / 2)
+    ramps += group.fewest * costs.forward.min(axis=0) * ((P - 1) * (P - 2) / (2 * P))
+    bound = over_kinds(group.counts, per_layer) + ends + ramps + fixed
     return np.asarray(np.maximum(bound, work))
 
 

@@ -47,7 +47,7 @@ def most_on_ranks(setting: Setting, cutoff_ns: int) -> IntArray:
     negative where not even none. Under V schedules from all work of the rank, its memory forgotten."""
     group = _group_of(setting)
     if group.sort is Sort.V:
-        return _most_by_work(group, cutoff_ns)
+        return _most_by_work(setting, group, cutoff_ns)
     corners = price_corners(group)
     group = group.take(np.zeros(len(corners), dtype=np.int64))
     room = cutoff_ns - group.costs.tail
@@ -56,12 +56,15 @@ def most_on_ranks(setting: Setting, cutoff_ns: int) -> IntArray:
     return np.asarray(np.min(held, axis=(0, 3)).astype(np.int64))
 
 
-def _most_by_work(group: Group, cutoff_ns: int) -> IntArray:
-    """Most layers of each kind in m times a rank's work, [K, P]; both ends of the model are on rank 0."""
+def _most_by_work(setting: Setting, group: Group, cutoff_ns: int) -> IntArray:
+    """Most layers of each kind in m times a rank's work, [K, P], after the forwards of what the first chunks
+    before it hold at least; both ends of the model are on rank 0."""
     costs, m = group.costs, group.micro_batches
     each = m * (costs.forward + costs.backward + costs.weight + costs.extra.min(axis=0))
-    start = np.zeros((group.num_ranks, len(m)))
-    start[0] = m * (costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
+    before = np.cumsum([0, *(setting.min_layers(stage) for stage in range(group.num_ranks - 1))])[:, None]
+    start = before * costs.forward.min(axis=0) + group.ranks * costs.transfer
+    start[0] += m * (costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
+    start[1:] += costs.embedding[0]
     room = cutoff_ns - (costs.tail - costs.end_reduce) - start
     held = np.floor(room / np.maximum(each, 1.0)[:, None] + ROUNDING)
     return np.asarray(held[..., 0].astype(np.int64))
@@ -115,4 +118,5 @@ def _group_of(setting: Setting) -> Group:
         RowCosts.of(table, setting.problem.recompute_modes),
         counts.astype(np.float64),
         {},
+        0,
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable
-from milpplan.optimize.menus import splits_into
+from milpplan.optimize.menus import fewest_inner_layers, splits_into
 from milpplan.optimize.row_costs import RowCosts
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
 from milpplan.specs.problem import Problem
@@ -55,6 +55,8 @@ class Group:
     held: dict[int, FloatArray]
     """Even interleaving: by virtual stages a rank, the layers of each kind that the last, the first and the other
     chunks of each rank hold in every split, [3, K, P]."""
+    fewest: int
+    """Layers that every inner virtual stage holds at least, under V schedules."""
 
     def take(self, rows: IntArray) -> Group:
         """The chosen layouts."""
@@ -69,6 +71,7 @@ class Group:
             self.costs.take(rows),
             self.counts,
             self.held,
+            self.fewest,
         )
 
     @property
@@ -147,6 +150,7 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
                     constants.take(costs.place[rows]),
                     counts.astype(np.float64),
                     held,
+                    fewest_inner_layers(problem, 2, 2 * P),
                 ),
             )
 
