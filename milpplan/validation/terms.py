@@ -23,7 +23,7 @@ from milpplan.costs.layout_costs import LayoutCosts, layout_costs
 from milpplan.costs.simulator import simulate, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.specs.model import DenseMlp, LayerRun, MixtureOfExperts
-from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.plan import SPLIT_SCHEDULES, Layout, Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -162,6 +162,10 @@ def _reduces_once(plan: Plan) -> bool:
     return plan.layout.cp * plan.layout.dp > 1 and plan.layout.zero_stage <= 1
 
 
+def _splits(plan: Plan) -> bool:
+    return plan.layout.schedule in SPLIT_SCHEDULES
+
+
 def _has_experts(problem: Problem) -> bool:
     return any(isinstance(kind.mlp, MixtureOfExperts) for kind in problem.model.kinds)
 
@@ -253,12 +257,17 @@ TERMS: Final = (
     Term(
         "pipeline",
         "pipeline bubble and transfers",
-        lambda problem, plan: plan.layout.pp > 1 and plan.layout.vpp == 1,
+        lambda problem, plan: plan.layout.pp > 1 and plan.layout.vpp == 1 and not _splits(plan),
     ),
     Term(
         "interleaved_pipeline",
         "bubble and transfers of an interleaved pipeline",
-        lambda problem, plan: plan.layout.vpp > 1,
+        lambda problem, plan: plan.layout.vpp > 1 and not _splits(plan),
+    ),
+    Term(
+        "zero_bubble_pipeline",
+        "bubble and transfers of a pipeline with weight gradients apart",
+        lambda problem, plan: _splits(plan),
     ),
 )
 """Recomputation comes after what it replays, so that both at once are scaled as one after the other."""

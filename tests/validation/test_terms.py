@@ -19,8 +19,8 @@ def case(
     """A plan with equal stages on DGX H100; what the degrees leave of 32 GPUs are replicas."""
     values = {"tp": 1, "cp": 1, "pp": 1, "vpp": 1, "zero_stage": 1, "micro_batch_size": 1} | degrees
     values["dp"] = degrees.get("dp", 32 // (values["tp"] * values["cp"] * values["pp"]))
-    schedule = "interleaved" if values["vpp"] > 1 else "1f1b"
-    layout = Layout(global_batch_size=values["dp"] * 8, schedule=schedule, **values)
+    values = {"schedule": "interleaved" if values["vpp"] > 1 else "1f1b"} | values
+    layout = Layout(global_batch_size=values["dp"] * 8, **values)
     spec = load_model(model)
     each, stages = spec.num_layers // layout.num_virtual_stages, []
     for number in range(layout.num_virtual_stages):
@@ -49,6 +49,8 @@ CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "selective": ({"tp": 8, "recompute": "selective"}, DENSE | {"selective_recompute"}),
     "pipeline": ({"tp": 4, "pp": 4, "dp": 16}, DENSE | {"pipeline"}),
     "interleaved": ({"tp": 4, "pp": 4, "vpp": 2, "dp": 16}, DENSE | {"interleaved_pipeline"}),
+    "zero bubble": ({"tp": 4, "pp": 4, "dp": 16, "schedule": "zb-h1"}, DENSE | {"zero_bubble_pipeline"}),
+    "V": ({"tp": 4, "pp": 4, "vpp": 2, "dp": 16, "schedule": "zb-v"}, DENSE | {"zero_bubble_pipeline"}),
     "fp8": ({"tp": 8, "precision": "fp8"}, DENSE | {"fp8_products"}),
     "experts": (
         {"model": "mixtral-8x7b", "ep": 8},
@@ -98,6 +100,7 @@ def test_without_a_term_a_step_is_no_longer(name: str) -> None:
         ("full", "full_recompute", "recompute", None),
         ("selective", "selective_recompute", "recompute", None),
         ("pipeline", "pipeline", "bubble", None),
+        ("V", "zero_bubble_pipeline", "bubble", None),
         ("interleaved", "interleaved_pipeline", "bubble", None),
     ],
 )
