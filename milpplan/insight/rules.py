@@ -12,7 +12,14 @@ from milpplan.costs.layout_costs import layout_costs
 from milpplan.insight.records import RuleEffect
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.execution_rules import Rule
-from milpplan.optimize.layouts import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, SPLIT_RULES, layout_space
+from milpplan.optimize.layouts import (
+    DEGREE_RULES,
+    EXPERT_RULES,
+    SEQUENCE_RULES,
+    SPLIT_RULES,
+    layout_space,
+    stage_rules,
+)
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -75,7 +82,7 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "interleaving_needs_two_stages": lambda p: "vpp > 1 needs pp > 1",
     "interleaved_micro_batches_divisible_by_pp": lambda p: "with vpp > 1, pp must divide the micro-batches",
     "layers_split_uniformly": lambda p: f"{p.model.num_layers} layers do not fill so many equal stages",
-    "schedule_matches_vpp": lambda p: "interleaved needs vpp > 1, the other schedules vpp = 1",
+    "schedule_matches_vpp": lambda p: "interleaved needs vpp > 1, zb-v vpp = 2, others vpp = 1",
     "zero_needs_replicas": lambda p: "ZeRO needs replicas (cp x dp > 1)",
     "grad_overlap_needs_replicas": lambda p: "overlap of the gradient reduction needs replicas (cp x dp > 1)",
     "param_overlap_needs_zero_and_grad_overlap": lambda p: (
@@ -117,7 +124,8 @@ def _least_without(problem: Problem, name: str, best: float) -> float:
     families = space.families
     columns = {field: getattr(families, field).astype(np.int64) for field in Layout.model_fields}
     columns["num_micro_batches"] = families.num_micro_batches
-    refused = ~np.asarray(DIVISIBILITY[name](problem, columns))
+    rule = stage_rules(problem).get(name, DIVISIBILITY[name])
+    refused = ~np.asarray(rule(problem, columns))
     work = np.where(refused, compute_bounds(problem, families), np.inf)
     rows = np.flatnonzero(space.spread(work) < best * NS_PER_S)
     if not len(rows) or name == SCHEDULE_BOUND_ONLY:
