@@ -36,7 +36,7 @@ from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.layout_space import SHARDING
 from milpplan.optimize.layouts import SHARDING_RULES, layout_space
-from milpplan.optimize.menus import even_splits
+from milpplan.optimize.splits import even_splits
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.units import NS_PER_S
 

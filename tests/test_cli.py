@@ -273,6 +273,7 @@ def test_schedules_to_choose_from() -> None:
     assert "zb-v" in refused(run(*words, "--schedule", "zb"))
     assert "once" in refused(run(*words, "--schedule", "all,1f1b"))
     assert "does not have it" in refused(run(*words, "--schedule", "1f1b", "--fix", "schedule=gpipe"))
+    assert "inference" in refused(run(*words, "--schedule", "zb-h1", "--inference"))
     text = " ".join(run("solve", "--help").stdout.replace("│", " ").split())
     assert all(name in text for name in SCHEDULES)
 

@@ -46,10 +46,12 @@ def test_solve_proves_the_best_plan_of_the_files_system() -> None:
 
 
 def test_processors_and_batch_can_be_given() -> None:
-    """--gpus and --global-batch take the place of the file's."""
+    """--gpus and --global-batch take the place of the file's; --schedule and --fix narrow the space as ever."""
     words = ["solve", *FILES, "--space", "uniform", "--gpus", "8", "--global-batch", "16", "--json"]
+    words += ["--schedule", "zb-h1,1f1b"]
     document = ResultDocument.model_validate_json(CliRunner().invoke(app, [*words, "--fix", "tp=8"]).stdout)
     assert (document.problem.job.num_gpus, document.problem.job.global_batch_size) == (8, 16)
+    assert document.problem.space.schedule == ("1f1b", "zb-h1")
 
 
 @pytest.mark.parametrize(

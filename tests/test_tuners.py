@@ -17,7 +17,7 @@ from benchmarks.tuner_figure import figure, quartiles
 from benchmarks.tuner_search import Budget, TunerRun, tune
 from milpplan import Layout, Plan, PlanResult, Problem, VirtualStage, simulate, solve
 from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import even_splits
+from milpplan.optimize.splits import even_splits
 
 DENSE = Case("tiny", "llama3-8b", "dgx-h100", 16, 16, 2048)
 EXPERTS = Case("tiny-moe", "mixtral-8x7b", "dgx-h100", 16, 16, 2048)

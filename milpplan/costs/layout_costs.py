@@ -204,11 +204,6 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     ends = _endpoint_states(problem, columns, embedding, head)
     optimizer = np.stack([states.optimizer_s(problem, state_part, local) for local in parameters])
     sizes = np.stack([states.state_bytes(problem, state_part, local) for local in parameters], axis=1)
-    buffers = [
-        states.unsharded_buffer_bytes(problem, state_part, local)
-        + states.dummy_gradient_bytes(problem, kind, state_part, local)
-        for kind, local in zip(kinds, parameters, strict=True)
-    ]
     K, modes, shape = len(kinds), offloading.MODES, (len(columns),)
     ends_ns, none = (_ns(embedding.phases), _ns(head.phases)), np.int64(0)
     unmoved = (np.broadcast_to(none, (2, modes, K, 2, *shape)), np.broadcast_to(none, (2, K + 2, *shape)))
@@ -237,13 +232,23 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         head_deferred_bytes=_bytes(head_deferred_bytes(problem, layer_part))[layer_inverse],
         workspace_bytes=kept("workspace"),
         head_workspace_bytes=_bytes(head.workspace_bytes)[layer_inverse],
-        buffer_bytes=_bytes(np.max(buffers, axis=0))[state_inverse],
+        buffer_bytes=_bytes(_buffers(problem, state_part, parameters))[state_inverse],
         host_state_bytes=np.broadcast_to(none, (K + 2, *shape)),
         host_kept_bytes=np.broadcast_to(none, (modes, K, *shape)),
         streamed_bytes=np.broadcast_to(none, (K, *shape)),
         update_bytes=np.broadcast_to(none, (K + 2, *shape)),
         split_backward=columns.split_backward.astype(np.int64),
     )
+
+
+def _buffers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> FloatArray:
+    """Bytes that a GPU holds once for all its layers, [n]: the most that a kind of layer needs."""
+    needed = [
+        states.unsharded_buffer_bytes(problem, part, local)
+        + states.dummy_gradient_bytes(problem, kind, part, local)
+        for kind, local in zip(problem.model.kinds, parameters, strict=True)
+    ]
+    return np.asarray(np.max(needed, axis=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from milpplan.optimize.layouts import (
     DEGREE_RULES,
     EXPERT_RULES,
     SEQUENCE_RULES,
-    SPLIT_RULES,
     layout_space,
-    stage_rules,
 )
+from milpplan.optimize.stage_rules import SPLIT_RULES, stage_rules
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -83,6 +82,7 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "interleaved_micro_batches_divisible_by_pp": lambda p: "with vpp > 1, pp must divide the micro-batches",
     "layers_split_uniformly": lambda p: f"{p.model.num_layers} layers do not fill so many equal stages",
     "schedule_matches_vpp": lambda p: "interleaved needs vpp > 1, zb-v vpp = 2, others vpp = 1",
+    "offload_needs_whole_backward": lambda p: "offloading needs a schedule that does not split the backward",
     "zero_needs_replicas": lambda p: "ZeRO needs replicas (cp x dp > 1)",
     "grad_overlap_needs_replicas": lambda p: "overlap of the gradient reduction needs replicas (cp x dp > 1)",
     "param_overlap_needs_zero_and_grad_overlap": lambda p: (

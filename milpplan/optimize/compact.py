@@ -276,7 +276,7 @@ class CompactRelaxation:
         setting, costs = self.setting, self.setting.costs
         if not costs.offloads:
             return []
-        capacity, P = host_capacity_bytes(setting.problem), setting.layout.pp
+        capacity = host_capacity_bytes(setting.problem)
         unit = max(1, capacity // MEMORY_UNITS)
         flat = [(rank, live) for rank, rows in enumerate(setting.profiles) for live in {live for _, live in rows}]
         matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
@@ -284,13 +284,13 @@ class CompactRelaxation:
         kept = costs.host_kept_bytes
         for row, (rank, live) in enumerate(flat):
             count = np.array(live, dtype=np.int64)[:, None]
-            own = matrix[row, :, rank::P]
-            own[0] = (costs.host_state_bytes[:-2] + count * kept[0]) // unit
+            own = list(setting.layout.rank_stages[rank])
+            matrix[row, 0, own] = (costs.host_state_bytes[:-2] + count * kept[0]) // unit
             # (layers, full, selective), of which the last two keep less.
-            own[1] = (count * (kept[2] - kept[0])) // unit
-            own[2] = (count * (kept[1] - kept[0])) // unit
+            matrix[row, 1, own] = (count * (kept[2] - kept[0])) // unit
+            matrix[row, 2, own] = (count * (kept[1] - kept[0])) // unit
             ends = int(costs.host_state_bytes[EMBEDDING]) * (rank == 0)
-            ends += int(costs.host_state_bytes[HEAD]) * (rank == P - 1)
+            ends += int(costs.host_state_bytes[HEAD]) * (rank == setting.layout.stage_ranks[-1])
             room[row] = (capacity - ends) // unit
         names = [f"rank_fits_on_host[{rank},{number}]" for number, (rank, _) in enumerate(flat)]
         return [Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)]

@@ -38,9 +38,9 @@ from milpplan.optimize.layouts import (
     SEQUENCE_RULES,
     SHARDING_RULES,
     divisors,
-    stage_rules,
 )
 from milpplan.optimize.program import MINUS_INFINITY, ProgramBuilder
+from milpplan.optimize.stage_rules import stage_rules
 from milpplan.specs.problem import Problem
 
 MAX_COMBINATIONS = 20_000

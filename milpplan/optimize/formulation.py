@@ -31,8 +31,9 @@ from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.costs.schedule import held_bytes
-from milpplan.optimize.menus import FLOOR_UNITS, Menu, Setting, even_splits
+from milpplan.optimize.menus import FLOOR_UNITS, Menu, Setting
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
+from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
 
 RESOLUTION = 400_000
@@ -205,9 +206,8 @@ class LayoutProgram:
                 if total > setting.capacity_bytes:
                     return rank
                 host = sum(int(part.host_state_bytes[own]) for part, own in held)
-                host += sum(
-                    count * int(part.host_kept_bytes[own]) for count, (part, own) in zip(counts, held, strict=True)
-                )
+                on_host = [int(part.host_kept_bytes[own]) for part, own in held]
+                host += int(np.dot(counts[: len(held)], on_host))
                 if host > host_capacity_bytes(setting.problem):
                     return rank
         return None
@@ -298,7 +298,7 @@ def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
     capacity = host_capacity_bytes(setting.problem)
     unit = max(1, capacity // program.memory_units)
     for rank, rows in enumerate(setting.profiles):
-        stages = [chunk * setting.layout.pp + rank for chunk in range(setting.layout.vpp)]
+        stages = setting.layout.rank_stages[rank]
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
         for number, counts in enumerate(dict.fromkeys(counts for _, counts in rows)):
             parts = [

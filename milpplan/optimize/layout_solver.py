@@ -27,12 +27,13 @@ from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, LayoutProgram
 from milpplan.optimize.kelley import Attempt, Counters, compact_rounds, menu_rounds, try_choice
-from milpplan.optimize.menus import Menu, Setting, even_splits
+from milpplan.optimize.menus import Menu, Setting
 from milpplan.optimize.program import Program
 from milpplan.optimize.result import Fate, SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
 from milpplan.optimize.solution import Backend, Limits, Solution
 from milpplan.optimize.split_bounds import SplitBounds
+from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES, Layout, Plan
 
 AIM = 0.9

@@ -25,15 +25,12 @@ from milpplan.optimize.execution_rules import (
     Rule,
     asked_switches,
     default_switches,
-    offloads,
 )
 from milpplan.optimize.layout_space import SHARDING, LayoutSpace
+from milpplan.optimize.stage_rules import SPLIT_RULES, max_virtual_stages, schedule_rules, stage_rules
 from milpplan.specs.model import DenseMlp, MixtureOfExperts
-from milpplan.specs.plan import SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout
+from milpplan.specs.plan import SCHEDULES, Layout
 from milpplan.specs.problem import Problem, Space
-
-_IS_SPLIT = np.array([name in SPLIT_SCHEDULES for name in SCHEDULES])
-_IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
 
 
 @dataclass(slots=True)
@@ -103,21 +100,6 @@ def _no_experts(problem: Problem) -> BoolArray:
     return np.array(not _experts(problem))
 
 
-def _max_virtual_stages(problem: Problem) -> int:
-    """Free: every virtual stage but the first and the last holds a layer. Uniform: all of them do."""
-    layers = problem.model.num_layers
-    return layers + 2 if problem.space.kind == "free" else layers
-
-
-def _splits_evenly(problem: Problem, stages: IntArray) -> BoolArray:
-    """Uniform space: ceil(L / J) layers in all virtual stages but the last, which gets what is left."""
-    if problem.space.kind == "free":
-        return np.ones(len(stages), dtype=np.bool_)
-    layers = problem.model.num_layers
-    each = -(-layers // stages)
-    return np.asarray(layers - each * (stages - 1) >= 1)
-
-
 def _all_divide(values: list[int], by: IntArray) -> BoolArray:
     legal = np.ones(len(by), dtype=np.bool_)
     for value in values:
@@ -130,7 +112,7 @@ DEGREE_RULES: dict[str, Rule] = {
     "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
     "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
     "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),
-    "pp_not_above_stages": lambda p, c: c["pp"] <= _max_virtual_stages(p),
+    "pp_not_above_stages": lambda p, c: c["pp"] <= max_virtual_stages(p),
     "batch_divisible_by_dp": lambda p, c: c["global_batch_size"] % c["dp"] == 0,
 }
 
@@ -161,46 +143,6 @@ SEQUENCE_RULES: dict[str, Rule] = {
     ),
 }
 
-SPLIT_RULES: dict[str, Rule] = {
-    "virtual_stages_not_above_layers": lambda p, c: c["pp"] * c["vpp"] <= _max_virtual_stages(p),
-    "interleaving_needs_two_stages": lambda p, c: (c["vpp"] == 1) | (c["pp"] > 1),
-    # A V schedule takes any number of micro-batches, and its rows are not apart from others yet.
-    "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
-        (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0) | ((c["vpp"] == 2) & _has_v(p))
-    ),
-    "layers_split_uniformly": lambda p, c: _splits_evenly(p, c["pp"] * c["vpp"]),
-}
-
-SCHEDULE_RULES: dict[str, Rule] = {
-    "schedule_matches_vpp": lambda p, c: _schedule_matches_vpp(p, c),
-    "one_schedule_without_pipeline": lambda p, c: (c["pp"] > 1) | (c["schedule"] == _plain_schedule(p)),
-}
-
-V_RULES: dict[str, Rule] = {
-    "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
-        (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0) | _IS_V[c["schedule"]]
-    ),
-}
-"""In place of the rule of the same name where the space has V schedules."""
-
-SPLIT_BACKWARD_RULES: dict[str, Rule] = {
-    "offload_needs_whole_backward": lambda p, c: ~_IS_SPLIT[c["schedule"]] | ~offloads(c),
-}
-"""Besides, where the space has schedules that split the backward: no framework offloads what waits for a weight
-gradient, and it is not priced."""
-
-
-def schedule_rules(problem: Problem) -> dict[str, Rule]:
-    """The rules that look at the schedule."""
-    rules = SCHEDULE_RULES | V_RULES if _has_v(problem) else SCHEDULE_RULES
-    return rules if SPLIT_SCHEDULES.isdisjoint(problem.schedules) else rules | SPLIT_BACKWARD_RULES
-
-
-def stage_rules(problem: Problem) -> dict[str, Rule]:
-    """The rules of virtual stages and schedules for rows that have both."""
-    return SPLIT_RULES | schedule_rules(problem)
-
-
 SHARDING_RULES: dict[str, Rule] = {
     "zero_needs_replicas": lambda p, c: (c["zero_stage"] == 0) | (c["cp"] * c["dp"] > 1),
     "grad_overlap_needs_replicas": lambda p, c: (c["overlap_grad_reduce"] == 0) | (c["cp"] * c["dp"] > 1),
@@ -210,24 +152,6 @@ SHARDING_RULES: dict[str, Rule] = {
     "sharded_gradients_are_overlapped": lambda p, c: (c["zero_stage"] < 2) | (c["overlap_grad_reduce"] == 1),
     "sharded_weights_are_overlapped": lambda p, c: (c["zero_stage"] < 3) | (c["overlap_param_gather"] == 1),
 }
-
-
-def _has_v(problem: Problem) -> bool:
-    return not V_SCHEDULES.isdisjoint(problem.schedules)
-
-
-def _schedule_matches_vpp(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """One chunk a rank, several where schedules interleave them, two where they turn."""
-    matches = (c["schedule"] == SCHEDULES.index("interleaved")) == (c["vpp"] > 1)
-    return np.asarray(np.where(_IS_V[c["schedule"]], c["vpp"] == 2, matches) if _has_v(problem) else matches)
-
-
-def _plain_schedule(problem: Problem) -> int:
-    """Without a pipeline all schedules are gradient accumulation; one stands for them."""
-    for name in ("1f1b", "gpipe", "zb-h1"):
-        if name in problem.schedules:
-            return SCHEDULES.index(name)
-    return SCHEDULES.index("1f1b")
 
 
 def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
@@ -417,7 +341,7 @@ def _virtual_stages(problem: Problem, columns: Mapping[str, IntArray]) -> Crosse
 
 def _vpp_values(problem: Problem, pp: int) -> IntArray:
     """1 to as many as there can be; with ``distinct`` only those whose largest chunk is new."""
-    most = max(1, _max_virtual_stages(problem) // pp) if pp > 1 else 1
+    most = max(1, max_virtual_stages(problem) // pp) if pp > 1 else 1
     values = np.arange(1, most + 1)
     if problem.space.vpp is not None:
         return _allowed(problem.space.vpp, values)

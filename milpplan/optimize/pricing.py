@@ -17,8 +17,8 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable
-from milpplan.optimize.menus import fewest_inner_layers, splits_into
 from milpplan.optimize.row_costs import RowCosts
+from milpplan.optimize.splits import fewest_inner_layers, splits_into
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
 from milpplan.specs.problem import Problem
 

@@ -12,7 +12,8 @@ from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.schedule import LiveProfile, held_bytes
 from milpplan.costs.stages import StageMemo, StageOptions
-from milpplan.optimize.menus import Setting, even_splits
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
 
 

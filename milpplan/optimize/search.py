@@ -16,8 +16,9 @@ from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layout_solver import AIM, LayoutSolver, longest_step_ns
 from milpplan.optimize.layout_space import LayoutSpace
-from milpplan.optimize.menus import Setting, even_splits, layer_bounds
+from milpplan.optimize.menus import Setting
 from milpplan.optimize.result import FATES, Fate, LayoutFates, Progress
+from milpplan.optimize.splits import even_splits, layer_bounds
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem

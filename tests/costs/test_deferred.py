@@ -44,6 +44,25 @@ def test_tensor_parallel_bytes_by_hand() -> None:
     assert layer_deferred_bytes(problem, problem.model.kinds[0], split)[0] == pytest.approx((4 + 28 / 4) * unit)
 
 
+def test_inputs_that_stay_gathered_wait_whole() -> None:
+    """Kept gathered, a layer's two column-parallel inputs wait whole, 4 s b h (1 - 1/t) bytes more, and nothing is
+    gathered for the weight gradients, which else have one such gather each beside them."""
+    problem = problem_of("gpt3-175b")
+    kind, unit = problem.model.kinds[0], problem.job.sequence_length * 12288
+    sharded, whole = (
+        both({"tp": 4, "sequence_parallel": True, "gather_again": again})[1] for again in (True, False)
+    )
+    bytes_, seconds = (
+        [function(problem, kind, columns) for columns in (sharded, whole)]
+        for function in (layer_deferred_bytes, layer_seconds)
+    )
+    assert bytes_[1][0] - bytes_[0][0] == pytest.approx(4 * unit * (1 - 1 / 4))
+    parts = [Part.TP, Part.TP_HIDDEN]
+    assert seconds[0][parts, Phase.WEIGHT].sum() > 0
+    assert seconds[1][parts, Phase.WEIGHT].sum() == 0
+    assert np.array_equal(seconds[0][:, Phase.BACKWARD], seconds[1][:, Phase.BACKWARD])
+
+
 def test_head_keeps_its_input_and_the_gradient_of_the_logits() -> None:
     """2 s h and 2 s V bytes of a micro-batch of one sequence."""
     problem = problem_of("llama3-8b", "dgx-h100")
@@ -66,7 +85,14 @@ def test_weight_gradients_take_the_published_flops() -> None:
 
 @pytest.mark.parametrize("case", MODEL_HARDWARE, ids=lambda case: case[0])
 @pytest.mark.parametrize(
-    "fields", [{}, {"tp": 2, "sequence_parallel": True}, {"cp": 2, "dp": 2, "zero_stage": 3}], ids=str
+    "fields",
+    [
+        {},
+        {"tp": 2, "sequence_parallel": True},
+        {"tp": 2, "sequence_parallel": True, "gather_again": False, "tp_overlap": "ring"},
+        {"cp": 2, "dp": 2, "zero_stage": 3},
+    ],
+    ids=str,
 )
 def test_splitting_loses_no_compute(case: tuple[str, str, str, str], fields: dict[str, Any]) -> None:
     """Forward, recomputation and the compute of all gradients together are the same; communication that a weight

@@ -19,6 +19,7 @@ from milpplan.insight.why_not import WISHABLE, answer, neighbours, wished
 from milpplan.optimize import layouts
 from milpplan.optimize.bounds import compute_bounds
 from milpplan.optimize.layouts import broken_rules, layout_space
+from milpplan.optimize.stage_rules import STAGE_RULES
 from tests.insight.cases import feasible, holds, truth_s
 from tests.optimize.brute_force import brute_force
 from tests.small import GIB, small_problem
@@ -122,7 +123,7 @@ def test_every_rule_has_words() -> None:
             layouts.DEGREE_RULES,
             layouts.EXPERT_RULES,
             layouts.SEQUENCE_RULES,
-            layouts.STAGE_RULES,
+            STAGE_RULES,
             layouts.SHARDING_RULES,
         )
         for name in group

@@ -205,10 +205,10 @@ def _host_peaks(layout: Layout, options: list[StageOptions], picked: IntArray) -
     peak = np.zeros(len(picked), dtype=np.int64)
     profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     for rank, rows in enumerate(profiles):
-        own = range(rank, layout.num_virtual_stages, layout.pp)
+        own = layout.rank_stages[rank]
         for _, counts in rows:
             total = np.full(len(picked), sum(options[j].host_state_bytes for j in own))
-            for count, held in zip(counts, own, strict=True):
+            for count, held in zip(counts[: len(own)], own, strict=True):
                 total = total + count * options[held].host_kept_bytes[picked[:, held]]
             peak = np.maximum(peak, total)
     return peak

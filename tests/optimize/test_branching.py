@@ -21,10 +21,11 @@ from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.kelley import Attempt, Counters
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import Setting, even_splits
+from milpplan.optimize.menus import Setting
 from milpplan.optimize.moves import improve
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.rounding import fitted_plan
+from milpplan.optimize.splits import even_splits
 from milpplan.reports.document import result_document
 from milpplan.reports.spaces import space_text
 from milpplan.reports.terminal import solve_report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +24,11 @@ OFFLOAD = ("offload_weights", "offload_activations", "offload_optimizer")
 BOTH = (False, True)
 
 
-def with_execution(seed: int, names: tuple[str, ...] = EXECUTION, kind: str = "free") -> Problem:
-    """A layout of a random problem with some of its switches open, less memory, and hosts of any speed and
-    size."""
+def with_execution(seed: int, names: tuple[str, ...] = EXECUTION, kind: str = "free", **drawn: Any) -> Problem:
+    """A layout of a random problem (``drawn``: how it is) with some of its switches open, less memory, and hosts
+    of any speed and size."""
     rng = random.Random(seed)
-    problem = random_problem(seed, kind=kind, family=FAMILIES[seed % len(FAMILIES)])
+    problem = random_problem(seed, kind=kind, family=FAMILIES[seed % len(FAMILIES)], **drawn)
     columns = layout_space(problem).columns
     opened = rng.sample(names, min(len(names), rng.choice((1, 2, 2, 3))))
     values = {name: ("none", "ring", "pipelined") if name == "tp_overlap" else BOTH for name in opened}

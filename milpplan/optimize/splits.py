@@ -1,0 +1,92 @@
+"""How the layers of a model may be split among virtual stages, and the runs of like layers that a split cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from milpplan.specs.plan import Layout
+from milpplan.specs.problem import Problem
+
+
+def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """(fewest, most) layers of every virtual stage in the free space: see ``Space``."""
+    layers, stages = problem.model.num_layers, layout.num_virtual_stages
+    inner = fewest_inner_layers(problem, layout.vpp, stages)
+    fewest = [0 if j in (0, stages - 1) else inner for j in range(stages)]
+    even = layout.vpp > 1 and problem.interleaved_layers == "even"
+    ceiling = max(1, -(-layers // stages)) if even else layers
+    total = sum(fewest)
+    return tuple((least, min(ceiling, layers - total + least)) for least in fewest)
+
+
+def even_splits(problem: Problem, layout: Layout) -> tuple[tuple[int, ...], ...] | None:
+    """Every split of a layout that even interleaving allows, [splits][J]; None where splits are free."""
+    return splits_into(problem, layout.vpp, layout.num_virtual_stages)
+
+
+def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int, ...], ...] | None:
+    """The same by the numbers of virtual stages of a rank and of a pipeline, J.
+
+    The ends hold 0 to ceil(L / J) layers each; of the inner stages the first ones hold ceil, the others floor
+    (at least one), as many of each as the total demands.
+    """
+    if vpp == 1 or problem.interleaved_layers != "even":
+        return None
+    layers, inner = problem.model.num_layers, num_stages - 2
+    small = fewest_inner_layers(problem, vpp, num_stages)
+    large = max(1, -(-layers // num_stages))
+    splits = []
+    for first in range(large + 1):
+        for last in range(large + 1):
+            larger = layers - first - last - small * inner
+            if 0 <= larger <= inner * (large - small):
+                splits.append((first, *(large,) * larger, *(small,) * (inner - larger), last))
+    return tuple(splits)
+
+
+def fewest_inner_layers(problem: Problem, vpp: int, num_stages: int) -> int:
+    """Fewest layers of an inner virtual stage: one, or with even interleaving floor(L / J)."""
+    if vpp > 1 and problem.interleaved_layers == "even":
+        return max(1, problem.model.num_layers // num_stages)
+    return 1
+
+
+def model_runs(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """Runs of equal layers in the model: (kind, count)."""
+    runs: list[tuple[int, int]] = []
+    for kind in problem.model.layer_kinds:
+        if runs and runs[-1][0] == kind:
+            runs[-1] = (kind, runs[-1][1] + 1)
+        else:
+            runs.append((kind, 1))
+    return tuple(runs)
+
+
+def run_positions(runs: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[int, ...]:
+    """Layers of each run among the model's layers from ``first`` up to ``last``."""
+    counts, start = [], 0
+    for _, length in runs:
+        counts.append(max(0, min(last, start + length) - max(first, start)))
+        start += length
+    return tuple(counts)
+
+
+def run_counts(runs: tuple[tuple[int, int], ...], fewest: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Layers of each run in every stretch of consecutive layers of allowed length, up to its position in a run."""
+    num_runs = len(runs)
+    if fewest <= 0:
+        yield (0,) * num_runs
+    for first in range(num_runs):
+        for head in range(1, runs[first][1] + 1):
+            if fewest <= head <= most:
+                yield tuple(head if r == first else 0 for r in range(num_runs))
+        for last in range(first + 1, num_runs):
+            inner = sum(runs[r][1] for r in range(first + 1, last))
+            if inner + 2 > most:
+                break
+            for head in range(1, runs[first][1] + 1):
+                for tail in range(max(1, fewest - inner - head), min(runs[last][1], most - inner - head) + 1):
+                    yield tuple(
+                        head if r == first else tail if r == last else runs[r][1] if first < r < last else 0
+                        for r in range(num_runs)
+                    )
