@@ -154,9 +154,9 @@ def state_messages(
 
 
 def tied_bytes(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
-    """Gradient of a tied embedding that the first and the last stage add up, bytes [n]; 0 where it is one."""
+    """Gradient of a tied embedding that the first and the last rank add up, bytes [n]; 0 where it is one."""
     tied = problem.model.tie_word_embeddings
-    shared = np.where(tied & (columns.pp > 1), embedding.matrix_parameters(columns.tp), 0.0)
+    shared = np.where(tied & (columns.pp > 1) & ~columns.ends_meet, embedding.matrix_parameters(columns.tp), 0.0)
     return np.asarray(states.grad_bytes(problem) * shared)
 
 

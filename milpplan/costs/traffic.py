@@ -34,7 +34,7 @@ MAX_PAIRS = 50_000_000
 @dataclass(frozen=True, slots=True)
 class _Wiring:
     """Edges of one collective on all groups, for a message of one byte: arrays [edges] with the pipeline rank
-    ``stage``; ``wire_bytes`` [pp] of all groups of a rank in closed form."""
+    ``stage`` (of transfers: the pair of ranks); ``wire_bytes`` [pp] of all groups of a rank in closed form."""
 
     key: IntArray
     share: FloatArray
@@ -128,7 +128,8 @@ def traffic(
 
     Raises:
         IllegalPlanError: the plan cannot run.
-        InvalidInputError: an unknown algorithm, no bin, or more pairs than memory holds.
+        InvalidInputError: a plan whose messages are not counted, an unknown algorithm, no bin, or more pairs than
+            memory holds.
     """
     if algorithm not in ALGORITHMS or num_bins < 1:
         raise InvalidInputError(
@@ -138,6 +139,7 @@ def traffic(
         )
     report = simulate(problem, plan)
     layout = plan.layout
+    _check_counted(problem, plan)
     made = _wires_of(problem, plan, algorithm)
     sent = _within_stages(made, plan, flows(problem, plan))
     _between_stages(made, problem, plan, sent)
@@ -168,6 +170,21 @@ def traffic(
     )
 
 
+def _check_counted(problem: Problem, plan: Plan) -> None:
+    """Refuse what ``messages`` does not know: forwards alone, and two switches that change what is sent."""
+    seen = [
+        *(["inference"] if problem.inference else []),
+        *(["pp_scatter_gather=true"] if plan.layout.pp_scatter_gather else []),
+        *(["gather_again=false"] if not plan.layout.gather_again else []),
+    ]
+    if seen:
+        raise InvalidInputError(
+            f"The traffic of {' and '.join(seen)} is not counted.",
+            "Expected a training plan that gathers inputs again and sends whole activations between stages.",
+            "Plan without --inference and --allow scatter-gather or kept-gathered.",
+        )
+
+
 def _wires_of(problem: Problem, plan: Plan, algorithm: Algorithm) -> _Wires:
     """An empty collection for the groups of a plan."""
     layout = plan.layout
@@ -187,7 +204,7 @@ def _within_stages(made: _Wires, plan: Plan, found: list[Flow]) -> StageTraffic:
     """Send the messages of the virtual stages; returns their bytes by tier and phase."""
     layout = plan.layout
     stages = layout.num_virtual_stages
-    rank_of = np.arange(stages) % layout.pp
+    rank_of = np.array(layout.stage_ranks)
     calls = np.array([layout.num_micro_batches, layout.num_micro_batches, 1, 1])
     items = np.zeros((stages, 4, 2))
     for flow in found:
@@ -201,22 +218,22 @@ def _within_stages(made: _Wires, plan: Plan, found: list[Flow]) -> StageTraffic:
 def _between_stages(made: _Wires, problem: Problem, plan: Plan, sent: StageTraffic) -> None:
     """Send activations and their gradients, the gradient of a tied embedding, and the norm of the gradients."""
     layout, columns = plan.layout, LayoutColumns.of([plan.layout])
-    stages = layout.num_virtual_stages
-    hops = np.arange(stages - 1) % layout.pp
     message = float(messages.transfer_bytes(problem, columns)[0])
     if layout.pp > 1:
-        ranks = made.groups["stage"][:, 0]
-        following = np.roll(ranks, -1, axis=0)
-        number = np.repeat(np.arange(layout.pp), ranks.shape[1])
-        each = np.full(layout.pp, float(ranks.shape[1]))
-        ones = np.ones(ranks.size)
-        there = _Wiring((ranks * made.num_gpus + following).ravel(), ones, number, each)
-        back = _Wiring((following * made.num_gpus + ranks).ravel(), ones, number, each)
-        counts = np.bincount(hops, minlength=layout.pp).astype(np.float64)
+        rank_of = np.array(layout.stage_ranks)
+        # Where a V turns, both virtual stages are on one rank and nothing is sent.
+        moves = np.flatnonzero(rank_of[:-1] != rank_of[1:])
+        hops = np.stack([rank_of[moves], rank_of[moves + 1]], axis=1)
+        distinct, hop, counts = np.unique(hops, axis=0, return_inverse=True, return_counts=True)
+        sender, receiver = (made.groups["stage"][distinct[:, end], 0] for end in range(2))
+        number = np.repeat(np.arange(len(distinct)), sender.shape[1])
+        each, ones = np.full(len(distinct), float(sender.shape[1])), np.ones(sender.size)
+        there = _Wiring((sender * made.num_gpus + receiver).ravel(), ones, number, each)
+        back = _Wiring((receiver * made.num_gpus + sender).ravel(), ones, number, each)
         often = np.asarray(counts * (message * layout.num_micro_batches))
         made.send("pp", there, often)
         made.send("pp", back, often)
-        sent.hops[:] = message * made.tiers(there)[hops]
+        sent.hops[moves] = message * made.tiers(there)[hop.reshape(-1)]
     tied = messages.tied_bytes(problem, columns, embedding_endpoint(problem, columns))
     if tied[0] > 0:
         wiring = made.wiring("all_reduce", "pair")

@@ -36,6 +36,7 @@ def stage_ranks(schedule: Schedule, pp: int, vpp: int) -> tuple[int, ...]:
     rank_of = {stage: rank for rank, held in enumerate(rank_stages(schedule, pp, vpp)) for stage in held}
     return tuple(rank_of[stage] for stage in range(pp * vpp))
 
+
 RankOrder = Literal[
     "tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp",
     "cp-tp-dp-pp", "cp-tp-pp-dp", "cp-dp-tp-pp", "cp-dp-pp-tp", "cp-pp-tp-dp", "cp-pp-dp-tp",
@@ -52,7 +53,7 @@ class Layout(Record):
     ``tp * cp * dp * pp`` is the number of GPUs; ``ep`` and ``etp`` are carved out of ``tp * cp * dp`` for
     the routed experts. ``rank_stages`` says which virtual stages a pipeline rank runs. ``rank_order`` says which
     degree's ranks are neighbours: the first degree's are consecutive. The experts' grid has the same order with
-    etp for tp, ep and the experts' replicas for dp, and nothing for cp (Megatron-LM's ``order`` with ep before dp).
+    etp for tp, ep and the experts' replicas for dp, and nothing for cp (Megatron-LM's ``order``, ep before dp).
     """
 
     tp: PositiveInt = 1

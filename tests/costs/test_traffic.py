@@ -141,6 +141,30 @@ def test_pipeline_bytes_by_hand() -> None:
     assert wrapped.tolist() == [[0, 12 * message], [12 * message, 0]]
 
 
+def test_a_v_pipeline_sends_nothing_where_it_turns() -> None:
+    """Each neighbouring pair of ranks passes an activation down the V and one up, and as many gradients back; the
+    ends share a rank, so a tied embedding is one matrix. Everything still adds up."""
+    problem, plan = tied_case(pp=7, vpp=2, tp=2, schedule="zb-v", global_batch_size=16)
+    report = traffic(problem, plan)
+    message = 2 * 1024 * 3072
+    ranks = report.pairs["pp"].matrix(14).reshape(7, 2, 7, 2).sum(axis=(1, 3))
+    expected = np.zeros((7, 7))
+    for stage in range(6):
+        # 16 micro-batches, activations on one arm of the V and gradients on the other, from 2 GPUs.
+        expected[stage, stage + 1] = expected[stage + 1, stage] = 16 * 2 * 2 * message
+    assert np.array_equal(ranks, expected)
+    assert report.wire_bytes["tied_embedding"] == 0
+    assert_sums(problem, plan, "ring")
+
+
+@pytest.mark.parametrize("switch", [{"gather_again": False}, {"pp_scatter_gather": True}])
+def test_messages_that_are_not_counted_are_refused(switch: dict[str, bool]) -> None:
+    """Two switches change what is sent, and nobody counts that: better no matrix than a wrong one."""
+    problem, plan = tied_case(pp=2, tp=2, dp=1, global_batch_size=4, **switch)
+    with pytest.raises(InvalidInputError, match="is not counted"):
+        traffic(problem, plan)
+
+
 @pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp", "dp-cp-tp-pp"])
 def test_every_parallelism_stays_in_its_groups(order: str) -> None:
     """Pairs of each parallelism are members of one of its listed groups."""
