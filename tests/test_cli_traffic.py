@@ -28,6 +28,7 @@ JOB = {
     "objective": "step_time_per_token",
     "deadline_hours": None,
     "tokens": None,
+    "kind": "training",
 }
 
 

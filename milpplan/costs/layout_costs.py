@@ -264,8 +264,8 @@ class _EndpointStates:
 def _endpoint_states(
     problem: Problem, columns: LayoutColumns, embedding: Endpoint, head: Endpoint
 ) -> _EndpointStates:
-    """A tied head on another rank than the embedding keeps its own copy, and the two gradients are summed by
-    an all-reduce between the first and the last rank (Megatron-LM
+    """A tied head on another stage than the embedding keeps its own copy, and the two gradients are summed by
+    an all-reduce between the first and the last stage (Megatron-LM
     core/distributed/finalize_model_grads.py). On the same rank both are one matrix."""
     rows, inverse = _distinct(columns, (*STATE_KEYS, "pp", "ends_meet"), ("rank_order",))
     part = columns.take(rows)

@@ -1,4 +1,7 @@
-"""Bytes over the time of a step: every message spread evenly over the work item or transfer that carries it."""
+"""Bytes over the time of a step: every message spread evenly over the work item or transfer that carries it.
+
+Where weight gradients are work items of their own, their messages are spread over the input gradients' item.
+"""
 
 from __future__ import annotations
 
