@@ -181,10 +181,17 @@ def _collective_s(
 ) -> FloatArray:
     """Inside one domain the measured table, else the best variant across domains."""
     message = np.asarray(num_bytes, dtype=np.float64)
-    inside = _inside_s(hardware, operation, message, group.size)
-    across = _across_s(hardware, operation, message, group)
-    time = np.where(group.members == group.size, inside, across)
-    return np.where((group.size == 1) | (message == 0), 0.0, time)
+    nothing, inside = (group.size == 1) | (message == 0), group.members == group.size
+    # A single layout, as in a simulation, needs one of the two at most.
+    if nothing.all():
+        return np.zeros(np.shape(nothing))
+    if inside.all():
+        time = _inside_s(hardware, operation, message, group.size)
+    else:
+        time = _across_s(hardware, operation, message, group)
+        if inside.any():
+            time = np.where(inside, _inside_s(hardware, operation, message, group.size), time)
+    return np.where(nothing, 0.0, time)
 
 
 def all_reduce_s(
