@@ -77,7 +77,10 @@ def _connect(ray: Any, num_workers: int | None) -> None:
     """To the cluster that RAY_ADDRESS names; without, a cluster of this machine is started."""
     import os
 
-    own: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": num_workers}
+    own: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
+        # Without an address Ray would join any cluster that once ran here and left its address in a file.
+        own = {"address": "local", "num_cpus": num_workers}
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False if own else None, **own)
     except Exception as error:

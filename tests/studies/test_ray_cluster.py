@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,11 @@ from typer.testing import CliRunner
 from milpplan.cli.app import app
 from tests.studies.test_running import PROGRAM, expected_table, quick_file, table_of
 
-HAS_RAY = importlib.util.find_spec("ray") is not None
-
 
 @pytest.mark.long
-@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_ray_gives_the_same_table(tmp_path: Path) -> None:
-    """The quick study on a cluster of this machine, killed once and continued: the table of one process."""
+    """The quick study on a cluster of this machine, killed once and continued: the table of one process.
+    Needs the extra ``ray``, which `.ci/run` installs before the long tests."""
     path, out = quick_file(tmp_path), tmp_path / "out"
     command = [*PROGRAM, "sweep", str(path), "--ray", "--workers", "2", "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

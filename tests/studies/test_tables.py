@@ -56,7 +56,8 @@ def test_csv_and_parquet_hold_the_same_table() -> None:
     types, table = column_types(study()), rows(reference())
     read = list(csv.DictReader(io.StringIO(csv_text(table, types))))
     assert [float(row["step_time_s"] or 0) for row in read] == [row["step_time_s"] or 0 for row in table]
-    parquet = pytest.importorskip("pyarrow.parquet")
+    from pyarrow import parquet
+
     content = parquet_bytes(table, types)
     assert parquet.read_table(io.BytesIO(content)).to_pylist() == table
     assert parquet_bytes(table, types) == content
@@ -141,7 +142,6 @@ def test_lines_are_jobs_on_one_hardware() -> None:
 def test_the_page_is_complete_in_itself(tmp_path: Path) -> None:
     """Three figures, no address outside; the same table gives the same page; text is escaped; without any plan it
     says so."""
-    pytest.importorskip("plotly")
     odd = study(name="<script>")
     text = page(odd, rows(reference()))
     assert all(f'<div id="{name}"' in text for name in ("scaling", "pareto", "sensitivity"))
