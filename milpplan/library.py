@@ -1,9 +1,9 @@
 """What ``import milpplan`` offers; the package fetches it from here when it is first asked for."""
 
+from milpplan.communication.records import TrafficReport
+from milpplan.communication.traffic import traffic
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
-from milpplan.costs.traffic import traffic
-from milpplan.costs.traffic_report import TrafficReport
 from milpplan.errors import MilpplanError
 from milpplan.insight.explaining import explain_plan
 from milpplan.insight.records import Explanation

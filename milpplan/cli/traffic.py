@@ -7,8 +7,8 @@ from pathlib import Path
 from milpplan.cli import arguments
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import check_plan_of_file, within_range
-from milpplan.costs.traffic import traffic
-from milpplan.costs.wires import ALGORITHMS
+from milpplan.communication.traffic import traffic
+from milpplan.communication.wires import ALGORITHMS
 from milpplan.reports.document import read_plan
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.traffic_page import require_plotly, traffic_page

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from milpplan.communication.records import TrafficReport
 from milpplan.costs.columns import FloatArray
-from milpplan.costs.traffic_report import TrafficReport
 from milpplan.errors import InvalidInputError
 from milpplan.reports.traffic_text import NAMES
 from milpplan.units import bytes_text, percent_text, seconds_text

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.costs.columns import FloatArray
-from milpplan.costs.traffic_report import Bandwidth, TrafficReport
 from milpplan.units import bytes_text, percent_text, seconds_text
 from milpplan.version import __version__
 

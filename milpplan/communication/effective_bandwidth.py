@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from milpplan.communication.records import Bandwidth
 from milpplan.costs import collectives
 from milpplan.costs.collectives import Operation
 from milpplan.costs.columns import FloatArray
-from milpplan.costs.traffic_report import Bandwidth
 from milpplan.specs.hardware import HardwareSpec
 
 MESSAGE_BYTES = tuple(float(2**power) for power in range(14, 33, 2))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Plan, Problem, simulate, traffic
+from milpplan.communication.rank_lists import gpus_per_domain, rank_lists
+from milpplan.communication.timeline import spread
+from milpplan.communication.wires import ALGORITHMS, Algorithm
 from milpplan.costs import placement
 from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.rank_lists import gpus_per_domain, rank_lists
-from milpplan.costs.traffic_timeline import spread
-from milpplan.costs.wires import ALGORITHMS, Algorithm
 from milpplan.errors import InvalidInputError
 from milpplan.specs.plan import RANK_ORDERS
 from tests.costs.cases import even_plan, problem_of, random_cases, shipped_hardware
@@ -264,7 +264,7 @@ def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
 def test_more_pairs_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is checked before the edges are made, and the message says what to do."""
     problem, plan = tied_case(pp=2, dp=1, global_batch_size=4)
-    monkeypatch.setattr("milpplan.costs.traffic.MAX_PAIRS", 1)
+    monkeypatch.setattr("milpplan.communication.traffic.MAX_PAIRS", 1)
     with pytest.raises(InvalidInputError, match="fewer GPUs"):
         traffic(problem, plan)
 

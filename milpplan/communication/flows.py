@@ -8,10 +8,11 @@ from enum import IntEnum
 
 import numpy as np
 
-from milpplan.costs import messages, states
+from milpplan.communication import messages
+from milpplan.communication.messages import Groups, Message, Parallelism, Transport
+from milpplan.costs import states
 from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
-from milpplan.costs.messages import Groups, Message, Parallelism, Transport
 from milpplan.costs.states import LocalParameters
 from milpplan.specs.plan import Plan, VirtualStage
 from milpplan.specs.problem import Problem

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.costs import messages, placement, states
+from milpplan.communication import messages
+from milpplan.communication.messages import Message
+from milpplan.costs import placement, states
 from milpplan.costs.collectives import all_gather_s, all_reduce_s, all_to_all_s, p2p_s, reduce_scatter_s
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.endpoints import embedding_endpoint, head_endpoint
 from milpplan.costs.layers import layer_seconds
-from milpplan.costs.messages import Message
 from milpplan.costs.placement import RankGroup
 from milpplan.costs.tally import Part, Phase
 from milpplan.specs.model import MixtureOfExperts

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from milpplan.communication.flows import When
+from milpplan.communication.records import TrafficTimeline
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.flows import When
 from milpplan.costs.layout_costs import layout_costs, step_overhead_ns
 from milpplan.costs.pipeline import Term
 from milpplan.costs.simulator import plan_timeline
 from milpplan.costs.stages import durations, plan_stages
-from milpplan.costs.traffic_report import TrafficTimeline
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S

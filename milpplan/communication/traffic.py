@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.costs import messages, states, wires
+from milpplan.communication import messages, wires
+from milpplan.communication.effective_bandwidth import effective_bandwidths
+from milpplan.communication.flows import Flow, flows
+from milpplan.communication.messages import PARALLELISMS, Transport
+from milpplan.communication.rank_lists import gpus_per_domain, rank_lists
+from milpplan.communication.records import Links, Pairs, Tier, TrafficReport, Utilisation, pairs_of
+from milpplan.communication.timeline import DEFAULT_BINS, StageTraffic, timeline_of
+from milpplan.communication.wires import ALGORITHMS, Algorithm
+from milpplan.costs import states
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.effective_bandwidth import effective_bandwidths
 from milpplan.costs.endpoints import embedding_endpoint
-from milpplan.costs.flows import Flow, flows
-from milpplan.costs.messages import PARALLELISMS, Transport
-from milpplan.costs.rank_lists import gpus_per_domain, rank_lists
 from milpplan.costs.simulator import simulate
-from milpplan.costs.traffic_report import Links, Pairs, Tier, TrafficReport, Utilisation, pairs_of
-from milpplan.costs.traffic_timeline import DEFAULT_BINS, StageTraffic, timeline_of
-from milpplan.costs.wires import ALGORITHMS, Algorithm
 from milpplan.errors import InvalidInputError
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
