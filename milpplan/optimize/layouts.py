@@ -354,8 +354,12 @@ def _vpp_values(problem: Problem, pp: int) -> IntArray:
 
 def broken_rules(problem: Problem, layout: Layout) -> list[str]:
     """Names of the rules that a layout breaks (empty when it is legal); the space's value lists do not count."""
+    return [name for name, kept in kept_rules(problem, LayoutColumns.of([layout])).items() if not kept.all()]
+
+
+def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]:
+    """For the name of every rule, whether each layout keeps it [N]; the space's value lists do not count."""
     problem = problem.model_copy(update={"space": Space(schedule=SCHEDULES)})
-    columns = LayoutColumns.of([layout])
     mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
     mapping["num_micro_batches"] = columns.num_micro_batches
     rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | CAPACITY_RULES | SHARDING_RULES
@@ -366,7 +370,8 @@ def broken_rules(problem: Problem, layout: Layout) -> list[str]:
         rules |= EXPERT_RULES | ORDER_RULES
     else:
         rules |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
-    broken = [name for name, rule in rules.items() if not bool(np.asarray(rule(problem, mapping)).all())]
-    if layout.global_batch_size % (layout.dp * layout.micro_batch_size):
-        broken.append("micro_batch_divides_share_of_batch")
-    return broken
+    size = len(columns)
+    kept = {name: np.broadcast_to(rule(problem, mapping), size) for name, rule in rules.items()}
+    share = mapping["dp"] * mapping["micro_batch_size"]
+    kept["micro_batch_divides_share_of_batch"] = mapping["global_batch_size"] % share == 0
+    return kept

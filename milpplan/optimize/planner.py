@@ -24,7 +24,7 @@ from milpplan.optimize.search import Search
 from milpplan.optimize.solution import Backend
 from milpplan.optimize.wider import bound_of_any_chunks
 from milpplan.specs.plan import Layout, Plan
-from milpplan.specs.problem import Job, Problem, Space
+from milpplan.specs.problem import ANY_SPLIT_LAYERS, Job, Problem, Space
 from milpplan.units import NS_PER_S
 
 WITNESSES = {
@@ -63,7 +63,9 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
     if problem.job.objective == "num_gpus":
         return _fewest_gpus(problem, chosen)
     if problem.space.kind == "free" and problem.interleaved_layers == "any":
-        return _from_even(problem, chosen)
+        # With few layers the splits of any kind are searched as fast as the even ones before them.
+        start = _solve if problem.model.num_layers <= ANY_SPLIT_LAYERS else _from_even
+        return start(problem, chosen)
     result = _solve(problem, chosen)
     return _with_any_chunks(result, chosen) if chosen.any_chunks else result
 

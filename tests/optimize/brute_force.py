@@ -21,7 +21,7 @@ from milpplan.costs.schedule import live_profiles
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import StageOptions, durations, plan_stages, stage_options
 from milpplan.optimize.execution_rules import EXECUTION
-from milpplan.optimize.layouts import broken_rules, layout_space
+from milpplan.optimize.layouts import kept_rules, layout_space
 from milpplan.specs.problem import Problem
 
 
@@ -276,7 +276,8 @@ def deadline_ns(problem: Problem, layout: Layout) -> float:
 
 
 def naive_layouts(problem: Problem) -> list[Layout]:
-    """Legal layouts found by trying every combination of values, those dominated by their twins included."""
+    """Legal layouts found by trying every combination of values, in every order of the ranks, those dominated by
+    their twins included."""
     space, job, most = problem.space, problem.job, problem.model.num_layers + 2
     found = []
     for gpus, batch in product(job.num_gpus_values, job.global_batch_values):
@@ -295,17 +296,18 @@ def naive_layouts(problem: Problem) -> list[Layout]:
                     continue
                 base = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "micro_batch_size": micro}
                 base["global_batch_size"] = batch
-                switched = (layout for layout in _switches(problem, base) if not broken_rules(problem, layout))
-                found += [placed for layout in switched for placed in _placed(problem, layout)]
-    return found
+                found += _switches(problem, base)
+    switched = legal(problem, found)
+    orders = problem.space.rank_order
+    return legal(problem, [one.model_copy(update={"rank_order": order}) for one in switched for order in orders])
 
 
-def _placed(problem: Problem, layout: Layout) -> Iterator[Layout]:
-    """The layout in every order of its ranks that is legal, duplicates included."""
-    for order in problem.space.rank_order:
-        placed = layout.model_copy(update={"rank_order": order})
-        if not broken_rules(problem, placed):
-            yield placed
+def legal(problem: Problem, layouts: list[Layout]) -> list[Layout]:
+    """Those that break no rule; all are judged together, in a hundredth of the time."""
+    if not layouts:
+        return []
+    kept = np.all(list(kept_rules(problem, LayoutColumns.of(layouts)).values()), axis=0)
+    return [layout for layout, good in zip(layouts, kept.tolist(), strict=True) if good]
 
 
 def vpp_is_offered(problem: Problem, pp: int, vpp: int) -> bool:
