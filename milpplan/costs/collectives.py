@@ -176,15 +176,17 @@ def _across_s(
     return np.asarray(np.minimum.reduce(times))
 
 
-def _collective_s(
-    hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, group: GroupPlace
-) -> FloatArray:
-    """Inside one domain the measured table, else the best variant across domains."""
+def _collective_s(hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, *ranks: Numbers) -> FloatArray:
+    """Inside one domain the measured table, else the best variant across domains; ``ranks`` as of
+    ``group_place``."""
     message = np.asarray(num_bytes, dtype=np.float64)
-    nothing, inside = (group.size == 1) | (message == 0), group.members == group.size
+    size, _, blocks, _ = ranks
+    nothing = (np.asarray(size) * blocks == 1) | (message == 0)
     # A single layout, as in a simulation, needs one of the two at most.
     if nothing.all():
         return np.zeros(np.shape(nothing))
+    group = group_place(hardware, *ranks)
+    inside = group.members == group.size
     if inside.all():
         time = _inside_s(hardware, operation, message, group.size)
     else:
@@ -210,9 +212,7 @@ def all_reduce_s(
     min(busbw inside, k * NIC rate * efficiency)), and what switches that add up take, where they do.
     Source: nccl-tests PERFORMANCE.md; NVIDIA/nccl src/graph/tuning.cc.
     """
-    return _collective_s(
-        hardware, "all_reduce", num_bytes, group_place(hardware, size, stride, blocks, block_stride)
-    )
+    return _collective_s(hardware, "all_reduce", num_bytes, size, stride, blocks, block_stride)
 
 
 def all_gather_s(
@@ -227,9 +227,7 @@ def all_gather_s(
 
     As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
     """
-    return _collective_s(
-        hardware, "all_gather", num_bytes, group_place(hardware, size, stride, blocks, block_stride)
-    )
+    return _collective_s(hardware, "all_gather", num_bytes, size, stride, blocks, block_stride)
 
 
 def reduce_scatter_s(
@@ -244,9 +242,7 @@ def reduce_scatter_s(
 
     As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
     """
-    return _collective_s(
-        hardware, "reduce_scatter", num_bytes, group_place(hardware, size, stride, blocks, block_stride)
-    )
+    return _collective_s(hardware, "reduce_scatter", num_bytes, size, stride, blocks, block_stride)
 
 
 def copies_sent(domains: IntArray, copies: float) -> FloatArray:
@@ -271,8 +267,11 @@ def all_to_all_s(
     and the links of that domain spread it: DeepSeek-V3 (2024), section 3.2.2; DeepEP.
     Source: nccl-tests PERFORMANCE.md; NCCL serves peers in batches of 8 (src/include/device.h).
     """
-    group = group_place(hardware, size, stride)
     message = np.asarray(num_bytes, dtype=np.float64)
+    nothing = (np.asarray(size) == 1) | (message == 0)
+    if nothing.all():
+        return np.zeros(np.shape(nothing))
+    group = group_place(hardware, size, stride)
     out = hardware.scale_out
     network, passed = all_to_all_bytes(message, group.size, group.members, group.domains, copies)
     network_s = network / (out.bandwidth_bytes_per_s * out.efficiency)
@@ -287,7 +286,7 @@ def all_to_all_s(
         latency_s = latency_s + np.where(changes > 0, out.rails.latency_s, 0.0)
     inside = _inside_s(hardware, "all_to_all", message, group.size)
     time = np.where(outside == 0, inside, np.maximum(network_s, links_s) + latency_s)
-    return np.where((group.size == 1) | (message == 0), 0.0, time)
+    return np.where(nothing, 0.0, time)
 
 
 def all_to_all_bytes(
@@ -339,6 +338,8 @@ def processor_fraction(
     Source: Isaev et al. 2023 (Calculon), processor usage of a network.
     """
     up, out = hardware.scale_up.processor_fraction, hardware.scale_out.processor_fraction
+    if up == out:
+        return np.full(np.shape(np.asarray(size) * blocks), up)
     group = group_place(hardware, size, stride, blocks, block_stride)
     inside = group.members == group.size
     return np.where(inside, up, np.where(group.members > 1, max(up, out), out))

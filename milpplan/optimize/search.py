@@ -99,6 +99,8 @@ class Search:
     def _bound(self, rows: npt.NDArray[np.int64]) -> None:
         part = self.space.take(rows)
         costs = layout_costs(self.problem, part)
+        if len(rows) <= BLOCK:
+            self._keep(rows, costs)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
         else:
@@ -246,10 +248,12 @@ class Search:
             ahead = np.flatnonzero(self.queue == row)
             if len(ahead):
                 rows = np.unique(self.queue[ahead[0] : ahead[0] + BLOCK])
-            costs = layout_costs(self.problem, self.space.take(rows))
-            self.block = {int(number): (costs, place) for place, number in enumerate(rows)}
+            self._keep(rows, layout_costs(self.problem, self.space.take(rows)))
         costs, place = self.block[row]
         return costs.at(place)
+
+    def _keep(self, rows: npt.NDArray[np.int64], costs: CostTable) -> None:
+        self.block = {number: (costs, place) for place, number in enumerate(rows.tolist())}
 
     def _simulate(self, row: int, mode: str) -> int | None:
         """Exact step time of a uniform plan, offered as incumbent; None if it does not fit."""
