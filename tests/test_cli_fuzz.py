@@ -32,7 +32,7 @@ JUNK = st.one_of(
     st.builds(dict),
     st.builds(lambda: [[0, 1]]),
 )
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @cache
@@ -110,7 +110,7 @@ def test_broken_models_and_hardware(which: str, tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "file.json"
     pair = [str(path), "dgx-h100"] if which == "model" else ["llama3-8b", str(path)]
 
-    @settings(FUZZ, max_examples=60)
+    @settings(FUZZ, max_examples=40)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         path.write_text(data.draw(st.composite(broken)(tree)))

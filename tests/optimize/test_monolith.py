@@ -58,7 +58,7 @@ def assert_monolith_is_right(problem: Problem, best: Best | None, backend: str) 
 @pytest.mark.parametrize("block", range(4))
 def test_monolith_is_brute_force(backend: str, block: int) -> None:
     """On 40 random problems every backend proves the optimum of brute force, to the nanosecond."""
-    for seed in range(10 * block, 10 * block + 10):
+    for seed in range(10 * block, 10 * block + 6):
         assert_monolith_is_right(*enumerated(seed, FAMILIES[seed % len(FAMILIES)]), backend)
 
 
@@ -73,7 +73,7 @@ def test_monolith_is_brute_force_often(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_monolith_is_the_decomposed_search(backend: str) -> None:
     """One program for everything, and one program a layout, give the same status and the same optimum."""
-    for seed in range(100, 112):
+    for seed in range(100, 107):
         problem = random_problem(seed)
         whole, parts = solve_monolithic(problem, backend, gap=0.0), solve(problem, backend=backend, gap=0.0)
         assert (whole.plan is None) == (parts.plan is None)
@@ -83,7 +83,7 @@ def test_monolith_is_the_decomposed_search(backend: str) -> None:
 
 def test_batch_range() -> None:
     """Where the batch varies, the monolith finds the least step time per token."""
-    for seed in range(200, 208):
+    for seed in range(200, 205):
         problem = random_problem(seed, global_batch_size=batch_range(random.Random(seed)))
         best = brute_force(problem)
         result = solve_monolithic(problem, gap=1e-9)
@@ -110,7 +110,7 @@ def test_a_wrong_proof_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that wrongly proves plans away is contradicted by the witness, whose plans then count."""
     monkeypatch.setitem(backends.BACKENDS, "liar", Liar)
     monkeypatch.setitem(monolith.WITNESSES, "liar", "cpsat")
-    for seed in range(600, 606):
+    for seed in range(600, 604):
         assert_monolith_is_right(*enumerated(seed), "liar")
 
 
@@ -143,7 +143,7 @@ def test_exported_program_has_the_same_optimum(seed: int, tmp_path: Path) -> Non
 
 def test_exported_program_bounds_the_optimum() -> None:
     """Its optimum, in the units that its name states, is a lower bound of that of brute force."""
-    for seed in range(320, 340):
+    for seed in range(320, 332):
         problem = random_problem(seed)
         program, best = monolithic_program(problem), brute_force(problem)
         solution = backend_named("cpsat").solve(program, Limits())
@@ -179,7 +179,7 @@ def degrees_of(layout: Layout) -> dict[str, int]:
     return {name: column_value(name, v) for name, v in values.items()}
 
 
-@pytest.mark.parametrize("seed", range(500, 515))
+@pytest.mark.parametrize("seed", range(500, 510))
 def test_degree_rows_are_the_layout_rules(seed: int) -> None:
     """The rows over degrees alone let through exactly the layouts that break no rule."""
     problem, rng = random_problem(seed), random.Random(seed)

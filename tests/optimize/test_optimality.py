@@ -58,7 +58,7 @@ def test_optimum_is_that_of_brute_force(backend: str, block: int) -> None:
 
 def test_default_gap_is_proved() -> None:
     """With the default gap the status is optimal, and the plan is within 1e-4 of brute force."""
-    for seed in range(3000, 3030):
+    for seed in range(3000, 3014):
         problem = random_problem(seed)
         best, result = brute_force(problem), solve(problem)
         assert result.status == ("infeasible" if best is None else "optimal")
@@ -88,21 +88,21 @@ def enumerated(seed: int) -> tuple[Problem, Best | None]:
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_backends_agree(backend: str) -> None:
     """Every backend finds the same optimum of the same problems."""
-    for seed in range(4000, 4012):
+    for seed in range(4000, 4006):
         problem, best = enumerated(seed)
         assert_optimal(problem, solve(problem, backend=backend, gap=EXACT), best)
 
 
 def test_uniform_optimum_is_that_of_brute_force() -> None:
     """In the uniform space ``solve`` finds the best of the equal splits with one recompute setting."""
-    for seed in range(60):
+    for seed in range(40):
         check(random_problem(seed, kind="uniform"), "auto")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_best_batch_of_a_range(backend: str) -> None:
     """Where the batch may vary, the least step time per token of brute force is found."""
-    for seed in range(5000, 5006):
+    for seed in range(5000, 5004):
         rng = random.Random(seed)
         check(random_problem(seed, global_batch_size=batch_range(rng)), backend)
 
@@ -146,7 +146,7 @@ def cluster_problems(objective: str, slack: float, seeds: range) -> list[Problem
 @pytest.mark.parametrize("slack", [0.5, 1.0, 3.0])
 def test_fewest_gpus_is_that_of_brute_force(slack: float) -> None:
     """The fewest GPUs that meet a deadline are found; an impossible deadline is proved impossible."""
-    for problem in cluster_problems("num_gpus", slack, range(6000, 6006)):
+    for problem in cluster_problems("num_gpus", slack, range(6000, 6005)):
         expected = fewest_gpus(problem)
         result = solve(problem, gap=EXACT)
         assert result.status == ("infeasible" if expected is None else "optimal")
@@ -156,7 +156,7 @@ def test_fewest_gpus_is_that_of_brute_force(slack: float) -> None:
 @pytest.mark.parametrize("slack", [1.0, 4.0])
 def test_gpu_hours_are_those_of_brute_force(slack: float) -> None:
     """The least GPU-hours of a run that meets its deadline are found."""
-    for problem in cluster_problems("gpu_hours", slack, range(6100, 6106)):
+    for problem in cluster_problems("gpu_hours", slack, range(6100, 6105)):
         best = brute_force(problem)
         result = solve(problem, gap=EXACT)
         if best is None:
@@ -174,7 +174,7 @@ def feasible_problems(seeds: range) -> list[tuple[Problem, Best]]:
 
 def test_warm_start_changes_nothing_but_the_way() -> None:
     """Starting from the optimum, from a random plan or from one that does not fit gives the same optimum."""
-    for problem, best in feasible_problems(range(7000, 7010)):
+    for problem, best in feasible_problems(range(7000, 7005)):
         rng = random.Random(7)
         starts: list[Plan] = [best.plan, random_plan(rng, problem, best.plan.layout)]
         for start in starts:
@@ -183,7 +183,7 @@ def test_warm_start_changes_nothing_but_the_way() -> None:
 
 def test_forbidden_layouts_are_left_out() -> None:
     """With the best layout forbidden, the optimum is that of brute force over the others."""
-    for problem, best in feasible_problems(range(7100, 7112)):
+    for problem, best in feasible_problems(range(7100, 7107)):
         columns = layout_space(problem).columns
         layouts = [columns.at(row) for row in range(len(columns))]
         others = [layout for layout in layouts if layout != best.plan.layout]
@@ -194,7 +194,7 @@ def test_forbidden_layouts_are_left_out() -> None:
 
 def test_fixed_fields_are_kept() -> None:
     """With a field fixed, the optimum is that of brute force over the layouts that have it."""
-    for problem, _ in feasible_problems(range(7200, 7212)):
+    for problem, _ in feasible_problems(range(7200, 7207)):
         columns = layout_space(problem).columns
         layouts = [columns.at(row) for row in range(len(columns))]
         name = random.Random(len(layouts)).choice(("tp", "pp", "dp", "micro_batch_size", "zero_stage"))
@@ -205,7 +205,7 @@ def test_fixed_fields_are_kept() -> None:
 
 
 @given(problems())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_layout_space_is_that_of_trying_everything(problem: Problem) -> None:
     """The layouts are those that break no rule, found by trying all combinations, without those that a twin
     with more overlap dominates."""
@@ -265,7 +265,7 @@ def test_dominated_layouts_are_not_better(problem: Problem) -> None:
 
 
 @given(problems())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_batches_of_plans_are_simulated_exactly(problem: Problem) -> None:
     """Brute force is the simulator: step time and peak memory of single plans are those of ``simulate``."""
     columns = layout_space(problem).columns
