@@ -291,7 +291,9 @@ def _endpoint_states(
         np.stack(reduce)[:, inverse],
         np.stack(gather)[:, inverse],
         np.stack([states.optimizer_s(problem, part, local) for local in locals_])[:, inverse],
-        np.stack([states.state_bytes(problem, part, local) for local in locals_], axis=1)[..., inverse],
+        np.stack([states.state_bytes(problem, part, local, BF16_BYTES) for local in locals_], axis=1)[
+            ..., inverse
+        ],
     )
 
 

@@ -62,14 +62,18 @@ def weight_bytes(problem: Problem) -> int:
     return BF16_BYTES + (2 if fp8 and not problem.hardware.software.fp8_weights_only else 0)
 
 
-def state_bytes(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
+def state_bytes(
+    problem: Problem, columns: LayoutColumns, parameters: LocalParameters, per_weight: int | None = None
+) -> FloatArray:
     """Bytes of weights, gradients and Adam states on one GPU under the layout's ZeRO stage: [3, n]. Gradients
-    include the framework's buckets for the reduction."""
+    include the framework's buckets for the reduction. ``per_weight``: bytes of a weight, those of layers unless
+    given: no product of the embedding and the head is in 8 bits."""
+    per_weight = weight_bytes(problem) if per_weight is None else per_weight
     software, stage = problem.hardware.software, columns.zero_stage
     total = np.zeros((3, len(columns)))
     for local, replicas in _sharded_groups(problem, columns, parameters):
         for part, (per_parameter, sharded_from) in enumerate(
-            ((weight_bytes(problem), 3), (grad_bytes(problem), 2), (ADAM_STATE_BYTES, 1))
+            ((per_weight, 3), (grad_bytes(problem), 2), (ADAM_STATE_BYTES, 1))
         ):
             total[part] += local * per_parameter / np.where(stage >= sharded_from, replicas, 1)
         if software.gradient_bucket_bytes:

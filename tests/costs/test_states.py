@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from milpplan.costs import collectives
 from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.parameters import layer_parameters
 from milpplan.costs.states import (
     LocalParameters,
@@ -60,6 +61,18 @@ def test_number_formats() -> None:
     """bf16 gradients save two bytes; fp8 adds an fp8 copy of the weights and its transpose."""
     assert a_parameter(problem_of("llama3-8b", grad_dtype="bf16")) == 16
     assert a_parameter(problem_of("llama3-8b", "dgx-h100", precision="fp8")) == 20
+
+
+def test_fp8_is_for_layers() -> None:
+    """In fp8 the layers' weights take two bytes more, those of the embedding and the head do not."""
+    columns = columns_of(dp=8, zero_stage=0)
+    bf16, fp8 = (
+        layout_costs(problem_of("llama3-8b", "dgx-h100", precision=name), columns).at(0).state_bytes  # [3, kinds]
+        for name in ("bf16", "fp8")
+    )
+    per_layer = bf16[2, 0] / 12
+    assert (fp8 - bf16)[0] == pytest.approx([2 * per_layer, 0, 0])
+    assert (fp8[1:] == bf16[1:]).all()
 
 
 def with_software(problem: Problem, **software: Any) -> Problem:
