@@ -84,6 +84,7 @@ ALLOWED = {
         "milpplan.costs.columns",
         "milpplan.costs.parameters",
         "milpplan.optimize.result",
+        "milpplan.optimize.claim",
         "milpplan.optimize.doctor",
         "milpplan.insight.records",
         "milpplan.calibration.records",

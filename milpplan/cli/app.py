@@ -131,6 +131,26 @@ def simulate(
 
 
 @app.command()
+def certify(
+    result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="What `solve --out` or `--json` wrote.")],
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", show_default="not the result's own"
+        ),
+    ] = None,
+    time_limit: o.TimeLimit = None,
+    seed: o.Seed = 1,
+    as_json: o.AsJson = False,
+) -> None:
+    """Prove a result again, by another solver and without trusting the run that made it. Exits with 0 if it is
+    certified, 2 if it is refuted or was changed, 4 if the second proof does not come as far."""
+    from milpplan.cli import certify as certifying
+
+    raise typer.Exit(int(certifying.run(result, backend, time_limit, seed, as_json)))
+
+
+@app.command()
 def explain(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
     why_not: Annotated[

@@ -48,7 +48,11 @@ def run(
         if line:
             say(line)
     why = _why(result, options) if result.status == "infeasible" else None
-    text = document_text(result_document(result, options.gap, why, bar, robust, known)) if as_json or out else ""
+    text = (
+        document_text(result_document(result, options.gap, why, bar, robust, known, options.forbid))
+        if as_json or out
+        else ""
+    )
     try:
         if as_json:
             emit(text)

@@ -287,14 +287,10 @@ def _endpoint_states(
     tie = np.zeros_like(tie) if forwards else tie
     reduce = [states.reduce_s(problem, part, local) + tie for local in locals_]
     gather = [np.where(gathered, states.gather_s(problem, part, local), 0.0) for local in locals_]
-    return _EndpointStates(
-        np.stack(reduce)[:, inverse],
-        np.stack(gather)[:, inverse],
-        np.stack([states.optimizer_s(problem, part, local) for local in locals_])[:, inverse],
-        np.stack([states.state_bytes(problem, part, local, BF16_BYTES) for local in locals_], axis=1)[
-            ..., inverse
-        ],
-    )
+    update = [states.optimizer_s(problem, part, local) for local in locals_]
+    sizes = [states.state_bytes(problem, part, local, BF16_BYTES) for local in locals_]
+    seconds = [np.stack(of_ends)[:, inverse] for of_ends in (reduce, gather, update)]
+    return _EndpointStates(seconds[0], seconds[1], seconds[2], np.stack(sizes, axis=1)[..., inverse])
 
 
 def _sharding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TypeVar
@@ -89,3 +90,15 @@ class LayoutSpace:
     def columns(self) -> LayoutColumns:
         """All layouts at once."""
         return self.take(np.arange(len(self)))
+
+    def sha256(self) -> str:
+        """A digest of all layouts in their order, from the families and choices that they are made of."""
+        parts = {field.name: getattr(self.families, field.name) for field in fields(LayoutColumns)}
+        parts |= {f"choices.{name}": self.choices[name] for name in sorted(self.choices)}
+        parts["sizes"] = np.array([self.num_replicated, *self.num_choices, len(self)])
+        if self.kept is not None:
+            parts["kept"] = self.kept
+        digest = hashlib.sha256()
+        for name, values in parts.items():
+            digest.update(name.encode() + np.ascontiguousarray(values, dtype=np.int64).tobytes())
+        return digest.hexdigest()

@@ -6,21 +6,24 @@ Both documents carry their problem and their plan, so both are plan files (``mil
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import MemoryVerdict, StepReport
-from milpplan.errors import MilpplanError
+from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.optimize.result import FATES, PlanResult
 from milpplan.reports import plan_file
+from milpplan.reports.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.evidence import EvidenceDocument, evidence_document
 from milpplan.reports.insight_document import ExplanationDocument
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.reports.spaces import space_text
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
+from milpplan.specs.reading import parse_json, read_text, validated
 from milpplan.specs.records import Count, Record
 from milpplan.validation.evidence import Evidence
 from milpplan.version import __version__
@@ -151,6 +154,7 @@ class ResultDocument(Record):
     layouts: LayoutsDocument
     solver: dict[str, int | float | str]
     log: tuple[ProgressDocument, ...]
+    certificate: CertificateDocument | None = None
     problem: Problem
 
 
@@ -188,15 +192,17 @@ def result_document(
     bar: ErrorBar | None = None,
     robust: Robustness | None = None,
     evidence: Evidence | None = None,
+    forbid: Sequence[Mapping[str, object]] = (),
 ) -> ResultDocument:
     """The document of a result; ``infeasible`` explains why there is no plan, where that is proved; ``bar`` and
-    ``robust`` what the hardware's uncertainty means for the plan, ``evidence`` what measured runs say about it."""
+    ``robust`` what the hardware's uncertainty means for the plan, ``evidence`` what measured runs say about it;
+    ``forbid`` are the layouts that were forbidden."""
     report = result.report
     plan = None if result.plan is None else plan_document(result.plan, report)
     why = None
     if infeasible is not None:
         why = InfeasibleDocument(seen=infeasible.seen, expected=infeasible.expected, do=infeasible.do)
-    return ResultDocument(
+    document = ResultDocument(
         milpplan_version=__version__,
         status=result.status,
         step_time_s=result.step_time_s,
@@ -228,8 +234,10 @@ def result_document(
         layouts=layouts_document(result),
         solver=asdict(result.work) | {"tolerance": tolerance},
         log=tuple(ProgressDocument(**asdict(line)) for line in result.log),
+        certificate=certificate_of(result, forbid),
         problem=result.problem,
     )
+    return sealed(document)
 
 
 def layouts_document(result: PlanResult) -> LayoutsDocument:
@@ -302,6 +310,28 @@ def read_plan(path: Path) -> tuple[Problem, Plan]:
     """The problem and the plan of a plan file or of any document here; other fields are not read."""
     known = (ResultDocument, SimulationDocument, ExplanationDocument)
     return plan_file.read_plan_file(path, frozenset().union(*(document.model_fields for document in known)))
+
+
+def read_result(path: Path) -> ResultDocument:
+    """The result in a file, as it was when it was written.
+
+    Raises:
+        InvalidInputError: it is none, it has no certificate, or it was changed since.
+    """
+    document = validated(ResultDocument, parse_json(read_text(path), str(path)), str(path))
+    if document.certificate is None:
+        raise InvalidInputError(
+            f"{path} has no certificate.",
+            "Expected the result of `milpplan solve --out` or `--json`.",
+            "Solve the problem again and write the result to a file.",
+        )
+    if not is_sealed(document):
+        raise InvalidInputError(
+            f"{path} is not as it was written: its contents do not match the digest of its certificate.",
+            "Expected a result that nobody has changed.",
+            "Take the original file, or solve the problem again.",
+        )
+    return document
 
 
 def proof_sentence(result: PlanResult, tolerance: float) -> str:

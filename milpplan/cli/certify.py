@@ -1,0 +1,85 @@
+"""Certify as a command: the claim of a file, the second proof, the checks, the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milpplan.cli import arguments
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.progress import shown_progress
+from milpplan.cli.solving import check_plan_of_file, within_range
+from milpplan.errors import InvalidInputError
+from milpplan.optimize.backends import AUTO, BACKENDS
+from milpplan.optimize.certify import OTHER_BACKEND, certify
+from milpplan.optimize.claim import Claim
+from milpplan.optimize.result import SolveOptions
+from milpplan.reports.certificate import COST_MODEL, certification_document, certification_report
+from milpplan.reports.document import ResultDocument, document_text, read_result
+from milpplan.specs.reading import shown
+
+OF_VERDICT = {
+    "certified": ExitCode.OPTIMAL,
+    "refuted": ExitCode.BAD_INPUT,
+    "unproved": ExitCode.STOPPED_WITH_PLAN,
+}
+
+
+def run(path: Path, backend: str | None, time_limit_s: float | None, seed: int, as_json: bool) -> ExitCode:
+    """Prove the result of a file again."""
+    arguments.positive(time_limit_s, "--time-limit", "number of seconds")
+    document = read_result(path)
+    claim = claim_of(document, path)
+    if claim.plan is not None:
+        check_plan_of_file(document.problem, claim.plan)
+    chosen = OTHER_BACKEND[claim.backend]
+    if backend is not None:
+        chosen = arguments.choice(backend, "--backend", (AUTO, *BACKENDS))
+    if chosen == claim.backend:
+        say(f"The result is by {chosen} itself: another --backend would say more.")
+    with shown_progress(document.problem.job.objective) as callback, within_range():
+        options = SolveOptions(backend=chosen, time_limit_s=time_limit_s, seed=seed, callback=callback)
+        done = certify(document.problem, claim, options)
+    if done.again is not None and done.again.message:
+        say(done.again.message)
+    if as_json:
+        emit(document_text(certification_document(done, claim.gap, document.proof)))
+    else:
+        show(certification_report(done, document.proof))
+    return OF_VERDICT[done.verdict]
+
+
+def claim_of(document: ResultDocument, path: Path) -> Claim:
+    """What a document claims.
+
+    Raises:
+        InvalidInputError: nothing, or by another cost model than this one.
+    """
+    certificate = document.certificate
+    assert certificate is not None
+    if certificate.cost_model != COST_MODEL:
+        raise InvalidInputError(
+            f"{path} was proved for the cost model of {shown(certificate.cost_model)}.",
+            f"Expected {COST_MODEL}, which this is.",
+            "Install that version, or solve the problem again with this one.",
+        )
+    backend = document.solver.get("backend")
+    if document.status == "no_solution_found" or backend not in OTHER_BACKEND:
+        raise InvalidInputError(
+            f"{path} claims nothing (status {document.status}, backend {shown(backend)}).",
+            "Expected a result with a plan and a bound, or one that is proved infeasible.",
+            "Solve the problem with more time.",
+        )
+    plan = None if document.plan is None else document.plan.restored(str(path))
+    return Claim(
+        status=document.status,
+        plan=plan,
+        step_time_s=document.step_time_s,
+        value=document.objective.value,
+        bound=document.objective.bound,
+        tolerance=float(document.solver["tolerance"]),
+        backend=str(backend),
+        legal=document.layouts.legal,
+        layouts_sha256=certificate.layouts_sha256,
+        forbid=certificate.forbid,
+        any_chunks_bound=document.any_chunks.bound if document.any_chunks else None,
+    )

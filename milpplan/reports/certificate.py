@@ -1,0 +1,136 @@
+"""The certificate of a result: what it was proved about and by what, sealed together with the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.optimize.claim import Certification, Verdict
+from milpplan.optimize.result import PlanResult
+from milpplan.specs.records import Record
+from milpplan.version import __version__
+
+Document = TypeVar("Document", bound=BaseModel)
+COST_MODEL = f"milpplan {__version__}"
+LIBRARIES = ("ortools", "pulp", "numpy")
+"""What a proof rests on beside the cost model."""
+
+
+class CertificateDocument(Record):
+    """What a result was proved about. Digests are SHA-256: of the problem with all its constants, of the legal
+    layouts, and (``sha256``) of the whole document without this one."""
+
+    cost_model: str
+    problem_sha256: str
+    layouts_sha256: str
+    forbid: tuple[dict[str, int | bool | str], ...] = ()
+    """Layouts that the user forbade."""
+    versions: dict[str, str] = {}
+    sha256: str = ""
+
+
+class CheckDocument(Record):
+    """One thing that was worked out again."""
+
+    name: str
+    passed: bool
+    seen: str
+
+
+class CertificationDocument(Record):
+    """The second proof of a result (``milpplan certify``)."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    verdict: Verdict
+    backend: str
+    checks: tuple[CheckDocument, ...]
+    claimed_gap: float | None
+    objective_bound: float | None
+    """Of the second proof, in the unit of the objective."""
+    gap: float | None
+    wall_time_s: float | None
+    proof: str
+    """What the claim speaks about: cost model, space and tolerance."""
+
+
+def certificate_of(result: PlanResult, forbid: Sequence[Mapping[str, object]]) -> CertificateDocument | None:
+    """The certificate of a result, not yet sealed; None where no layouts were listed."""
+    if result.layouts is None:
+        return None
+    versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+    return CertificateDocument(
+        cost_model=COST_MODEL,
+        problem_sha256=digest(result.problem),
+        layouts_sha256=result.layouts.space.sha256(),
+        forbid=tuple(dict(partial) for partial in forbid),
+        versions=versions,
+    )
+
+
+def digest(record: BaseModel) -> str:
+    """SHA-256 of a record's JSON with its fields in order."""
+    text = json.dumps(record.model_dump(mode="json"), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sealed(document: Document) -> Document:
+    """The document with its certificate sealed, if it has one."""
+    certificate = getattr(document, "certificate", None)
+    if certificate is None:
+        return document
+    bare = document.model_copy(update={"certificate": certificate.model_copy(update={"sha256": ""})})
+    return document.model_copy(update={"certificate": certificate.model_copy(update={"sha256": digest(bare)})})
+
+
+def is_sealed(document: BaseModel) -> bool:
+    """Whether the document is as it was when its certificate was sealed."""
+    certificate = getattr(document, "certificate", None)
+    return certificate is not None and bool(certificate.sha256) and sealed(document) == document
+
+
+def certification_document(done: Certification, claimed_gap: float | None, proof: str) -> CertificationDocument:
+    """The document of a second proof."""
+    again = done.again
+    return CertificationDocument(
+        milpplan_version=__version__,
+        verdict=done.verdict,
+        backend=done.backend,
+        checks=tuple(CheckDocument(**asdict(check)) for check in done.checks),
+        claimed_gap=claimed_gap,
+        objective_bound=again.objective_bound if again else None,
+        gap=again.gap if again else None,
+        wall_time_s=again.wall_time_s if again else None,
+        proof=proof,
+    )
+
+
+WORDS = {
+    "certified": ("Certified", "green", "everything was worked out again and agrees."),
+    "refuted": ("Refuted", "bold red", "the result is not what it says."),
+    "unproved": ("Not certified", "yellow", "the second proof did not come as far in the time it had."),
+}
+
+
+def certification_report(done: Certification, proof: str) -> RenderableType:
+    """The checks, a row each, and the verdict with what it speaks about."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("worked out again", "", "seen"):
+        table.add_column(column)
+    for check in done.checks:
+        mark = Text("ok", "green") if check.passed else Text("FAILED", "bold red")
+        table.add_row(Text(check.name), mark, Text(check.seen))
+    word, style, reason = WORDS[done.verdict]
+    who = f" Second proof by {done.backend}." if done.again is not None else ""
+    return Group(table, Text.assemble((word, style), f": {reason}{who}"), Text(f"The claim: {proof}"))

@@ -1,0 +1,124 @@
+"""``milpplan certify``: honest files pass, changed ones are refused, lies that are sealed again are refuted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milpplan.reports.certificate import CertificationDocument, sealed
+from milpplan.reports.document import ResultDocument, document_text
+from tests.test_cli import SOLVE, refused, run
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The result of a small solve."""
+    path = tmp_path_factory.mktemp("certify") / "result.json"
+    assert run(*SOLVE, "--forbid", "tp=8", "--out", str(path)).exit_code == 0
+    return path
+
+
+def test_honest_results_are_certified(solved: Path) -> None:
+    """The report names the checks, the other solver, and what the claim speaks about; --json says the same."""
+    result = run("certify", str(solved))
+    assert result.exit_code == 0, result.output
+    for words in (
+        "Certified",
+        "layouts listed again",
+        "critical path summed",
+        "proved again",
+        "Second proof by cpsat",
+    ):
+        assert words in result.stdout
+    assert "cost model milpplan" in result.stdout
+    document = CertificationDocument.model_validate_json(run("certify", str(solved), "--json").stdout)
+    assert document.verdict == "certified"
+    assert all(check.passed for check in document.checks)
+    assert document.backend == "cpsat"
+
+
+def test_the_certificate_says_what_was_proved(solved: Path) -> None:
+    """Cost model, digests, forbidden layouts and versions are in the file."""
+    certificate = json.loads(solved.read_text())["certificate"]
+    assert certificate["forbid"] == [{"tp": 8}]
+    assert certificate["cost_model"].startswith("milpplan ")
+    assert set(certificate["versions"]) == {"python", "ortools", "pulp", "numpy"}
+    assert {len(certificate[name]) for name in ("sha256", "problem_sha256", "layouts_sha256")} == {64}
+
+
+def smaller(value: Any) -> Any:
+    """Nine tenths of a number."""
+    return value * 9 // 10 if isinstance(value, int) else value * 0.9
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a step time": lambda d: d.update(step_time_s=smaller(d["step_time_s"])),
+    "a bound": lambda d: d["objective"].update(bound=smaller(d["objective"]["bound"])),
+    "the layouts": lambda d: d["layouts"].update(legal=d["layouts"]["legal"] - 1),
+    "a fate": lambda d: d["layouts"].update(does_not_fit=d["layouts"]["does_not_fit"] + 1),
+    "a cost": lambda d: d["problem"]["hardware"]["accelerator"].update(
+        memory_bandwidth_bytes_per_s=smaller(
+            d["problem"]["hardware"]["accelerator"]["memory_bandwidth_bytes_per_s"]
+        )
+    ),
+    "the memory": lambda d: d["problem"]["hardware"]["accelerator"].update(
+        memory_bytes=smaller(d["problem"]["hardware"]["accelerator"]["memory_bytes"]) // 4
+    ),
+    "what was forbidden": lambda d: d["certificate"].update(forbid=[]),
+    "the digest": lambda d: d["certificate"].update(layouts_sha256="0" * 64),
+    "the tolerance": lambda d: d["solver"].update(tolerance=0.5),
+}
+HARMLESS = ("a fate", "the tolerance")
+"""What a second proof does not depend on, or not for the worse: only the seal finds these."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_files_are_refused(solved: Path, tmp_path: Path, name: str) -> None:
+    """Any change breaks the seal; sealed again, it is refuted."""
+    data = json.loads(solved.read_text())
+    CHANGES[name](data)
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(data))
+    assert "not as it was written" in refused(run("certify", str(path)))
+    path.write_text(document_text(sealed(ResultDocument.model_validate(data))))
+    again = run("certify", str(path))
+    assert again.exit_code == (0 if name in HARMLESS else 2), again.output
+    assert ("Refuted" in again.stdout) == (name not in HARMLESS)
+
+
+def test_bounds_that_no_plan_keeps_are_refuted(solved: Path, tmp_path: Path) -> None:
+    """A bound above the plan, sealed again."""
+    data = json.loads(solved.read_text())
+    data["objective"]["bound"] = data["objective"]["value"] * 1.01
+    path = tmp_path / "lie.json"
+    path.write_text(document_text(sealed(ResultDocument.model_validate(data))))
+    result = run("certify", str(path))
+    assert result.exit_code == 2
+    assert "Refuted" in result.stdout
+
+
+def test_what_is_no_result_is_refused(solved: Path, tmp_path: Path) -> None:
+    """Other files, results without a certificate, and those of another version say what they are."""
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    refused(run("certify", str(path)))
+    refused(run("certify", str(tmp_path / "missing.json")))
+    data = json.loads(solved.read_text())
+    path.write_text(json.dumps(data | {"certificate": None}))
+    assert "no certificate" in refused(run("certify", str(path)))
+    data["certificate"]["cost_model"] = "milpplan 9.9"
+    path.write_text(document_text(sealed(ResultDocument.model_validate(data))))
+    assert "9.9" in refused(run("certify", str(path)))
+    assert "Did you mean" in refused(run("certify", str(solved), "--backend", "cpsta"))
+    refused(run("certify", str(solved), "--time-limit", "-1"))
+
+
+def test_the_same_backend_is_said(solved: Path) -> None:
+    """A proof by the same solver is less of a proof."""
+    result = run("certify", str(solved), "--backend", "auto")
+    assert result.exit_code == 0
+    assert "another --backend" in result.stderr
