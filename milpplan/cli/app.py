@@ -151,6 +151,19 @@ def certify(
 
 
 @app.command()
+def compare(
+    plans: Annotated[
+        list[Path], typer.Argument(metavar="PLAN.json ...", help="Plan files; the first is the base.")
+    ],
+    as_json: o.AsJson = False,
+) -> None:
+    """Set plans side by side: what differs, what each takes, and where the difference comes from."""
+    from milpplan.cli import compare as comparing
+
+    raise typer.Exit(int(comparing.run(plans, as_json)))
+
+
+@app.command()
 def explain(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
     why_not: Annotated[

@@ -334,6 +334,14 @@ def read_result(path: Path) -> ResultDocument:
     return document
 
 
+def proved_bound_s(path: Path) -> float | None:
+    """The lower bound of the step time in a file, where it is a result as it was written."""
+    data = parse_json(read_text(path), str(path))
+    if not data.get("certificate"):
+        return None
+    return read_result(path).lower_bound_s
+
+
 def proof_sentence(result: PlanResult, tolerance: float) -> str:
     """What the status means: for which cost model, space and tolerance."""
     model = f"cost model milpplan {__version__}, {space_text(result.problem)}"

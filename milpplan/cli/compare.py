@@ -1,0 +1,46 @@
+"""Compare as a command: every file read and simulated, then set side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from milpplan.cli.outcome import ExitCode, emit, show
+from milpplan.cli.solving import check_plan_of_file, within_range
+from milpplan.costs.simulator import simulate
+from milpplan.errors import InvalidInputError
+from milpplan.reports.comparison import Side, comparison_document, comparison_report
+from milpplan.reports.document import document_text, proved_bound_s, read_plan
+
+MOST_PLANS = 6
+"""More columns than this no terminal shows."""
+
+
+def run(paths: Sequence[Path], as_json: bool) -> ExitCode:
+    """Compare the plans of some files with the first one's."""
+    if not 2 <= len(paths) <= MOST_PLANS:
+        raise InvalidInputError(
+            f"{len(paths)} plan file{'' if len(paths) == 1 else 's'} to compare.",
+            f"Expected two to {MOST_PLANS}.",
+            "Name the files of the plans, the one to compare with first.",
+        )
+    sides = []
+    for path, name in zip(paths, short_names(paths), strict=True):
+        problem, plan = read_plan(path)
+        check_plan_of_file(problem, plan)
+        with within_range():
+            sides.append(Side(name, problem, plan, simulate(problem, plan), proved_bound_s(path)))
+    if as_json:
+        emit(document_text(comparison_document(sides)))
+    else:
+        show(comparison_report(sides))
+    return ExitCode.OPTIMAL
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """File names without their endings; whole paths where two would be the same."""
+    stems = [path.stem for path in paths]
+    if len(set(stems)) == len(stems):
+        return stems
+    whole = [str(path) for path in paths]
+    return whole if len(set(whole)) == len(whole) else [f"{number}: {one}" for number, one in enumerate(whole, 1)]
