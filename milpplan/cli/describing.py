@@ -1,0 +1,58 @@
+"""Commands that print what there is: models, hardware, formats, the state of the solvers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.program import app
+
+
+@app.command("list")
+def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
+    """List the models or the hardware that ship with milpplan."""
+    from milpplan.cli import arguments
+    from milpplan.reports import presets
+
+    tables = {"models": presets.model_table, "hardware": presets.hardware_table}
+    show(tables[arguments.choice(kind, "list", tables)]())
+
+
+@app.command("show")
+def show_preset(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model or hardware, by name or path.")],
+) -> None:
+    """Print a model or hardware description; a file is checked first, a config.json translated."""
+    from milpplan.reports import presets
+
+    emit(presets.description(name))
+
+
+@app.command()
+def schema(
+    kind: Annotated[
+        str, typer.Argument(metavar="problem|plan|model|hardware|overlay|study|result|explanation")
+    ] = "problem",
+) -> None:
+    """Print the JSON Schema of a file that milpplan reads or writes."""
+    import json
+
+    from milpplan.cli import arguments
+
+    emit(json.dumps(arguments.schema_of(kind).model_json_schema(), indent=2) + "\n")
+
+
+@app.command()
+def doctor() -> None:
+    """Check the installed solvers on small programs that broken ones have got wrong."""
+    from milpplan.optimize.doctor import run_canaries
+    from milpplan.reports.canaries import canary_table
+
+    say("Running the canary programs; this takes a few seconds.")
+    results = run_canaries()
+    show(canary_table(results))
+    failed = sum(not result.passed for result in results)
+    say(f"{failed} of {len(results)} checks failed." if failed else f"All {len(results)} checks passed.")
+    raise typer.Exit(int(ExitCode.INTERNAL_FAILURE if failed else ExitCode.OPTIMAL))
