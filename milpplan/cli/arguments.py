@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from milpplan.cli.clusters import cluster, node_order
 from milpplan.costs.columns import SWITCHES, WORDS
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.optimize.planner import fixed
-from milpplan.presets.catalog import hardware_names, load_hardware, load_model, model_names
+from milpplan.presets.catalog import hardware_names, load_model, model_names
 from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, Schedule
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Range, Space
 from milpplan.specs.reading import RecordType, invalid_fields, shown
@@ -110,6 +111,8 @@ def _value(name: str, word: str, option: str) -> object:
         value = {"1": True, "0": False, **_WORDS}.get(word.lower(), word)
     elif name in WORDS:
         value = choice(word, f"{option} {name}", WORDS[name])
+    elif name == "node_order":
+        value = node_order(word)
     else:
         try:
             value = int(word)
@@ -163,9 +166,10 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
         for word in text.split(","):
             name = choice(word.strip(), "--allow", (*ALLOWED, "all"))
             opened = [ALLOWED[name]] if name != "all" else list(ALLOWED.values())
-            if name == "offload" and problem.hardware.host_memory is None:
+            without = [hardware.name for hardware in problem.node_types if hardware.host_memory is None]
+            if name == "offload" and without:
                 raise InvalidInputError(
-                    f"--allow offload, but {problem.hardware.name} has no [host_memory].",
+                    f"--allow offload, but {without[0]} has no [host_memory].",
                     "Expected the capacity, bandwidth and efficiency of the host's memory in the hardware file.",
                     "Add the section (hardware/README.md), or leave the option out.",
                 )
@@ -206,6 +210,7 @@ def problem_of(
             f"Swap them: {hardware} {model}.",
         )
     spec = load_model(model)
+    first, others, gpus = cluster(hardware, job["gpus"])
     length = job["seq_len"]
     sequence_length = spec.default_sequence_length if length is None else whole(length, "--seq-len", MAX_SEQUENCE)
     hours = job["deadline_hours"]
@@ -214,7 +219,7 @@ def problem_of(
         Job,
         "the command line",
         kind=job["kind"],
-        num_gpus=count_or_range(job["gpus"], "--gpus", MAX_GPUS),
+        num_gpus=count_or_range(gpus, "--gpus", MAX_GPUS),
         global_batch_size=count_or_range(job["global_batch"], "--global-batch", MAX_BATCH),
         sequence_length=sequence_length,
         precision=choice(job["precision"], "--precision", ("bf16", "fp8")),
@@ -226,9 +231,8 @@ def problem_of(
     )
     check_size(asked)
     declared = SPACES[choice(space, "--space", tuple(SPACES))]
-    problem = record(
-        Problem, "the command line", model=spec, hardware=load_hardware(hardware), job=asked, space=declared
-    )
+    parts = {"model": spec, "hardware": first, "job": asked, "space": declared, "other_hardware": others}
+    problem = record(Problem, "the command line", **parts)
     return narrowed(problem, fix, allow, schedule)
 
 

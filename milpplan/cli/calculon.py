@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from milpplan.cli import arguments, solving
+from milpplan.cli.clusters import is_cluster
 from milpplan.cli.outcome import ExitCode, say
 from milpplan.errors import InvalidInputError
 from milpplan.presets.calculon import CalculonFiles, calculon_problem, calculon_run, notes, read_calculon
@@ -67,6 +68,8 @@ def problem_of(
     """
     if files is None:
         words = {**named, "--gpus": job["gpus"], "--global-batch": job["global_batch"]}
+        if is_cluster(named["HARDWARE"] or ""):
+            words.pop("--gpus")
         missing = [name for name, value in words.items() if value is None]
         if missing:
             raise _missing(" and ".join(missing), ", ".join(words))

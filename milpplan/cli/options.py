@@ -12,9 +12,21 @@ Model = Annotated[
     typer.Argument(metavar="MODEL", help="A model's name, or a .toml, .json or Hugging Face config.json."),
 ]
 Hardware = Annotated[
-    str | None, typer.Argument(metavar="HARDWARE", help="A hardware description's name, or a .toml or .json.")
+    str | None,
+    typer.Argument(
+        metavar="HARDWARE",
+        help="A hardware description's name, or a .toml or .json. Several node types: NAME:GPUS+NAME:GPUS.",
+    ),
 ]
-Gpus = Annotated[str | None, typer.Option("--gpus", metavar="N|LO:HI[:STEP]", help="Number of GPUs, or a range.")]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="N|LO:HI[:STEP]",
+        help="Number of GPUs, or a range.",
+        show_default="the sum of several node types",
+    ),
+]
 GlobalBatch = Annotated[
     str | None, typer.Option("--global-batch", metavar="B|LO:HI[:STEP]", help="Sequences a step, or a range.")
 ]

@@ -85,7 +85,7 @@ def _uncertainty(
 ) -> tuple[ErrorBar | None, Robustness | None]:
     """The error bar of the best plan, and whether it is best at both ends; solved again there if asked for."""
     problem, plan = result.problem, result.plan
-    if plan is None or result.step_time_s is None:
+    if plan is None or result.step_time_s is None or problem.other_hardware:
         return None, None
     if check_ends and problem.hardware.uncertainty is None:
         say("The hardware has no uncertainty: there are no ends to check.")
@@ -101,7 +101,8 @@ def _uncertainty(
 
 def _evidence(result: PlanResult) -> Evidence | None:
     """What measured runs say about the plan, and about its choice among the runners-up."""
-    if result.plan is None or result.step_time_s is None or result.problem.inference:
+    unknown = result.problem.inference or result.problem.other_hardware
+    if result.plan is None or result.step_time_s is None or unknown:
         return None
     return evidence(result.problem, result.plan, result.step_time_s, result.runners_up)
 
@@ -154,8 +155,11 @@ def simulate_file(path: Path | None, as_json: bool, read: tuple[Problem, Plan] |
     with within_range():
         report = simulate_plan(problem, plan)
         _check_numbers(report)
-        bar = error_bar(problem, plan, report.step_time_s)
-        known = None if problem.inference else evidence(problem, plan, report.step_time_s)
+        # What is known of one node type says nothing about a cluster of several.
+        single = not problem.other_hardware
+        bar = error_bar(problem, plan, report.step_time_s) if single else None
+        told = single and not problem.inference
+        known = evidence(problem, plan, report.step_time_s) if told else None
     if as_json:
         emit(document_text(simulation_document(problem, plan, report, bar, known)))
     else:

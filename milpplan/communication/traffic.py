@@ -172,8 +172,10 @@ def traffic(
 
 
 def _check_counted(problem: Problem, plan: Plan) -> None:
-    """Refuse what ``messages`` does not know: forwards alone, and two switches that change what is sent."""
+    """Refuse what ``messages`` does not know: forwards alone, two switches that change what is sent, and nodes of
+    several sizes."""
     seen = [
+        *(["a cluster of several node types"] if problem.other_hardware else []),
         *(["inference"] if problem.inference else []),
         *(["pp_scatter_gather=true"] if plan.layout.pp_scatter_gather else []),
         *(["gather_again=false"] if not plan.layout.gather_again else []),
@@ -181,8 +183,9 @@ def _check_counted(problem: Problem, plan: Plan) -> None:
     if seen:
         raise InvalidInputError(
             f"The traffic of {' and '.join(seen)} is not counted.",
-            "Expected a training plan that gathers inputs again and sends whole activations between stages.",
-            "Plan without --inference and --allow scatter-gather or kept-gathered.",
+            "Expected a training plan on one node type that gathers inputs again and sends whole activations "
+            "between stages.",
+            "Plan without --inference and --allow scatter-gather or kept-gathered, on nodes of one type.",
         )
 
 

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, SPLIT_SCHEDULES, TP_OVERLAPS, V_SCHEDULES, Layout
+from milpplan.specs.plan import (
+    RANK_ORDERS,
+    SCHEDULES,
+    SPLIT_SCHEDULES,
+    TP_OVERLAPS,
+    V_SCHEDULES,
+    Layout,
+    order_code,
+    order_of,
+)
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -25,6 +34,8 @@ _TURNS = np.array([schedule in V_SCHEDULES for schedule in SCHEDULES])
 
 def column_value(field: str, value: Any) -> int:
     """A field's value as its column holds it."""
+    if field == "node_order":
+        return order_code(value)
     return WORDS[field].index(str(value)) if field in WORDS else int(value)
 
 
@@ -33,8 +44,8 @@ class LayoutColumns:
     """Struct of arrays with the fields of ``Layout``; every array has shape [num_layouts].
 
     ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``, ``rank_order`` into
-    ``RANK_ORDERS``. A column of one value may be a broadcast number (``constant``), which costs nothing to take
-    from.
+    ``RANK_ORDERS``, ``node_order`` codes (``specs.plan.order_code``). A column of one value may be a broadcast
+    number (``constant``), which costs nothing to take from.
     """
 
     tp: IntArray
@@ -58,6 +69,7 @@ class LayoutColumns:
     offload_activations: BoolArray
     offload_optimizer: BoolArray
     rank_order: IntArray
+    node_order: IntArray
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -111,6 +123,7 @@ class LayoutColumns:
     def at(self, row: int) -> Layout:
         """One row as a record."""
         values = {field.name: getattr(self, field.name)[row].item() for field in fields(self)}
+        values["node_order"] = order_of(values["node_order"])
         return Layout(**values | {name: words[values[name]] for name, words in WORDS.items()})
 
     @staticmethod

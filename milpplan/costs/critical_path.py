@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.pipeline import IntegerArray, StepGraph, Sweep, Term, first_starts, sweeps
+from milpplan.costs.pipeline import IntegerArray, StepGraph, Sweep, Term, borders, first_starts, sweeps
 from milpplan.costs.schedule import Int64Array, Structure
 
 
@@ -58,7 +58,8 @@ def _binding_predecessors(graph: StepGraph, sweep: Sweep) -> Int64Array:
     start = sweep.end[: structure.num_nodes] - sweep.node_durations
     by_rank, by_transfer = structure.rank_predecessor[:, None], structure.transfer_predecessor[:, None]
     on_rank = start == sweep.end.take(structure.rank_predecessor, axis=0)
-    transferred = start == sweep.end.take(structure.transfer_predecessor, axis=0) + graph.transfer_ns
+    arrival = sweep.end.take(structure.transfer_predecessor, axis=0) + graph.transfer_ns
+    transferred = start == (arrival if sweep.crossing is None else arrival + sweep.crossing)
     return np.where(on_rank, by_rank, np.where(transferred, -2 - by_transfer, -1)).astype(np.int64)
 
 
@@ -77,14 +78,14 @@ def _backtrack(graph: StepGraph, sweep: Sweep, plan: int, binding: Int64Array) -
 
     waited_for = binding.tolist()
     visited: list[int] = []
-    num_transfers = 0
+    received: list[int] = []
     source = node
     while 0 <= source < num_nodes:
         visited.append(source)
         source = waited_for[source]
         if source < -1:
             source = -2 - source
-            num_transfers += 1
+            received.append(visited[-1])
     if source == -1:
         _count_gather(structure, sweep, plan, visited[-1], counts)
     elif not graph.overlap_param_gather:
@@ -92,7 +93,11 @@ def _backtrack(graph: StepGraph, sweep: Sweep, plan: int, binding: Int64Array) -
     by_stage = structure.swapped(counts.reshape(len(Term), -1))
     durations_passed = structure.duration_index[visited[skip_node:]]
     by_stage += np.bincount(durations_passed, minlength=by_stage.size).reshape(by_stage.shape)
-    return CriticalPath(by_stage, num_transfers)
+    if sweep.crossing is not None and sweep.crossing[:, plan].any():
+        by_stage[Term.CROSSING] += np.bincount(
+            borders(structure)[received], minlength=structure.num_virtual_stages
+        )
+    return CriticalPath(by_stage, len(received))
 
 
 def _backtrack_stream(

@@ -33,13 +33,16 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
-    """Model FLOPs utilisation: model FLOPs a second over the dense peak of the job's precision."""
-    gpu = problem.hardware.accelerator
-    engine = gpu.fp8 if problem.job.precision == "fp8" and gpu.fp8 is not None else gpu.bf16
+    """Model FLOPs utilisation: model FLOPs a second over the dense peak of the job's precision, summed over the
+    accelerators."""
+    peak = 0.0
+    for hardware, count in zip(problem.node_types, problem.node_gpus, strict=True):
+        gpu = hardware.accelerator
+        engine = gpu.fp8 if problem.job.precision == "fp8" and gpu.fp8 is not None else gpu.bf16
+        peak += (count if problem.other_hardware else num_gpus) * engine.peak_flops_per_s
     flops = model_flops_per_token(problem.model, problem.job.sequence_length)
     if problem.inference:
         # Forwards are a third, and have logits of one token of each sequence.
         length = problem.job.sequence_length
         flops = flops / 3 - 2 * problem.model.vocab_size * problem.model.hidden_size * (length - 1) / length
-    flops *= tokens_per_s
-    return flops / (num_gpus * engine.peak_flops_per_s)
+    return flops * tokens_per_s / peak

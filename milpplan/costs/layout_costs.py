@@ -16,10 +16,10 @@ from milpplan.costs import offload as offloading
 from milpplan.costs.activations import layer_activations
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.costs.deferred import head_deferred_bytes, layer_deferred_bytes
-from milpplan.costs.domains import neighbours_share_domain
 from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
 from milpplan.costs.layers import BF16_BYTES, EXPOSED, ONCE, REPLAYS, Part, Phase, layer_seconds
 from milpplan.costs.states import LocalParameters
+from milpplan.costs.transfers import crossing_transfer_s, ends_reduce_s, gradient_norm_s, transfer_s
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -131,6 +131,18 @@ class LayoutCosts:
         """Whether anything lies on the host in some layout."""
         return bool(self.host_state_bytes.any() or self.host_kept_bytes.any())
 
+    def of_rank(self, rank: int) -> LayoutCosts:
+        """Constants of a pipeline rank: the same for all, where there is one node type."""
+        return self
+
+    def type_of(self, rank: int) -> int:
+        """Node type of a pipeline rank."""
+        return 0
+
+    def crossing_ns(self, stage: int) -> int:
+        """What a transfer between a virtual stage and the next takes beyond ``transfer_ns``."""
+        return 0
+
     def at(self, row: int) -> LayoutCosts:
         """One layout, without the layout axis."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -149,22 +161,24 @@ class CostTable:
         """The chosen layouts."""
         return CostTable(self.distinct, self.place[rows])
 
+    @property
+    def best(self) -> CostTable:
+        """Constants that no rank undercuts: these, where all are of one node type (else ``MixedTable.best``)."""
+        return self
+
     def at(self, row: int) -> LayoutCosts:
         """One layout, without the layout axis."""
         return self.distinct.at(int(self.place[row]))
 
 
 def usable_memory_bytes(problem: Problem) -> int:
-    """Bytes of device memory a plan may fill: what the driver shows, less the reserve and fragmentation."""
-    hardware = problem.hardware
-    whole = hardware.accelerator.memory_bytes
-    return int(whole * (1 - hardware.fragmentation_fraction)) - hardware.reserved_bytes
+    """Bytes of device memory that a plan may fill, of the node type that has most."""
+    return max(hardware.usable_bytes for hardware in problem.node_types)
 
 
 def host_capacity_bytes(problem: Problem) -> int:
-    """Bytes of the host's memory that an accelerator may fill; 0 where the hardware file has none."""
-    host = problem.hardware.host_memory
-    return 0 if host is None else host.capacity_bytes
+    """Bytes of the host's memory that an accelerator may fill, of the node type that has most."""
+    return max(hardware.host_bytes for hardware in problem.node_types)
 
 
 def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
@@ -280,9 +294,7 @@ def _endpoint_states(
     )
     stride = placement.pipeline(part).stride * (part.pp - 1)
     pair = np.where(shared > 0, 2, 1)
-    tie = collectives.all_reduce_s(
-        problem.hardware, states.grad_bytes(problem) * shared, pair, np.maximum(stride, 1)
-    )
+    tie = ends_reduce_s(problem, states.grad_bytes(problem) * shared, pair, stride)
     gathered = (part.zero_stage >= 1) & (not forwards)
     tie = np.zeros_like(tie) if forwards else tie
     reduce = [states.reduce_s(problem, part, local) + tie for local in locals_]
@@ -334,35 +346,18 @@ def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
     return _ns(transfer_s(problem, columns.take(rows)))[inverse]
 
 
-def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Seconds of an activation (or its gradient) from one stage to the next, [n]; 0 without a pipeline.
-
-    With sequence parallelism each tensor-parallel rank sends its own part, 2 u h / t bytes; without, all send the
-    same 2 u h bytes, or (``pp_scatter_gather``) each a part, and the stage that receives gathers them:
-    p2p(2 u h / t) + all_gather(2 u h). Source: Narayanan et al. 2021, section 4.1.
-    """
-    hardware, tp = problem.hardware, columns.tp
-    tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
-    gathered = columns.pp_scatter_gather & ~columns.sequence_parallel
-    message = BF16_BYTES * tokens * problem.model.hidden_size
-    share = np.where(columns.sequence_parallel | gathered, tp, 1)
-    stages, usual = placement.pipeline(columns), tp * columns.cp * columns.dp
-    inside = neighbours_share_domain(hardware, stages.size, stages.stride, usual)
-    seconds = collectives.p2p_s(hardware, message / share, stages.stride, inside)
-    if columns.any_of("pp_scatter_gather"):
-        gather = collectives.all_gather_s(hardware, message, *placement.tensor(columns))
-        seconds = seconds + np.where(gathered, gather, 0.0)
-    return np.where(columns.pp > 1, seconds, 0.0)
+def crossing_transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
+    """Between stages on two node types, [n] (``crossing_transfer_s``)."""
+    return _ns(crossing_transfer_s(problem, columns))
 
 
 def step_overhead_ns(problem: Problem) -> int:
-    """What the framework does once a step beside nothing else."""
-    return int(_ns(np.array(problem.hardware.software.step_overhead_s)))
+    """What the framework does once a step beside nothing else; the longest of the node types."""
+    return int(_ns(np.array(max(hardware.software.step_overhead_s for hardware in problem.node_types))))
 
 
 def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -> IntArray:
-    """What follows the last reduction: the global gradient norm, an all-reduce of one number over all GPUs
-    (dominated by latency), what the library takes to call it, and the framework's overhead of a step.
+    """What follows the last reduction: the global gradient norm and the framework's overhead of a step.
 
     Forwards alone run through the graph of GPipe with backwards of no length: its last one is on rank 0 exactly
     P - 1 transfers after the last forward on rank P - 1, so that these are taken off again.
@@ -370,9 +365,7 @@ def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -
     if problem.inference:
         return np.asarray(step_overhead_ns(problem) - (columns.pp - 1) * transfers)
     gpus, inverse = np.unique(columns.num_gpus, return_inverse=True)
-    norm_s = collectives.all_reduce_s(problem.hardware, 4.0, gpus, 1)
-    norm = _ns(norm_s + problem.hardware.software.collective_rank_s * (gpus - 1))[inverse]
-    return norm + step_overhead_ns(problem)
+    return _ns(gradient_norm_s(problem, gpus))[inverse] + step_overhead_ns(problem)
 
 
 def distinct_layers(columns: LayoutColumns) -> tuple[IntArray, IntArray]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.mixed_costs import costs_of
 from milpplan.costs.pipeline import Timeline
 from milpplan.costs.simulator import plan_timeline, rank_memory
 from milpplan.costs.stages import StageOptions, plan_stages
@@ -55,7 +55,7 @@ def memory_timelines(problem: Problem, plan: Plan) -> list[MemoryTimeline]:
         IllegalPlanError: the plan cannot run.
     """
     timeline = plan_timeline(problem, plan)
-    costs = layout_costs(problem, LayoutColumns.of([plan.layout])).at(0)
+    costs = costs_of(problem, plan.layout)
     stages = plan_stages(costs, problem.model.layer_kinds, plan)
     found = []
     for rank, memory in enumerate(rank_memory(plan.layout, costs, stages)):

@@ -122,6 +122,8 @@ class Sweep:
     reduce_end: Int64Array
     ready: Int64Array
     optimizer: Int64Array
+    crossing: Int64Array | None = None
+    """What the transfer that each node waits for takes beyond the graph's, [N, B]; None where all are alike."""
 
     def step_time(self, barrier_ns: int) -> Int64Array:
         """Slowest rank's gradients, the barrier, the slowest optimizer; shape [B]."""
@@ -152,12 +154,15 @@ def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
     # "No predecessor" ends one transfer before time 0, so that arriving from it delays nothing.
     end[-1] = -graph.transfer_ns
 
+    crossing = _crossing(structure, by_term.reshape(len(Term), -1, *batch)[Term.CROSSING])
     by_rank = structure.rank_predecessor.astype(np.intp)
     by_transfer = structure.transfer_predecessor.astype(np.intp)
     offsets = structure.level_offsets
     for low, high in pairwise(offsets):
         arrival = end.take(by_transfer[low:high], axis=0)
         arrival += graph.transfer_ns
+        if crossing is not None:
+            arrival += crossing[low:high]
         level = end[low:high]
         np.maximum(level, arrival, out=level)
         np.maximum(level, end.take(by_rank[low:high], axis=0), out=level)
@@ -166,7 +171,28 @@ def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
     end = end.reshape(len(end), -1)
     node_durations = node_durations.reshape(num_nodes, -1)
     reduce_end, ready = _reduce(graph, matrix, node_durations, end)
-    return Sweep(matrix, node_durations, end, gather_end, reduce_end, ready, matrix[Term.OPTIMIZER].sum(axis=0))
+    optimizer = matrix[Term.OPTIMIZER].sum(axis=0)
+    if crossing is not None:
+        crossing = crossing.reshape(num_nodes, -1)
+    return Sweep(matrix, node_durations, end, gather_end, reduce_end, ready, optimizer, crossing)
+
+
+def borders(structure: Structure) -> Int64Array:
+    """The virtual stage j before the border j, j + 1 that each node's transfer passes, [N]; -1 where a node waits
+    for none."""
+    kind, stage = np.divmod(structure.duration_index.astype(np.int64), structure.num_virtual_stages)
+    waits = structure.transfer_predecessor < structure.num_nodes
+    return np.where(waits, np.where(kind == Term.FORWARD, stage - 1, stage), -1)
+
+
+def _crossing(structure: Structure, by_stage: Int64Array) -> Int64Array | None:
+    """``Sweep.crossing`` from the row CROSSING, [J, ...]."""
+    if not by_stage.any():
+        return None
+    border = borders(structure)
+    crossing = by_stage.take(border, axis=0)
+    crossing[border < 0] = 0
+    return crossing
 
 
 def first_starts(matrix: Int64Array) -> tuple[Int64Array, Int64Array]:

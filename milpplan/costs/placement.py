@@ -163,6 +163,12 @@ def stages_agree(columns: Mapping[str, IntArray]) -> BoolArray:
     return np.asarray((columns["pp"] == 1) | (dense == experts))
 
 
+def stages_are_blocks(columns: Mapping[str, IntArray]) -> BoolArray:
+    """Whether the ranks of every pipeline stage are neighbours, none of another between them, [n]."""
+    stride = _stride(columns, "pp", _dense(columns))
+    return np.asarray(stride == columns["tp"] * columns["cp"] * columns["dp"])
+
+
 def pp_is_last(columns: Mapping[str, IntArray]) -> BoolArray:
     """Whether the pipeline is the outermost degree, [n]."""
     last = np.array([order.endswith("pp") for order in RANK_ORDERS])

@@ -50,18 +50,21 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One pipeline rank: where its step goes (seconds) and its memory."""
+    """One pipeline rank: where its step goes (seconds), its memory, what its nodes are and what they can hold."""
 
     breakdown_s: dict[str, float]
     hidden_s: dict[str, float]
     memory: StageMemory
+    node_type: str
+    usable_memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One training step of a plan. Times in seconds, memory in bytes, rates per second.
 
-    ``breakdown_s`` is the mean over the stages and adds up to ``step_time_s``. Installed memory is
+    ``breakdown_s`` is the mean over the stages and adds up to ``step_time_s``. Memory is that of the stage with
+    the least left, which is the fullest one where all stages have the same. Installed memory is
     ``usable_memory_bytes`` and two reserves: ``context_bytes`` of context, libraries and communicators, and
     ``fragmentation_bytes`` that the caching allocator loses. ``host_memory_bytes`` is the most that an accelerator
     has on the host, of ``host_capacity_bytes``; a plan ``fits`` if both do.
@@ -81,6 +84,12 @@ class StepReport:
     stages: tuple[StageReport, ...]
     host_memory_bytes: int = 0
     host_capacity_bytes: int = 0
+
+    @property
+    def tightest_stage(self) -> int:
+        """The stage with the least memory left."""
+        over = [stage.memory.peak_bytes - stage.usable_memory_bytes for stage in self.stages]
+        return over.index(max(over))
 
     @property
     def memory_margin_bytes(self) -> int:

@@ -16,13 +16,8 @@ from milpplan.costs.agreement import check_job
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.flops import mfu
 from milpplan.costs.layers import EXPOSED, ONCE, Part, Phase
-from milpplan.costs.layout_costs import (
-    LayoutCosts,
-    host_capacity_bytes,
-    layout_costs,
-    step_overhead_ns,
-    usable_memory_bytes,
-)
+from milpplan.costs.layout_costs import LayoutCosts, step_overhead_ns
+from milpplan.costs.mixed_costs import RankCosts, costs_of, rank_types
 from milpplan.costs.pipeline import StepGraph, Term, Timeline
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.costs.schedule import check_schedule, held_bytes, live_profiles
@@ -43,17 +38,18 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
     """
     check_plan(problem, plan)
     layout = plan.layout
-    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
+    costs = costs_of(problem, layout)
     stages = plan_stages(costs, problem.model.layer_kinds, plan)
     timeline = _timeline(layout, costs, stages)
     reports = _stage_reports(problem, plan, costs, stages, timeline)
     step_ns = timeline.step_time_ns
     step_s = step_ns / NS_PER_S
     rate = layout.global_batch_size * problem.job.sequence_length / step_s
-    usable = usable_memory_bytes(problem)
-    peak = max(report.memory.peak_bytes for report in reports)
-    host, host_capacity = max(report.memory.host_bytes for report in reports), host_capacity_bytes(problem)
-    hardware = problem.hardware
+    types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
+    tightest = max(range(layout.pp), key=lambda rank: reports[rank].memory.peak_bytes - types[rank].usable_bytes)
+    on_host = max(range(layout.pp), key=lambda rank: reports[rank].memory.host_bytes - types[rank].host_bytes)
+    hardware, usable = types[tightest], types[tightest].usable_bytes
+    peak, host = reports[tightest].memory.peak_bytes, reports[on_host].memory.host_bytes
     return StepReport(
         step_time_s=step_s,
         step_time_ns=step_ns,
@@ -63,19 +59,19 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
         usable_memory_bytes=usable,
         context_bytes=hardware.reserved_bytes,
         fragmentation_bytes=hardware.accelerator.memory_bytes - hardware.reserved_bytes - usable,
-        fits=peak <= usable and host <= host_capacity,
+        fits=peak <= usable and host <= types[on_host].host_bytes,
         breakdown_s=_mean([report.breakdown_s for report in reports], BREAKDOWN),
         hidden_s=_mean([report.hidden_s for report in reports], HIDDEN),
         stages=tuple(reports),
         host_memory_bytes=host,
-        host_capacity_bytes=host_capacity,
+        host_capacity_bytes=types[on_host].host_bytes,
     )
 
 
 def plan_timeline(problem: Problem, plan: Plan) -> Timeline:
     """Start and end of every work item of a plan, for traces."""
     check_plan(problem, plan)
-    costs = layout_costs(problem, LayoutColumns.of([plan.layout])).at(0)
+    costs = costs_of(problem, plan.layout)
     return _timeline(plan.layout, costs, plan_stages(costs, problem.model.layer_kinds, plan))
 
 
@@ -150,34 +146,63 @@ def _check_degrees(problem: Problem, layout: Layout) -> None:
     ]
     rules += [
         (
-            problem.hardware.host_memory is not None or not layout.offloads,
-            f"something offloaded, but {problem.hardware.name} has no [host_memory]",
+            hardware.host_memory is not None or not layout.offloads,
+            f"something offloaded, but {hardware.name} has no [host_memory]",
             "offloading needs a second tier of memory",
-        ),
+        )
+        for hardware in problem.node_types
+    ]
+    rules += [
         (
             layout.schedule not in SPLIT_SCHEDULES or not layout.offloads,
             f"something offloaded with schedule {layout.schedule}",
             "offloading goes with schedules that do not split the backward",
         ),
     ]
+    rules += _node_rules(problem, layout)
     rules += [(moe.num_experts % layout.ep == 0, f"ep={layout.ep}", "ep divides the experts") for moe in experts]
     for legal, seen, expected in rules:
         if not legal:
             raise IllegalPlanError(f"The layout has {seen}.", f"Expected: {expected}.", "Change the layout.")
 
 
-def step_times_ns(layout: Layout, costs: LayoutCosts, matrices: IntArray) -> IntArray:
+def _node_rules(problem: Problem, layout: Layout) -> list[tuple[bool, str, str]]:
+    """What several node types demand, as (legal, seen, expected)."""
+    types, seen = len(problem.node_types), f"node_order={list(layout.node_order)}"
+    if types == 1:
+        return [(not layout.node_order, seen, "no node_order with one node type")]
+    gpus, blocks = problem.node_gpus, placement.stages_are_blocks(LayoutColumns.of([layout]).mapping)
+    return [
+        (
+            sorted(layout.node_order) == list(range(types)),
+            seen,
+            f"node_order names each of {types} node types once",
+        ),
+        (
+            all(layout.pp * count % sum(gpus) == 0 for count in gpus),
+            f"pp={layout.pp} ranks of {layout.num_gpus // layout.pp} GPUs",
+            f"the GPUs of every node type ({', '.join(map(str, gpus))}) are whole pipeline ranks",
+        ),
+        (
+            bool(blocks[0]),
+            f"rank_order={layout.rank_order}",
+            "with several node types the GPUs of a stage are neighbours (pp comes last)",
+        ),
+    ]
+
+
+def step_times_ns(layout: Layout, costs: RankCosts, matrices: IntArray) -> IntArray:
     """Step times [B] of a batch of duration matrices [B, Term, J] of one layout."""
     graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
     return np.asarray(pipeline.step_time_ns(graph, matrices))
 
 
-def _timeline(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOptions]) -> Timeline:
+def _timeline(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]) -> Timeline:
     graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
     return pipeline.simulate_times(graph, durations(stages))
 
 
-def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOptions]) -> list[StageMemory]:
+def rank_memory(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]) -> list[StageMemory]:
     """Peak memory of every pipeline rank, on the device and on the host: the most over the backwards of its
     schedule, whose live activations are fixed by the order of work."""
     profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
@@ -198,7 +223,7 @@ def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOption
             )
             for chunk, counts in rows
         )
-        buffers = int(costs.buffer_bytes)
+        buffers = int(costs.of_rank(rank).buffer_bytes)
         total = int(parts.sum()) + buffers + peak
         weights, gradients, optimizer = (int(part) for part in parts)
         on_host = [int(stage.host_kept_bytes[0]) for stage in held]
@@ -208,10 +233,13 @@ def rank_memory(layout: Layout, costs: LayoutCosts, stages: Sequence[StageOption
     return reports
 
 
-def fits_in_memory(problem: Problem, memory: Sequence[StageMemory]) -> bool:
-    """Whether every rank fits, on the device and on the host."""
-    device, host = usable_memory_bytes(problem), host_capacity_bytes(problem)
-    return all(rank.peak_bytes <= device and rank.host_bytes <= host for rank in memory)
+def fits_in_memory(problem: Problem, layout: Layout, memory: Sequence[StageMemory]) -> bool:
+    """Whether every rank fits its own node type, on the device and on the host."""
+    types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
+    return all(
+        rank.peak_bytes <= own.usable_bytes and rank.host_bytes <= own.host_bytes
+        for rank, own in zip(memory, types, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +251,10 @@ class _RankTimes:
 
 
 def _stage_reports(
-    problem: Problem, plan: Plan, costs: LayoutCosts, stages: Sequence[StageOptions], timeline: Timeline
+    problem: Problem, plan: Plan, costs: RankCosts, stages: Sequence[StageOptions], timeline: Timeline
 ) -> list[StageReport]:
     memory = rank_memory(plan.layout, costs, stages)
+    types = [problem.node_types[node_type] for node_type in rank_types(problem, plan.layout)]
     reports = []
     for rank in range(plan.layout.pp):
         times = _rank_times(problem, plan, costs, stages, timeline, rank)
@@ -234,6 +263,8 @@ def _stage_reports(
                 {name: value / NS_PER_S for name, value in times.breakdown.items()},
                 {name: value / NS_PER_S for name, value in times.hidden.items()},
                 memory[rank],
+                types[rank].name,
+                types[rank].usable_bytes,
             )
         )
     return reports
@@ -242,14 +273,14 @@ def _stage_reports(
 def _rank_times(
     problem: Problem,
     plan: Plan,
-    costs: LayoutCosts,
+    costs: RankCosts,
     stages: Sequence[StageOptions],
     timeline: Timeline,
     rank: int,
 ) -> _RankTimes:
     layout = plan.layout
     own = layout.rank_stages[rank]
-    parts, recompute = _parts_ns(problem, plan, costs, own)
+    parts, recompute = _parts_ns(problem, plan, costs.of_rank(rank), own)
     micro_batches = layout.num_micro_batches
     terms = np.sum([stages[j].terms[:, 0] for j in own], axis=0)
     ends = timeline.weight_end_ns if timeline.weight_end_ns.size else timeline.backward_end_ns
@@ -257,7 +288,7 @@ def _rank_times(
     reduce_exposed = int(timeline.gradients_ready_ns[rank]) - last_end
     gather_exposed = _gather_exposed(layout, costs, timeline, rank, int(terms[Term.GATHER]))
     overhead_ns = step_overhead_ns(problem)
-    offload, update = _offload_ns(problem, plan, costs, own)
+    offload, update = _offload_ns(problem, plan, costs.of_rank(rank), own)
     breakdown = dict.fromkeys(BREAKDOWN, 0) | {
         "compute": micro_batches * int(parts[Part.COMPUTE]) - micro_batches * recompute[Part.COMPUTE],
         "recompute": micro_batches * int(recompute[EXPOSED].sum()),
@@ -284,13 +315,14 @@ def _rank_times(
     return _RankTimes(breakdown, hidden)
 
 
-def _gather_exposed(layout: Layout, costs: LayoutCosts, timeline: Timeline, rank: int, gather_ns: int) -> int:
+def _gather_exposed(layout: Layout, costs: RankCosts, timeline: Timeline, rank: int, gather_ns: int) -> int:
     """How long the rank's first forward waits for parameters after its input has arrived."""
     if not layout.overlap_param_gather and rank == 0:
         return gather_ns
     arrival = 0
     if rank:
         arrival = int(timeline.forward_end_ns[rank - 1, 0]) + int(costs.transfer_ns)
+        arrival += costs.crossing_ns(rank - 1)
     busy = int(timeline.forward_end_ns[rank, 0] - timeline.forward_start_ns[rank, 0])
     waited = int(timeline.forward_end_ns[rank, 0]) - busy - arrival
     return max(0, min(waited, gather_ns))

@@ -14,9 +14,10 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import LayoutCosts
+from milpplan.costs.mixed_costs import RankCosts
 from milpplan.costs.pipeline import Term
 from milpplan.costs.work_order import Kind
-from milpplan.specs.plan import Plan
+from milpplan.specs.plan import Layout, Plan
 
 EMBEDDING, HEAD = -2, -1
 """Positions of the two ends in the arrays that stack kinds, embedding and head."""
@@ -65,15 +66,17 @@ def stage_options(
     *,
     is_first: bool,
     is_last: bool,
+    crossing_ns: int = 0,
 ) -> StageOptions:
     """Costs of a virtual stage that holds layers of the given kinds, in order.
 
     Args:
-        costs: constants of one layout (``LayoutCosts.at``).
+        costs: constants of the stage's rank (``RankCosts.of_rank``).
         kinds: index of the kind of each layer held; may be empty.
         full, selective: [o] recompute counts: the first ``full`` layers wholly, the next ``selective`` ones
             selectively.
         is_first, is_last: whether the stage also holds the embedding, the head.
+        crossing_ns: what a transfer to the next stage takes beyond the shortest (``RankCosts.crossing_ns``).
     """
     held = np.asarray(kinds, dtype=np.int64)
     duration = costs.duration_ns
@@ -91,6 +94,7 @@ def stage_options(
     terms[Term.BACKWARD] += extra
     terms[Term.FORWARD] += over_range(costs.replayed_forward_ns[1], np.zeros_like(full), full)
     terms[Term.FORWARD] += over_range(costs.replayed_forward_ns[0], full, last_recomputed)
+    terms[Term.CROSSING] = crossing_ns
     ends = [EMBEDDING] * is_first + [HEAD] * is_last
     kept = int(costs.kept_bytes[held].sum()) + _end_kept(costs, is_first, is_last) - dropped
     return StageOptions(
@@ -190,33 +194,39 @@ def _transient(
 class StageMemo:
     """Single options of one layout's virtual stages, each distinct one computed once."""
 
-    costs: LayoutCosts
-    known: dict[tuple[tuple[int, ...], int, int, bool, bool], StageOptions] = field(default_factory=dict)
+    layout: Layout
+    costs: RankCosts
+    known: dict[tuple[object, ...], StageOptions] = field(default_factory=dict)
 
-    def option(
-        self, kinds: Sequence[int], full: int, selective: int, *, is_first: bool, is_last: bool
-    ) -> StageOptions:
-        """``stage_options`` with one choice."""
-        key = (tuple(kinds), full, selective, is_first, is_last)
+    def option(self, stage: int, kinds: Sequence[int], full: int, selective: int) -> StageOptions:
+        """``stage_options`` of a virtual stage with one choice."""
+        rank, crossing_ns = self.layout.rank_of(stage), self.costs.crossing_ns(stage)
+        is_first, is_last = stage == 0, stage == self.layout.num_virtual_stages - 1
+        key = (tuple(kinds), full, selective, is_first, is_last, self.costs.type_of(rank), crossing_ns)
         if key not in self.known:
             self.known[key] = stage_options(
-                self.costs, kinds, np.array([full]), np.array([selective]), is_first=is_first, is_last=is_last
+                self.costs.of_rank(rank),
+                kinds,
+                np.array([full]),
+                np.array([selective]),
+                is_first=is_first,
+                is_last=is_last,
+                crossing_ns=crossing_ns,
             )
         return self.known[key]
 
 
-def plan_stages(costs: LayoutCosts, layer_kinds: Sequence[int], plan: Plan) -> list[StageOptions]:
+def plan_stages(costs: RankCosts, layer_kinds: Sequence[int], plan: Plan) -> list[StageOptions]:
     """Costs of every virtual stage of a plan (one option each)."""
-    final, memo = len(plan.virtual_stages) - 1, StageMemo(costs)
+    memo = StageMemo(plan.layout, costs)
     return [
         memo.option(
+            number,
             layer_kinds[stage.layers[0] : stage.layers[1]],
             stage.recompute.full,
             stage.recompute.selective,
-            is_first=index == 0,
-            is_last=index == final,
         )
-        for index, stage in enumerate(plan.virtual_stages)
+        for number, stage in enumerate(plan.virtual_stages)
     ]
 
 

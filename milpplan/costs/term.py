@@ -9,7 +9,8 @@ class Term(IntEnum):
     """Rows of a duration matrix: what virtual stage j takes, in nanoseconds.
 
     WEIGHT holds the weight gradients where the schedule runs them as work items of their own; BACKWARD holds the
-    input gradients alone then.
+    input gradients alone then. CROSSING: what a transfer between j and j + 1, either way, takes beyond
+    ``StepGraph.transfer_ns``.
     """
 
     FORWARD = 0
@@ -22,6 +23,7 @@ class Term(IntEnum):
     FIRST = 7
     LAST = 8
     WEIGHT = 9
+    CROSSING = 10
 
 
 WORK = (Term.FORWARD, Term.BACKWARD, Term.WEIGHT)

@@ -22,7 +22,7 @@ def limits(problem: Problem, plan: Plan, report: StepReport, best_s: float) -> L
     """What holds a plan back; ``best_s`` is the step of the best plan found, which rules are compared with."""
     layout = plan.layout
     return Limits(
-        headroom_bytes=tuple(report.usable_memory_bytes - stage.memory.peak_bytes for stage in report.stages),
+        headroom_bytes=tuple(stage.usable_memory_bytes - stage.memory.peak_bytes for stage in report.stages),
         bubble_share=report.breakdown_s["bubble"] / report.step_time_s,
         num_micro_batches=layout.num_micro_batches,
         exposed=tuple(
@@ -54,6 +54,8 @@ def group_shape(layout: Layout, part: str) -> tuple[int, int]:
 
 
 def tier(problem: Problem, num_ranks: int, stride: int) -> str:
-    """The slowest tier that a group of ranks needs."""
-    inside = int(members_per_domain(problem.hardware, num_ranks, stride)) == num_ranks
-    return problem.hardware.scale_up.name if inside else problem.hardware.scale_out.name
+    """The slowest tier that a group of ranks needs, on the first node type where it leaves the domain."""
+    for hardware in problem.node_types:
+        if int(members_per_domain(hardware, num_ranks, stride)) < num_ranks:
+            return hardware.scale_out.name
+    return problem.hardware.scale_up.name

@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
+from milpplan.costs.mixed_costs import cluster_costs
 from milpplan.insight.records import RuleEffect
-from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.execution_rules import Rule
 from milpplan.optimize.layouts import (
     DEGREE_RULES,
@@ -18,6 +17,7 @@ from milpplan.optimize.layouts import (
     SEQUENCE_RULES,
     layout_space,
 )
+from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds
 from milpplan.optimize.stage_rules import SPLIT_RULES, stage_rules
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
@@ -126,7 +126,7 @@ def _least_without(problem: Problem, name: str, best: float) -> float:
     columns["num_micro_batches"] = families.num_micro_batches
     rule = stage_rules(problem).get(name, DIVISIBILITY[name])
     refused = ~np.asarray(rule(problem, columns))
-    work = np.where(refused, compute_bounds(problem, families), np.inf)
+    work = np.where(refused, cluster_compute_bounds(problem, families), np.inf)
     rows = np.flatnonzero(space.spread(work) < best * NS_PER_S)
     if not len(rows) or name == SCHEDULE_BOUND_ONLY:
         return float(work.min(initial=np.inf)) / NS_PER_S
@@ -138,5 +138,5 @@ def _least_without(problem: Problem, name: str, best: float) -> float:
 
 
 def _bounds_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    bounds = layout_bounds(problem, columns, layout_costs(problem, columns))
+    bounds = cluster_bounds(problem, columns, cluster_costs(problem, columns))
     return np.where(bounds.step_time_ns > 0, bounds.step_time_ns, np.inf)

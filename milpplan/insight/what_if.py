@@ -37,7 +37,10 @@ class Change:
 
 def _on_hardware(change: Callable[[HardwareSpec], HardwareSpec]) -> Callable[[Problem], Problem]:
     def changed(problem: Problem) -> Problem:
-        return problem.model_copy(update={"hardware": change(problem.hardware)})
+        others = tuple(
+            group.model_copy(update={"hardware": change(group.hardware)}) for group in problem.other_hardware
+        )
+        return problem.model_copy(update={"hardware": change(problem.hardware), "other_hardware": others})
 
     return changed
 

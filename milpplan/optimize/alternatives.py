@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.layout_costs import OFFLOADS, layout_costs, usable_memory_bytes
-from milpplan.optimize.bounds import layout_bounds
+from milpplan.costs.layout_costs import OFFLOADS, usable_memory_bytes
+from milpplan.costs.mixed_costs import cluster_costs
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.layouts import divisors, layout_space
+from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult
-from milpplan.optimize.uniform import uniform_bounds
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem, Space
 from milpplan.units import NS_PER_S
@@ -48,14 +48,14 @@ def floor(problem: Problem, space: LayoutSpace) -> Floor | None:
     for start in range(0, len(space), _CHUNK):
         rows = np.arange(start, min(start + _CHUNK, len(space)))
         part = space.take(rows)
-        costs = layout_costs(problem, part)
+        costs = cluster_costs(problem, part)
         if problem.space.kind == "uniform":
-            uniform = uniform_bounds(problem, part, costs)
+            uniform = cluster_uniform_bounds(problem, part, costs)
             fits = uniform.memory_bytes <= usable_memory_bytes(problem)
             memory[rows] = uniform.memory_bytes.min(axis=1)
             time_ns = np.where(fits, uniform.step_time_ns, np.inf).min(axis=1)
         else:
-            bounds = layout_bounds(problem, part, costs)
+            bounds = cluster_bounds(problem, part, costs)
             memory[rows] = bounds.memory_bytes
             fits = bounds.memory_bytes <= usable_memory_bytes(problem)
             time_ns = np.where(fits, bounds.step_time_ns, np.inf)
@@ -131,7 +131,8 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
         yield "the free space (uneven stages)", with_space(problem, kind="free")
     yield from unrestricted(problem)
     host = dict.fromkeys(OFFLOADS, (False, True))
-    if problem.hardware.host_memory is not None and any(getattr(space, name) == (False,) for name in host):
+    tiers = all(hardware.host_memory is not None for hardware in problem.node_types)
+    if tiers and any(getattr(space, name) == (False,) for name in host):
         yield "offloading to the host (--allow offload)", with_space(problem, **host)
     if set(space.recompute) != set(Space().recompute):
         yield "every recompute mode", with_space(problem, recompute=Space().recompute)
@@ -184,7 +185,8 @@ def nearest_gpus(problem: Problem) -> Iterator[Problem]:
     units = {1, node, fixed, int(np.lcm(node, fixed)) if fixed < asked else fixed}
     candidates = {asked // unit * unit + k * unit for unit in units for k in range(-4, 6)}
     candidates |= {1 << (asked.bit_length() - 1), 1 << asked.bit_length()}
-    wanted = [count for count in candidates if count > 0 and count != asked]
+    others = sum(group.num_gpus for group in problem.other_hardware)
+    wanted = [count for count in candidates if count > others and count != asked]
     whole = sorted(wanted, key=lambda count: (count % node != 0, abs(count - asked), count))
     for count in whole[:_MAX_CANDIDATES]:
         yield with_job(problem, num_gpus=count)

@@ -100,7 +100,7 @@ def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) ->
         fits = np.flatnonzero(peak * SAFETY <= capacity)
         if len(fits):
             fitting = group.take(fits)
-            time[rows[fits]] = RULES[group.sort](fitting, capacity) + _tail(fitting)
+            time[rows[fits]] = RULES[group.sort](fitting, capacity) + tail(fitting)
     return LayoutBounds(time * SAFETY, memory * SAFETY)
 
 
@@ -135,7 +135,7 @@ def path_coefficients(
     return deep.astype(np.float64), forward, backward, weight, transfers
 
 
-def _tail(group: Group) -> FloatArray:
+def tail(group: Group) -> FloatArray:
     """After the last backward: the reduction of what rank 0 holds whatever the plan (the embedding; not where
     paths end on another rank), the barrier, and the mean rank's optimizer; before the first forward: the
     embedding's gather."""

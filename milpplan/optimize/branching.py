@@ -57,7 +57,7 @@ class Tree:
 
     def __post_init__(self) -> None:
         layout, pool = self.attempt.setting.layout, self.attempt.pool
-        self.memo = StageMemo(self.attempt.setting.costs)
+        self.memo = StageMemo(layout, self.attempt.setting.costs)
         self.paths = [*pool[: layout.pp], *chunk_paths(layout), *pool[layout.pp :]]
         self._open(self.attempt.bound_ns, [self.attempt.setting])
 
@@ -142,7 +142,9 @@ class Tree:
 
 def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
     """The node's parts by what one virtual stage, or one rank, holds at a fractional point: layers [J]."""
-    sums = layers[setting.places].sum(axis=0)
+    # Where layers stay unplaced a point may be outside of the limits: at the limit the parts are smaller still.
+    sums = np.clip(layers[setting.places].sum(axis=0), *np.array(setting.rank_bounds).T)
+    layers = np.clip(layers, *np.array(setting.layer_bounds).T)
     for stage in (0, setting.num_stages - 1):
         if _fraction(layers[stage]) > WHOLE:
             return _stage_parts(setting, stage, float(layers[stage]))

@@ -25,7 +25,7 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import Phase
-from milpplan.costs.layout_costs import host_capacity_bytes
+from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
 from milpplan.costs.work_order import Kind
@@ -56,35 +56,40 @@ class CompactRelaxation:
         setting = self.setting
         J, K = setting.num_stages, len(setting.problem.model.kinds)
         zero = np.zeros(1, dtype=np.int64)
-        duration = setting.costs.duration_ns
         self.slope = np.zeros((len(Term), 3, J, K), dtype=np.int64)
-        self.slope[Term.FORWARD, 0] = duration[:, Phase.FORWARD]
-        self.slope[Term.FORWARD, 1] = setting.costs.replayed_forward_ns[1]
-        self.slope[Term.FORWARD, 2] = setting.costs.replayed_forward_ns[0]
-        self.slope[Term.BACKWARD, 0] = duration[:, Phase.BACKWARD]
-        self.slope[Term.BACKWARD, 1] = duration[:, Phase.FULL]
-        self.slope[Term.BACKWARD, 2] = duration[:, Phase.SELECTIVE]
-        self.slope[Term.WEIGHT, 0] = duration[:, Phase.WEIGHT]
-        for term, values in (
-            (Term.GATHER, setting.costs.gather_ns),
-            (Term.REDUCE, setting.costs.reduce_ns),
-            (Term.OPTIMIZER, setting.costs.optimizer_ns),
-        ):
-            self.slope[term, 0] = values[:-2]
-        self.empty = np.stack(
-            [
-                stage_options(setting.costs, [], zero, zero, is_first=j == 0, is_last=j == J - 1).terms[:, 0]
-                for j in range(J)
-            ],
-            axis=1,
-        )
-        self._edges(setting.costs.edge_ns)
+        empty = []
+        for j in range(J):
+            costs, crossing_ns = self._costs_of(j), setting.costs.crossing_ns(j)
+            duration = costs.duration_ns
+            self.slope[Term.FORWARD, 0, j] = duration[:, Phase.FORWARD]
+            self.slope[Term.FORWARD, 1, j] = costs.replayed_forward_ns[1]
+            self.slope[Term.FORWARD, 2, j] = costs.replayed_forward_ns[0]
+            self.slope[Term.BACKWARD, 0, j] = duration[:, Phase.BACKWARD]
+            self.slope[Term.BACKWARD, 1, j] = duration[:, Phase.FULL]
+            self.slope[Term.BACKWARD, 2, j] = duration[:, Phase.SELECTIVE]
+            self.slope[Term.WEIGHT, 0, j] = duration[:, Phase.WEIGHT]
+            for term, values in (
+                (Term.GATHER, costs.gather_ns),
+                (Term.REDUCE, costs.reduce_ns),
+                (Term.OPTIMIZER, costs.optimizer_ns),
+            ):
+                self.slope[term, 0, j] = values[:-2]
+            ends = {"is_first": j == 0, "is_last": j == J - 1}
+            empty.append(stage_options(costs, [], zero, zero, crossing_ns=crossing_ns, **ends).terms[:, 0])
+        self.empty = np.stack(empty, axis=1)
+        for j in range(J):
+            self._edges(j)
 
-    def _edges(self, edge: IntArray) -> None:
+    def _costs_of(self, stage: int) -> LayoutCosts:
+        """Constants of a virtual stage's rank."""
+        return self.setting.costs.of_rank(self.setting.layout.rank_of(stage))
+
+    def _edges(self, j: int) -> None:
         """The buckets at a stage's edges (LEAD, LAST, TRAIL, FIRST) are not sums over its layers: take the least
         they can be, with the cheapest layer at the edge, or without layers where the stage may have none."""
-        costs, J = self.setting.costs, self.setting.num_stages
-        head, adds = costs.head_ns, Kind.WEIGHT if costs.split_backward else Kind.BACKWARD
+        costs, J = self._costs_of(j), self.setting.num_stages
+        edge, head = costs.edge_ns, costs.head_ns
+        adds = Kind.WEIGHT if costs.split_backward else Kind.BACKWARD
         # (least of a layer, added by the embedding on the first stage, added by the head on the last stage)
         edges = {
             Term.LEAD: (edge[adds], 0, head[adds]),
@@ -93,11 +98,10 @@ class CompactRelaxation:
             Term.FIRST: (costs.gather_ns[:-2], costs.gather_ns[EMBEDDING], 0),
         }
         for term, (layer, on_first, on_last) in edges.items():
-            for j in range(J):
-                least = int(layer.min()) + int(on_first) * (j == 0) + int(on_last) * (j == J - 1)
-                if J > 1 and self.setting.min_layers(j) == 0:
-                    least = min(least, int(self.empty[term, j]))
-                self.empty[term, j] = least
+            least = int(layer.min()) + int(on_first) * (j == 0) + int(on_last) * (j == J - 1)
+            if J > 1 and self.setting.min_layers(j) == 0:
+                least = min(least, int(self.empty[term, j]))
+            self.empty[term, j] = least
 
     @property
     def num_counts(self) -> int:
@@ -238,14 +242,15 @@ class CompactRelaxation:
     def _memory(self) -> Rows:
         """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation. What
         waits for weight gradients counts like states, whatever is recomputed."""
-        setting, costs = self.setting, self.setting.costs
+        setting = self.setting
         unit = max(1, setting.capacity_bytes // MEMORY_UNITS)
         v, J = setting.layout.vpp, setting.num_stages
-        states = costs.state_bytes.sum(axis=0)
         flat = [(rank, running, live) for rank, rows in enumerate(setting.profiles) for running, live in rows]
         matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
         room = np.zeros(len(flat), dtype=np.int64)
         for row, (rank, running, live) in enumerate(flat):
+            costs = setting.costs.of_rank(rank)
+            states = costs.state_bytes.sum(axis=0)
             stages = list(setting.layout.rank_stages[rank])
             count = np.array(live[:v], dtype=np.int64)[:, None]
             waiting = np.array(live[v:] or (0,) * v, dtype=np.int64)[:, None]
@@ -267,22 +272,22 @@ class CompactRelaxation:
                 fixed += int(waiting[-1, 0]) * int(costs.head_deferred_bytes)
             workspace = int(costs.workspace_bytes.min()) if setting.min_layers(stages[running]) else 0
             workspace = max(workspace, int(costs.head_workspace_bytes) * last)
-            room[row] = (setting.capacity_bytes - fixed - workspace) // unit
+            room[row] = (setting.capacity_of(rank) - fixed - workspace) // unit
         names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]
         return Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)
 
     def _host(self) -> list[Rows]:
         """rank_fits_on_host: bytes on the host, in units rounded as those of the device."""
-        setting, costs = self.setting, self.setting.costs
-        if not costs.offloads:
+        setting = self.setting
+        if not setting.costs.offloads:
             return []
-        capacity = host_capacity_bytes(setting.problem)
-        unit = max(1, capacity // MEMORY_UNITS)
+        unit = max(1, host_capacity_bytes(setting.problem) // MEMORY_UNITS)
         flat = [(rank, live) for rank, rows in enumerate(setting.profiles) for live in {live for _, live in rows}]
         matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
         room = np.zeros(len(flat), dtype=np.int64)
-        kept = costs.host_kept_bytes
         for row, (rank, live) in enumerate(flat):
+            costs = setting.costs.of_rank(rank)
+            kept = costs.host_kept_bytes
             count = np.array(live, dtype=np.int64)[:, None]
             own = list(setting.layout.rank_stages[rank])
             matrix[row, 0, own] = (costs.host_state_bytes[:-2] + count * kept[0]) // unit
@@ -291,7 +296,7 @@ class CompactRelaxation:
             matrix[row, 2, own] = (count * (kept[1] - kept[0])) // unit
             ends = int(costs.host_state_bytes[EMBEDDING]) * (rank == 0)
             ends += int(costs.host_state_bytes[HEAD]) * (rank == setting.layout.stage_ranks[-1])
-            room[row] = (capacity - ends) // unit
+            room[row] = (setting.host_capacity_of(rank) - ends) // unit
         names = [f"rank_fits_on_host[{rank},{number}]" for number, (rank, _) in enumerate(flat)]
         return [Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)]
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from milpplan.costs.columns import WORDS, IntArray, LayoutColumns, column_value
 from milpplan.errors import InvalidInputError
+from milpplan.optimize.cluster_rules import cluster_rules, node_orders
 from milpplan.optimize.execution_rules import EXECUTION, EXECUTION_RULES, INFERENCE_RULES, Rule
 from milpplan.optimize.layouts import (
     DEGREE_RULES,
@@ -130,8 +131,8 @@ class Degrees:
 
 def rules(problem: Problem) -> dict[str, Rule]:
     """The rules of ``layouts`` that are not products."""
-    found = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem) | SHARDING_RULES
-    found |= INFERENCE_RULES
+    found = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
+    found |= SHARDING_RULES | INFERENCE_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         found |= EXPERT_RULES
         # With the pipeline outermost both grids agree whatever the degrees: no need to try all combinations.
@@ -168,7 +169,11 @@ def candidate_values(problem: Problem) -> dict[str, IntArray]:
         else:
             free = {"vpp": stages, "micro_batch_size": of_batch, "num_micro_batches": of_batch}
             candidates[name] = free.get(name, of_gpus)
-    return {name: np.unique(candidates[name]).astype(np.int64) for name in DEGREES}
+    names: tuple[str, ...] = DEGREES
+    if problem.other_hardware:
+        candidates["node_order"] = node_orders(problem)
+        names = (*DEGREES, "node_order")
+    return {name: np.unique(candidates[name]).astype(np.int64) for name in names}
 
 
 def columns_read(problem: Problem, rule: Rule, values: Mapping[str, IntArray]) -> tuple[str, ...]:

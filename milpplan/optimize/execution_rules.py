@@ -11,8 +11,19 @@ from dataclasses import fields
 import numpy as np
 
 from milpplan.costs import states
-from milpplan.costs.columns import DEFAULTS, WORDS, BoolArray, IntArray, LayoutColumns, constant
-from milpplan.costs.layout_costs import OFFLOADS, host_capacity_bytes, transfer_s
+from milpplan.costs.columns import (
+    DEFAULTS,
+    WORDS,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    LayoutColumns,
+    column_value,
+    constant,
+)
+from milpplan.costs.layout_costs import OFFLOADS, host_capacity_bytes
+from milpplan.costs.transfers import transfer_s
+from milpplan.specs.model import LayerRun
 from milpplan.specs.plan import TP_OVERLAPS
 from milpplan.specs.problem import Problem
 
@@ -46,11 +57,10 @@ def asked_switches(problem: Problem) -> dict[str, IntArray]:
 
 
 def default_switches(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
-    """Columns of the switches that a table lacks."""
+    """Columns of the switches that a table lacks, and of the node types' order where there is one type."""
     length = len(next(iter(columns.values())))
-    missing = [name for name in EXECUTION if name not in columns]
-    numbers = {name: WORDS[name].index(DEFAULTS[name]) if name in WORDS else DEFAULTS[name] for name in missing}
-    return {name: np.asarray(constant(int(number), length)) for name, number in numbers.items()}
+    missing = [name for name in (*EXECUTION, "node_order") if name not in columns]
+    return {name: np.asarray(constant(column_value(name, DEFAULTS[name]), length)) for name in missing}
 
 
 def offloads(c: Mapping[str, IntArray]) -> BoolArray:
@@ -61,7 +71,7 @@ def offloads(c: Mapping[str, IntArray]) -> BoolArray:
 
 def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     """Some rank has no less on the host than the mean of all, of layers alone and with the states sharded as far
-    as the space allows."""
+    as the space allows; of several node types the one with the least of each, and the largest memory."""
     fits = np.ones(len(c["tp"]), dtype=np.bool_)
     divides = (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"]) == 0
     rows = np.flatnonzero(divides & ((c["offload_weights"] > 0) | (c["offload_optimizer"] > 0)))
@@ -70,13 +80,20 @@ def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArr
     columns = _columns({name: c[name][rows] for name in c}, zero_stage=max(problem.space.zero_stage))
     total = np.zeros(len(rows))
     for place, kind in enumerate(problem.model.kinds):
-        sizes = states.state_bytes(problem, columns, states.local_layer_parameters(problem, kind, columns))
+        sizes = _least_states(problem, kind, columns)
         moved = np.where(columns.offload_weights, sizes[0], 0.0) + np.where(
             columns.offload_optimizer, sizes[2], 0.0
         )
         total += moved * problem.model.layer_kinds.count(place)
     fits[rows] = total / columns.pp <= host_capacity_bytes(problem)
     return fits
+
+
+def _least_states(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
+    """Bytes of a layer's states, [3, n], each the least of the node types."""
+    seen = [problem.on_type(node_type) for node_type in range(len(problem.node_types))]
+    found = [states.state_bytes(p, columns, states.local_layer_parameters(p, kind, columns)) for p in seen]
+    return np.asarray(np.minimum.reduce(found))
 
 
 def _columns(table: Mapping[str, IntArray], **given: int) -> LayoutColumns:
@@ -101,7 +118,9 @@ EXECUTION_RULES: dict[str, Rule] = {
         np.full(len(c["tp"]), not p.inference)
         | ((c["offload_activations"] == 0) & (c["offload_optimizer"] == 0) & (c["gather_again"] == 1))
     ),
-    "offload_needs_host_memory": lambda p, c: (p.hardware.host_memory is not None) | ~offloads(c),
+    "offload_needs_host_memory": lambda p, c: (
+        all(hardware.host_memory is not None for hardware in p.node_types) | ~offloads(c)
+    ),
 }
 """Tiles: Megatron-LM training/arguments.py refuses ``tp_comm_overlap`` without ``sequence_parallel``."""
 
@@ -126,9 +145,10 @@ def _ring_is_no_slower(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray
 
 def _faster_transfer(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     """Scattering and gathering changes nothing but the transfers between stages, and no path gets longer with
-    shorter ones: of the two twins the one with the longer transfer is left out, and of equal ones the second."""
+    shorter ones: of the two twins the one with the longer transfer is left out, and of equal ones the second.
+    Several node types have several transfers, whose order may differ: both twins stay."""
     space = problem.space.pp_scatter_gather
-    if len(set(space)) < 2:
+    if len(set(space)) < 2 or problem.other_hardware:
         return np.ones(len(c["tp"]), dtype=np.bool_)
     times = [transfer_s(problem, _columns(c, pp_scatter_gather=on)) for on in (0, 1)]
     can = (c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0)

@@ -119,7 +119,7 @@ def _batch_words(job: Job) -> str:
 def _too_large(
     problem: Problem, space: LayoutSpace, bounds: Floor, forbidden: Forbidden, until: float
 ) -> InfeasibleError:
-    usable, hardware = usable_memory_bytes(problem), problem.hardware
+    usable, hardware = usable_memory_bytes(problem), max(problem.node_types, key=lambda one: one.usable_bytes)
     layouts = f"over {len(space):,} layouts"
     if bounds.memory_bytes > usable:
         peak = f"the smallest peak {layouts} is at least {gib_text(bounds.memory_bytes)}"
@@ -132,7 +132,8 @@ def _too_large(
     now = time.monotonic()
     enough = alternatives.more_gpus(problem, forbidden, now + 0.4 * (until - now))
     ways = [_more_gpus_text(problem, forbidden, enough, until)] if enough.count else []
-    expected = f"Expected at most {gib_text(usable)} on every GPU."
+    roomiest = " of the node type that has most" if problem.other_hardware else ""
+    expected = f"Expected at most {gib_text(usable)} on every GPU{roomiest}."
     if enough.excluded:
         low, high = enough.excluded
         counts = f"{low:,}" if low == high else f"{low:,} to {high:,} GPUs in steps of {enough.step}"
@@ -156,6 +157,8 @@ def _more_gpus_text(problem: Problem, forbidden: Forbidden, enough: alternatives
     """At least so many (proved), and a number for which a plan was found."""
     assert enough.count is not None
     text = f"at least {enough.count:,} GPUs"
+    if problem.other_hardware:
+        text += f" in all, the added ones {problem.hardware.name}"
     now = time.monotonic()
     for option in alternatives.doublings(problem, enough.count):
         found = alternatives.quick_plan(option, forbidden, now + 0.5 * (until - now))

@@ -199,16 +199,17 @@ class LayoutProgram:
             state = sum(int(menu.state_bytes[item]) for menu, item in held)
             kept = np.array([int(menu.kept_bytes[item]) for menu, item in held])
             deferred = np.array([int(menu.deferred_bytes[item]) for menu, item in held])
+            buffers = int(setting.costs.of_rank(rank).buffer_bytes)
             for running, counts in rows:
                 menu, item = held[running]
                 live = int(np.dot(counts, held_bytes(kept, deferred, len(counts))))
-                total = state + live + int(menu.transient_bytes[item]) + int(setting.costs.buffer_bytes)
-                if total > setting.capacity_bytes:
+                total = state + live + int(menu.transient_bytes[item]) + buffers
+                if total > setting.capacity_of(rank):
                     return rank
                 host = sum(int(part.host_state_bytes[own]) for part, own in held)
                 on_host = [int(part.host_kept_bytes[own]) for part, own in held]
                 host += int(np.dot(counts[: len(held)], on_host))
-                if host > host_capacity_bytes(setting.problem):
+                if host > setting.host_capacity_of(rank):
                     return rank
         return None
 
@@ -280,7 +281,7 @@ def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None
                 + (program.menus[j].transient_bytes if chunk == running else 0)
                 for chunk, j in enumerate(stages)
             ]
-            room = setting.capacity_bytes - int(setting.costs.buffer_bytes)
+            room = setting.capacity_of(rank) - int(setting.costs.of_rank(rank).buffer_bytes)
             builder.add_row(
                 f"rank_fits_in_memory[{rank},{number}]",
                 columns,
@@ -295,8 +296,7 @@ def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
     setting, offsets = program.setting, program.offsets
     if setting.layout.vpp == 1 or not setting.costs.offloads:
         return
-    capacity = host_capacity_bytes(setting.problem)
-    unit = max(1, capacity // program.memory_units)
+    unit = max(1, host_capacity_bytes(setting.problem) // program.memory_units)
     for rank, rows in enumerate(setting.profiles):
         stages = setting.layout.rank_stages[rank]
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
@@ -306,7 +306,7 @@ def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
                 for chunk, j in enumerate(stages)
             ]
             name, held = f"rank_fits_on_host[{rank},{number}]", np.concatenate(parts) // unit
-            builder.add_row(name, columns, held, MINUS_INFINITY, capacity // unit)
+            builder.add_row(name, columns, held, MINUS_INFINITY, setting.host_capacity_of(rank) // unit)
 
 
 def rank_recomputes_enough(program: LayoutProgram, builder: ProgramBuilder) -> None:

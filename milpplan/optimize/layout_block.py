@@ -66,7 +66,8 @@ class LayoutBlock:
         for menu in self.program.menus:
             work += int(menu.terms[list(WORK)].sum(axis=0).max())
             once += int(menu.terms[[Term.GATHER, Term.REDUCE, Term.OPTIMIZER]].sum(axis=0).max())
-        transfers = 2 * layout.num_virtual_stages * int(costs.transfer_ns)
+        crossings = sum(costs.crossing_ns(stage) for stage in range(layout.num_virtual_stages))
+        transfers = 2 * (layout.num_virtual_stages * int(costs.transfer_ns) + crossings)
         return (layout.num_micro_batches * (work + transfers) + once + int(costs.barrier_ns)) * self.weight
 
     def simulate(self, choice: Choice) -> tuple[CriticalPath, int]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
-from milpplan.costs.layers import ONCE, Phase
+from milpplan.costs.layers import Phase
 from milpplan.costs.pipeline import StepGraph
 from milpplan.errors import SolverError
 from milpplan.optimize.backends import backend
@@ -89,7 +89,9 @@ class LayoutSolver:
         """
         layout = setting.layout
         most = _most(setting, cutoff_ns)
-        if most is None or (layout.schedule in V_SCHEDULES and not setting.ends_fit()):
+        # Where all ranks are alike and hold one end at most, the layout's memory bound has looked at the ends.
+        alike = layout.schedule not in V_SCHEDULES and not setting.capacities and not setting.costs.offloads
+        if most is None or not (alike or setting.ends_fit()):
             return Resolution(max(bound_ns, cutoff_ns + 1), "bounded")
         shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
@@ -319,13 +321,10 @@ def _bounded_splits(
 
 def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
     """Most layers each virtual stage can hold without its rank's path passing the cutoff, [J]."""
-    layout, costs = setting.layout, setting.costs
-    least_ns, weights = costs.least_ns, costs.duration_ns[:, Phase.WEIGHT]
-    forward, backward, weight = int(least_ns[0].min()), int(least_ns[1].min()), int(weights.min())
+    layout = setting.layout
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
+    ranks = [setting.costs.of_rank(rank) for rank in range(P)]
     counts = np.bincount(np.array(setting.problem.model.layer_kinds))
-    ends = int(costs.embedding_ns[:2].sum() + costs.head_ns[:2].sum())
-    work = int(least_ns.sum(axis=0) @ counts) + ends
     if v > 1:
         least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])[setting.places]
         on_rank = most_on_ranks(setting, cutoff_ns)
@@ -335,6 +334,11 @@ def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
         return setting.by_stage(np.maximum(most, -1))
     schedule = np.array([SCHEDULES.index(layout.schedule)])
     whole, on_forward, on_backward, on_weight, _ = path_coefficients(np.array([float(m)]), schedule, P)
+    # Of a whole pass only what it takes on the fastest node type counts.
+    once = np.min([costs.least_ns.sum(axis=0) for costs in ranks], axis=0)
+    work = int(once @ counts) + int(ranks[0].embedding_ns[:2].sum() + ranks[-1].head_ns[:2].sum())
+    forward, backward = np.array([costs.least_ns.min(axis=1) for costs in ranks]).T
+    weight = np.array([costs.duration_ns[:, Phase.WEIGHT].min() for costs in ranks])
     per_layer = on_forward[:, 0] * forward + on_backward[:, 0] * backward + on_weight[:, 0] * weight
     per_layer = np.maximum(per_layer, 1.0)
     room = (cutoff_ns - whole[:, 0] * work) / per_layer
@@ -349,20 +353,6 @@ def _scaled(program: LayoutProgram, base: int, unit: int, limited: bool) -> tupl
         program.memory_units = max(1, program.memory_units // 4)
         current = program.program(base, unit)
     return current, unit
-
-
-def longest_step_ns(setting: Setting) -> int:
-    """No plan of the layout takes longer: everything one after another, every layer recomputed wholly."""
-    costs, layout = setting.costs, setting.layout
-    duration = costs.duration_ns
-    counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(duration))
-    extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
-    work = int((duration[:, ONCE].sum(axis=1) + extra) @ counts)
-    work += int(costs.embedding_ns.sum() + costs.head_ns.sum())
-    work += 2 * setting.num_stages * int(costs.transfer_ns)
-    weights = np.append(counts, [1, 1])
-    once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ weights) + int(costs.barrier_ns)
-    return 2 * (layout.num_micro_batches * work + once)
 
 
 def _most(setting: Setting, cutoff_ns: int) -> IntArray | None:

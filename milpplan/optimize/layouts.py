@@ -16,6 +16,11 @@ import numpy as np
 
 from milpplan.costs import placement
 from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, column_value
+from milpplan.optimize.cluster_rules import (
+    CLUSTER_ORDER_RULES,
+    CLUSTER_RULES,
+    node_orders,
+)
 from milpplan.optimize.crossing import Columns, Crossed, cross, expand
 from milpplan.optimize.execution_rules import (
     CAPACITY_RULES,
@@ -188,6 +193,8 @@ def layout_space(
     sieve = _Sieve(problem, without=without)
     space = problem.space
     columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
+    if problem.other_hardware:
+        columns = cross(sieve.keep(columns, CLUSTER_RULES), "node_order", node_orders(problem))
     if _experts(problem):
         columns = cross(
             columns,
@@ -319,7 +326,8 @@ def _rank_orders(problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray
     """Every row with the orders of its ranks that give different strides."""
     orders = sorted({column_value("rank_order", order) for order in problem.space.rank_order})
     crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
-    return sieve.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
+    rules = ORDER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else ORDER_RULES
+    return sieve.keep(crossed, rules | {"rank_order_places_alike": _order_is_new})
 
 
 def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns:
@@ -366,6 +374,7 @@ def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]
     rules |= stage_rules(problem) | INFERENCE_RULES
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")
+    rules |= CLUSTER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else {}
     if _experts(problem):
         rules |= EXPERT_RULES | ORDER_RULES
     else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
-from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes
+from milpplan.costs.mixed_costs import RankCosts, rank_capacities
 from milpplan.costs.pipeline import Term
 from milpplan.costs.schedule import LiveProfile, live_profiles, placement
 from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, stage_options
@@ -78,8 +78,9 @@ class Setting:
 
     problem: Problem
     layout: Layout
-    costs: LayoutCosts
+    costs: RankCosts
     capacity_bytes: int
+    """What the ranks with most memory can hold."""
     profiles: tuple[tuple[LiveProfile, ...], ...]
     runs: tuple[tuple[int, int], ...]
     """(kind, layers) of every run of equal layers."""
@@ -89,15 +90,38 @@ class Setting:
     """Where the layers are fixed: the least summed backward of each rank's chunks that fits, [P]."""
     rank_bounds: tuple[tuple[int, int], ...] = ()
     """(fewest, most) layers of all chunks of every rank together, [P]."""
+    capacities: tuple[int, ...] = ()
+    """Bytes that each rank can hold, [P]; empty where all are alike."""
 
     @staticmethod
-    def of(problem: Problem, layout: Layout, costs: LayoutCosts, capacity_bytes: int) -> Setting:
+    def of(problem: Problem, layout: Layout, costs: RankCosts, capacity_bytes: int) -> Setting:
         """Gather what menus and rows need."""
         profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         bounds, ranks = layer_bounds(problem, layout), ((0, problem.model.num_layers),) * layout.pp
+        capacities = rank_capacities(problem, layout) if problem.other_hardware else ()
         return Setting(
-            problem, layout, costs, capacity_bytes, profiles, model_runs(problem), bounds, rank_bounds=ranks
+            problem,
+            layout,
+            costs,
+            capacity_bytes,
+            profiles,
+            model_runs(problem),
+            bounds,
+            rank_bounds=ranks,
+            capacities=capacities,
         )
+
+    def on_rank(self, rank: int) -> Setting:
+        """The same with the memory of one rank on all."""
+        return replace(self, capacity_bytes=self.capacity_of(rank), capacities=()) if self.capacities else self
+
+    def capacity_of(self, rank: int) -> int:
+        """Bytes that a rank can hold."""
+        return self.capacities[rank] if self.capacities else self.capacity_bytes
+
+    def host_capacity_of(self, rank: int) -> int:
+        """Bytes that a rank can have on the host."""
+        return self.problem.node_types[self.costs.type_of(rank)].host_bytes
 
     def with_split(self, split: tuple[int, ...], least_backward_ns: tuple[int, ...] = ()) -> Setting:
         """The same with the layers of every virtual stage fixed."""
@@ -159,16 +183,22 @@ class Setting:
         return ordered
 
     def ends_fit(self) -> bool:
-        """Whether the rank that holds both ends of the model (V schedules) has room for them without layers."""
-        costs, v = self.costs, self.layout.vpp
-        states = int(costs.state_bytes[:, [EMBEDDING, HEAD]].sum()) + int(costs.buffer_bytes)
-        for running, counts in self.profiles[0]:
-            used = (
-                states + counts[0] * int(costs.embedding_kept_bytes) + counts[v - 1] * int(costs.head_kept_bytes)
-            )
-            used += counts[-1] * int(costs.head_deferred_bytes) * (len(counts) > v)
-            used += int(costs.head_workspace_bytes) * (running == v - 1)
-            if used > self.capacity_bytes:
+        """Whether the ranks that hold the ends of the model have room for them without layers."""
+        last = self.layout.stage_ranks[-1]
+        return all(self._ends_of_rank_fit(rank, rank == 0, rank == last) for rank in {0, last})
+
+    def _ends_of_rank_fit(self, rank: int, is_first: bool, is_last: bool) -> bool:
+        costs, v, ends = self.costs.of_rank(rank), self.layout.vpp, [EMBEDDING] * is_first + [HEAD] * is_last
+        if int(costs.host_state_bytes[ends].sum()) > self.host_capacity_of(rank):
+            return False
+        states = int(costs.state_bytes[:, ends].sum()) + int(costs.buffer_bytes)
+        for running, counts in self.profiles[rank]:
+            used = states + counts[0] * int(costs.embedding_kept_bytes) * is_first
+            if is_last:
+                used += counts[v - 1] * int(costs.head_kept_bytes)
+                used += counts[-1] * int(costs.head_deferred_bytes) * (len(counts) > v)
+                used += int(costs.head_workspace_bytes) * (running == v - 1)
+            if used > self.capacity_of(rank):
                 return False
         return True
 
@@ -251,7 +281,7 @@ def recompute_options(
     setting: Setting, stage: int, counts: tuple[int, ...], prices: Prices | None = None
 ) -> StageOptions | None:
     """The recompute choices of a virtual stage that holds ``counts`` layers of each run; None without any. Of the
-    stage only counts whether it is the model's first or last."""
+    stage only counts whether it is the model's first or last, its node type, and how far the next one is."""
     kinds = [kind for (kind, _), count in zip(setting.runs, counts, strict=True) for _ in range(count)]
     full, selective = _recompute_choices(setting, len(kinds))
     if prices is not None:
@@ -260,7 +290,13 @@ def recompute_options(
     if not len(full):
         return None
     return stage_options(
-        setting.costs, kinds, full, selective, is_first=stage == 0, is_last=stage == setting.num_stages - 1
+        setting.costs.of_rank(setting.layout.rank_of(stage)),
+        kinds,
+        full,
+        selective,
+        is_first=stage == 0,
+        is_last=stage == setting.num_stages - 1,
+        crossing_ns=setting.costs.crossing_ns(stage),
     )
 
 
@@ -287,12 +323,13 @@ def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
     """Options that fit, and are not beaten by one with no longer forward and backward and no more memory."""
     rank = setting.layout.stage_ranks[stage]
     chunk = setting.layout.rank_stages[rank].index(stage)
-    room = setting.capacity_bytes - int(options.state_bytes.sum()) - int(setting.costs.buffer_bytes)
+    buffers = int(setting.costs.of_rank(rank).buffer_bytes)
+    room = setting.capacity_of(rank) - int(options.state_bytes.sum()) - buffers
     profiles, v = setting.profiles[rank], setting.layout.vpp
     # (live, waiting for weight gradients, whether in backward): the stage's own part of every profile.
     own = {(counts[chunk], sum(counts[chunk + v : chunk + v + 1]), on == chunk) for on, counts in profiles}
     most = max((live for live, _, _ in own), default=0)
-    fits = options.host_state_bytes + most * options.host_kept_bytes <= host_capacity_bytes(setting.problem)
+    fits = options.host_state_bytes + most * options.host_kept_bytes <= setting.host_capacity_of(rank)
     for live, waiting, running in own:
         used = live * options.kept_bytes + waiting * options.deferred_bytes + running * options.transient_bytes
         fits &= used <= room

@@ -28,7 +28,8 @@ from math import ceil, floor, lcm
 import numpy as np
 
 from milpplan.costs.columns import IntArray, LayoutColumns
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.mixed_costs import cluster_costs
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import backend as backend_named
 from milpplan.optimize.degrees import Degrees
@@ -278,7 +279,7 @@ def _too_large(what: str, most: str) -> InvalidInputError:
 
 def _blocks(problem: Problem, columns: LayoutColumns) -> list[LayoutBlock]:
     """Every layout with its menus and analytic paths."""
-    costs, capacity = layout_costs(problem, columns), usable_memory_bytes(problem)
+    costs, capacity = cluster_costs(problem, columns), usable_memory_bytes(problem)
     largest = max(problem.job.global_batch_values)
     blocks: list[LayoutBlock] = []
     items = 0

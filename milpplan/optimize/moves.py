@@ -38,7 +38,7 @@ def moved(setting: Setting, plan: Plan, deadline: float | None) -> Plan:
 def improve(attempt: Attempt, plan: Plan, known_ns: float) -> int:
     """Move layers one by one while that makes the plan faster, if it is within ``PROMISING`` of ``known_ns``; the
     best one counts for the attempt, and its critical path joins the pool. Returns its step time in nanoseconds."""
-    memo = StageMemo(attempt.setting.costs)
+    memo = StageMemo(attempt.setting.layout, attempt.setting.costs)
     (best,), (path,) = _steps(attempt, [plan])
     for _ in range(MAX_MOVES if best < PROMISING * known_ns else 0):
         layers = np.array([stage.num_layers for stage in plan.virtual_stages])
@@ -66,8 +66,10 @@ def _steps(attempt: Attempt, plans: list[Plan]) -> tuple[list[int], list[Critica
 def _moves(attempt: Attempt, layers: IntArray, path: CriticalPath) -> list[IntArray]:
     """Splits with one layer moved, those first that shorten the path most."""
     setting = attempt.setting
-    duration = setting.costs.duration_ns[int(np.bincount(setting.problem.model.layer_kinds).argmax())]
-    dear = duration[list(ONCE)] @ path.counts[list(WORK)]
+    kind = int(np.bincount(setting.problem.model.layer_kinds).argmax())
+    ranks = [setting.layout.rank_of(stage) for stage in range(setting.num_stages)]
+    duration = np.stack([setting.costs.of_rank(rank).duration_ns[kind] for rank in ranks], axis=-1)
+    dear = (duration[list(ONCE)] * path.counts[list(WORK)]).sum(axis=0)
     least, most = np.array(setting.layer_bounds).T
     gain = (dear[:, None] - dear[None, :]).astype(np.float64)
     gain[layers <= least] = -1.0

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.mixed_costs import costs_of
 from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import backend as backend_named
@@ -92,7 +92,16 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
             "",
             "See `milpplan schema`.",
         ) from error
-    return problem.model_copy(update={"space": space})
+    changed_problem = problem.model_copy(update={"space": space})
+    try:
+        changed_problem.check_node_types()
+    except ValueError as error:
+        raise InvalidInputError(
+            f"Cannot fix node_order: {error}.",
+            "Expected an order of the cluster's node types (0 is the first one named).",
+            "Leave it out, or correct it.",
+        ) from error
+    return changed_problem
 
 
 def _check(options: SolveOptions) -> None:
@@ -180,8 +189,7 @@ def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[
     known = best[:1]
     for plan in best[:MOVED_PLANS]:
         if plan.layout.vpp > 1:
-            row = LayoutColumns.of([plan.layout])
-            costs = layout_costs(problem, row).at(0)
+            costs = costs_of(problem, plan.layout)
             setting = Setting.of(problem, plan.layout, costs, usable_memory_bytes(problem))
             known.append(moved(setting, plan, deadline))
     return known
@@ -230,7 +238,7 @@ def _result(
         message="Interrupted." if interrupted else "",
         runners_up=tuple(other for _, other in search.offered if other != plan),
         details={
-            "usable_memory_bytes": usable_memory_bytes(problem),
+            "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
             "least_memory_bytes": search.least_memory(),
         },
     )

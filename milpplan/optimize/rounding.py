@@ -9,7 +9,6 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.layers import Phase
-from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.schedule import LiveProfile, held_bytes
 from milpplan.costs.stages import StageMemo, StageOptions
 from milpplan.optimize.menus import Setting
@@ -61,28 +60,23 @@ class _Rank:
     def options(self, chunk: int) -> StageOptions:
         """Costs of a chunk as it stands."""
         stage = self.setting.layout.rank_stages[self.rank][chunk]
-        return self.memo.option(
-            self.kinds[chunk],
-            self.full[chunk],
-            self.selective[chunk],
-            is_first=stage == 0,
-            is_last=stage == self.setting.num_stages - 1,
-        )
+        return self.memo.option(stage, self.kinds[chunk], self.full[chunk], self.selective[chunk])
 
     def worst(self) -> tuple[int, tuple[int, ...]]:
         """(bytes above the capacity, live vector) of the fullest moment, on the device or on the host."""
         held = [self.options(chunk) for chunk in range(len(self.kinds))]
-        state = sum(int(option.state_bytes.sum()) for option in held) + int(self.setting.costs.buffer_bytes)
+        state = sum(int(option.state_bytes.sum()) for option in held)
+        state += int(self.setting.costs.of_rank(self.rank).buffer_bytes)
         kept = np.array([int(option.kept_bytes[0]) for option in held])
         deferred = np.array([option.deferred_bytes for option in held])
         transient = np.array([int(option.transient_bytes[0]) for option in held])
         running, live = _moments(self.setting.profiles[self.rank])
         bytes_used = live @ held_bytes(kept, deferred, live.shape[1]) + transient[running]
         fullest = int(bytes_used.argmax())
-        excess = state + int(bytes_used[fullest]) - self.setting.capacity_bytes
+        excess = state + int(bytes_used[fullest]) - self.setting.capacity_of(self.rank)
         if self.setting.costs.offloads:
             on_host = live @ np.array([int(option.host_kept_bytes[0]) for option in held])
-            over = sum(option.host_state_bytes for option in held) - host_capacity_bytes(self.setting.problem)
+            over = sum(option.host_state_bytes for option in held) - self.setting.host_capacity_of(self.rank)
             if over + int(on_host.max()) > excess:
                 fullest = int(on_host.argmax())
                 excess = over + int(on_host[fullest])
@@ -90,7 +84,7 @@ class _Rank:
 
     def relieve(self, excess: int, live: tuple[int, ...]) -> bool:
         """Recompute a few more layers where it frees most bytes a nanosecond; False when all are recomputed."""
-        costs, modes = self.setting.costs, self.setting.problem.recompute_modes
+        costs, modes = self.setting.costs.of_rank(self.rank), self.setting.problem.recompute_modes
         # What is not kept on the device is kept on the host.
         host = costs.host_kept_bytes
         selectively = costs.dropped_selective_bytes + host[0] - host[1]
@@ -151,7 +145,7 @@ def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = Non
     starts = ends - layers
     must = "none" not in setting.problem.recompute_modes
     recompute: list[Recompute] = [Recompute()] * setting.num_stages
-    memo = memo or StageMemo(setting.costs)
+    memo = memo or StageMemo(setting.layout, setting.costs)
     for rank in range(P):
         stages = setting.layout.rank_stages[rank]
         held = [list(kinds[starts[j] : ends[j]]) for j in stages]

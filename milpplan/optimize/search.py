@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
+from milpplan.costs.mixed_costs import MixedTable, RankCosts, cluster_costs
 from milpplan.costs.simulator import fits_in_memory, rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.bounds import compute_bounds, layout_bounds
-from milpplan.optimize.layout_solver import AIM, LayoutSolver, longest_step_ns
+from milpplan.optimize.layout_solver import AIM, LayoutSolver
 from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.optimize.longest import longest_step_ns
 from milpplan.optimize.menus import Setting
+from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.result import FATES, Fate, LayoutFates, Progress
 from milpplan.optimize.splits import even_splits, layer_bounds
-from milpplan.optimize.uniform import uniform_bounds, uniform_plan
+from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -68,14 +70,14 @@ class Search:
     simulated: BoolArray = field(init=False)
     queue: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts about to be looked at, in order."""
-    block: dict[int, tuple[CostTable, int]] = field(default_factory=dict)
+    block: dict[int, tuple[CostTable | MixedTable, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         families, count = self.space.families, len(self.space)
         shape = (count, len(self.problem.recompute_modes))
         weights, limits_ns = objective_weights(self.problem, families)
         self.weights, self.limits_ns = self.space.spread(weights), self.space.spread(limits_ns)
-        self.bounds_ns = self.space.spread(compute_bounds(self.problem, families))
+        self.bounds_ns = self.space.spread(cluster_compute_bounds(self.problem, families))
         self.memory = np.zeros(count)
         self.candidates, self.rest_bound = np.arange(count), np.inf
         self.detailed = np.zeros(count, dtype=np.bool_)
@@ -98,13 +100,13 @@ class Search:
 
     def _bound(self, rows: npt.NDArray[np.int64]) -> None:
         part = self.space.take(rows)
-        costs = layout_costs(self.problem, part)
+        costs = cluster_costs(self.problem, part)
         if len(rows) <= BLOCK:
             self._keep(rows, costs)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
         else:
-            bounds = layout_bounds(self.problem, part, costs)
+            bounds = cluster_bounds(self.problem, part, costs)
             self.bounds_ns[rows] = np.maximum(self.bounds_ns[rows], bounds.step_time_ns)
             self.memory[rows] = bounds.memory_bytes
             fits = np.flatnonzero(bounds.memory_bytes <= usable_memory_bytes(self.problem))
@@ -113,9 +115,11 @@ class Search:
         self.detailed[rows] = True
         self.fates[rows[self.memory[rows] > usable_memory_bytes(self.problem)]] = FATES.index("does_not_fit")
 
-    def _bound_uniform(self, rows: npt.NDArray[np.int64], part: LayoutColumns, costs: CostTable) -> None:
+    def _bound_uniform(
+        self, rows: npt.NDArray[np.int64], part: LayoutColumns, costs: CostTable | MixedTable
+    ) -> None:
         """Bounds of the uniform plans of some layouts; in the uniform space they are the layouts' bounds."""
-        uniform = uniform_bounds(self.problem, part, costs)
+        uniform = cluster_uniform_bounds(self.problem, part, costs)
         fits = uniform.memory_bytes <= usable_memory_bytes(self.problem)
         self.uniform_ns[rows] = np.where(fits, uniform.step_time_ns, np.inf)
         if self.problem.space.kind == "uniform":
@@ -241,18 +245,18 @@ class Search:
         elif self.simulated[row, best]:
             self.fates[row] = FATES.index("solved")
 
-    def _costs(self, row: int) -> LayoutCosts:
+    def _costs(self, row: int) -> RankCosts:
         """Constants of one layout, from a block computed together with its neighbours in the visiting order."""
         if row not in self.block:
             rows = np.array([row])
             ahead = np.flatnonzero(self.queue == row)
             if len(ahead):
                 rows = np.unique(self.queue[ahead[0] : ahead[0] + BLOCK])
-            self._keep(rows, layout_costs(self.problem, self.space.take(rows)))
+            self._keep(rows, cluster_costs(self.problem, self.space.take(rows)))
         costs, place = self.block[row]
         return costs.at(place)
 
-    def _keep(self, rows: npt.NDArray[np.int64], costs: CostTable) -> None:
+    def _keep(self, rows: npt.NDArray[np.int64], costs: CostTable | MixedTable) -> None:
         self.block = {number: (costs, place) for place, number in enumerate(rows.tolist())}
 
     def _simulate(self, row: int, mode: str) -> int | None:
@@ -270,7 +274,7 @@ class Search:
         costs = self._costs(row)
         stages = plan_stages(costs, self.problem.model.layer_kinds, plan)
         memory = rank_memory(plan.layout, costs, stages)
-        if not fits_in_memory(self.problem, memory):
+        if not fits_in_memory(self.problem, plan.layout, memory):
             return None
         self.solver.counters.simulations += 1
         step = int(step_times_ns(plan.layout, costs, durations(stages)))

@@ -49,6 +49,8 @@ def analytic_paths(layout: Layout) -> list[CriticalPath]:
             counts[Term.WEIGHT, 0, rank] += max(0, m - 1 - rank)
             counts[Term.WEIGHT, 0, 0] += 1
         _add_ends(layout, counts, 0)
+        if layout.node_order:
+            counts[Term.CROSSING].reshape(-1)[: transfers // 2] += 2
         paths.append(CriticalPath(counts.reshape(len(Term), -1), transfers))
     return paths
 
@@ -96,6 +98,8 @@ def chunk_paths(layout: Layout) -> list[CriticalPath]:
             passed[:, :chunk] += 1
             passed[:, :chunk, rank] -= P
             counts[[Term.FORWARD, Term.BACKWARD]] = passed
+            if layout.node_order:
+                counts[Term.CROSSING].reshape(-1)[: chunk * P + rank] = 2
             paths.append(CriticalPath(counts.reshape(len(Term), -1), 2 * (chunk * P + rank)))
     return paths
 

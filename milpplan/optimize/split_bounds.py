@@ -19,7 +19,6 @@ import numpy as np
 
 from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
-from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.schedule import held_bytes
 from milpplan.costs.stages import StageOptions
@@ -32,8 +31,9 @@ MAX_WEIGHTS = 4
 NEVER_NS = 2**53
 """Instead of the least backward of a rank that has no choice that fits."""
 
-Held = tuple[tuple[int, ...], bool, bool]
-"""Layers of each run that a virtual stage holds, and whether it is the model's first or last."""
+Held = tuple[tuple[int, ...], bool, bool, int, int]
+"""Layers of each run that a virtual stage holds, whether it is the model's first or last, its node type, and the
+nanoseconds that its transfer to the next takes beyond the shortest."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,11 @@ class SplitBounds:
         runs = np.array([0, *accumulate(length for _, length in self.setting.runs)])
         edges = np.array([0, *accumulate(split)])[:, None]
         layers = map(tuple, np.diff(np.clip(edges, runs[:-1], runs[1:]), axis=0).tolist())
-        return [(held, stage == 0, stage == len(split) - 1) for stage, held in enumerate(layers)]
+        rank_of, costs = self.setting.layout.rank_of, self.setting.costs
+        return [
+            (held, stage == 0, stage == len(split) - 1, costs.type_of(rank_of(stage)), costs.crossing_ns(stage))
+            for stage, held in enumerate(layers)
+        ]
 
     def _by_rank(self, held: list[Held]) -> list[tuple[Held, ...]]:
         """What the chunks of each rank hold, [P]."""
@@ -173,11 +177,11 @@ def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> In
     kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     transient = np.stack([menu.transient_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     deferred = np.stack([menu.deferred_bytes[items] for menu, items in zip(menus, grid, strict=True)])
-    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.buffer_bytes)
+    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.of_rank(rank).buffer_bytes)
     fits = np.ones(grid.shape[1], dtype=np.bool_)
     for running, live in setting.profiles[rank]:
         used = np.array(live) @ held_bytes(kept, deferred, len(live)) + transient[running]
-        fits &= used <= setting.capacity_bytes - states
+        fits &= used <= setting.capacity_of(rank) - states
     if setting.costs.offloads:
         fits &= _fit_on_host(setting, rank, menus, grid)
     return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
@@ -186,7 +190,7 @@ def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> In
 def _fit_on_host(setting: Setting, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
     """Which choices of the chunks [v, choices] fit on the host together."""
     kept = np.stack([menu.host_kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
-    room = host_capacity_bytes(setting.problem) - sum(int(menu.host_state_bytes[0]) for menu in menus)
+    room = setting.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
     live = np.array([counts for _, counts in setting.profiles[rank]])
     return np.asarray(((live @ kept) <= room).all(axis=0))
 
@@ -196,7 +200,7 @@ def _least_fitting(setting: Setting, rank: int, menus: Sequence[Menu], weights: 
     micro-batches are alive, chunk by chunk over the pairs (bytes, nanoseconds) that nothing beats; None if none
     fits."""
     running, live = max(setting.profiles[rank], key=lambda profile: sum(profile[1]))
-    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.buffer_bytes)
+    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.of_rank(rank).buffer_bytes)
     v = len(menus)
     sizes = [
         live[chunk] * menu.kept_bytes
@@ -204,7 +208,7 @@ def _least_fitting(setting: Setting, rank: int, menus: Sequence[Menu], weights: 
         + (menu.transient_bytes if chunk == running else 0)
         for chunk, menu in enumerate(menus)
     ]
-    room = setting.capacity_bytes - states - sum(int(size.min()) for size in sizes)
+    room = setting.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
     if room < 0:
         return None
     used = spent = np.zeros(1, dtype=np.int64)

@@ -126,6 +126,16 @@ def _time(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
     return np.asarray(paths.max(axis=0) + optimizer.max(axis=0) + costs.tail)
 
 
+def rank_work(problem: Problem, group: Group, mode: int) -> FloatArray:
+    """What every rank works in a step with one recompute setting, one item after another, [P, r]: no schedule is
+    faster."""
+    costs, held = group.costs, _HeldLayers.of(problem, group)
+    once = held.on_ranks(costs.forward + costs.backward + costs.weight + costs.extra[mode])
+    once[0] += costs.embedding.sum(axis=0)
+    once[group.head_rank] += costs.head.sum(axis=0)
+    return np.asarray(group.micro_batches * once)
+
+
 def _memory(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
     """Bytes of the fullest rank, with the fewest live micro-batches of a chunk (exact for gpipe and 1f1b, but for
     temporary bytes)."""

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.insight.records import Explanation, Interval, SingleChange, WishAnswer, Worth
+from milpplan.reports.clusters import cluster_text
 from milpplan.reports.spaces import space_text
 from milpplan.reports.terminal import hanging, plan_report, printable, report_table
 from milpplan.specs.plan import Layout
@@ -37,8 +38,8 @@ def explanation_report(told: Explanation) -> RenderableType:
 
 
 def _headline(told: Explanation) -> Text:
-    names = printable(told.problem.model.name), printable(told.problem.hardware.name)
-    line = Text(f"{names[0]} on {told.plan.layout.num_gpus:,} x {names[1]}: ", "bold")
+    cluster = cluster_text(told.problem, told.plan.layout.num_gpus)
+    line = Text(printable(f"{told.problem.model.name} on {cluster}: "), "bold")
     line.append(f"{seconds_text(told.report.step_time_s)} a step", "bold green")
     if not told.report.fits:
         line.append("; does not fit in memory, so the step is only what it would be", "bold red")

@@ -49,6 +49,8 @@ class StageDocument(Record):
     """Seconds of the step; they add up to the step time."""
     hidden: dict[str, float] | None = None
     """Seconds of communication that compute covers."""
+    node_type: str | None = None
+    """Name of the hardware that the rank runs on."""
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -122,6 +124,7 @@ def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
                 "memory": MemoryDocument(**asdict(stage.memory)),
                 "breakdown": stage.breakdown_s,
                 "hidden": stage.hidden_s,
+                "node_type": stage.node_type,
             }
         single = layout.vpp == 1
         stages.append(

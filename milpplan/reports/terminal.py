@@ -15,6 +15,7 @@ from rich.text import Text
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import StepReport
 from milpplan.optimize.result import PlanResult
+from milpplan.reports.clusters import cluster_text, node_types_text
 from milpplan.reports.document import layouts_document, tolerance_text
 from milpplan.reports.error_bars import error_bar_text, robustness_text
 from milpplan.reports.evidence import evidence_text
@@ -77,8 +78,7 @@ def simulation_report(
     evidence: Evidence | None = None,
 ) -> RenderableType:
     """Everything about one simulated plan."""
-    names = printable(problem.model.name), printable(problem.hardware.name)
-    headline = Text(f"{names[0]} on {plan.layout.num_gpus:,} x {names[1]}: ", "bold")
+    headline = Text(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
     headline.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
     if not report.fits:
         tiers = (
@@ -94,9 +94,11 @@ def simulation_report(
 def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:
     """Layout, stages, where the time goes and where the memory goes."""
     yield from _layout_lines(plan.layout)
+    if problem.other_hardware:
+        yield hanging("nodes", printable(node_types_text(report)))
     yield Text()
     yield _stage_table(plan, report)
-    yield _SideBySide(_time_table(report), _memory_table(problem, report))
+    yield _SideBySide(_time_table(report), _memory_table(report))
 
 
 class _SideBySide:
@@ -268,8 +270,8 @@ def _time_table(report: StepReport) -> Table:
     return table
 
 
-def _memory_table(problem: Problem, report: StepReport) -> Table:
-    fullest = max(range(len(report.stages)), key=lambda rank: report.stages[rank].memory.peak_bytes)
+def _memory_table(report: StepReport) -> Table:
+    fullest = report.tightest_stage
     table = report_table(f"Memory (stage {fullest}, the fullest)", "part", "size", "share")
     parts = asdict(report.stages[fullest].memory)
     peak, host = parts.pop("peak_bytes"), parts.pop("host_bytes")
@@ -282,7 +284,7 @@ def _memory_table(problem: Problem, report: StepReport) -> Table:
     table.add_row("usable", gib_text(usable), _share(usable, usable))
     table.add_row("context, NCCL", gib_text(report.context_bytes), "")
     table.add_row("fragmentation", gib_text(report.fragmentation_bytes), "")
-    table.add_row("installed", gib_text(problem.hardware.accelerator.memory_bytes), "")
+    table.add_row("installed", gib_text(usable + report.context_bytes + report.fragmentation_bytes), "")
     if report.host_memory_bytes:
         capacity = report.host_capacity_bytes
         table.add_section()

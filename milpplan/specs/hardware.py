@@ -304,3 +304,14 @@ class HardwareSpec(Record):
     software: Software = Software()
     uncertainty: Uncertainty | None = None
     """Of constants that an overlay fitted; None where nothing is known."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of device memory a plan may fill: what the driver shows, less the reserve and fragmentation."""
+        whole = self.accelerator.memory_bytes
+        return int(whole * (1 - self.fragmentation_fraction)) - self.reserved_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that an accelerator may fill; 0 where the file has none."""
+        return 0 if self.host_memory is None else self.host_memory.capacity_bytes

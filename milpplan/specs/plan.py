@@ -47,6 +47,28 @@ RankOrder = Literal[
 RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
 
 
+NodeOrder = tuple[Count, ...]
+_CODE_BASE = 8
+
+
+def order_code(order: NodeOrder) -> int:
+    """An order of node types as one integer for columns: a leading 1 and a digit to base 8 for each type; 0 for
+    the empty order of a cluster with one type."""
+    code = int(len(order) > 0)
+    for node_type in order:
+        code = code * _CODE_BASE + node_type
+    return code
+
+
+def order_of(code: int) -> NodeOrder:
+    """The order that a code stands for."""
+    digits: list[int] = []
+    while code > 1:
+        code, digit = divmod(code, _CODE_BASE)
+        digits.append(digit)
+    return tuple(reversed(digits))
+
+
 class Layout(Record):
     """The degrees and switches chosen for the whole run.
 
@@ -54,6 +76,10 @@ class Layout(Record):
     the routed experts. ``rank_stages`` says which virtual stages a pipeline rank runs. ``rank_order`` says which
     degree's ranks are neighbours: the first degree's are consecutive. The experts' grid has the same order with
     etp for tp, ep and the experts' replicas for dp, and nothing for cp (Megatron-LM's ``order``, ep before dp).
+    the routed experts. ``rank_stages`` says which virtual stages a pipeline rank runs. ``node_order`` says, in a
+    cluster of several node types, in which order the pipeline passes them: all ranks of its first type, then those
+    of the next (0 is ``Problem.hardware``, 1 the first of ``Problem.other_hardware``). Empty where there is one
+    type.
     """
 
     tp: PositiveInt = 1
@@ -89,6 +115,17 @@ class Layout(Record):
         """Whether anything lies in the memory of the host."""
         return self.offload_weights or self.offload_activations or self.offload_optimizer
 
+    node_order: NodeOrder = ()
+
+    @model_validator(mode="after")
+    def _every_type_once(self) -> Layout:
+        if sorted(self.node_order) != list(range(len(self.node_order))):
+            raise ValueError(
+                f"node_order must name every node type once, from 0 to {max(0, len(self.node_order) - 1)}, "
+                f"got {list(self.node_order)}"
+            )
+        return self
+
     @property
     def num_gpus(self) -> int:
         """Accelerators the layout occupies."""
@@ -113,6 +150,10 @@ class Layout(Record):
     def stage_ranks(self) -> tuple[int, ...]:
         """The pipeline rank of every virtual stage, [pp * vpp]."""
         return stage_ranks(self.schedule, self.pp, self.vpp)
+
+    def rank_of(self, stage: int) -> int:
+        """Pipeline rank of a virtual stage."""
+        return self.stage_ranks[stage]
 
 
 class Recompute(Record):

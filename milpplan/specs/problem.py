@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import RankOrder, Schedule, TpOverlap
+from milpplan.specs.plan import NodeOrder, RankOrder, Schedule, TpOverlap
 from milpplan.specs.records import PositiveFloat, PositiveInt, Record
 
 MAX_GPUS: Final = 1_048_576
@@ -16,6 +16,17 @@ MAX_BATCH: Final = 1_048_576
 MAX_SEQUENCE: Final = 16_777_216
 
 Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
+
+
+MAX_NODE_TYPES = 4
+"""Most node types of one cluster: all their orders along the pipeline are tried, 24 of four."""
+
+
+class NodeGroup(Record):
+    """Nodes of one type in a cluster of several: what they are, and how many accelerators they have together."""
+
+    hardware: HardwareSpec
+    num_gpus: PositiveInt
 
 
 class Range(Record):
@@ -120,6 +131,8 @@ class Space(Record):
     offload_activations: Switch = (False,)
     offload_optimizer: Switch = (False,)
     rank_order: Annotated[tuple[RankOrder, ...], Field(min_length=1)] = ("tp-cp-dp-pp",)
+    node_order: tuple[NodeOrder, ...] | None = None
+    """Orders of the node types along the pipeline, in a cluster of several types; None: every order."""
     recompute: Annotated[tuple[Literal["none", "selective", "full"], ...], Field(min_length=1)] = (
         "none",
         "selective",
@@ -132,13 +145,37 @@ SPACES: Final = {"uniform": Space(kind="uniform"), "free": Space(), "any": Space
 
 
 class Problem(Record):
-    """Everything a proof speaks about, apart from the cost model (named by the package version)."""
+    """Everything a proof speaks about, apart from the cost model (named by the package version).
+
+    In a cluster of several node types ``other_hardware`` holds the types beside ``hardware``, whose accelerators
+    are the rest of ``job.num_gpus``. All accelerators of a pipeline rank are of one type.
+    """
 
     schema_version: Literal[1] = 1
     model: ModelSpec
     hardware: HardwareSpec
     job: Job
     space: Space = Space()
+    other_hardware: Annotated[tuple[NodeGroup, ...], Field(max_length=MAX_NODE_TYPES - 1)] = ()
+
+    @property
+    def node_types(self) -> tuple[HardwareSpec, ...]:
+        """The types of node, ``hardware`` first."""
+        return (self.hardware, *(group.hardware for group in self.other_hardware))
+
+    @property
+    def node_gpus(self) -> tuple[int, ...]:
+        """Accelerators of each type, for a job with one number of them."""
+        others = tuple(group.num_gpus for group in self.other_hardware)
+        return (max(self.job.num_gpus_values) - sum(others), *others)
+
+    def on_type(self, node_type: int) -> Problem:
+        """The problem seen from one node type: its ``hardware`` comes first, the same types are in the cluster."""
+        if node_type == 0:
+            return self
+        gpus, types = self.node_gpus, self.node_types
+        rest = [NodeGroup(hardware=types[t], num_gpus=gpus[t]) for t in range(len(types)) if t != node_type]
+        return self.model_copy(update={"hardware": types[node_type], "other_hardware": tuple(rest)})
 
     @property
     def inference(self) -> bool:
@@ -165,11 +202,27 @@ class Problem(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Problem:
-        if self.job.precision == "fp8" and self.hardware.accelerator.fp8 is None:
-            raise ValueError(f"{self.hardware.accelerator.name} has no fp8; use precision bf16")
+        for hardware in self.node_types:
+            if self.job.precision == "fp8" and hardware.accelerator.fp8 is None:
+                raise ValueError(f"{hardware.accelerator.name} has no fp8; use precision bf16")
+        self.check_node_types()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
             raise ValueError(
                 f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
                 " learned positions"
             )
         return self
+
+    def check_node_types(self) -> None:
+        """A number of GPUs of each type, and orders of as many types as there are; else ``ValueError``."""
+        count = len(self.node_types)
+        if count > 1 and (len(self.job.num_gpus_values) > 1 or self.node_gpus[0] < 1):
+            others = sum(group.num_gpus for group in self.other_hardware)
+            raise ValueError(
+                f"other_hardware holds {others} GPUs, so num_gpus must be one number above that (the rest are "
+                f"{self.hardware.name}), got {self.job.num_gpus}"
+            )
+        wanted = list(range(count)) if count > 1 else []
+        for order in self.space.node_order or ():
+            if sorted(order) != wanted:
+                raise ValueError(f"node_order must name each of {count} node types once, got {list(order)}")

@@ -77,8 +77,9 @@ def settings_options(settings: SolveSettings) -> SolveOptions:
 
 def task_of(problem: Problem, settings: SolveSettings) -> Task:
     """The task of a problem, with its key: equal for equal problems, options and code."""
+    records = (problem.model, problem.hardware, problem.job, problem.space, *problem.other_hardware)
     parts = {
-        "problem": [_digest(part) for part in (problem.model, problem.hardware, problem.job, problem.space)],
+        "problem": [_digest(part) for part in records],
         "options": settings.model_dump(mode="json"),
         "version": __version__,
         "code": code_digest(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FORWARD, BACKWARD, GATHER, REDUCE, OPTIMIZER, LEAD, TRAIL, FIRST, LAST, WEIGHT = range(10)
+FORWARD, BACKWARD, GATHER, REDUCE, OPTIMIZER, LEAD, TRAIL, FIRST, LAST, WEIGHT, CROSSING = range(11)
 ROW = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
 SPLIT = ("zb-h1", "zb-v")
 V_SHAPED = ("zb-v",)
@@ -113,17 +113,19 @@ def zb_v_order(P: int, m: int, rank: int) -> list[Item]:
     return order
 
 
-def needs(item: Item, case: Case) -> tuple[Item | None, bool]:
-    """The work item whose output an item needs, and whether it comes over the network."""
+def needs(item: Item, case: Case) -> tuple[Item | None, int | None]:
+    """The work item whose output an item needs, and the border that it passes on the network: that between this
+    virtual stage and the next."""
     kind, stage, micro_batch = item
     home = {own: rank for rank, held in enumerate(stages_of(case)) for own in held}
     if kind == "W":
-        return ("B", stage, micro_batch), False
+        return ("B", stage, micro_batch), None
     if kind == "F":
-        return (("F", stage - 1, micro_batch), home[stage] != home[stage - 1]) if stage > 0 else (None, False)
+        border = stage - 1 if stage and home[stage] != home[stage - 1] else None
+        return (("F", stage - 1, micro_batch), border) if stage > 0 else (None, None)
     if stage == max(home):
-        return ("F", stage, micro_batch), False
-    return ("B", stage + 1, micro_batch), home[stage] != home[stage + 1]
+        return ("F", stage, micro_batch), None
+    return ("B", stage + 1, micro_batch), stage if home[stage] != home[stage + 1] else None
 
 
 def simulate(
@@ -176,12 +178,13 @@ def run_next(
     if not todo:
         return False
     kind, stage, _ = item = todo[0]
-    needed, over_network = needs(item, case)
+    needed, border = needs(item, case)
     if needed is not None and needed not in step.end:
         return False
     start = free[rank]
     if needed is not None:
-        start = max(start, step.end[needed] + (transfer if over_network else 0))
+        sent = 0 if border is None else transfer + durations[CROSSING][border]
+        start = max(start, step.end[needed] + sent)
     arrives = 0
     if overlap_gather and item == ("F", stage, 0):
         # The first bucket must be there to start; the last one arrives LAST before the earliest end.

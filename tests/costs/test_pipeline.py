@@ -125,7 +125,7 @@ def test_transfers_cost_more_than_one_round_trip() -> None:
 
 def test_one_rank_pays_no_transfer() -> None:
     """One rank adds up: gathers, work, reductions, barrier and optimizer, and no transfer."""
-    durations = np.arange(1, 11, dtype=np.int64)[:, None]
+    durations = np.append(np.arange(1, 11, dtype=np.int64), 99)[:, None]
     graph = StepGraph(sut.structure("1f1b", 1, 4, 1), transfer_ns=1000, barrier_ns=9)
     assert int(sut.step_time_ns(graph, durations)) == 3 + 4 * (1 + 2) + 4 + 9 + 5
     # Overlapped: the first forward ends LAST 9 after the gather at 3, so at 12; the last backward starts at
@@ -251,9 +251,9 @@ def test_gathering_while_working_never_slows_a_step(random: Steps) -> None:
     [
         (np.zeros((10, 3), dtype=np.int64), 0, "shape"),
         (np.zeros((6, 2), dtype=np.int64), 0, "shape"),
-        (np.zeros((10, 2)), 0, "integers"),
-        (np.full((10, 2), -1), 0, "negative"),
-        (np.zeros((10, 2), dtype=np.int64), -1, "negative"),
+        (np.zeros((len(Term), 2)), 0, "integers"),
+        (np.full((len(Term), 2), -1), 0, "negative"),
+        (np.zeros((len(Term), 2), dtype=np.int64), -1, "negative"),
     ],
 )
 def test_durations_that_make_no_sense_are_refused(

@@ -17,6 +17,7 @@ import numpy as np
 from milpplan import Layout, Plan, Recompute, VirtualStage
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes, layout_costs, usable_memory_bytes
+from milpplan.costs.mixed_costs import RankCosts, cluster_costs, rank_capacities, rank_types
 from milpplan.costs.schedule import live_profiles
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import StageOptions, durations, plan_stages, stage_options
@@ -139,12 +140,12 @@ def costed_layouts(problem: Problem, layouts: Sequence[Layout]) -> Iterator[Cost
     """Every plan of the space in each layout. The layouts' constants are computed together, in a tenth of the
     time; ``tests.costs.test_layout_costs`` shows that they are those of each alone."""
     if layouts:
-        table = layout_costs(problem, LayoutColumns.of(layouts))
+        table = cluster_costs(problem, LayoutColumns.of(layouts))
         for row, layout in enumerate(layouts):
             yield costed_plans(problem, layout, table.at(row))
 
 
-def costed_plans(problem: Problem, layout: Layout, costs: LayoutCosts) -> Costed:
+def costed_plans(problem: Problem, layout: Layout, costs: RankCosts) -> Costed:
     """Every plan of the space in one layout with these constants."""
     stages = layout.num_virtual_stages
     tables, matrices, peaks, hosts = [], [], [], []
@@ -152,16 +153,17 @@ def costed_plans(problem: Problem, layout: Layout, costs: LayoutCosts) -> Costed
     for choices in _choices(problem, layout):
         options, start = [], 0
         for j, choice in enumerate(choices):
-            key = (start, tuple(choice), j == 0, j == stages - 1)
+            rank, crossing_ns = layout.rank_of(j), costs.crossing_ns(j)
+            key = (start, tuple(choice), j == 0, j == stages - 1, costs.type_of(rank), crossing_ns)
             if key not in known:
-                known[key] = _options(problem, costs, *key)
+                known[key] = _options(problem, costs.of_rank(rank), *key[:4], crossing_ns)
             options.append(known[key])
             start += choice[0][0]
         picked = np.array(list(product(*(range(len(choice)) for choice in choices))), dtype=np.int64)
         tables.append(np.stack([np.array(c)[picked[:, j]] for j, c in enumerate(choices)], axis=1))
         matrices.append(np.stack([o.terms[:, picked[:, j]].T for j, o in enumerate(options)], axis=2))
-        peaks.append(_peaks(layout, costs, options, picked))
-        hosts.append(_host_peaks(layout, options, picked))
+        peaks.append(_peaks(problem, layout, costs, options, picked))
+        hosts.append(_host_peaks(problem, layout, options, picked))
     table = np.concatenate(tables)
     times = step_times_ns(layout, costs, np.concatenate(matrices))
     memory = np.concatenate(peaks), np.concatenate(hosts)
@@ -175,19 +177,27 @@ def _options(
     choice: Sequence[tuple[int, int, int]],
     is_first: bool,
     is_last: bool,
+    crossing_ns: int,
 ) -> StageOptions:
     kinds = problem.model.layer_kinds[start : start + choice[0][0]]
     full, selective = (np.array([c[i] for c in choice], dtype=np.int64) for i in (1, 2))
-    return stage_options(costs, kinds, full, selective, is_first=is_first, is_last=is_last)
+    return stage_options(
+        costs, kinds, full, selective, is_first=is_first, is_last=is_last, crossing_ns=crossing_ns
+    )
 
 
-def _peaks(layout: Layout, costs: LayoutCosts, options: list[StageOptions], picked: IntArray) -> IntArray:
-    """Peak bytes of the fullest rank of every plan."""
+def _peaks(
+    problem: Problem, layout: Layout, costs: RankCosts, options: list[StageOptions], picked: IntArray
+) -> IntArray:
+    """Peak bytes of the fullest rank of every plan; what a rank has less than the roomiest node type counts as
+    filled."""
+    roomiest, capacities = usable_memory_bytes(problem), rank_capacities(problem, layout)
     peak = np.zeros(len(picked), dtype=np.int64)
     profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     for rank, rows in enumerate(profiles):
         own = layout.rank_stages[rank]
-        fixed = sum(int(options[j].state_bytes.sum()) for j in own) + int(costs.buffer_bytes)
+        fixed = sum(int(options[j].state_bytes.sum()) for j in own) + int(costs.of_rank(rank).buffer_bytes)
+        fixed += roomiest - capacities[rank]
         for running, counts in rows:
             j = own[running]
             total = fixed + options[j].transient_bytes[picked[:, j]]
@@ -200,14 +210,16 @@ def _peaks(layout: Layout, costs: LayoutCosts, options: list[StageOptions], pick
     return peak
 
 
-def _host_peaks(layout: Layout, options: list[StageOptions], picked: IntArray) -> IntArray:
-    """Most bytes on the host of any rank of every plan."""
+def _host_peaks(problem: Problem, layout: Layout, options: list[StageOptions], picked: IntArray) -> IntArray:
+    """Most bytes on the host of any rank of every plan, of a node type with less than the roomiest as above."""
+    roomiest, types = host_capacity_bytes(problem), rank_types(problem, layout)
     peak = np.zeros(len(picked), dtype=np.int64)
     profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     for rank, rows in enumerate(profiles):
         own = layout.rank_stages[rank]
         for _, counts in rows:
             total = np.full(len(picked), sum(options[j].host_state_bytes for j in own))
+            total += roomiest - problem.node_types[types[rank]].host_bytes
             for count, held in zip(counts[: len(own)], own, strict=True):
                 total = total + count * options[held].host_kept_bytes[picked[:, held]]
             peak = np.maximum(peak, total)

@@ -1,0 +1,81 @@
+"""Clusters of several node types on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.test_cli import refused, run
+
+CLUSTER = "dgx-a100-80:16+dgx-h100:16"
+SOLVE = [
+    "solve",
+    "llama3-8b",
+    CLUSTER,
+    "--global-batch",
+    "64",
+    "--fix",
+    "tp=2,cp=1,pp=2,vpp=1,micro_batch_size=1,zero_stage=1",
+]
+
+
+def test_solved_simulated_and_said() -> None:
+    """The report says on which nodes every stage is, and so does the JSON, which simulates to the same time."""
+    result = run(*SOLVE, "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["status"] == "optimal"
+    types = [stage["node_type"] for stage in document["plan"]["stages"]]
+    assert sorted(types) == ["dgx-a100-80", "dgx-h100"]
+    layers = {stage["node_type"]: stage["layers"][1] - stage["layers"][0] for stage in document["plan"]["stages"]}
+    assert layers["dgx-h100"] > layers["dgx-a100-80"]
+    assert [group["num_gpus"] for group in document["problem"]["other_hardware"]] == [16]
+
+
+def test_simulate_reads_what_solve_wrote(tmp_path: object) -> None:
+    """``simulate`` of the file gives the same step, and names both types."""
+    path = f"{tmp_path}/plan.json"
+    solved = run(*SOLVE, "--space", "uniform", "--out", path)
+    assert solved.exit_code == 0, solved.stderr
+    assert "nodes" in solved.stdout
+    again = run("simulate", path)
+    assert again.exit_code == 0, again.stderr
+    assert "16 x dgx-a100-80 + 16 x dgx-h100" in again.stdout.replace("\n", " ")
+    assert "stages 0: " in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words", "seen"),
+    [
+        ("dgx-a100-80:16+dgx-h100", [], "'dgx-h100'"),
+        ("dgx-a100-80:16+dgx-h100:0", [], "'dgx-h100:0'"),
+        ("dgx-a100-80:16+", [], "''"),
+        ("dgx-a100-80:8+dgx-h100:8+l40s:8+mi300x:8+b200:8", [], "5 node types"),
+        (CLUSTER, ["--gpus", "64"], "32 GPUs"),
+        (CLUSTER, ["--gpus", "8:64"], "32 GPUs"),
+        (CLUSTER, ["--fix", "node_order=1-1"], "node_order"),
+        (CLUSTER, ["--fix", "node_order=0-1-2"], "node_order"),
+        (CLUSTER, ["--fix", "node_order=first"], "node_order"),
+        (CLUSTER, ["--precision", "fp8"], "no fp8"),
+        ("dgx-a100-80:16+nowhere:16", [], "nowhere"),
+        ("dgx-h100", [], "--gpus is missing"),
+    ],
+)
+def test_malformed_clusters_are_refused(hardware: str, words: list[str], seen: str) -> None:
+    """Every mistake says what was seen, what was expected and what to do."""
+    assert seen in refused(run("solve", "llama3-8b", hardware, "--global-batch", "64", *words))
+
+
+def test_gpus_may_be_the_sum() -> None:
+    """``--gpus`` may repeat the sum; a fixed order of the types holds."""
+    result = run(*SOLVE, "--gpus", "32", "--space", "uniform", "--fix", "node_order=1-0", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["plan"]["layout"]["node_order"] == [1, 0]
+
+
+def test_no_whole_ranks_is_explained() -> None:
+    """Where no pipeline rank is of one type, the rule that forbids it is named."""
+    result = run("solve", "llama3-8b", CLUSTER, "--global-batch", "64", "--fix", "pp=1")
+    assert result.exit_code == 3
+    assert "node_types_hold_whole_ranks" in result.stderr
