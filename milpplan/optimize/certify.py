@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.critical_path import critical_path
-from milpplan.costs.layout_costs import layout_costs
+from milpplan.costs.mixed_costs import costs_of
 from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.simulator import simulate
 from milpplan.costs.stages import durations, plan_stages
@@ -94,7 +93,7 @@ def _plan_again(problem: Problem, claim: Claim) -> Check:
 def _path_again(problem: Problem, plan: Plan) -> Check:
     """The longest path through the plan's step, summed from the durations that it passes, is the step."""
     layout = plan.layout
-    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
+    costs = costs_of(problem, layout)
     matrix = durations(plan_stages(costs, problem.model.layer_kinds, plan))
     graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
     path = critical_path(graph, matrix)
