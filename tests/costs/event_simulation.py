@@ -113,19 +113,23 @@ def zb_v_order(P: int, m: int, rank: int) -> list[Item]:
     return order
 
 
-def needs(item: Item, case: Case) -> tuple[Item | None, int | None]:
-    """The work item whose output an item needs, and the border that it passes on the network: that between this
-    virtual stage and the next."""
+def needs(item: Item, case: Case) -> tuple[Item | None, bool]:
+    """The work item whose output an item needs, and whether it comes over the network."""
     kind, stage, micro_batch = item
     home = {own: rank for rank, held in enumerate(stages_of(case)) for own in held}
     if kind == "W":
-        return ("B", stage, micro_batch), None
+        return ("B", stage, micro_batch), False
     if kind == "F":
-        border = stage - 1 if stage and home[stage] != home[stage - 1] else None
-        return (("F", stage - 1, micro_batch), border) if stage > 0 else (None, None)
+        return (("F", stage - 1, micro_batch), home[stage] != home[stage - 1]) if stage > 0 else (None, False)
     if stage == max(home):
-        return ("F", stage, micro_batch), None
-    return ("B", stage + 1, micro_batch), stage if home[stage] != home[stage + 1] else None
+        return ("F", stage, micro_batch), False
+    return ("B", stage + 1, micro_batch), home[stage] != home[stage + 1]
+
+
+def border(item: Item) -> int:
+    """The virtual stage before the border to the next one that an item's input passes."""
+    kind, stage, _ = item
+    return stage - 1 if kind == "F" else stage
 
 
 def simulate(
@@ -178,12 +182,12 @@ def run_next(
     if not todo:
         return False
     kind, stage, _ = item = todo[0]
-    needed, border = needs(item, case)
+    needed, over_network = needs(item, case)
     if needed is not None and needed not in step.end:
         return False
     start = free[rank]
     if needed is not None:
-        sent = 0 if border is None else transfer + durations[CROSSING][border]
+        sent = transfer + durations[CROSSING][border(item)] if over_network else 0
         start = max(start, step.end[needed] + sent)
     arrives = 0
     if overlap_gather and item == ("F", stage, 0):

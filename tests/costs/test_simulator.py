@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milpplan.costs import mixed_costs
 from milpplan.costs import simulator as sut
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
@@ -57,7 +58,7 @@ def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
         nothing = {name: 0 * getattr(table.distinct, name) for name in ("embedding_ns", "head_ns", "transfer_ns")}
         return replace(table, distinct=replace(table.distinct, **nothing))
 
-    monkeypatch.setattr(sut, "layout_costs", bare)
+    monkeypatch.setattr(mixed_costs, "layout_costs", bare)
 
 
 @pytest.mark.usefixtures("textbook")

@@ -81,7 +81,7 @@ def test_monolith_agrees() -> None:
 def test_no_plan_beats_the_bounds() -> None:
     """Of every layout no plan that fits is faster than the bounds, the coarse one included."""
     tight = offloaded = 0
-    for seed in range(400, 418):
+    for seed in range(400, 409):
         switched = seed % 3 == 0
         problem = switched_problem(seed, inference=seed % 6 == 0) if switched else mixed_problem(seed)
         columns = layout_space(problem).columns
@@ -98,8 +98,8 @@ def test_no_plan_beats_the_bounds() -> None:
                 assert bounds.memory_bytes[row] <= roomiest
                 tight += bounds.step_time_ns[row] > 0.8 * best
                 offloaded += layouts[row].offloads
-    assert tight > 8
-    assert offloaded > 8
+    assert tight > 4
+    assert offloaded > 4
 
 
 def test_equal_types_are_one_type() -> None:
@@ -180,7 +180,7 @@ def test_ranks_have_the_memory_of_their_type() -> None:
     """A plan that fits on the larger devices does not fit where one of its ranks is on smaller ones."""
     rng = random.Random(1)
     seen = set()
-    for seed in range(500, 508):
+    for seed in range(500, 504):
         problem = mixed_problem(seed)
         layout = layout_space(problem).at(0)
         capacities = rank_capacities(problem, layout)
