@@ -1,0 +1,170 @@
+"""The linear program of the best senders.
+
+Sets. Lots a with b_a bytes, domains n, ranks r; a block (a, n) is a lot and the k receivers in a domain that lack
+it; L are its holders in the domain, O all others.
+
+Variables of a block, bytes, >= 0: ``local[s]`` that holder s in L sends to the receivers together, ``remote[s]``
+likewise for s in O, ``inside[r]`` that receiver r gets from L; with relays where L is empty ``imported[r]`` that r
+gets once for the whole domain and passes on, and ``direct``, which every receiver gets for itself. T: the time of
+the busiest port.
+
+Rows. With L: sum local = sum inside, sum remote = k b - sum inside, inside <= b
+(``holders_send_what_is_received``). Without L, with relays: sum remote = sum imported + k direct, sum imported +
+direct = b (``domain_imports_everything``). Ports: bytes / rate <= T (``ports_are_done``), where a relaying rank
+sends (k - 1) imported[r] inside its domain and receives b - direct - imported[r] from its neighbours.
+
+Sums over receivers suffice: any sums of holders and receivers of one block that agree are a transport between
+them. Objective: T, then with that T the bytes between domains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.switching.links import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links
+from milpplan.switching.slices import Lots
+
+NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A lot and the receivers of one domain; ``local`` and ``remote`` are the holders that may send."""
+
+    lot: int
+    size: float
+    receivers: IntArray
+    local: IntArray
+    remote: IntArray
+    relays: bool
+    """Whether the receivers may pass on what one of them imports."""
+    first: int
+    """Number of its first variable: local, remote, inside, then imported and direct."""
+
+    @property
+    def num_inside(self) -> int:
+        """Variables ``inside``: there only where receivers have a choice."""
+        return len(self.receivers) if len(self.local) and len(self.remote) else 0
+
+    @property
+    def num_imported(self) -> int:
+        """Variables ``imported``."""
+        return len(self.receivers) if self.relays else 0
+
+    @property
+    def num_variables(self) -> int:
+        """Variables of the block."""
+        return len(self.local) + len(self.remote) + self.num_inside + self.num_imported + self.relays
+
+    def variables(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+        """Numbers of its variables: local, remote, inside, imported, direct."""
+        counts = [len(self.local), len(self.remote), self.num_inside, self.num_imported, int(self.relays)]
+        ends = self.first + np.cumsum(counts)
+        return tuple(np.arange(end - count, end) for end, count in zip(ends, counts, strict=True))  # type: ignore[return-value]
+
+
+def blocks(lots: Lots, links: Links, relay: bool) -> list[Block]:
+    """All blocks; variable 0 is T."""
+    domains, found, first = links.domains(lots.num_gpus), list[Block](), 1
+    for lot in range(len(lots)):
+        holders, receivers = np.flatnonzero(lots.holders[lot]), np.flatnonzero(lots.receivers[lot])
+        for domain in np.unique(domains[receivers]).tolist():
+            here = receivers[domains[receivers] == domain]
+            near = domains[holders] == domain
+            relays = relay and not near.any() and len(here) > 1
+            size = float(lots.num_bytes[lot])
+            found.append(Block(lot, size, here, holders[near], holders[~near], relays, first))
+            first += found[-1].num_variables
+    return found
+
+
+Entry = tuple[int, int, float]
+"""Row, variable, coefficient."""
+
+
+@dataclass(frozen=True, slots=True)
+class SenderProgram:
+    """Rows of the program in seconds and bytes: ``balance`` entries with ``amounts`` on the right, port rows
+    [4 * ranks] with what they carry in any case, ``between`` [variables] bytes that cross domains."""
+
+    num_variables: int
+    balance: list[Entry]
+    amounts: list[float]
+    ports: list[Entry]
+    fixed: FloatArray
+    upper: FloatArray
+    between: FloatArray
+
+
+def sender_program(found: list[Block], links: Links, num_gpus: int) -> SenderProgram:
+    """The program of all blocks; the rate of a port between domains is that of one rail."""
+    num_variables = 1 + sum(block.num_variables for block in found)
+    program = SenderProgram(
+        num_variables,
+        [],
+        [],
+        [],
+        np.zeros(4 * num_gpus),
+        np.full(num_variables, np.inf),
+        np.zeros(num_variables),
+    )
+    for block in found:
+        _holders_send_what_is_received(program, block)
+        program.ports.extend(_ports_are_done(program.fixed, block, num_gpus))
+        _, remote, inside, _, _ = block.variables()
+        program.upper[inside] = block.size
+        program.between[remote] = 1.0
+    seconds = np.repeat([1 / links.inside_bytes_per_s, 1 / links.between_bytes_per_s], 2 * num_gpus)
+    program.ports[:] = [(row, variable, value * seconds[row]) for row, variable, value in program.ports]
+    program.fixed[:] *= seconds
+    return program
+
+
+def _row(program: SenderProgram, entries: list[tuple[IntArray, float]], amount: float) -> None:
+    number = len(program.amounts)
+    program.balance.extend((number, int(v), value) for variables, value in entries for v in variables)
+    program.amounts.append(amount)
+
+
+def _holders_send_what_is_received(program: SenderProgram, block: Block) -> None:
+    """Rows of the balance; ``domain_imports_everything`` where receivers relay."""
+    local, remote, inside, imported, direct = block.variables()
+    count, size = len(block.receivers), block.size
+    if block.relays:
+        _row(program, [(remote, 1.0), (imported, -1.0), (direct, -float(count))], 0.0)
+        _row(program, [(imported, 1.0), (direct, 1.0)], size)
+    elif len(inside):
+        _row(program, [(local, 1.0), (inside, -1.0)], 0.0)
+        _row(program, [(remote, 1.0), (inside, 1.0)], count * size)
+    else:
+        _row(program, [(local if len(local) else remote, 1.0)], count * size)
+
+
+def _ports_are_done(fixed: FloatArray, block: Block, num_gpus: int) -> Iterator[Entry]:
+    """Bytes of every port: what variables add, as entries; what is there in any case is added to ``fixed``."""
+    local, remote, inside, imported, direct = block.variables()
+    out_inside, in_inside, out_between, in_between = (
+        port * num_gpus for port in (OUT_INSIDE, IN_INSIDE, OUT_BETWEEN, IN_BETWEEN)
+    )
+    yield from ((out_inside + int(s), int(v), 1.0) for s, v in zip(block.local, local, strict=True))
+    yield from ((out_between + int(s), int(v), 1.0) for s, v in zip(block.remote, remote, strict=True))
+    if block.relays:
+        fixed[in_inside + block.receivers] += block.size
+        others = float(len(block.receivers) - 1)
+        for receiver, variable in zip(block.receivers.tolist(), imported.tolist(), strict=True):
+            yield in_between + receiver, variable, 1.0
+            yield in_between + receiver, int(direct[0]), 1.0
+            yield out_inside + receiver, variable, others
+            yield in_inside + receiver, variable, -1.0
+            yield in_inside + receiver, int(direct[0]), -1.0
+    elif len(inside):
+        fixed[in_between + block.receivers] += block.size
+        for receiver, variable in zip(block.receivers.tolist(), inside.tolist(), strict=True):
+            yield in_inside + receiver, variable, 1.0
+            yield in_between + receiver, variable, -1.0
+    else:
+        fixed[(in_inside if len(local) else in_between) + block.receivers] += block.size

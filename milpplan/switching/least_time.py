@@ -1,0 +1,166 @@
+"""The best senders: the routes whose busiest port is done first, with a proof that none are done sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.errors import InvalidInputError, SolverError
+from milpplan.switching.blocks import Block, Entry, SenderProgram, blocks, sender_program
+from milpplan.switching.links import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links
+from milpplan.switching.routes import Route, Routes, nearest_routes
+from milpplan.switching.slices import Lots
+
+MAX_VARIABLES = 400_000
+"""Largest program that is solved (a minute or two); nearest holders need none."""
+SLACK = 1e-6
+"""By how much the least time may be passed, relative, to keep bytes inside domains."""
+
+
+def least_time_routes(lots: Lots, links: Links, relay: bool = False) -> tuple[Routes, float]:
+    """Routes with the least time of the busiest port, and a proved lower bound of it in seconds.
+
+    Args:
+        lots: what has to move.
+        links: rates of the ports.
+        relay: whether receivers may pass on in their domain what one of them imports. The bound is then for the
+            ports' sums over both (waves without end); without, for direct messages.
+
+    Raises:
+        InvalidInputError: the program is too large.
+        SolverError: the solver failed.
+    """
+    found = blocks(lots, links, relay)
+    if not found:
+        return Routes.of([]), 0.0
+    program = sender_program(found, links, lots.num_gpus)
+    if program.num_variables > MAX_VARIABLES:
+        raise InvalidInputError(
+            f"The best senders are a linear program of {program.num_variables:,} variables.",
+            f"Expected at most {MAX_VARIABLES:,}.",
+            "Take the nearest senders, or fewer GPUs.",
+        )
+    start = nearest_routes(lots, links)
+    least = float(links.port_s(start.sender, start.receiver, start.num_bytes, lots.num_gpus).max())
+    bytes_unit = float(lots.num_bytes.max())
+    amounts, prices = _solved(program, bytes_unit, least)
+    bound_s = priced_bound_s(found, links, lots.num_gpus, prices)
+    return Routes.of(list(_routes(found, amounts))), bound_s
+
+
+def _matrix(entries: list[Entry], num_rows: int, num_columns: int) -> coo_array:
+    rows, columns, values = np.array(entries, dtype=np.float64).T if entries else np.zeros((3, 0))
+    return coo_array((values, (rows.astype(np.int64), columns.astype(np.int64))), shape=(num_rows, num_columns))
+
+
+def _solved(program: SenderProgram, unit: float, time_s: float) -> tuple[FloatArray, FloatArray]:
+    """Bytes of every variable, and the prices of the ports, which add up to 1. ``unit`` bytes and ``time_s`` scale
+    the program to numbers near one."""
+    num_ports, size = len(program.fixed), program.num_variables
+    balance = _matrix(program.balance, len(program.amounts), size).tocsr()
+    rows = [*((row, v, value * unit / time_s) for row, v, value in program.ports)]
+    rows += [(row, 0, -1.0) for row in range(num_ports)]
+    ports = _matrix(rows, num_ports, size).tocsr()
+    # A port that carries nothing can never be the busiest.
+    used = np.diff(ports.indptr) > 1
+    used |= program.fixed > 0
+    ports, fixed = ports[used], program.fixed[used] / time_s
+    upper = program.upper / unit
+    right = np.array(program.amounts) / unit
+
+    def run(objective: FloatArray, limit: float) -> tuple[FloatArray, FloatArray]:
+        upper[0] = limit
+        limits = np.column_stack([np.zeros(size), upper])
+        answer = linprog(objective, ports, -fixed, balance, right, limits, method="highs")
+        if answer.status != 0:
+            raise SolverError(
+                f"HiGHS did not solve the program of the senders: {answer.message}",
+                "Expected a program with a solution.",
+                "Report this as a bug, with the two plans; nearest senders work without the program.",
+            )
+        return answer.x, answer.ineqlin.marginals
+
+    first, marginals = run(np.eye(1, size)[0], np.inf)
+    prices = np.zeros(num_ports)
+    prices[used] = np.maximum(-marginals, 0.0)
+    chosen, _ = run(program.between, float(first[0]) * (1 + SLACK))
+    return np.maximum(chosen, 0.0) * unit, prices / prices.sum()
+
+
+def priced_bound_s(found: list[Block], links: Links, num_gpus: int, prices: FloatArray) -> float:
+    """What the cheapest routes cost where a second of each port has a price; the prices add up to 1.
+
+    The busiest port is busy for at least the mean over all ports weighted by prices >= 0, and that is least where
+    each part takes its cheapest way: a lower bound whatever the solver did, prices [4 * ranks] included.
+    """
+    inside, between = 1 / links.inside_bytes_per_s, 1 / links.between_bytes_per_s
+    price = np.maximum(prices, 0.0).reshape(4, num_gpus) * np.array([inside, inside, between, between])[:, None]
+    total = 0.0
+    for block in found:
+        ranks = block.receivers
+        near = price[OUT_INSIDE, block.local].min(initial=np.inf) + price[IN_INSIDE, ranks]
+        far = price[OUT_BETWEEN, block.remote].min(initial=np.inf) + price[IN_BETWEEN, ranks]
+        direct = float(np.minimum(near, far).sum())
+        if block.relays:
+            passing = price[IN_BETWEEN, ranks] + (len(ranks) - 1) * price[OUT_INSIDE, ranks]
+            passing = passing + price[IN_INSIDE, ranks].sum() - price[IN_INSIDE, ranks]
+            direct = min(direct, float(price[OUT_BETWEEN, block.remote].min() + passing.min()))
+        total += block.size * direct
+    return total / max(float(prices.sum()), np.finfo(np.float64).tiny)
+
+
+Demand = tuple[int, float, float]
+"""Receiver, first byte, last byte + 1 of its lot."""
+
+
+def _routes(found: list[Block], amounts: FloatArray) -> Iterator[Route]:
+    for block in found:
+        local, remote, inside, imported, direct = (amounts[part] for part in block.variables())
+        ranks, size = block.receivers.tolist(), block.size
+        if block.relays:
+            yield from _relayed(block, remote, imported, float(direct[0]))
+            continue
+        border = np.minimum(inside, size) if len(inside) else np.full(len(ranks), size if len(local) else 0.0)
+        near = [(rank, 0.0, float(stop)) for rank, stop in zip(ranks, border, strict=True)]
+        far = [(rank, float(start), size) for rank, start in zip(ranks, border, strict=True)]
+        yield from _dealt(block.lot, block.local, local, near)
+        yield from _dealt(block.lot, block.remote, remote, far)
+
+
+def _relayed(block: Block, remote: FloatArray, imported: FloatArray, direct: float) -> Iterator[Route]:
+    """Everybody gets the first ``direct`` bytes; of the rest each importer its part, which it passes on."""
+    ranks = block.receivers.tolist()
+    direct = min(direct, block.size)
+    weights = imported / imported.sum() if imported.sum() > 0 else np.full(len(ranks), 1 / len(ranks))
+    ends = direct + np.cumsum(weights) * (block.size - direct)
+    ends[-1] = block.size
+    starts = [direct, *ends[:-1].tolist()]
+    parts = list(zip(ranks, starts, ends.tolist(), strict=True))
+    yield from _dealt(block.lot, block.remote, remote, [(rank, 0.0, direct) for rank in ranks] + parts)
+    for importer, start, stop in parts:
+        yield from ((block.lot, importer, rank, start, stop, True) for rank in ranks if rank != importer)
+
+
+def _dealt(lot: int, senders: IntArray, amounts: FloatArray, demands: list[Demand]) -> Iterator[Route]:
+    """Senders in their order fill the demands in theirs; rounding is left to the last one."""
+    wanted = sum(stop - start for _, start, stop in demands)
+    total = float(amounts.sum())
+    if wanted <= 0 or len(senders) == 0:
+        return
+    left = (amounts * (wanted / total) if total > 0 else np.full(len(senders), wanted / len(senders))).tolist()
+    current = 0
+    for receiver, first, stop in demands:
+        start = first
+        while start < stop:
+            last = current == len(senders) - 1
+            end = stop if last or left[current] >= stop - start else start + left[current]
+            if end > start:
+                yield lot, int(senders[current]), receiver, start, end, False
+            left[current] -= end - start
+            start = end
+            if start < stop:
+                current += 1

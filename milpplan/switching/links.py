@@ -1,0 +1,96 @@
+"""What a switch runs on, and how long its messages take there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.communication.rank_lists import gpus_per_domain
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.errors import InvalidInputError
+from milpplan.specs.hardware import HardwareSpec
+
+OUT_INSIDE, IN_INSIDE, OUT_BETWEEN, IN_BETWEEN = range(4)
+"""Ports of a rank: links inside its domain and its share of the network, each in both directions at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Rates of one rank's ports, one direction, and latencies of a message. Domains hold consecutive ranks.
+
+    A message between domains whose ends have different places in them runs at ``other_rail_fraction`` of the rate.
+    """
+
+    gpus_per_domain: int
+    inside_bytes_per_s: float
+    between_bytes_per_s: float
+    inside_latency_s: float = 0.0
+    between_latency_s: float = 0.0
+    other_rail_fraction: float = 1.0
+    other_rail_latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("gpus_per_domain", "inside_bytes_per_s", "between_bytes_per_s", "other_rail_fraction"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InvalidInputError(
+                    f"{name} = {getattr(self, name)}.", "Expected a positive number.", "Correct the links."
+                )
+
+    @staticmethod
+    def of(hardware: HardwareSpec, num_gpus: int) -> Links:
+        """The links of a hardware description, as ``collectives.p2p_s`` has them."""
+        up, out = hardware.scale_up, hardware.scale_out
+        rails = out.rails
+        return Links(
+            gpus_per_domain(hardware, num_gpus),
+            up.bandwidth_bytes_per_s * up.p2p_efficiency,
+            out.bandwidth_bytes_per_s * out.efficiency,
+            up.p2p_latency_s,
+            out.p2p_latency_s,
+            1.0 if rails is None else rails.bandwidth_fraction,
+            0.0 if rails is None else rails.latency_s,
+        )
+
+    def domains(self, num_gpus: int) -> IntArray:
+        """Domain of every rank."""
+        return np.asarray(np.arange(num_gpus) // self.gpus_per_domain)
+
+    def same_domain(self, a: IntArray, b: IntArray) -> BoolArray:
+        """Whether pairs of ranks share a domain."""
+        return np.asarray(a // self.gpus_per_domain == b // self.gpus_per_domain)
+
+    def seconds(self, sender: IntArray, receiver: IntArray, num_bytes: FloatArray | IntArray) -> FloatArray:
+        """Seconds for which a message keeps the ports at its two ends busy: bytes / rate, without latency.
+
+        Arrays that broadcast. Source: as ``collectives.p2p_s``.
+        """
+        other = (sender - receiver) % self.gpus_per_domain != 0
+        between = self.between_bytes_per_s * np.where(other, self.other_rail_fraction, 1.0)
+        rate = np.where(self.same_domain(sender, receiver), self.inside_bytes_per_s, between)
+        return np.asarray(num_bytes / rate)
+
+    def port_s(
+        self, sender: IntArray, receiver: IntArray, num_bytes: FloatArray | IntArray, num_gpus: int
+    ) -> FloatArray:
+        """Seconds for which every port is busy, [ports, ranks]: the sum over its messages."""
+        seconds = self.seconds(sender, receiver, num_bytes)
+        inside = self.same_domain(sender, receiver)
+        found = np.zeros((4, num_gpus))
+        for ranks, chosen, port in (
+            (sender, inside, OUT_INSIDE),
+            (receiver, inside, IN_INSIDE),
+            (sender, ~inside, OUT_BETWEEN),
+            (receiver, ~inside, IN_BETWEEN),
+        ):
+            found[port] = np.bincount(ranks[chosen], seconds[chosen], minlength=num_gpus)
+        return found
+
+    def latency_s(self, sender: IntArray, receiver: IntArray) -> float:
+        """Latency of messages that start together: that of the slowest kind among them, 0 for none."""
+        if len(sender) == 0:
+            return 0.0
+        inside = self.same_domain(sender, receiver)
+        other = (sender - receiver) % self.gpus_per_domain != 0
+        between = self.between_latency_s + np.where(other, self.other_rail_latency_s, 0.0)
+        return float(np.where(inside, self.inside_latency_s, between).max())

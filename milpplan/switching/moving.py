@@ -1,0 +1,76 @@
+"""Moving real arrays: what a switch does to the tensors of every rank, step by step.
+
+Works on arrays of NumPy, and on anything that is indexed, shaped and assigned to like them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.switching.ownership import Box, Ownership
+from milpplan.switching.records import SwitchPlan
+from milpplan.switching.tensors import Tensor
+
+Piece = tuple[Box, Any]
+"""A box of a tensor and its array."""
+Held = dict[int, list[Piece]]
+"""What one rank holds: the pieces of each tensor, by the tensor's number."""
+Boxes = list[tuple[int, Box]]
+"""The boxes of one rank, each with the number of its tensor."""
+
+
+def boxes_of_ranks(owner: Ownership, tensors: tuple[Tensor, ...], num_gpus: int) -> list[Boxes]:
+    """The boxes that every rank holds."""
+    found: list[Boxes] = [[] for _ in range(num_gpus)]
+    for number, tensor in enumerate(tensors):
+        for rank, top, bottom, left, right in owner.boxes(tensor).tolist():
+            found[rank].append((number, (top, bottom, left, right)))
+    return found
+
+
+def held_of(boxes: Boxes, array: Callable[[int, Box], Any]) -> Held:
+    """One rank's pieces, each made by ``array`` from the number of its tensor and its box."""
+    held: Held = {}
+    for number, box in boxes:
+        held.setdefault(number, []).append((box, array(number, box)))
+    return held
+
+
+def view(held: Held, piece: IntArray) -> Any:
+    """The part of a rank's arrays that a slice (number of the tensor, box) names.
+
+    Raises:
+        KeyError: the rank does not hold it.
+    """
+    number, top, bottom, left, right = piece.tolist()
+    for box, array in held.get(number, []):
+        if box[0] <= top and bottom <= box[1] and box[2] <= left and right <= box[3]:
+            return array[top - box[0] : bottom - box[0], left - box[2] : right - box[2]]
+    raise KeyError(f"tensor {number}, rows {top} to {bottom}, columns {left} to {right}")
+
+
+def keep(old: Held, new: Held) -> None:
+    """Copy what a rank holds before and after the switch from its old arrays to its new ones."""
+    pairs = ((before, after) for number in new for before in old.get(number, []) for after in new[number])
+    for (before, source), (after, array) in pairs:
+        top, bottom = max(after[0], before[0]), min(after[1], before[1])
+        left, right = max(after[2], before[2]), min(after[3], before[3])
+        if top < bottom and left < right:
+            part = source[top - before[0] : bottom - before[0], left - before[2] : right - before[2]]
+            array[top - after[0] : bottom - after[0], left - after[2] : right - after[2]] = part
+
+
+def move(switch: SwitchPlan, old: list[Held], new: list[Held]) -> None:
+    """Carry out a switch in one process: fill every rank's new arrays, each from the rank's own old ones and from
+    the transfers alone. Relays read the new arrays of their senders."""
+    for before, after in zip(old, new, strict=True):
+        keep(before, after)
+    transfers = switch.transfers
+    for number in np.argsort(transfers.relay, kind="stable").tolist():
+        piece, sender = transfers.boxes[number], int(transfers.sender[number])
+        source = new[sender] if transfers.relay[number] else old[sender]
+        view(new[int(transfers.receiver[number])], piece)[...] = view(source, piece)

@@ -1,0 +1,191 @@
+"""Which rank holds which slice of which tensor under a plan.
+
+A slice is a box ``[first row, last row + 1) x [first column, last column + 1)`` of a tensor. Tensor parallelism
+cuts rows or columns, pipeline parallelism deals out the layers, expert parallelism the experts; replicas hold the
+same boxes, or with ZeRO the rows of each box in equal shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from milpplan.communication.rank_lists import rank_lists
+from milpplan.costs.columns import IntArray
+from milpplan.costs.parameters import padded_vocab_size
+from milpplan.costs.states import ADAM_STATE_BYTES
+from milpplan.errors import IllegalPlanError
+from milpplan.specs.model import MixtureOfExperts, ModelSpec
+from milpplan.specs.plan import Layout, Plan
+from milpplan.switching.tensors import EMBEDDING, HEAD, Shape, Tensor
+
+What = Literal["parameters", "gradients", "optimizer"]
+WHATS: tuple[What, ...] = ("parameters", "gradients", "optimizer")
+"""bf16 weights; reduced gradients; fp32 weights with both moments."""
+
+SHARDED_FROM: dict[What, int] = {"parameters": 3, "gradients": 1, "optimizer": 1}
+"""ZeRO stage from which replicas hold shares. Gradients from stage 1: its reduce-scatter leaves the sums of a
+share on each replica; what the rest of its buffer holds is not reduced (``states.reduce_s``)."""
+
+Box = tuple[int, int, int, int]
+"""First row, last row + 1, first column, last column + 1."""
+
+
+def element_bytes(what: What, grad_bytes: int) -> int:
+    """Bytes of one parameter's part of ``what``: 2, ``grad_bytes``, or 12 (Adam in fp32)."""
+    return {"parameters": 2, "gradients": grad_bytes, "optimizer": ADAM_STATE_BYTES}[what]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRules:
+    """How a framework divides what the degrees leave open.
+
+    ``shards``: ``tensor`` gives each replica an equal number of the rows of each of its boxes (PyTorch's
+    fully_shard); ``hetu`` divides the rows of the whole tensor by replicas first and by tensor-parallel ranks
+    second, as Hetu's annotation of a scattered gradient reads to its own switch planner.
+    ``padded_vocabulary``: cut as Megatron-LM pads it, else in equal parts. ``sharding_group``: as
+    ``Software.sharding_group``.
+    """
+
+    shards: Literal["tensor", "hetu"] = "tensor"
+    padded_vocabulary: bool = True
+    sharding_group: int = 0
+
+
+EQUAL_ROWS = ShardRules()
+"""Every replica an equal number of the rows of each box."""
+
+
+def _cut(size: int, units: int, parts: int, part: int) -> tuple[int, int]:
+    """Part ``part`` of ``parts`` of a dimension whose ``units`` stay whole; with more parts than units each has
+    the unit that the parts around it share (key and value heads beyond ``num_key_value_heads``)."""
+    first, last = part * units // parts, (part + 1) * units // parts
+    if units < parts:
+        last = first + 1
+    return first * size // units, last * size // units
+
+
+def _share(box: Box, parts: int, part: int) -> Box:
+    rows = box[1] - box[0]
+    return box[0] + part * rows // parts, box[0] + (part + 1) * rows // parts, box[2], box[3]
+
+
+def tensor_box(shape: Shape, parts: int, part: int, rules: ShardRules) -> Box:
+    """The box of one tensor-parallel rank."""
+    if shape.split == "columns":
+        return 0, shape.rows, *_cut(shape.columns, shape.units, parts, part)
+    if shape.split == "none":
+        return 0, shape.rows, 0, shape.columns
+    if shape.vocabulary and rules.padded_vocabulary:
+        each = int(padded_vocab_size(shape.rows, parts)) // parts
+        return min(part * each, shape.rows), min((part + 1) * each, shape.rows), 0, shape.columns
+    return *_cut(shape.rows, shape.units, parts, part), 0, shape.columns
+
+
+def _shard_box(shape: Shape, grid: tuple[int, int], place: tuple[int, int], rules: ShardRules) -> Box:
+    """The box of shard ``place[1]`` of ``grid[1]`` on tensor-parallel rank ``place[0]`` of ``grid[0]``."""
+    (parts, shards), (part, shard) = grid, place
+    if rules.shards == "hetu" and shape.split != "columns" and shards > 1:
+        return *_cut(shape.rows, shape.rows, shards * parts, shard * parts + part), 0, shape.columns
+    return _share(tensor_box(shape, parts, part, rules), shards, shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who holds what of one plan; boxes are worked out once for every shape and place."""
+
+    plan: Plan
+    rules: ShardRules
+    sharded: bool
+    stage_of_layer: tuple[int, ...]
+    dense: IntArray
+    """Ranks [pp, tp, replicas]."""
+    expert: IntArray
+    """Ranks [pp, ep, etp, replicas]."""
+    known: dict[tuple[Shape, int, int], IntArray] = field(default_factory=dict)
+
+    def stages(self, tensor: Tensor) -> tuple[int, ...]:
+        """Pipeline ranks that hold a tensor: one, or both ends for a tied embedding."""
+        ranks = self.plan.layout.stage_ranks
+        if tensor.place == EMBEDDING:
+            return tuple(sorted({ranks[0], ranks[-1]})) if tensor.tied else (ranks[0],)
+        return (ranks[-1],) if tensor.place == HEAD else (self.stage_of_layer[tensor.place],)
+
+    def key(self, tensor: Tensor) -> tuple[tuple[int, ...], int]:
+        """What besides its shape decides who holds a tensor: pipeline ranks, and the rank of its experts (-1:
+        dense)."""
+        layout = self.plan.layout
+        home = -1 if tensor.expert is None else tensor.expert * layout.ep // tensor.num_experts
+        return self.stages(tensor), home
+
+    def boxes(self, tensor: Tensor) -> IntArray:
+        """Rank and box of every holder, [holders, 5]; empty boxes are left out."""
+        stages, home = self.key(tensor)
+        return np.concatenate([self._boxes(tensor.shape, stage, home) for stage in stages])
+
+    def _boxes(self, shape: Shape, stage: int, home: int) -> IntArray:
+        key = (shape, stage, home)
+        if key not in self.known:
+            ranks = self.dense[stage] if home < 0 else self.expert[stage, home]
+            parts, replicas = ranks.shape
+            group = self.rules.sharding_group
+            shards = 1 if not self.sharded else replicas if group == 0 else int(np.gcd(replicas, group))
+            grid = (parts, shards)
+            found = [
+                (int(ranks[part, replica]), *_shard_box(shape, grid, (part, replica % shards), self.rules))
+                for part in range(parts)
+                for replica in range(replicas)
+            ]
+            boxes = np.array(found, dtype=np.int64).reshape(-1, 5)
+            self.known[key] = boxes[(boxes[:, 1] < boxes[:, 2]) & (boxes[:, 3] < boxes[:, 4])]
+        return self.known[key]
+
+
+def ownership(model: ModelSpec, plan: Plan, what: What, rules: ShardRules = EQUAL_ROWS) -> Ownership:
+    """Who holds which slices of ``what`` under a plan.
+
+    Raises:
+        IllegalPlanError: the plan does not hold the model's layers, or its degrees do not divide.
+    """
+    layout = plan.layout
+    _check(model, plan)
+    lists = rank_lists(layout, 1, 1)
+    stage_of_layer = [
+        layout.stage_ranks[number]
+        for number, stage in enumerate(plan.virtual_stages)
+        for _ in range(stage.num_layers)
+    ]
+    return Ownership(
+        plan,
+        rules,
+        layout.zero_stage >= SHARDED_FROM[what],
+        tuple(stage_of_layer),
+        lists["replicas"].reshape(layout.pp, layout.tp, -1),
+        lists["expert_replicas"].reshape(layout.pp, layout.ep, layout.etp, -1),
+    )
+
+
+def _check(model: ModelSpec, plan: Plan) -> None:
+    layout, held = plan.layout, plan.virtual_stages[-1].layers[1]
+    if held != model.num_layers:
+        raise IllegalPlanError(
+            f"The plan holds {held} layers, {model.name} has {model.num_layers}.",
+            "Expected a plan of this model.",
+            "Give plans and model that belong together.",
+        )
+    for name, number, divisor in _divisions(model, layout):
+        if number % divisor:
+            raise IllegalPlanError(
+                f"{name} = {number} is not a multiple of {divisor}.",
+                "Expected degrees that divide what they share.",
+                "Correct the layout of the plan.",
+            )
+
+
+def _divisions(model: ModelSpec, layout: Layout) -> list[tuple[str, int, int]]:
+    """What must be a multiple of what."""
+    found = [("tp * cp * dp", layout.tp * layout.cp * layout.dp, layout.ep * layout.etp)]
+    moes = [run.mlp for run in model.layers if isinstance(run.mlp, MixtureOfExperts)]
+    return found + [("num_experts", mlp.num_experts, layout.ep) for mlp in moes]

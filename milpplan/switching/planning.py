@@ -1,0 +1,131 @@
+"""A switch between two plans: what moves, who sends it, how long it takes and what memory it needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.errors import UnknownNameError
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Plan
+from milpplan.switching.least_time import least_time_routes
+from milpplan.switching.links import Links
+from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What
+from milpplan.switching.records import SENDERS, Senders, SwitchPlan
+from milpplan.switching.routes import Routes, nearest_routes, routes_s
+from milpplan.switching.slices import Lots, lots
+from milpplan.switching.tensors import EMBEDDING, HEAD
+from milpplan.switching.transfers import Transfers, layer_mask, transfers_of
+
+
+def chosen_routes(moved: Lots, links: Links, senders: Senders) -> tuple[Routes, float]:
+    """Routes by the way of choosing senders, and the proved bound of their busiest port in seconds (0 for the
+    nearest). Relays are taken only where they are faster than the best direct senders.
+
+    Raises:
+        UnknownNameError: no such way.
+    """
+    if senders == "nearest":
+        return nearest_routes(moved, links), 0.0
+    if senders not in SENDERS:
+        raise UnknownNameError(
+            f"There are no senders {senders!r}.", f"Expected one of {', '.join(SENDERS)}.", "Choose one of them."
+        )
+    direct, bound_s = least_time_routes(moved, links)
+    if senders == "exact":
+        return direct, bound_s
+    relayed, relay_bound_s = least_time_routes(moved, links, relay=True)
+    times = [routes_s(links, one, one.num_bytes, moved.num_gpus) for one in (relayed, direct)]
+    return (relayed if times[0] < times[1] else direct), relay_bound_s
+
+
+def plan_switch(
+    model: ModelSpec,
+    source: Plan,
+    target: Plan,
+    links: Links,
+    what: What = "parameters",
+    senders: Senders = "exact",
+    grad_bytes: int = 4,
+    rules: ShardRules = EQUAL_ROWS,
+) -> SwitchPlan:
+    """The transfers that turn what ranks hold under ``source`` into what they hold under ``target``.
+
+    Every rank receives what it lacks, once, and nothing else. ``grad_bytes``: bytes of a reduced gradient.
+
+    Raises:
+        InvalidInputError: the plans have different numbers of GPUs, or too many for the best senders.
+        IllegalPlanError: a plan is not one of the model.
+    """
+    moved = lots(model, source, target, what, grad_bytes, rules)
+    routes, bound_s = chosen_routes(moved, links, senders)
+    transfers = transfers_of(moved, routes)
+    sent, received = _by_tier(transfers, links, moved.num_gpus)
+    assert (received.sum(axis=1) == moved.new_bytes - moved.kept_bytes).all(), (
+        "a rank gets more or less than it lacks"
+    )
+    ports = links.port_s(transfers.sender, transfers.receiver, transfers.num_bytes, moved.num_gpus)
+    return SwitchPlan(
+        what=what,
+        senders=senders,
+        num_gpus=moved.num_gpus,
+        gpus_per_domain=links.gpus_per_domain,
+        tensors=moved.tensors,
+        transfers=transfers,
+        sent_bytes=sent,
+        received_bytes=received,
+        old_bytes=moved.old_bytes,
+        new_bytes=moved.new_bytes,
+        kept_bytes=moved.kept_bytes,
+        peak_bytes=peak_bytes(moved, transfers.packed_bytes(moved.num_gpus)),
+        time_s=transfers_s(transfers, links, moved.num_gpus),
+        tier_s=(float(ports[:2].max()), float(ports[2:].max())),
+        lower_bound_s=bound_s,
+        first_layers_s=_first_layers_s(moved, target, transfers, links),
+    )
+
+
+def peak_bytes(moved: Lots, packed: IntArray | FloatArray) -> IntArray:
+    """Most bytes that each rank holds at once, [ranks]: max(old + packed + received, received + kept + new).
+
+    First everything is packed and sent, then the old tensors go, but for what is kept, and the new ones are
+    filled from the buffers. Upper bound where a framework frees tensor by tensor. Source: order of the allocations
+    in Hetu 9e47240, hetu/graph/switch_exec_graph.cc.
+    """
+    received = moved.new_bytes - moved.kept_bytes
+    before = moved.old_bytes + np.asarray(packed).astype(np.int64) + received
+    return np.asarray(np.maximum(before, received + moved.kept_bytes + moved.new_bytes))
+
+
+def transfers_s(transfers: Transfers, links: Links, num_gpus: int) -> float:
+    """Seconds of transfers: as ``routes_s``, of whole rows."""
+    none = np.zeros(len(transfers))
+    lot = np.zeros(len(transfers), dtype=np.int64)
+    routes = Routes(lot, transfers.sender, transfers.receiver, none, none, transfers.relay)
+    return routes_s(links, routes, transfers.num_bytes, num_gpus)
+
+
+def _by_tier(transfers: Transfers, links: Links, num_gpus: int) -> tuple[IntArray, IntArray]:
+    """Bytes sent and received by every rank, [ranks, tier] each."""
+    inside = links.same_domain(transfers.sender, transfers.receiver)
+    sent, received = (np.zeros((num_gpus, 2), dtype=np.int64) for _ in range(2))
+    tier = np.where(inside, 0, 1)
+    np.add.at(sent, (transfers.sender, tier), transfers.num_bytes)
+    np.add.at(received, (transfers.receiver, tier), transfers.num_bytes)
+    return sent, received
+
+
+def _first_layers_s(moved: Lots, target: Plan, transfers: Transfers, links: Links) -> float:
+    """Seconds of what the first layers of all virtual stages lack, with the embedding, and with the head where a
+    stage has nothing else."""
+    places = np.array([tensor.place for tensor in moved.tensors])
+    final = len(target.virtual_stages) - 1
+    wanted = [EMBEDDING]
+    for number, stage in enumerate(target.virtual_stages):
+        wanted += [stage.layers[0]] if stage.num_layers else [HEAD] * (number == final)
+    chosen = layer_mask(transfers.boxes, places, np.array(wanted))
+    names = ("boxes", "sender", "receiver", "relay", "num_bytes")
+    part = replace(transfers, **{name: getattr(transfers, name)[chosen] for name in names})
+    return transfers_s(part, links, moved.num_gpus)
