@@ -14,6 +14,10 @@ from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Job, Problem, Range, Space
+from milpplan.switching.links import Links
+from milpplan.switching.order import best_order, switch_costs
+from milpplan.switching.planning import plan_switch
+from milpplan.switching.records import SwitchCosts, SwitchOrder, SwitchPlan
 from milpplan.version import __version__
 
 __all__ = [
@@ -21,6 +25,7 @@ __all__ = [
     "HardwareSpec",
     "Job",
     "Layout",
+    "Links",
     "MilpplanError",
     "ModelSpec",
     "Plan",
@@ -32,14 +37,20 @@ __all__ = [
     "SolveOptions",
     "Space",
     "StepReport",
+    "SwitchCosts",
+    "SwitchOrder",
+    "SwitchPlan",
     "TrafficReport",
     "VirtualStage",
     "__version__",
+    "best_order",
     "explain_plan",
     "fixed",
     "load_hardware",
     "load_model",
+    "plan_switch",
     "simulate",
     "solve",
+    "switch_costs",
     "traffic",
 ]

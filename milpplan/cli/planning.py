@@ -170,6 +170,27 @@ def traffic(
 
 
 @app.command()
+def switch(
+    source: Annotated[Path, typer.Argument(metavar="FROM.json", help="A plan file, or the JSON of a solve.")],
+    target: Annotated[Path, typer.Argument(metavar="TO.json", help="Another plan for the same model and GPUs.")],
+    senders: Annotated[
+        str,
+        typer.Option(
+            "--senders",
+            metavar="nearest|exact|relay",
+            help="Nearest holders; the fastest direct senders, proved; or with relays inside fast domains.",
+        ),
+    ] = "relay",
+    as_json: o.AsJson = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON here.")] = None,
+) -> None:
+    """Who sends which states to whom when a job changes from one plan to another, and how long that takes."""
+    from milpplan.cli import switch as switching
+
+    raise typer.Exit(int(switching.run(source, target, senders, as_json, out)))
+
+
+@app.command()
 def sweep(
     study: Annotated[
         Path, typer.Argument(metavar="STUDY.toml", help="A study file; docs/studies.md describes it.")

@@ -82,6 +82,14 @@ def blocks(lots: Lots, links: Links, relay: bool) -> list[Block]:
     return found
 
 
+def most_variables(lots: Lots, links: Links) -> int:
+    """Variables of the largest program of these lots: holders in every domain that lacks something, and two a
+    receiver."""
+    first_ranks = np.arange(0, lots.num_gpus, links.gpus_per_domain)
+    lacking = np.logical_or.reduceat(lots.receivers, first_ranks, axis=1).sum(axis=1)
+    return int((lots.holders.sum(axis=1) * lacking).sum() + 2 * lots.receivers.sum())
+
+
 Entry = tuple[int, int, float]
 """Row, variable, coefficient."""
 

@@ -10,7 +10,7 @@ from scipy.sparse import coo_array
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.switching.blocks import Block, Entry, SenderProgram, blocks, sender_program
+from milpplan.switching.blocks import Block, Entry, SenderProgram, blocks, most_variables, sender_program
 from milpplan.switching.links import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links
 from milpplan.switching.routes import Route, Routes, nearest_routes
 from milpplan.switching.slices import Lots
@@ -34,16 +34,17 @@ def least_time_routes(lots: Lots, links: Links, relay: bool = False) -> tuple[Ro
         InvalidInputError: the program is too large.
         SolverError: the solver failed.
     """
-    found = blocks(lots, links, relay)
-    if not found:
+    if len(lots) == 0:
         return Routes.of([]), 0.0
-    program = sender_program(found, links, lots.num_gpus)
-    if program.num_variables > MAX_VARIABLES:
+    size = most_variables(lots, links)
+    if size > MAX_VARIABLES:
         raise InvalidInputError(
-            f"The best senders are a linear program of {program.num_variables:,} variables.",
+            f"The best senders are a linear program of {size:,} variables.",
             f"Expected at most {MAX_VARIABLES:,}.",
             "Take the nearest senders, or fewer GPUs.",
         )
+    found = blocks(lots, links, relay)
+    program = sender_program(found, links, lots.num_gpus)
     start = nearest_routes(lots, links)
     least = float(links.port_s(start.sender, start.receiver, start.num_bytes, lots.num_gpus).max())
     bytes_unit = float(lots.num_bytes.max())

@@ -66,11 +66,11 @@ def keep(old: Held, new: Held) -> None:
 
 def move(switch: SwitchPlan, old: list[Held], new: list[Held]) -> None:
     """Carry out a switch in one process: fill every rank's new arrays, each from the rank's own old ones and from
-    the transfers alone. Relays read the new arrays of their senders."""
+    the deliveries alone. Relays read the new arrays of their senders."""
     for before, after in zip(old, new, strict=True):
         keep(before, after)
-    transfers = switch.transfers
-    for number in np.argsort(transfers.relay, kind="stable").tolist():
-        piece, sender = transfers.boxes[number], int(transfers.sender[number])
-        source = new[sender] if transfers.relay[number] else old[sender]
-        view(new[int(transfers.receiver[number])], piece)[...] = view(source, piece)
+    deliveries = switch.deliveries
+    for number in np.argsort(deliveries.relay, kind="stable").tolist():
+        piece, sender = deliveries.boxes[number], int(deliveries.sender[number])
+        source = new[sender] if deliveries.relay[number] else old[sender]
+        view(new[int(deliveries.receiver[number])], piece)[...] = view(source, piece)

@@ -10,6 +10,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import UnknownNameError
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
+from milpplan.switching.deliveries import Deliveries, deliveries_of, layer_mask
 from milpplan.switching.least_time import least_time_routes
 from milpplan.switching.links import Links
 from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What
@@ -17,7 +18,6 @@ from milpplan.switching.records import SENDERS, Senders, SwitchPlan
 from milpplan.switching.routes import Routes, nearest_routes, routes_s
 from milpplan.switching.slices import Lots, lots
 from milpplan.switching.tensors import EMBEDDING, HEAD
-from milpplan.switching.transfers import Transfers, layer_mask, transfers_of
 
 
 def chosen_routes(moved: Lots, links: Links, senders: Senders) -> tuple[Routes, float]:
@@ -51,7 +51,7 @@ def plan_switch(
     grad_bytes: int = 4,
     rules: ShardRules = EQUAL_ROWS,
 ) -> SwitchPlan:
-    """The transfers that turn what ranks hold under ``source`` into what they hold under ``target``.
+    """The deliveries that turn what ranks hold under ``source`` into what they hold under ``target``.
 
     Every rank receives what it lacks, once, and nothing else. ``grad_bytes``: bytes of a reduced gradient.
 
@@ -61,29 +61,29 @@ def plan_switch(
     """
     moved = lots(model, source, target, what, grad_bytes, rules)
     routes, bound_s = chosen_routes(moved, links, senders)
-    transfers = transfers_of(moved, routes)
-    sent, received = _by_tier(transfers, links, moved.num_gpus)
+    deliveries = deliveries_of(moved, routes)
+    sent, received = _by_tier(deliveries, links, moved.num_gpus)
     assert (received.sum(axis=1) == moved.new_bytes - moved.kept_bytes).all(), (
         "a rank gets more or less than it lacks"
     )
-    ports = links.port_s(transfers.sender, transfers.receiver, transfers.num_bytes, moved.num_gpus)
+    ports = links.port_s(deliveries.sender, deliveries.receiver, deliveries.num_bytes, moved.num_gpus)
     return SwitchPlan(
         what=what,
         senders=senders,
         num_gpus=moved.num_gpus,
         gpus_per_domain=links.gpus_per_domain,
         tensors=moved.tensors,
-        transfers=transfers,
+        deliveries=deliveries,
         sent_bytes=sent,
         received_bytes=received,
         old_bytes=moved.old_bytes,
         new_bytes=moved.new_bytes,
         kept_bytes=moved.kept_bytes,
-        peak_bytes=peak_bytes(moved, transfers.packed_bytes(moved.num_gpus)),
-        time_s=transfers_s(transfers, links, moved.num_gpus),
+        peak_bytes=peak_bytes(moved, deliveries.packed_bytes(moved.num_gpus)),
+        time_s=deliveries_s(deliveries, links, moved.num_gpus),
         tier_s=(float(ports[:2].max()), float(ports[2:].max())),
         lower_bound_s=bound_s,
-        first_layers_s=_first_layers_s(moved, target, transfers, links),
+        first_layers_s=_first_layers_s(moved, target, deliveries, links),
     )
 
 
@@ -99,25 +99,25 @@ def peak_bytes(moved: Lots, packed: IntArray | FloatArray) -> IntArray:
     return np.asarray(np.maximum(before, received + moved.kept_bytes + moved.new_bytes))
 
 
-def transfers_s(transfers: Transfers, links: Links, num_gpus: int) -> float:
-    """Seconds of transfers: as ``routes_s``, of whole rows."""
-    none = np.zeros(len(transfers))
-    lot = np.zeros(len(transfers), dtype=np.int64)
-    routes = Routes(lot, transfers.sender, transfers.receiver, none, none, transfers.relay)
-    return routes_s(links, routes, transfers.num_bytes, num_gpus)
+def deliveries_s(deliveries: Deliveries, links: Links, num_gpus: int) -> float:
+    """Seconds of deliveries: as ``routes_s``, of whole rows."""
+    none = np.zeros(len(deliveries))
+    lot = np.zeros(len(deliveries), dtype=np.int64)
+    routes = Routes(lot, deliveries.sender, deliveries.receiver, none, none, deliveries.relay)
+    return routes_s(links, routes, deliveries.num_bytes, num_gpus)
 
 
-def _by_tier(transfers: Transfers, links: Links, num_gpus: int) -> tuple[IntArray, IntArray]:
+def _by_tier(deliveries: Deliveries, links: Links, num_gpus: int) -> tuple[IntArray, IntArray]:
     """Bytes sent and received by every rank, [ranks, tier] each."""
-    inside = links.same_domain(transfers.sender, transfers.receiver)
+    inside = links.same_domain(deliveries.sender, deliveries.receiver)
     sent, received = (np.zeros((num_gpus, 2), dtype=np.int64) for _ in range(2))
     tier = np.where(inside, 0, 1)
-    np.add.at(sent, (transfers.sender, tier), transfers.num_bytes)
-    np.add.at(received, (transfers.receiver, tier), transfers.num_bytes)
+    np.add.at(sent, (deliveries.sender, tier), deliveries.num_bytes)
+    np.add.at(received, (deliveries.receiver, tier), deliveries.num_bytes)
     return sent, received
 
 
-def _first_layers_s(moved: Lots, target: Plan, transfers: Transfers, links: Links) -> float:
+def _first_layers_s(moved: Lots, target: Plan, deliveries: Deliveries, links: Links) -> float:
     """Seconds of what the first layers of all virtual stages lack, with the embedding, and with the head where a
     stage has nothing else."""
     places = np.array([tensor.place for tensor in moved.tensors])
@@ -125,7 +125,7 @@ def _first_layers_s(moved: Lots, target: Plan, transfers: Transfers, links: Link
     wanted = [EMBEDDING]
     for number, stage in enumerate(target.virtual_stages):
         wanted += [stage.layers[0]] if stage.num_layers else [HEAD] * (number == final)
-    chosen = layer_mask(transfers.boxes, places, np.array(wanted))
+    chosen = layer_mask(deliveries.boxes, places, np.array(wanted))
     names = ("boxes", "sender", "receiver", "relay", "num_bytes")
-    part = replace(transfers, **{name: getattr(transfers, name)[chosen] for name in names})
-    return transfers_s(part, links, moved.num_gpus)
+    part = replace(deliveries, **{name: getattr(deliveries, name)[chosen] for name in names})
+    return deliveries_s(part, links, moved.num_gpus)

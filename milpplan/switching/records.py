@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.switching.deliveries import Deliveries
 from milpplan.switching.ownership import What
 from milpplan.switching.tensors import Tensor
-from milpplan.switching.transfers import Transfers
 
 Senders = Literal["nearest", "exact", "relay"]
 SENDERS: tuple[Senders, ...] = ("nearest", "exact", "relay")
@@ -33,7 +33,7 @@ class SwitchPlan:
     num_gpus: int
     gpus_per_domain: int
     tensors: tuple[Tensor, ...]
-    transfers: Transfers
+    deliveries: Deliveries
     sent_bytes: IntArray
     received_bytes: IntArray
     old_bytes: IntArray
@@ -53,13 +53,13 @@ class SwitchPlan:
     @property
     def num_messages(self) -> int:
         """Fused messages."""
-        return self.transfers.num_messages
+        return self.deliveries.num_messages
 
     def messages(self) -> tuple[IntArray, IntArray]:
         """(sender, receiver) of every fused message [messages, 2] and its bytes."""
-        starts = self.transfers.message_starts()
-        pairs = np.column_stack([self.transfers.sender[starts], self.transfers.receiver[starts]])
-        sums = np.add.reduceat(self.transfers.num_bytes, starts) if len(starts) else np.zeros(0, np.int64)
+        starts = self.deliveries.message_starts()
+        pairs = np.column_stack([self.deliveries.sender[starts], self.deliveries.receiver[starts]])
+        sums = np.add.reduceat(self.deliveries.num_bytes, starts) if len(starts) else np.zeros(0, np.int64)
         return pairs, np.asarray(sums)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class SwitchPlan:
             "between_s": self.tier_s[1],
             "first_layers_s": self.first_layers_s,
             "num_messages": len(pairs),
-            "num_slices": len(self.transfers),
+            "num_slices": len(self.deliveries),
             "old_bytes": self.old_bytes.tolist(),
             "new_bytes": self.new_bytes.tolist(),
             "kept_bytes": self.kept_bytes.tolist(),

@@ -20,6 +20,9 @@ from milpplan.specs.plan import Plan
 from milpplan.switching.ownership import EQUAL_ROWS, Ownership, ShardRules, What, element_bytes, ownership
 from milpplan.switching.tensors import Shape, Tensor, model_tensors
 
+MAX_GPUS = 4096
+"""Largest switch that is written out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lots:
@@ -97,7 +100,7 @@ def lots(
     """What a switch from one plan to another has to move of ``what``.
 
     Raises:
-        InvalidInputError: the plans have different numbers of GPUs.
+        InvalidInputError: the plans have different numbers of GPUs, or too many.
         IllegalPlanError: a plan is not one of the model.
     """
     if source.layout.num_gpus != target.layout.num_gpus:
@@ -107,6 +110,12 @@ def lots(
             "Give plans of one job.",
         )
     tensors, num_gpus = model_tensors(model), source.layout.num_gpus
+    if num_gpus > MAX_GPUS:
+        raise InvalidInputError(
+            f"A switch of {num_gpus:,} GPUs.",
+            f"Expected at most {MAX_GPUS:,}: it is written out rank by rank.",
+            "Plan it for fewer replicas, which all do the same.",
+        )
     before, after = (ownership(model, plan, what, rules) for plan in (source, target))
     held = np.zeros((3, num_gpus), dtype=np.int64)
     found: dict[tuple[bytes, bytes], list[tuple[IntArray, IntArray]]] = defaultdict(list)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from milpplan.costs.parameters import total_parameters
+from milpplan.errors import InvalidInputError
 from milpplan.specs.model import (
     DenseMlp,
     GroupedQueryAttention,
@@ -71,6 +73,11 @@ def _columns(rows: int, columns: int, units: int | None = None) -> Shape:
 def _vector(length: int) -> Shape:
     return Shape(length, 1)
 
+
+MAX_EXPERTS = 200_000
+"""Most routed experts of all layers together; each is listed by itself."""
+MAX_PARAMETERS = 10**14
+"""Most parameters; sums of their bytes over ranks stay in 64 bits."""
 
 Named = Iterator[tuple[str, Shape]]
 
@@ -160,7 +167,12 @@ def _layer(model: ModelSpec, kind: LayerRun, number: int) -> Iterator[Tensor]:
 
 
 def model_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
-    """All parameter tensors, in the order of the model; a tied embedding is there once."""
+    """All parameter tensors, in the order of the model; a tied embedding is there once.
+
+    Raises:
+        InvalidInputError: too many of them, or too large.
+    """
+    _check_size(model)
     hidden, vocabulary = model.hidden_size, model.vocab_size
     words = Shape(vocabulary, hidden, "rows", vocabulary, vocabulary=True)
     found = [Tensor("embedding.weight", words, EMBEDDING, tied=model.tie_word_embeddings)]
@@ -177,3 +189,14 @@ def model_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
     if model.lm_head_bias:
         found.append(Tensor("head.bias", Shape(vocabulary, 1, "rows", vocabulary, vocabulary=True), HEAD))
     return tuple(found)
+
+
+def _check_size(model: ModelSpec) -> None:
+    experts = sum(run.count * run.mlp.num_experts for run in model.layers if isinstance(run.mlp, MixtureOfExperts))
+    parameters = total_parameters(model)
+    if experts > MAX_EXPERTS or parameters > MAX_PARAMETERS:
+        raise InvalidInputError(
+            f"{model.name} has {parameters:,} parameters and {experts:,} routed experts.",
+            f"Expected at most {MAX_PARAMETERS:,} and {MAX_EXPERTS:,} for a switch, which lists every tensor.",
+            "Correct the model.",
+        )

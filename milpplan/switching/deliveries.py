@@ -1,4 +1,4 @@
-"""The transfers of a switch, slice by slice: routes rounded to whole rows of tensors."""
+"""The deliveries of a switch, slice by slice: routes rounded to whole rows of tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from milpplan.switching.slices import Lots
 
 
 @dataclass(frozen=True, slots=True)
-class Transfers:
-    """Slices that go from one rank to another: arrays [transfers], ordered by round and message.
+class Deliveries:
+    """Slices that go from one rank to another: arrays [deliveries], ordered by round and message.
 
-    ``boxes`` [transfers, 5]: number of the tensor and its box. A relay starts when its sender has the slice.
+    ``boxes`` [deliveries, 5]: number of the tensor and its box. A relay starts when its sender has the slice.
     """
 
     boxes: IntArray
@@ -29,7 +29,7 @@ class Transfers:
         return len(self.sender)
 
     def message_starts(self) -> IntArray:
-        """First transfer of every fused message: all slices of one sender, receiver and round."""
+        """First delivery of every fused message: all slices of one sender, receiver and round."""
         keys = np.stack([self.relay, self.sender, self.receiver])
         return np.flatnonzero(np.any(np.diff(keys, axis=1, prepend=-1) != 0, axis=0))
 
@@ -51,7 +51,7 @@ class Transfers:
         return packed
 
 
-def transfers_of(lots: Lots, routes: Routes) -> Transfers:
+def deliveries_of(lots: Lots, routes: Routes) -> Deliveries:
     """Every route in whole rows: its ends move to the nearest row, by at most half a row of its last slice.
 
     Ends that two routes share move together, so nothing is lost or sent twice.
@@ -67,7 +67,7 @@ def transfers_of(lots: Lots, routes: Routes) -> Transfers:
     sender, receiver, relay = np.concatenate([np.zeros((0, 3), np.int64), *columns]).T
     order = np.lexsort((boxes[:, 3], boxes[:, 1], boxes[:, 0], receiver, sender, relay))
     size = (boxes[:, 2] - boxes[:, 1]) * (boxes[:, 4] - boxes[:, 3]) * lots.element_bytes
-    return Transfers(boxes[order], sender[order], receiver[order], relay[order] > 0, size[order])
+    return Deliveries(boxes[order], sender[order], receiver[order], relay[order] > 0, size[order])
 
 
 def _rows_between(slices: IntArray, start: float, stop: float, element_bytes: int) -> IntArray:
@@ -93,5 +93,5 @@ def _row_at(position: float, ends: IntArray, row_ends: IntArray, rows: IntArray,
 
 
 def layer_mask(boxes: IntArray, places: IntArray, wanted: IntArray) -> BoolArray:
-    """Transfers of tensors at the wanted places; ``places`` [tensors]."""
+    """Deliveries of tensors at the wanted places; ``places`` [tensors]."""
     return np.isin(places[boxes[:, 0]], wanted)

@@ -1,0 +1,69 @@
+"""A switch between two plan files as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milpplan.cli import arguments
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.solving import check_plan_of_file, within_range
+from milpplan.costs.states import grad_bytes
+from milpplan.errors import InvalidInputError
+from milpplan.reports.document import read_plan
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.switch_text import switch_document, switch_tables
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.specs.reading import shown
+from milpplan.switching.links import Links
+from milpplan.switching.ownership import WHATS, ShardRules
+from milpplan.switching.planning import plan_switch
+from milpplan.switching.records import SENDERS
+
+
+def run(source: Path, target: Path, senders: str, as_json: bool, out: Path | None) -> ExitCode:
+    """Plan the switch of every kind of state, print, write."""
+    chosen = next(one for one in SENDERS if one == arguments.choice(senders, "--senders", SENDERS))
+    if out is not None:
+        check_writable(out)
+    problem, before, after = _two_plans(source, target)
+    whats = WHATS[:1] if problem.inference else WHATS
+    rules = ShardRules(sharding_group=problem.hardware.software.sharding_group)
+    with within_range():
+        links = Links.of(problem.hardware, before.layout.num_gpus)
+        each = grad_bytes(problem)
+        found = [plan_switch(problem.model, before, after, links, what, chosen, each, rules) for what in whats]
+    document = switch_document(before, after, found) if as_json or out is not None else ""
+    if as_json:
+        emit(document)
+    else:
+        show(switch_tables(before, after, found))
+    if out is not None:
+        write_whole(out, document)
+        say(f"Written to {out}.")
+    return ExitCode.OPTIMAL
+
+
+def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
+    """Both plans, with the problem of the first.
+
+    Raises:
+        InvalidInputError: they are not of one model on one kind of hardware with gradients of one precision.
+    """
+    (problem, before), (other, after) = (read_plan(path) for path in (source, target))
+    check_plan_of_file(problem, before)
+    check_plan_of_file(other, after)
+    pairs = {
+        "model": (problem.model, other.model, problem.model.name, other.model.name),
+        "hardware": (problem.hardware, other.hardware, problem.hardware.name, other.hardware.name),
+        "job.kind": (problem.job.kind, other.job.kind) * 2,
+        "job.grad_dtype": (problem.job.grad_dtype, other.job.grad_dtype) * 2,
+    }
+    for name, (first, second, *words) in pairs.items():
+        if first != second:
+            raise InvalidInputError(
+                f"{source} and {target} have different {name}: {shown(words[0])} and {shown(words[1])}.",
+                "Expected two plans for the same model on the same GPUs.",
+                "Give plans of one problem; a switch changes the layout only.",
+            )
+    return problem, before, after
