@@ -27,7 +27,8 @@ WHATS: tuple[What, ...] = ("parameters", "gradients", "optimizer")
 
 SHARDED_FROM: dict[What, int] = {"parameters": 3, "gradients": 1, "optimizer": 1}
 """ZeRO stage from which replicas hold shares. Gradients from stage 1: its reduce-scatter leaves the sums of a
-share on each replica; what the rest of its buffer holds is not reduced (``states.reduce_s``)."""
+share on each replica; what the rest of its buffer holds is not reduced (``states.reduce_s``). The weights of
+embedding and head are whole at stage 3, as the simulator has them."""
 
 Box = tuple[int, int, int, int]
 """First row, last row + 1, first column, last column + 1."""
@@ -98,13 +99,14 @@ class Ownership:
 
     plan: Plan
     rules: ShardRules
-    sharded: bool
+    layers_sharded: bool
+    ends_sharded: bool
     stage_of_layer: tuple[int, ...]
     dense: IntArray
     """Ranks [pp, tp, replicas]."""
     expert: IntArray
     """Ranks [pp, ep, etp, replicas]."""
-    known: dict[tuple[Shape, int, int], IntArray] = field(default_factory=dict)
+    known: dict[tuple[Shape, int, int, bool], IntArray] = field(default_factory=dict)
 
     def stages(self, tensor: Tensor) -> tuple[int, ...]:
         """Pipeline ranks that hold a tensor: one, or both ends for a tied embedding."""
@@ -113,25 +115,26 @@ class Ownership:
             return tuple(sorted({ranks[0], ranks[-1]})) if tensor.tied else (ranks[0],)
         return (ranks[-1],) if tensor.place == HEAD else (self.stage_of_layer[tensor.place],)
 
-    def key(self, tensor: Tensor) -> tuple[tuple[int, ...], int]:
-        """What besides its shape decides who holds a tensor: pipeline ranks, and the rank of its experts (-1:
-        dense)."""
+    def key(self, tensor: Tensor) -> tuple[tuple[int, ...], int, bool]:
+        """What besides its shape decides who holds a tensor: pipeline ranks, the rank of its experts (-1:
+        dense), and whether it is of a layer or of an end."""
         layout = self.plan.layout
         home = -1 if tensor.expert is None else tensor.expert * layout.ep // tensor.num_experts
-        return self.stages(tensor), home
+        return self.stages(tensor), home, tensor.place >= 0
 
     def boxes(self, tensor: Tensor) -> IntArray:
         """Rank and box of every holder, [holders, 5]; empty boxes are left out."""
-        stages, home = self.key(tensor)
-        return np.concatenate([self._boxes(tensor.shape, stage, home) for stage in stages])
+        stages, home, _ = self.key(tensor)
+        sharded = self.layers_sharded if tensor.place >= 0 else self.ends_sharded
+        return np.concatenate([self._boxes(tensor.shape, stage, home, sharded) for stage in stages])
 
-    def _boxes(self, shape: Shape, stage: int, home: int) -> IntArray:
-        key = (shape, stage, home)
+    def _boxes(self, shape: Shape, stage: int, home: int, sharded: bool) -> IntArray:
+        key = (shape, stage, home, sharded)
         if key not in self.known:
             ranks = self.dense[stage] if home < 0 else self.expert[stage, home]
             parts, replicas = ranks.shape
             group = self.rules.sharding_group
-            shards = 1 if not self.sharded else replicas if group == 0 else int(np.gcd(replicas, group))
+            shards = 1 if not sharded else replicas if group == 0 else int(np.gcd(replicas, group))
             grid = (parts, shards)
             found = [
                 (int(ranks[part, replica]), *_shard_box(shape, grid, (part, replica % shards), self.rules))
@@ -161,6 +164,7 @@ def ownership(model: ModelSpec, plan: Plan, what: What, rules: ShardRules = EQUA
         plan,
         rules,
         layout.zero_stage >= SHARDED_FROM[what],
+        layout.zero_stage >= SHARDED_FROM[what] and what != "parameters",
         tuple(stage_of_layer),
         lists["replicas"].reshape(layout.pp, layout.tp, -1),
         lists["expert_replicas"].reshape(layout.pp, layout.ep, layout.etp, -1),
