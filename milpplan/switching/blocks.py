@@ -28,8 +28,6 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.switching.links import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links
 from milpplan.switching.slices import Lots
 
-NONE = np.zeros(0, dtype=np.int64)
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -60,11 +58,13 @@ class Block:
         """Variables of the block."""
         return len(self.local) + len(self.remote) + self.num_inside + self.num_imported + self.relays
 
-    def variables(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+    def variables(self) -> tuple[range, range, range, range, range]:
         """Numbers of its variables: local, remote, inside, imported, direct."""
-        counts = [len(self.local), len(self.remote), self.num_inside, self.num_imported, int(self.relays)]
-        ends = self.first + np.cumsum(counts)
-        return tuple(np.arange(end - count, end) for end, count in zip(ends, counts, strict=True))  # type: ignore[return-value]
+        local = range(self.first, self.first + len(self.local))
+        remote = range(local.stop, local.stop + len(self.remote))
+        inside = range(remote.stop, remote.stop + self.num_inside)
+        imported = range(inside.stop, inside.stop + self.num_imported)
+        return local, remote, inside, imported, range(imported.stop, imported.stop + self.relays)
 
 
 def blocks(lots: Lots, links: Links, relay: bool) -> list[Block]:
@@ -80,6 +80,14 @@ def blocks(lots: Lots, links: Links, relay: bool) -> list[Block]:
             found.append(Block(lot, size, here, holders[near], holders[~near], relays, first))
             first += found[-1].num_variables
     return found
+
+
+def may_relay(lots: Lots, links: Links) -> bool:
+    """Whether some lot is lacking on two ranks or more of a domain where nobody holds it."""
+    first_ranks = np.arange(0, lots.num_gpus, links.gpus_per_domain)
+    lacking = np.add.reduceat(lots.receivers, first_ranks, axis=1, dtype=np.int64)
+    held = np.logical_or.reduceat(lots.holders, first_ranks, axis=1)
+    return bool(((lacking > 1) & ~held).any())
 
 
 def most_variables(lots: Lots, links: Links) -> int:
@@ -124,17 +132,17 @@ def sender_program(found: list[Block], links: Links, num_gpus: int) -> SenderPro
         _holders_send_what_is_received(program, block)
         program.ports.extend(_ports_are_done(program.fixed, block, num_gpus))
         _, remote, inside, _, _ = block.variables()
-        program.upper[inside] = block.size
-        program.between[remote] = 1.0
+        program.upper[inside.start : inside.stop] = block.size
+        program.between[remote.start : remote.stop] = 1.0
     seconds = np.repeat([1 / links.inside_bytes_per_s, 1 / links.between_bytes_per_s], 2 * num_gpus)
     program.ports[:] = [(row, variable, value * seconds[row]) for row, variable, value in program.ports]
     program.fixed[:] *= seconds
     return program
 
 
-def _row(program: SenderProgram, entries: list[tuple[IntArray, float]], amount: float) -> None:
+def _row(program: SenderProgram, entries: list[tuple[range, float]], amount: float) -> None:
     number = len(program.amounts)
-    program.balance.extend((number, int(v), value) for variables, value in entries for v in variables)
+    program.balance.extend((number, v, value) for variables, value in entries for v in variables)
     program.amounts.append(amount)
 
 
@@ -158,20 +166,20 @@ def _ports_are_done(fixed: FloatArray, block: Block, num_gpus: int) -> Iterator[
     out_inside, in_inside, out_between, in_between = (
         port * num_gpus for port in (OUT_INSIDE, IN_INSIDE, OUT_BETWEEN, IN_BETWEEN)
     )
-    yield from ((out_inside + int(s), int(v), 1.0) for s, v in zip(block.local, local, strict=True))
-    yield from ((out_between + int(s), int(v), 1.0) for s, v in zip(block.remote, remote, strict=True))
+    yield from ((out_inside + s, v, 1.0) for s, v in zip(block.local.tolist(), local, strict=True))
+    yield from ((out_between + s, v, 1.0) for s, v in zip(block.remote.tolist(), remote, strict=True))
     if block.relays:
         fixed[in_inside + block.receivers] += block.size
         others = float(len(block.receivers) - 1)
-        for receiver, variable in zip(block.receivers.tolist(), imported.tolist(), strict=True):
+        for receiver, variable in zip(block.receivers.tolist(), imported, strict=True):
             yield in_between + receiver, variable, 1.0
-            yield in_between + receiver, int(direct[0]), 1.0
+            yield in_between + receiver, direct[0], 1.0
             yield out_inside + receiver, variable, others
             yield in_inside + receiver, variable, -1.0
-            yield in_inside + receiver, int(direct[0]), -1.0
+            yield in_inside + receiver, direct[0], -1.0
     elif len(inside):
         fixed[in_between + block.receivers] += block.size
-        for receiver, variable in zip(block.receivers.tolist(), inside.tolist(), strict=True):
+        for receiver, variable in zip(block.receivers.tolist(), inside, strict=True):
             yield in_inside + receiver, variable, 1.0
             yield in_between + receiver, variable, -1.0
     else:

@@ -57,8 +57,11 @@ def deliveries_of(lots: Lots, routes: Routes) -> Deliveries:
     Ends that two routes share move together, so nothing is lost or sent twice.
     """
     found, columns = list[IntArray](), list[IntArray]()
-    for number in range(len(routes.lot)):
-        slices = lots.slices[routes.lot[number]]
+    lot, slices = -1, np.zeros((0, 5), np.int64)
+    for number in np.argsort(routes.lot, kind="stable").tolist():
+        if routes.lot[number] != lot:
+            lot = int(routes.lot[number])
+            slices = lots.slices(lot)
         boxes = _rows_between(slices, float(routes.start[number]), float(routes.stop[number]), lots.element_bytes)
         found.append(boxes)
         who = routes.sender[number], routes.receiver[number], int(routes.relay[number])

@@ -12,7 +12,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.switching.blocks import Block, Entry, SenderProgram, blocks, most_variables, sender_program
 from milpplan.switching.links import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links
-from milpplan.switching.routes import Route, Routes, nearest_routes
+from milpplan.switching.routes import Route, Routes
 from milpplan.switching.slices import Lots
 
 MAX_VARIABLES = 400_000
@@ -45,10 +45,8 @@ def least_time_routes(lots: Lots, links: Links, relay: bool = False) -> tuple[Ro
         )
     found = blocks(lots, links, relay)
     program = sender_program(found, links, lots.num_gpus)
-    start = nearest_routes(lots, links)
-    least = float(links.port_s(start.sender, start.receiver, start.num_bytes, lots.num_gpus).max())
-    bytes_unit = float(lots.num_bytes.max())
-    amounts, prices = _solved(program, bytes_unit, least)
+    received = float((lots.new_bytes - lots.kept_bytes).max())
+    amounts, prices = _solved(program, float(lots.num_bytes.max()), received / links.inside_bytes_per_s)
     bound_s = priced_bound_s(found, links, lots.num_gpus, prices)
     return Routes.of(list(_routes(found, amounts))), bound_s
 
@@ -120,7 +118,8 @@ Demand = tuple[int, float, float]
 
 def _routes(found: list[Block], amounts: FloatArray) -> Iterator[Route]:
     for block in found:
-        local, remote, inside, imported, direct = (amounts[part] for part in block.variables())
+        parts = block.variables()
+        local, remote, inside, imported, direct = (amounts[part.start : part.stop] for part in parts)
         ranks, size = block.receivers.tolist(), block.size
         if block.relays:
             yield from _relayed(block, remote, imported, float(direct[0]))

@@ -18,11 +18,11 @@ from milpplan.errors import InvalidInputError
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
 from milpplan.switching.links import Links
-from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What
+from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What, element_bytes, ownership
 from milpplan.switching.planning import chosen_routes, peak_bytes
 from milpplan.switching.records import GradientRoute, Senders, SwitchCosts, SwitchOrder
 from milpplan.switching.routes import routes_s
-from milpplan.switching.slices import lots
+from milpplan.switching.slices import check_gpus, lots_between
 
 MAX_PLANS = 16
 """Most plans of one step; the exact order takes 2^15 sets of them for each home."""
@@ -43,12 +43,14 @@ def switch_costs(
         IllegalPlanError: a plan is not one of the model.
     """
     size = len(plans)
+    check_gpus(list(plans))
     seconds, moved_bytes = np.zeros((2, size, size)), np.zeros((2, size, size), dtype=np.int64)
     peaks = np.zeros((size, size), dtype=np.int64)
     whats: tuple[What, What] = ("parameters", "gradients")
-    for a, b in ((a, b) for a in range(size) for b in range(size) if a != b):
-        for row, what in enumerate(whats):
-            moved = lots(model, plans[a], plans[b], what, grad_bytes, rules)
+    for row, what in enumerate(whats):
+        owners = [ownership(model, plan, what, rules) for plan in plans]
+        for a, b in ((a, b) for a in range(size) for b in range(size) if a != b):
+            moved = lots_between(owners[a], owners[b], element_bytes(what, grad_bytes))
             routes, _ = chosen_routes(moved, links, senders)
             seconds[row, a, b] = routes_s(links, routes, routes.num_bytes, moved.num_gpus)
             moved_bytes[row, a, b] = moved.total_bytes

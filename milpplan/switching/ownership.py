@@ -19,7 +19,7 @@ from milpplan.costs.states import ADAM_STATE_BYTES
 from milpplan.errors import IllegalPlanError
 from milpplan.specs.model import MixtureOfExperts, ModelSpec
 from milpplan.specs.plan import Layout, Plan
-from milpplan.switching.tensors import EMBEDDING, HEAD, Shape, Tensor
+from milpplan.switching.tensors import EMBEDDING, HEAD, Shape, Tensor, model_tensors
 
 What = Literal["parameters", "gradients", "optimizer"]
 WHATS: tuple[What, ...] = ("parameters", "gradients", "optimizer")
@@ -30,6 +30,7 @@ SHARDED_FROM: dict[What, int] = {"parameters": 3, "gradients": 1, "optimizer": 1
 share on each replica; what the rest of its buffer holds is not reduced (``states.reduce_s``). The weights of
 embedding and head are whole at stage 3, as the simulator has them."""
 
+Key = tuple[tuple[int, ...], int, bool]
 Box = tuple[int, int, int, int]
 """First row, last row + 1, first column, last column + 1."""
 
@@ -98,6 +99,7 @@ class Ownership:
     """Who holds what of one plan; boxes are worked out once for every shape and place."""
 
     plan: Plan
+    what: What
     rules: ShardRules
     layers_sharded: bool
     ends_sharded: bool
@@ -106,7 +108,9 @@ class Ownership:
     """Ranks [pp, tp, replicas]."""
     expert: IntArray
     """Ranks [pp, ep, etp, replicas]."""
+    tensors: tuple[Tensor, ...]
     known: dict[tuple[Shape, int, int, bool], IntArray] = field(default_factory=dict)
+    known_keys: list[Key] = field(default_factory=list)
 
     def stages(self, tensor: Tensor) -> tuple[int, ...]:
         """Pipeline ranks that hold a tensor: one, or both ends for a tied embedding."""
@@ -115,7 +119,14 @@ class Ownership:
             return tuple(sorted({ranks[0], ranks[-1]})) if tensor.tied else (ranks[0],)
         return (ranks[-1],) if tensor.place == HEAD else (self.stage_of_layer[tensor.place],)
 
-    def key(self, tensor: Tensor) -> tuple[tuple[int, ...], int, bool]:
+    @property
+    def keys(self) -> list[Key]:
+        """``key`` of every tensor."""
+        if not self.known_keys:
+            self.known_keys.extend(self.key(tensor) for tensor in self.tensors)
+        return self.known_keys
+
+    def key(self, tensor: Tensor) -> Key:
         """What besides its shape decides who holds a tensor: pipeline ranks, the rank of its experts (-1:
         dense), and whether it is of a layer or of an end."""
         layout = self.plan.layout
@@ -162,12 +173,14 @@ def ownership(model: ModelSpec, plan: Plan, what: What, rules: ShardRules = EQUA
     ]
     return Ownership(
         plan,
+        what,
         rules,
         layout.zero_stage >= SHARDED_FROM[what],
         layout.zero_stage >= SHARDED_FROM[what] and what != "parameters",
         tuple(stage_of_layer),
         lists["replicas"].reshape(layout.pp, layout.tp, -1),
         lists["expert_replicas"].reshape(layout.pp, layout.ep, layout.etp, -1),
+        model_tensors(model),
     )
 
 

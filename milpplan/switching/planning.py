@@ -10,6 +10,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import UnknownNameError
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
+from milpplan.switching.blocks import may_relay
 from milpplan.switching.deliveries import Deliveries, deliveries_of, layer_mask
 from milpplan.switching.least_time import least_time_routes
 from milpplan.switching.links import Links
@@ -34,7 +35,7 @@ def chosen_routes(moved: Lots, links: Links, senders: Senders) -> tuple[Routes, 
             f"There are no senders {senders!r}.", f"Expected one of {', '.join(SENDERS)}.", "Choose one of them."
         )
     direct, bound_s = least_time_routes(moved, links)
-    if senders == "exact":
+    if senders == "exact" or not may_relay(moved, links):
         return direct, bound_s
     relayed, relay_bound_s = least_time_routes(moved, links, relay=True)
     times = [routes_s(links, one, one.num_bytes, moved.num_gpus) for one in (relayed, direct)]

@@ -6,7 +6,7 @@ relay (its sender has just received it, and passes it on in its domain).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,15 +92,26 @@ def nearest_routes(lots: Lots, links: Links) -> Routes:
     num_holders = lots.holders.sum(axis=1)
     for lot in np.lexsort((-lots.num_bytes, num_holders)).tolist():
         holders, size = np.flatnonzero(lots.holders[lot]), float(lots.num_bytes[lot])
-        for receiver in np.flatnonzero(lots.receivers[lot]).tolist():
-            local = holders[domains[holders] == domains[receiver]]
-            row = 0 if len(local) else 1
-            senders = local if len(local) else holders
-            amounts = _level(sent[row, senders], size)
-            sent[row, senders] += amounts
-            ends = np.cumsum(amounts)
-            ends[-1] = size
-            starts = np.concatenate([[0.0], ends[:-1]])
-            for sender, start, stop in zip(senders.tolist(), starts.tolist(), ends.tolist(), strict=True):
-                found.append((lot, sender, receiver, start, stop, False))
+        receivers = np.flatnonzero(lots.receivers[lot])
+        for domain in np.unique(domains[receivers]).tolist():
+            local = holders[domains[holders] == domain]
+            row, senders = (0, local) if len(local) else (1, holders)
+            for receiver in receivers[domains[receivers] == domain].tolist():
+                found += _levelled(lot, senders, receiver, size, sent[row])
     return Routes.of(found)
+
+
+def _levelled(lot: int, senders: IntArray, receiver: int, size: float, sent: FloatArray) -> Iterator[Route]:
+    """Routes of one receiver's lot, which level what the senders have ``sent`` and are added to it."""
+    if len(senders) == 1:
+        sent[senders[0]] += size
+        yield lot, int(senders[0]), receiver, 0.0, size, False
+        return
+    amounts = _level(sent[senders], size)
+    sent[senders] += amounts
+    start = 0.0
+    last = int(np.flatnonzero(amounts)[-1])
+    for place in np.flatnonzero(amounts).tolist():
+        stop = size if place == last else start + float(amounts[place])
+        yield lot, int(senders[place]), receiver, start, stop, False
+        start = stop

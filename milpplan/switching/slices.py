@@ -8,7 +8,7 @@ be divided among senders anywhere between two rows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
 from milpplan.switching.ownership import EQUAL_ROWS, Ownership, ShardRules, What, element_bytes, ownership
-from milpplan.switching.tensors import Shape, Tensor, model_tensors
+from milpplan.switching.tensors import Shape, Tensor
 
 MAX_GPUS = 4096
 """Largest switch that is written out."""
@@ -28,9 +28,9 @@ MAX_GPUS = 4096
 class Lots:
     """Everything that some rank lacks, and what every rank holds.
 
-    ``holders`` and ``receivers`` [lots, ranks]; ``num_bytes`` [lots]; ``slices`` of each lot [slices, 5]: number
-    of the tensor in ``tensors`` and its box. ``old_bytes``, ``new_bytes`` and ``kept_bytes`` [ranks]: held before,
-    held afterwards, and in both.
+    ``holders`` and ``receivers`` [lots, ranks]; ``num_bytes`` [lots]. ``cells`` [cells, 5], in the order of their
+    lots: the group of tensors that are cut alike, and the box; ``ends`` [lots]: the last cell + 1 of each lot.
+    ``old_bytes``, ``new_bytes`` and ``kept_bytes`` [ranks]: held before, held afterwards, and in both.
     """
 
     what: What
@@ -39,7 +39,9 @@ class Lots:
     holders: BoolArray
     receivers: BoolArray
     num_bytes: IntArray
-    slices: tuple[IntArray, ...]
+    groups: tuple[IntArray, ...]
+    cells: IntArray
+    ends: IntArray
     old_bytes: IntArray
     new_bytes: IntArray
     kept_bytes: IntArray
@@ -57,6 +59,14 @@ class Lots:
         """Bytes that the ranks lack together: what any plan that sends nothing twice moves."""
         return int((self.new_bytes - self.kept_bytes).sum())
 
+    def slices(self, lot: int) -> IntArray:
+        """Number of the tensor and box of every slice of a lot, in the order of the model, [slices, 5]."""
+        own = self.cells[self.ends[lot - 1] if lot else 0 : self.ends[lot]]
+        numbers = [self.groups[group] for group in own[:, 0]]
+        boxes = np.repeat(own[:, 1:], [len(part) for part in numbers], axis=0)
+        found = np.column_stack([np.concatenate(numbers), boxes])
+        return np.asarray(found[np.lexsort((found[:, 3], found[:, 1], found[:, 0]))])
+
 
 @dataclass(frozen=True, slots=True)
 class Cells:
@@ -73,16 +83,18 @@ class Cells:
 
 
 def refine(source: IntArray, target: IntArray, num_gpus: int) -> Cells:
-    """The common refinement of two sets of boxes [boxes, 5] (rank, box) of one tensor."""
+    """The common refinement of two sets of boxes [boxes, 5] (rank, box) of one tensor; boxes of one rank in one
+    set do not overlap."""
     both = np.concatenate([source, target])
     row_cuts, column_cuts = np.unique(both[:, 1:3]), np.unique(both[:, 3:5])
-    shape = (num_gpus, len(row_cuts) - 1, len(column_cuts) - 1)
     marks = []
     for boxes in (source, target):
-        mark = np.zeros(shape, dtype=np.bool_)
+        # Each box adds one at its first corner and takes it away behind its edges; sums over both axes fill it.
+        corners = np.zeros((num_gpus, len(row_cuts), len(column_cuts)), dtype=np.int32)
         rows, columns = np.searchsorted(row_cuts, boxes[:, 1:3]), np.searchsorted(column_cuts, boxes[:, 3:5])
-        for rank, (top, bottom), (left, right) in zip(boxes[:, 0], rows, columns, strict=True):
-            mark[rank, top:bottom, left:right] = True
+        for row, column, sign in ((0, 0, 1), (1, 0, -1), (0, 1, -1), (1, 1, 1)):
+            np.add.at(corners, (boxes[:, 0], rows[:, row], columns[:, column]), sign)
+        mark = corners.cumsum(axis=1).cumsum(axis=2)[:, :-1, :-1] > 0
         marks.append(mark.reshape(num_gpus, -1).T)
     top, left = (axis.ravel() for axis in np.meshgrid(row_cuts[:-1], column_cuts[:-1], indexing="ij"))
     bottom, right = (axis.ravel() for axis in np.meshgrid(row_cuts[1:], column_cuts[1:], indexing="ij"))
@@ -103,81 +115,73 @@ def lots(
         InvalidInputError: the plans have different numbers of GPUs, or too many.
         IllegalPlanError: a plan is not one of the model.
     """
-    if source.layout.num_gpus != target.layout.num_gpus:
+    check_gpus([source, target])
+    before, after = (ownership(model, plan, what, rules) for plan in (source, target))
+    return lots_between(before, after, element_bytes(what, grad_bytes))
+
+
+def check_gpus(plans: list[Plan]) -> None:
+    """Refuse plans that are not all on the same GPUs, or on too many.
+
+    Raises:
+        InvalidInputError: they are not.
+    """
+    numbers = sorted({plan.layout.num_gpus for plan in plans})
+    if len(numbers) > 1:
         raise InvalidInputError(
-            f"The plans use {source.layout.num_gpus:,} and {target.layout.num_gpus:,} GPUs.",
-            "Expected two plans on the same GPUs.",
+            f"The plans use {' and '.join(f'{number:,}' for number in numbers)} GPUs.",
+            "Expected plans on the same GPUs.",
             "Give plans of one job.",
         )
-    tensors, num_gpus = model_tensors(model), source.layout.num_gpus
-    if num_gpus > MAX_GPUS:
+    if numbers and numbers[0] > MAX_GPUS:
         raise InvalidInputError(
-            f"A switch of {num_gpus:,} GPUs.",
+            f"A switch of {numbers[0]:,} GPUs.",
             f"Expected at most {MAX_GPUS:,}: it is written out rank by rank.",
             "Plan it for fewer replicas, which all do the same.",
         )
-    before, after = (ownership(model, plan, what, rules) for plan in (source, target))
+
+
+def lots_between(before: Ownership, after: Ownership, each: int) -> Lots:
+    """What has to move between two ownerships of one model's states of one kind, ``each`` bytes an element."""
+    num_gpus = before.plan.layout.num_gpus
     held = np.zeros((3, num_gpus), dtype=np.int64)
-    found: dict[tuple[bytes, bytes], list[tuple[IntArray, IntArray]]] = defaultdict(list)
-    for numbers, boxes in _alike(tensors, before, after):
-        cells = refine(*boxes, num_gpus)
-        sizes, count = cells.sizes, len(numbers)
+    groups, boxes, sizes, marks = list[IntArray](), list[IntArray](), list[IntArray](), list[BoolArray]()
+    for numbers, pair in _alike(before, after):
+        cells = refine(*pair, num_gpus)
+        elements = cells.sizes * len(numbers)
         for row, mark in enumerate((cells.holders, cells.needers, cells.holders & cells.needers)):
-            held[row] += count * (sizes @ mark)
+            held[row] += elements @ mark
         lacking = cells.needers & ~cells.holders
-        for key, chosen in _by_marks(cells.holders, lacking):
-            found[key].append((numbers, cells.boxes[chosen]))
-    held *= element_bytes(what, grad_bytes)
-    return _stacked(what, element_bytes(what, grad_bytes), tensors, found, held)
+        some = np.flatnonzero(lacking.any(axis=1))
+        boxes.append(np.insert(cells.boxes[some], 0, len(groups), axis=1))
+        sizes.append(elements[some])
+        marks.append(np.concatenate([cells.holders[some], lacking[some]], axis=1))
+        groups.append(numbers)
+    distinct, inverse = np.unique(np.packbits(np.concatenate(marks), axis=1), axis=0, return_inverse=True)
+    lot = inverse.ravel()
+    flags = np.unpackbits(distinct, axis=1)[:, : 2 * num_gpus] > 0
+    assert flags[:, :num_gpus].any(axis=1).all(), "a slice that nobody holds"
+    elements = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(elements, lot, np.concatenate(sizes))
+    return Lots(
+        before.what,
+        each,
+        before.tensors,
+        flags[:, :num_gpus],
+        flags[:, num_gpus:],
+        elements * each,
+        tuple(groups),
+        np.concatenate(boxes)[np.argsort(lot, kind="stable")],
+        np.cumsum(np.bincount(lot, minlength=len(distinct))),
+        *held * each,
+    )
 
 
-def _alike(
-    tensors: Sequence[Tensor], before: Ownership, after: Ownership
-) -> Iterator[tuple[IntArray, tuple[IntArray, IntArray]]]:
+def _alike(before: Ownership, after: Ownership) -> Iterator[tuple[IntArray, tuple[IntArray, IntArray]]]:
     """Numbers of tensors that are divided alike under both plans, with the boxes of both."""
-    groups: dict[tuple[Shape, object, object], list[int]] = defaultdict(list)
-    for number, tensor in enumerate(tensors):
-        groups[tensor.shape, before.key(tensor), after.key(tensor)].append(number)
-    for numbers in groups.values():
-        first = tensors[numbers[0]]
+    found: dict[tuple[Shape, object, object], list[int]] = defaultdict(list)
+    for number, (tensor, *keys) in enumerate(zip(before.tensors, before.keys, after.keys, strict=True)):
+        found[tensor.shape, keys[0], keys[1]].append(number)
+    for numbers in found.values():
+        first = before.tensors[numbers[0]]
         yield np.array(numbers, dtype=np.int64), (before.boxes(first), after.boxes(first))
-
-
-def _by_marks(holders: BoolArray, lacking: BoolArray) -> Iterator[tuple[tuple[bytes, bytes], IntArray]]:
-    """Cells that somebody lacks, by (holders, receivers) as packed bits."""
-    some = np.flatnonzero(lacking.any(axis=1))
-    packed = np.packbits(np.concatenate([holders[some], lacking[some]], axis=1), axis=1)
-    distinct, inverse = np.unique(packed, axis=0, return_inverse=True)
-    order = np.argsort(inverse.ravel(), kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(inverse.ravel(), minlength=len(distinct)))[:-1])
-    for chosen in parts:
-        if len(chosen):
-            cell = some[chosen[0]]
-            yield (np.packbits(holders[cell]).tobytes(), np.packbits(lacking[cell]).tobytes()), some[chosen]
-
-
-def _stacked(
-    what: What,
-    each: int,
-    tensors: tuple[Tensor, ...],
-    found: dict[tuple[bytes, bytes], list[tuple[IntArray, IntArray]]],
-    held: IntArray,
-) -> Lots:
-    """Lots of the collected cells; slices in the order of the model."""
-    num_gpus = held.shape[1]
-    slices = []
-    for parts in found.values():
-        rows = [
-            np.column_stack([np.repeat(numbers, len(boxes)), np.tile(boxes, (len(numbers), 1))])
-            for numbers, boxes in parts
-        ]
-        joined = np.concatenate(rows)
-        slices.append(joined[np.argsort(joined[:, 0], kind="stable")])
-    marks = [
-        np.array([np.unpackbits(np.frombuffer(key[side], np.uint8))[:num_gpus] for key in found], dtype=np.bool_)
-        for side in (0, 1)
-    ]
-    holders, receivers = (mark.reshape(-1, num_gpus) for mark in marks)
-    assert holders.any(axis=1).all(), "a slice that nobody holds"
-    num_bytes = [each * int(((part[:, 2] - part[:, 1]) * (part[:, 4] - part[:, 3])).sum()) for part in slices]
-    return Lots(what, each, tensors, holders, receivers, np.array(num_bytes, dtype=np.int64), tuple(slices), *held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from milpplan.costs.parameters import total_parameters
@@ -166,6 +167,7 @@ def _layer(model: ModelSpec, kind: LayerRun, number: int) -> Iterator[Tensor]:
             yield Tensor(f"{prefix}.mlp.experts.{expert}.{name}", shape, number, expert, mlp.num_experts)
 
 
+@lru_cache(maxsize=8)
 def model_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
     """All parameter tensors, in the order of the model; a tied embedding is there once.
 

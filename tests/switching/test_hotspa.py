@@ -23,7 +23,8 @@ from milpplan.costs.parameters import total_parameters
 from milpplan.switching.ownership import What
 
 KINDS: tuple[tuple[str, What], ...] = (("param", "parameters"), ("grad", "gradients"))
-NODES = [case for case in cases() if case["gpus"] == 16 or case["comb"] == "c2"]
+NODES = [case for case in cases() if case["gpus"] > 8 and (case["model"], case["comb"]) != ("32b", "c1")]
+"""Instances of several nodes, and one of 32 GPUs."""
 
 
 @pytest.mark.parametrize("case", cases(), ids=name_of)

@@ -55,7 +55,7 @@ def check_moved(pair: tuple[Plan, Plan], what: What, senders: Senders, domain: i
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from(RULES),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_rank_gets_exactly_its_slices(
     pair: tuple[Plan, Plan], what: What, senders: Senders, domain: int, rules: ShardRules
 ) -> None:
