@@ -45,10 +45,17 @@ def least_time_routes(lots: Lots, links: Links, relay: bool = False) -> tuple[Ro
         )
     found = blocks(lots, links, relay)
     program = sender_program(found, links, lots.num_gpus)
-    received = float((lots.new_bytes - lots.kept_bytes).max())
-    amounts, prices = _solved(program, float(lots.num_bytes.max()), received / links.inside_bytes_per_s)
+    amounts, prices = _solved(program, float(lots.num_bytes.max()), _receiving_s(lots, links))
     bound_s = priced_bound_s(found, links, lots.num_gpus, prices)
     return Routes.of(list(_routes(found, amounts))), bound_s
+
+
+def _receiving_s(lots: Lots, links: Links) -> float:
+    """Seconds of the busiest receiver that takes from its domain what is there: the scale of the program."""
+    first_ranks = np.arange(0, lots.num_gpus, links.gpus_per_domain)
+    near = np.logical_or.reduceat(lots.holders, first_ranks, axis=1)[:, links.domains(lots.num_gpus)]
+    inside, between = (lots.num_bytes @ (lots.receivers & there) for there in (near, ~near))
+    return float(max(inside.max() / links.inside_bytes_per_s, between.max() / links.between_bytes_per_s))
 
 
 def _matrix(entries: list[Entry], num_rows: int, num_columns: int) -> coo_array:
