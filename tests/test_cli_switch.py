@@ -69,6 +69,13 @@ def test_tables(paths: tuple[Path, Path]) -> None:
         assert words in result.stdout
 
 
+def test_plain_bandwidths(paths: tuple[Path, Path]) -> None:
+    """Rates of the option stand for those of the hardware, without latencies: links are busy for bytes / rate."""
+    result = run("switch", *paths, "--json", "--bandwidths", "1e9,1e12")
+    found = json.loads(result.stdout)["switches"]["parameters"]
+    assert found["time_s"] == found["inside_s"] == pytest.approx(max(map(max, found["received_bytes"])) / 1e9)
+
+
 def test_forwards_alone_have_parameters_only(tmp_path: Path) -> None:
     """Plans of inference have no gradients and no optimizer states to move."""
     problem = small_problem(kind="inference")
@@ -95,6 +102,8 @@ def test_plans_that_do_not_belong_together_are_refused(paths: tuple[Path, Path],
         ((paths[0], write(tmp_path / "half.json", half, dp=4)), "job.grad_dtype"),
         ((paths[0], tmp_path / "none.json"), "none.json"),
         ((*paths, "--senders", "fast"), "nearest, exact, relay"),
+        ((*paths, "--bandwidths", "200e9"), "not two numbers"),
+        ((*paths, "--bandwidths", "200e9,nan"), "between_bytes_per_s"),
     )
     for words, message in cases:
         result = run("switch", *words)

@@ -181,13 +181,22 @@ def switch(
             help="Nearest holders; the fastest direct senders, proved; or with relays inside fast domains.",
         ),
     ] = "relay",
+    bandwidths: Annotated[
+        str | None,
+        typer.Option(
+            "--bandwidths",
+            metavar="INSIDE,BETWEEN",
+            help="Bytes/s of a GPU inside its fast domain and between, as 200e9,25e9; no latencies.",
+            show_default="the hardware's",
+        ),
+    ] = None,
     as_json: o.AsJson = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON here.")] = None,
 ) -> None:
     """Who sends which states to whom when a job changes from one plan to another, and how long that takes."""
     from milpplan.cli import switch as switching
 
-    raise typer.Exit(int(switching.run(source, target, senders, as_json, out)))
+    raise typer.Exit(int(switching.run(source, target, senders, bandwidths, as_json, out)))
 
 
 @app.command()

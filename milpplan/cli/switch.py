@@ -21,9 +21,12 @@ from milpplan.switching.planning import plan_switch
 from milpplan.switching.records import SENDERS
 
 
-def run(source: Path, target: Path, senders: str, as_json: bool, out: Path | None) -> ExitCode:
+def run(
+    source: Path, target: Path, senders: str, bandwidths: str | None, as_json: bool, out: Path | None
+) -> ExitCode:
     """Plan the switch of every kind of state, print, write."""
     chosen = next(one for one in SENDERS if one == arguments.choice(senders, "--senders", SENDERS))
+    rates = None if bandwidths is None else _rates(bandwidths)
     if out is not None:
         check_writable(out)
     problem, before, after = _two_plans(source, target)
@@ -31,6 +34,7 @@ def run(source: Path, target: Path, senders: str, as_json: bool, out: Path | Non
     rules = ShardRules(sharding_group=problem.hardware.software.sharding_group)
     with within_range():
         links = Links.of(problem.hardware, before.layout.num_gpus)
+        links = links if rates is None else Links(links.gpus_per_domain, *rates)
         each = grad_bytes(problem)
         found = [plan_switch(problem.model, before, after, links, what, chosen, each, rules) for what in whats]
     document = switch_document(before, after, found) if as_json or out is not None else ""
@@ -42,6 +46,23 @@ def run(source: Path, target: Path, senders: str, as_json: bool, out: Path | Non
         write_whole(out, document)
         say(f"Written to {out}.")
     return ExitCode.OPTIMAL
+
+
+def _rates(text: str) -> tuple[float, float]:
+    """``200e9,25e9`` as two rates.
+
+    Raises:
+        InvalidInputError: they are not two numbers.
+    """
+    try:
+        inside, between = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidInputError(
+            f"--bandwidths {shown(text)} is not two numbers.",
+            "Expected bytes/s inside a fast domain and between domains, as 200e9,25e9.",
+            "Correct the option.",
+        ) from error
+    return inside, between
 
 
 def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:

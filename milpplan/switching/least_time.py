@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError, SolverError
@@ -58,19 +57,26 @@ def _receiving_s(lots: Lots, links: Links) -> float:
     return float(max(inside.max() / links.inside_bytes_per_s, between.max() / links.between_bytes_per_s))
 
 
-def _matrix(entries: list[Entry], num_rows: int, num_columns: int) -> coo_array:
+def _matrix(entries: list[Entry], num_rows: int, num_columns: int) -> Any:
+    """A sparse matrix by rows."""
+    from scipy.sparse import coo_array
+
     rows, columns, values = np.array(entries, dtype=np.float64).T if entries else np.zeros((3, 0))
-    return coo_array((values, (rows.astype(np.int64), columns.astype(np.int64))), shape=(num_rows, num_columns))
+    places = rows.astype(np.int64), columns.astype(np.int64)
+    return coo_array((values, places), shape=(num_rows, num_columns)).tocsr()
 
 
 def _solved(program: SenderProgram, unit: float, time_s: float) -> tuple[FloatArray, FloatArray]:
     """Bytes of every variable, and the prices of the ports, which add up to 1. ``unit`` bytes and ``time_s`` scale
     the program to numbers near one."""
+    # It takes a second to import, which every use of the package would pay.
+    from scipy.optimize import linprog
+
     num_ports, size = len(program.fixed), program.num_variables
-    balance = _matrix(program.balance, len(program.amounts), size).tocsr()
+    balance = _matrix(program.balance, len(program.amounts), size)
     rows = [*((row, v, value * unit / time_s) for row, v, value in program.ports)]
     rows += [(row, 0, -1.0) for row in range(num_ports)]
-    ports = _matrix(rows, num_ports, size).tocsr()
+    ports = _matrix(rows, num_ports, size)
     # A port that carries nothing can never be the busiest.
     used = np.diff(ports.indptr) > 1
     used |= program.fixed > 0
