@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,23 @@ def test_gpus_may_be_the_sum() -> None:
     result = run(*SOLVE, "--gpus", "32", "--space", "uniform", "--fix", "node_order=1-0", "--json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["plan"]["layout"]["node_order"] == [1, 0]
+
+
+def test_clusters_are_compared_as_they_are(tmp_path: Path) -> None:
+    """As many GPUs with the same first type are another problem if the others differ: no bound of one is held
+    against the plan of the other."""
+    names = ("dgx-a100-80:16+dgx-h100:16", "dgx-a100-80:24+dgx-h100:8")
+    words = ["--global-batch", "64", "--space", "uniform", "--fix", "tp=2,cp=1,pp=4,vpp=1,zero_stage=1"]
+    files = [str(tmp_path / f"{number}.json") for number in range(2)]
+    for name, path in zip(names, files, strict=True):
+        assert run("solve", "llama3-8b", name, *words, "--out", path).exit_code == 0
+    document = json.loads(run("compare", *files, "--json").stdout)
+    assert not document["same_problem"]
+    assert document["differences"]["hardware"] == [
+        "16 x dgx-a100-80 + 16 x dgx-h100",
+        "24 x dgx-a100-80 + 8 x dgx-h100",
+    ]
+    assert [plan["gap_to_bound"] for plan in document["plans"]] == [None, None]
 
 
 def test_no_whole_ranks_is_explained() -> None:

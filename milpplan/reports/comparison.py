@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.costs.report import BREAKDOWN, StepReport
+from milpplan.reports.clusters import cluster_text
 from milpplan.reports.terminal import printable, report_table
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
@@ -91,7 +92,8 @@ def differences(sides: Sequence[Side]) -> dict[str, tuple[str, ...]]:
 def _facts(side: Side) -> Iterator[tuple[str, str]]:
     job, layout = side.problem.job, side.plan.layout
     yield "model", side.problem.model.name
-    yield "hardware", side.problem.hardware.name
+    several = side.problem.other_hardware
+    yield "hardware", cluster_text(side.problem, layout.num_gpus) if several else side.problem.hardware.name
     yield "GPUs", f"{layout.num_gpus:,}"
     for name in ("kind", "sequence_length", "precision", "attention_kernel", "grad_dtype"):
         yield name, _word(getattr(job, name))
@@ -111,11 +113,11 @@ def _word(value: Any) -> str:
 
 def same_problem(sides: Sequence[Side]) -> bool:
     """Whether all plans are for the same model, hardware and job, so that a bound for one is one for all."""
-    first = sides[0].problem
-    return all(
-        (side.problem.model, side.problem.hardware, side.problem.job) == (first.model, first.hardware, first.job)
+    asked = [
+        (side.problem.model, side.problem.hardware, side.problem.other_hardware, side.problem.job)
         for side in sides
-    )
+    ]
+    return all(one == asked[0] for one in asked)
 
 
 def best_bound_s(sides: Sequence[Side]) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.errors import UnknownNameError
+from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
 from milpplan.switching.blocks import may_relay
@@ -57,9 +57,11 @@ def plan_switch(
     Every rank receives what it lacks, once, and nothing else. ``grad_bytes``: bytes of a reduced gradient.
 
     Raises:
-        InvalidInputError: the plans have different numbers of GPUs, or too many for the best senders.
+        InvalidInputError: the plans have different numbers of GPUs, too many for the best senders, or several
+            node types.
         IllegalPlanError: a plan is not one of the model.
     """
+    _check_one_type(source, target)
     moved = lots(model, source, target, what, grad_bytes, rules)
     routes, bound_s = chosen_routes(moved, links, senders)
     deliveries = deliveries_of(moved, routes)
@@ -86,6 +88,17 @@ def plan_switch(
         lower_bound_s=bound_s,
         first_layers_s=_first_layers_s(moved, target, deliveries, links),
     )
+
+
+def _check_one_type(*plans: Plan) -> None:
+    """Refuse plans whose ranks are on several node types: ``Links`` has those of one."""
+    orders = [list(plan.layout.node_order) for plan in plans if plan.layout.node_order]
+    if orders:
+        raise InvalidInputError(
+            f"A plan is on several node types (node_order={orders[0]}).",
+            "Expected plans on one node type: the links of several are not in a switch.",
+            "Switch between plans of a cluster of one type.",
+        )
 
 
 def peak_bytes(moved: Lots, packed: IntArray | FloatArray) -> IntArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
 from milpplan.costs.mixed_costs import cluster_costs, costs_of, rank_capacities, rank_types
+from milpplan.optimize.certify import certify
+from milpplan.optimize.claim import Claim
 from milpplan.optimize.explain import explain
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting
@@ -197,12 +200,17 @@ def test_ranks_have_the_memory_of_their_type() -> None:
     assert (False, True) in seen
 
 
-def test_warm_start_and_runners_up_are_of_the_cluster() -> None:
-    """The best plan of a search starts another one, which proves the same."""
+def test_warm_start_and_second_proof_are_of_the_cluster() -> None:
+    """The best plan of a search starts another one, which proves the same, and so does another backend; a bound
+    above it is refuted."""
     problem = mixed_problem(7)
     first = solve(problem)
     again = solve(problem, SolveOptions(warm_start=first.plan))
     assert again.step_time_s == first.step_time_s
+    claim = Claim.of(first, SolveOptions())
+    assert certify(problem, claim).verdict == "certified"
+    assert claim.bound is not None
+    assert certify(problem, replace(claim, bound=1.1 * claim.bound)).verdict == "refuted"
 
 
 def test_group_of_nodes_is_a_record() -> None:

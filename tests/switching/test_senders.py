@@ -149,6 +149,9 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInputError, match="2 and 4 GPUs"):
         plan_switch(MODEL, one, plan_of(MODEL, None, dp=4), LINKS)
     assert plan_switch(MODEL, two, one, LINKS).total_bytes > 0
+    apart = one.model_copy(update={"layout": one.layout.model_copy(update={"node_order": (1, 0)})})
+    with pytest.raises(InvalidInputError, match="several node types"):
+        plan_switch(MODEL, two, apart, LINKS)
     monkeypatch.setattr(least_time, "MAX_VARIABLES", 1)
     with pytest.raises(InvalidInputError, match="nearest senders"):
         plan_switch(MODEL, two, one, LINKS)
