@@ -40,7 +40,7 @@ ALLOWED = {
     ),
     "milpplan.optimize": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize"),
     "milpplan.insight": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize", "milpplan.insight"),
-    "milpplan.exporters": (*BASE, "milpplan.specs", "milpplan.exporters"),
+    "milpplan.launchers": (*BASE, "milpplan.specs", "milpplan.launchers"),
     "milpplan.validation": (
         *BASE,
         "milpplan.specs",
@@ -141,7 +141,7 @@ def room(name: str) -> str | None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_point_one_way(name: str) -> None:
-    """units, errors <- specs <- costs <- optimize <- insight <- cli; exporters and reports see records only."""
+    """units, errors <- specs <- costs <- optimize <- insight <- cli; launchers and reports see records only."""
     here = room(name)
     if here is None:
         assert name in ("milpplan.__init__", "milpplan.library") or name.startswith("milpplan.cli"), name

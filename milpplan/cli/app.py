@@ -3,10 +3,13 @@
 from milpplan.cli import planning
 
 # isort: split
+from milpplan.cli import launching
+
+# isort: split
 from milpplan.cli import measuring
 
 # isort: split
 from milpplan.cli import describing
 from milpplan.cli.program import app, run
 
-__all__ = ["app", "describing", "measuring", "planning", "run"]
+__all__ = ["app", "describing", "launching", "measuring", "planning", "run"]

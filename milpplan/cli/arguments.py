@@ -25,7 +25,7 @@ OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
 SECONDS_PER_HOUR: Final = 3600.0
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_FIXABLE = tuple(name for name in Space.model_fields if name not in ("kind", "recompute"))
+_FIXABLE = tuple(name for name in Space.model_fields if name != "kind")
 
 
 def whole(text: str, option: str, most: int, or_else: str = "") -> int:
@@ -106,6 +106,8 @@ def assignments(text: str, option: str, known: tuple[str, ...]) -> dict[str, obj
 
 
 def _value(name: str, word: str, option: str) -> object:
+    if name == "recompute":
+        return choice(word, f"{option} {name}", Space().recompute)
     value: object = word
     if name in SWITCHES:
         value = {"1": True, "0": False, **_WORDS}.get(word.lower(), word)

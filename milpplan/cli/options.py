@@ -72,7 +72,11 @@ ScheduleNames = Annotated[
 ]
 Fix = Annotated[
     list[str] | None,
-    typer.Option("--fix", metavar="NAME=VALUE", help="Fix a field of the layout, such as tp=8. Repeatable."),
+    typer.Option(
+        "--fix",
+        metavar="NAME=VALUE",
+        help="Fix a field of the layout, such as tp=8, or recompute=full. Repeatable.",
+    ),
 ]
 Allow = Annotated[
     list[str] | None,

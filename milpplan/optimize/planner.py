@@ -71,12 +71,13 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
 
 
 def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
-    """The problem with fields of the layout fixed, e.g. ``{"tp": 8, "sequence_parallel": True}``.
+    """The problem with fields of the layout, or the recompute mode of all layers, fixed, e.g. ``{"tp": 8,
+    "recompute": "full"}``.
 
     Raises:
         InvalidInputError: a name or value that no layout has.
     """
-    known = set(Space.model_fields) - {"kind", "recompute"}
+    known = set(Space.model_fields) - {"kind"}
     for name in values:
         if name not in known:
             raise InvalidInputError(

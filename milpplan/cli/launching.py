@@ -1,0 +1,141 @@
+"""``milpplan export`` and ``milpplan import``: plans to and from the files of launchers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milpplan.cli import options as o
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.program import app
+from milpplan.errors import InvalidInputError
+from milpplan.version import __version__
+
+NAMES = "megatron"
+"""Targets, as the help shows them."""
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
+    to: Annotated[str, typer.Option("--to", metavar=NAMES, help="The launcher.")],
+    target_version: Annotated[
+        str | None,
+        typer.Option("--target-version", metavar="V", help="Its version.", show_default="the newest known"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE|DIR",
+            help="Write the script here; into a directory (a name without suffix) all.",
+        ),
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Write the files that start a plan with a launcher, checked against the launcher's own rules."""
+    from milpplan.cli.solving import check_plan_of_file
+    from milpplan.launchers.targets import launch_document, target_named, version_named
+    from milpplan.reports.document import read_plan
+
+    target = target_named(to, "--to")
+    version = version_named(target, target_version)
+    problem, decided = read_plan(plan)
+    check_plan_of_file(problem, decided)
+    launch = target.export(problem, decided, version)
+    files = target.files(launch, __version__)
+    if out is not None:
+        _write(files, out)
+    if as_json:
+        emit(launch_document(launch))
+    elif out is None:
+        emit(next(iter(files.values())))
+    for note in launch.notes:
+        say(f"Note: {note}")
+    raise typer.Exit(int(ExitCode.OPTIMAL))
+
+
+def _write(files: dict[str, str], out: Path) -> None:
+    """All files into a directory, or the first one under its own name; nothing unless all can be written."""
+    from milpplan.reports.files import check_writable, write_whole
+
+    into = out.is_dir() or not (out.suffix or out.exists())
+    places = {out / name: text for name, text in files.items()} if into else {out: next(iter(files.values()))}
+    if into and not out.exists():
+        try:
+            out.mkdir()
+        except OSError as error:
+            raise InvalidInputError(
+                f"The directory {out} cannot be made: {error.strerror}.",
+                "Expected a directory whose parent exists and that you may write to.",
+                "Give another --out.",
+            ) from error
+    for place in places:
+        check_writable(place)
+    for place, text in places.items():
+        write_whole(place, text)
+        say(f"Written to {place}.")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A script, a command line, or a .yaml of arguments.")
+    ],
+    source: Annotated[str, typer.Option("--from", metavar=NAMES, help="The launcher.")],
+    hardware: Annotated[str, typer.Option("--hardware", metavar="NAME", help="The cluster: a name or a file.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="NAME", help="The model, checked against the file.", show_default="the file's"
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", metavar="N", min=1, help="Processes.", show_default="the file's"),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="FLAG", help="Accept not to see what this flag costs. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="PLAN.json", help="Write the plan file here.")
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Read the plan out of a launcher's files, and say what it costs; flags that cannot be priced are refused."""
+    from milpplan.cli.solving import check_plan_of_file, within_range
+    from milpplan.costs.simulator import simulate
+    from milpplan.launchers.targets import target_named
+    from milpplan.presets.catalog import load_hardware, load_model
+    from milpplan.reports.document import document_text
+    from milpplan.reports.files import check_writable, write_whole
+    from milpplan.reports.plan_file import PlanFile, plan_document
+    from milpplan.reports.terminal import simulation_report
+    from milpplan.specs.reading import read_text
+
+    target = target_named(source, "--from")
+    cluster = load_hardware(hardware)
+    spec = None if model is None else load_model(model)
+    if out is not None:
+        check_writable(out)
+    found = target.read(read_text(file), str(file), cluster, gpus, spec, ignore or [])
+    check_plan_of_file(found.problem, found.plan)
+    for what, flags in (("Not known to the launcher", found.unknown_flags), ("Ignored", found.ignored_flags)):
+        for flag in flags:
+            say(f"{what}: {flag}")
+    for note in found.notes:
+        say(f"Note: {note}")
+    text = document_text(PlanFile(plan=plan_document(found.plan), problem=found.problem))
+    if as_json:
+        emit(text)
+    else:
+        with within_range():
+            show(simulation_report(found.problem, found.plan, simulate(found.problem, found.plan)))
+    if out is not None:
+        write_whole(out, text)
+        say(f"Written to {out}.")
+    raise typer.Exit(int(ExitCode.OPTIMAL))

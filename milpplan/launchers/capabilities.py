@@ -1,0 +1,66 @@
+"""What each target can run, field of the layout by field: the table behind an export's refusals.
+
+A field that is not named takes any value. What depends on more than one field (stages, recomputation, the order of
+ranks) is decided by the target's own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from milpplan.specs.plan import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The values of a field that a target has, and what it has in place of the others."""
+
+    values: tuple[object, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """A target's name, versions (the first is the default) and limits."""
+
+    name: str
+    versions: tuple[str, ...]
+    limits: Mapping[str, Limit]
+
+    def refused(self, layout: Layout) -> dict[str, Limit]:
+        """Fields of a layout whose values the target does not have."""
+        return {name: limit for name, limit in self.limits.items() if getattr(layout, name) not in limit.values}
+
+
+_NO_HOST = "Megatron-LM keeps on the host what this plan streams beside the layers only in other ways"
+MEGATRON = Capability(
+    name="Megatron-LM",
+    versions=("d98e8a64",),
+    limits={
+        "schedule": Limit(
+            ("1f1b", "interleaved"),
+            "its schedules are 1F1B and interleaved 1F1B (core/pipeline_parallel/schedules.py)",
+        ),
+        "tp_overlap": Limit(
+            ("none", "ring"),
+            "Transformer Engine gathers in a ring only, --tp-comm-overlap has no pipelined gather",
+        ),
+        "pp_scatter_gather": Limit(
+            (False,),
+            "core/pipeline_parallel sends whole activations; without sequence parallelism none is scattered",
+        ),
+        "gather_again": Limit(
+            (True,), "core/tensor_parallel/layers.py keeps the sharded input and gathers it again in the backward"
+        ),
+        "offload_weights": Limit((False,), _NO_HOST),
+        "offload_activations": Limit((False,), _NO_HOST),
+        "offload_optimizer": Limit((False,), f"{_NO_HOST} (--optimizer-cpu-offload updates on the processor)"),
+        "rank_order": Limit(
+            ("tp-cp-dp-pp", "tp-cp-pp-dp"),
+            "its orders are tp-cp-ep-dp-pp, and tp-cp-ep-pp-dp with --use-tp-pp-dp-mapping",
+        ),
+    },
+)
+CAPABILITIES: dict[str, Capability] = {"megatron": MEGATRON}
+"""Targets by the name that ``--to`` and ``--from`` take."""

@@ -1,0 +1,179 @@
+"""From a script, a command line or a YAML of arguments to flags with their values, and the number of processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.arguments import Values
+from milpplan.launchers.shell_script import Command, script_commands, unknown_in
+from milpplan.specs.reading import shown
+
+_PROCESSES = {"nnodes": "nodes", "nproc_per_node": "per_node"}
+_SLURM = (
+    ("nodes", r"(?:--nodes|-N)[=\s]+(\d+)\s*$"),
+    ("per_node", r"--(?:gpus-per-node|gres)[=\s]+(?:\w+:)*(\d+)\s*$"),
+    ("per_node", r"--ntasks-per-node[=\s]+(\d+)\s*$"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a file says before anybody knows what it means. ``stray``: words that the running shell fills in."""
+
+    pairs: tuple[tuple[str, Values], ...]
+    world: int | None
+    stray: tuple[str, ...]
+
+
+def from_script(text: str, source: str) -> Given:
+    """The arguments of the training command in a shell script, or of a bare command line.
+
+    Raises:
+        InvalidInputError: no command has arguments, or several do.
+    """
+    commands = script_commands(text)
+    starts = [(command, _program(command.words)) for command in commands]
+    programs = [(command, at) for command, at in starts if at is not None and _flags(command.words[at + 1 :])]
+    if not programs:
+        words = [word for command in commands for word in command.words]
+        first = next((index for index, word in enumerate(words) if word.startswith("--")), None)
+        if first is None or any(at is not None for _, at in starts):
+            raise _no_command(source)
+        programs = [(Command(tuple(words), nested=False), first - 1)]
+    if len({command.words[at + 1 :] for command, at in programs}) > 1:
+        names = ", ".join(shown(command.words[at]) for command, at in programs[:4])
+        raise InvalidInputError(
+            f"{source} starts {len(programs)} programs with different arguments: {names}.",
+            "Expected one training command.",
+            "Keep the one to import in a file of its own.",
+        )
+    command, at = programs[0]
+    pairs, stray = pairs_of(command.words[at + 1 :])
+    return Given(tuple(pairs), _world(command.words[: max(at, 0)], text), stray)
+
+
+def _program(words: tuple[str, ...]) -> int | None:
+    """The place of the Python file that a command runs."""
+    return next((index for index, word in enumerate(words) if word.endswith(".py")), None)
+
+
+def _flags(words: Sequence[str]) -> bool:
+    return any(word.startswith("--") or unknown_in(word) for word in words)
+
+
+def _no_command(source: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{source} has no command that gives a Python file arguments.",
+        "Expected a script that starts training, or the arguments alone.",
+        "Give the script that starts Python; one that only submits another names that one.",
+    )
+
+
+def pairs_of(words: Sequence[str]) -> tuple[list[tuple[str, Values]], tuple[str, ...]]:
+    """Flags with the words up to the next flag, and words in between that are no values."""
+    pairs: list[tuple[str, Values]] = []
+    stray: list[str] = []
+    for word in words:
+        if not word.strip():
+            continue
+        if re.match(r"--?[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            pairs.append((name, (value,) if equals else ()))
+        elif unknown_in(word) and (not pairs or (word.startswith("\x00") and word.endswith("\x00"))):
+            # Whether it is the value of the flag before it is decided by whoever knows the flag.
+            pairs, stray = _unknown(pairs, stray, word)
+        elif pairs:
+            pairs[-1] = (pairs[-1][0], (*pairs[-1][1], word))
+        else:
+            stray.append(word)
+    return pairs, tuple(stray)
+
+
+def _unknown(
+    pairs: list[tuple[str, Values]], stray: list[str], word: str
+) -> tuple[list[tuple[str, Values]], list[str]]:
+    """A word that is all unknown: the value of a flag that has none yet, else flags that nobody sees."""
+    if pairs and not pairs[-1][1]:
+        return [*pairs[:-1], (pairs[-1][0], (word,))], stray
+    return pairs, [*stray, word]
+
+
+def _world(words: Iterable[str], text: str) -> int | None:
+    """Processes that torchrun or Slurm starts, where both numbers are there."""
+    found: dict[str, int] = {}
+    for flag, values in pairs_of(tuple(words))[0]:
+        role = _PROCESSES.get(flag.lstrip("-").replace("-", "_"))
+        if role and values and values[0].isdigit():
+            found.setdefault(role, int(values[0]))
+    for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+        for role, pattern in _SLURM:
+            match = re.match(pattern, line)
+            if match:
+                found.setdefault(role, int(match[1]))
+    if "per_node" in found and "nodes" not in found:
+        # torchrun starts one node where none is named.
+        found["nodes"] = 1 if "--nnodes" not in text else 0
+    return found.get("nodes", 0) * found.get("per_node", 0) or None
+
+
+def from_yaml(text: str, source: str) -> Given:
+    """A mapping of arguments: names with or without dashes; true throws a switch, false and null leave a flag out.
+    A table MODEL_ARGS or arguments may hold them.
+
+    Raises:
+        InvalidInputError: no YAML, not such a mapping, or the parser is not installed.
+    """
+    data = load_yaml(text, source)
+    for key in ("MODEL_ARGS", "arguments", "args"):
+        if isinstance(data.get(key), dict):
+            data = data[key]
+    pairs = [(f"--{str(name).lstrip('-').replace('_', '-')}", _yaml_values(value)) for name, value in data.items()]
+    world = next((int(v[0]) for name, v in pairs if name == "--world-size" and v and v[0].isdigit()), None)
+    named = [(name, values) for name, values in pairs if values is not None and name != "--world-size"]
+    return Given(tuple((name, values) for name, values in named if values is not None), world, ())
+
+
+def load_yaml(text: str, source: str) -> dict[str, Any]:
+    """The mapping of a YAML text.
+
+    Raises:
+        InvalidInputError: it is none, or PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(
+            f"{source} is YAML, and PyYAML is not installed.",
+            "Expected the extra that reads YAML.",
+            "Install milpplan[launchers].",
+        ) from error
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInputError(
+            f"{source} is not valid YAML: {shown(str(error))}.", "Expected YAML.", "Correct the place named."
+        ) from error
+    if not isinstance(data, dict):
+        raise InvalidInputError(
+            f"{source} holds {shown(data)}.",
+            "Expected a mapping of arguments at its top.",
+            "Write name: value lines.",
+        )
+    return data
+
+
+def _yaml_values(value: object) -> Values | None:
+    """Words of a YAML value; None: the flag is not given."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return ()
+    if isinstance(value, list):
+        return tuple(str(one) for one in value)
+    if isinstance(value, Mapping):
+        return (str(dict(value)),)
+    return (str(value),)

@@ -1,0 +1,155 @@
+"""From Megatron-LM's arguments to a problem and a plan: the reverse of the export."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.arguments import Arguments, checked
+from milpplan.launchers.launch_text import Given, from_script, from_yaml
+from milpplan.launchers.megatron_flags import megatron_flags
+from milpplan.launchers.megatron_model_reading import model_of
+from milpplan.launchers.megatron_plan_reading import job_of, plan_of, software_of
+from milpplan.launchers.megatron_roles import is_quiet, unpriced
+from milpplan.launchers.megatron_rules import check_rules, sizes_of
+from milpplan.launchers.shell_script import unknown_in
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.specs.reading import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A problem and a plan for it; flags that the launcher does not know or that the caller leaves out; notes."""
+
+    problem: Problem
+    plan: Plan
+    unknown_flags: tuple[str, ...]
+    ignored_flags: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def imported(
+    text: str,
+    source: str,
+    hardware: HardwareSpec,
+    num_gpus: int | None = None,
+    model: ModelSpec | None = None,
+    ignored: Collection[str] = (),
+) -> Imported:
+    """The plan of a launch.
+
+    Args:
+        text: a shell script, a command line, or a YAML of arguments.
+        source: its name; .yaml and .yml are read as YAML.
+        hardware: the cluster.
+        num_gpus: processes, where the text does not say; None: it does.
+        model: what the model is, where it has a description; its sizes must be those of the arguments.
+        ignored: flags whose effect on the cost the caller accepts not to see.
+
+    Raises:
+        InvalidInputError: the text cannot be read, or has flags that change the cost and are not priced.
+        IllegalPlanError: Megatron-LM would refuse it.
+    """
+    read = from_yaml(text, source) if source.lower().endswith((".yaml", ".yml")) else from_script(text, source)
+    world = _world(read, num_gpus, source)
+    names = _spelled(ignored)
+    everything, unknown = checked(_resolved(read, source, names), source)
+    left_out = tuple(" ".join((name, *values)) for name, values in everything.values.items() if name in names)
+    given = Arguments({name: values for name, values in everything.values.items() if name not in names})
+    check_rules(given, world, "Correct the arguments, or the number of GPUs (--gpus).")
+    found = model_of(given, "imported", None if model is None else model.vocab_size)
+    if model is not None:
+        found = _same_model(model, found)
+    job = job_of(given, world)
+    plan = plan_of(given, world, found, job)
+    there, notes = software_of(given, hardware, found, sizes_of(given, world).ep)
+    _check_priced(given)
+    if job.precision == "fp8" and there.accelerator.fp8 is None:
+        raise InvalidInputError(
+            f"--fp8-format is given, and {there.accelerator.name} has no fp8.",
+            "Expected hardware with fp8.",
+            "Choose another --hardware.",
+        )
+    problem = Problem(model=found, hardware=there, job=job)
+    stray = tuple(f"{', '.join(unknown_in(word)) or word} (taken as empty)" for word in read.stray)
+    return Imported(problem, plan, (*unknown, *stray), left_out, tuple(notes))
+
+
+def _world(read: Given, num_gpus: int | None, source: str) -> int:
+    if read.world and num_gpus and read.world != num_gpus:
+        raise InvalidInputError(
+            f"{source} starts {read.world} processes, and --gpus is {num_gpus}.",
+            "Expected the same number.",
+            "Leave --gpus out, or correct it.",
+        )
+    world = read.world or num_gpus
+    if not world:
+        raise InvalidInputError(
+            f"{source} does not say how many processes it starts.",
+            "Expected torchrun --nnodes N --nproc-per-node M, or #SBATCH --nodes and --gpus-per-node.",
+            "Give --gpus.",
+        )
+    return world
+
+
+def _spelled(names: Collection[str]) -> frozenset[str]:
+    """Flags by the first of their spellings."""
+    found = set()
+    for name in names:
+        spelled = f"--{name.lstrip('-').replace('_', '-')}"
+        if spelled not in megatron_flags():
+            raise InvalidInputError(
+                f"--ignore {shown(name)} is no argument of Megatron-LM.", "Expected one of its flags.", "Check it."
+            )
+        found.add(megatron_flags()[spelled].name)
+    return frozenset(found)
+
+
+def _resolved(read: Given, source: str, ignored: frozenset[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Pairs without values that only the running shell knows, which matter to no plan unless a flag does."""
+    pairs = []
+    for name, values in read.pairs:
+        unknown = [part for value in (name, *values) for part in unknown_in(value)]
+        if not unknown:
+            pairs.append((name, values))
+        elif not (is_quiet(name) or name in ignored):
+            raise InvalidInputError(
+                f"{source}: {name} is {', '.join(unknown)}, which only the running shell knows.",
+                "Expected a value that the file says.",
+                "Write the value into the file, or a default such as ${TP:-8}.",
+            )
+    return pairs
+
+
+def _check_priced(given: Arguments) -> None:
+    left = unpriced(given)
+    if left:
+        shown_flags = ", ".join(left[:12]) + (f" and {len(left) - 12} more" if len(left) > 12 else "")
+        raise InvalidInputError(
+            f"{len(left)} flag(s) may change the cost in ways that are not priced: {shown_flags}.",
+            "Expected flags that a plan or a model has, or that change neither time nor memory.",
+            "Take them out, or accept not to see what they cost: "
+            f"--ignore {left[0].split()[0].lstrip('-')} (repeatable).",
+        )
+
+
+def _same_model(model: ModelSpec, found: ModelSpec) -> ModelSpec:
+    """The described model, if the arguments build it."""
+    fields = set(ModelSpec.model_fields) - {"name", "default_sequence_length", "schema_version", "layers"}
+    if not model.learned_positions:
+        fields.discard("max_position_embeddings")
+    different = sorted(name for name in fields if getattr(model, name) != getattr(found, name))
+    kinds = [[spec.kinds[index] for index in spec.layer_kinds] for spec in (model, found)]
+    if kinds[0] != kinds[1]:
+        different.append("layers")
+    if different:
+        raise InvalidInputError(
+            f"The arguments build another model than {model.name}: {', '.join(different)} differ.",
+            f"Expected its sizes; of {different[0]} the arguments have {shown(getattr(found, different[0]))}.",
+            "Correct the arguments, or leave --model out.",
+        )
+    return model

@@ -1,0 +1,84 @@
+"""The launchers by name: each writes its files from a plan, and reads a plan from its files."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from milpplan.errors import UnknownNameError
+from milpplan.launchers import megatron_export
+from milpplan.launchers.capabilities import MEGATRON, Capability
+from milpplan.launchers.megatron_import import Imported, imported
+from milpplan.launchers.records import Launch
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.specs.reading import shown
+
+Read = Callable[[str, str, HardwareSpec, int | None, ModelSpec | None, Collection[str]], Imported]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A launcher. ``export`` makes a launch of a version, ``files`` its files (the first is enough by itself),
+    ``read`` the reverse."""
+
+    capability: Capability
+    export: Callable[[Problem, Plan, str], Launch]
+    files: Callable[[Launch, str], dict[str, str]]
+    read: Read
+
+
+TARGETS: dict[str, Target] = {
+    "megatron": Target(MEGATRON, megatron_export.exported, megatron_export.files_of, imported),
+}
+
+
+def target_named(name: str, option: str) -> Target:
+    """The launcher of a name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in TARGETS:
+        close = difflib.get_close_matches(name.lower(), TARGETS, n=1, cutoff=0.5)
+        raise UnknownNameError(
+            f"{option} {shown(name)} does not exist.",
+            f"Expected one of {', '.join(TARGETS)}.",
+            f"Did you mean {close[0]}?" if close else "Give one of these names.",
+        )
+    return TARGETS[name]
+
+
+def version_named(target: Target, version: str | None) -> str:
+    """The version of a target; the newest where none is named.
+
+    Raises:
+        UnknownNameError: its arguments are not known.
+    """
+    versions = target.capability.versions
+    if version is not None and version not in versions:
+        raise UnknownNameError(
+            f"--target-version {shown(version)} of {target.capability.name} is not known.",
+            f"Expected one of {', '.join(versions)}.",
+            "Give one of these versions, or leave the option out.",
+        )
+    return version or versions[0]
+
+
+def launch_document(launch: Launch) -> str:
+    """A launch as one JSON document."""
+    document = {
+        "schema_version": 1,
+        "target": launch.target,
+        "version": launch.version,
+        "num_nodes": launch.num_nodes,
+        "gpus_per_node": launch.gpus_per_node,
+        "environment": launch.environment,
+        "arguments": [word for flag, values in launch.arguments.values.items() for word in (flag, *values)],
+        "notes": list(launch.notes),
+    }
+    return json.dumps(document, indent=2) + "\n"
