@@ -76,7 +76,8 @@ def plan_of(given: Arguments, world: int, model: ModelSpec, job: Job) -> Plan:
 
 def _layout(given: Arguments, sizes: Sizes, job: Job) -> Layout:
     vpp, replicas = sizes.vpp, sizes.cp * sizes.dp > 1
-    zero = _zero_stage(given) if replicas else 0
+    zero = _zero_stage(given) * replicas
+    reduces, gathers = given.given("--overlap-grad-reduce"), given.given("--overlap-param-gather")
     # Megatron-LM switches sequence parallelism off where there is nothing to split (A:1433-1439).
     data: dict[str, Any] = {
         "tp": sizes.tp,
@@ -91,8 +92,8 @@ def _layout(given: Arguments, sizes: Sizes, job: Job) -> Layout:
         "sequence_parallel": given.given("--sequence-parallel") and sizes.tp > 1,
         "zero_stage": zero,
         "schedule": "interleaved" if vpp > 1 else "1f1b",
-        "overlap_grad_reduce": (given.given("--overlap-grad-reduce") and replicas) or zero >= 2,
-        "overlap_param_gather": (given.given("--overlap-param-gather") and zero > 0) or zero == 3,
+        "overlap_grad_reduce": (reduces and replicas) or zero >= 2,
+        "overlap_param_gather": (gathers and zero > 0) or zero == 3,
         "tp_overlap": "ring" if given.given("--tp-comm-overlap") else "none",
         "rank_order": "tp-cp-pp-dp" if given.given("--use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
     }

@@ -181,7 +181,8 @@ def _excludes(flag: str, other: str) -> Check:
 
 def _fsdp(s: Sizes) -> str:
     if not s.given.given("--use-megatron-fsdp"):
-        return ""
+        apart = s.given.text("--ckpt-format") == "fsdp_dtensor"
+        return "--ckpt-format fsdp_dtensor without Megatron-FSDP" if apart else ""
     return (
         ""
         if s.given.text("--ckpt-format") == "fsdp_dtensor"
@@ -212,8 +213,8 @@ RULES: Mapping[str, tuple[str, Check]] = {
         and not s.given.given("--disable-bias-linear") else ""),
     "experts_keep_stages_and_replicas": ("P:898-902", _expert_order),
     "sequence_parallel_with_experts": (
-        "M:560-565", lambda s: "experts with tp above 1 and without --sequence-parallel" if s.experts and s.tp > 1
-        and not s.given.given("--sequence-parallel") else ""),
+        "M:560-565, an error up to core 0.16", lambda s: "ep and tp above 1 without --sequence-parallel"
+        if min(s.ep, s.tp) > 1 and not s.given.given("--sequence-parallel") else ""),
     "sequence_divides": ("A:1335-1338, core/tensor_parallel/mappings.py:74", _sequence),
     "positions_suffice": (
         "A:1353-1355", lambda s: "--max-position-embeddings is below --seq-length"
@@ -233,7 +234,8 @@ RULES: Mapping[str, tuple[str, Check]] = {
     "tp_overlap_needs_sequence_parallel": ("A:1441", _needs("--tp-comm-overlap", "--sequence-parallel")),
     "fp8_gather_is_sharded": (
         "A:1095", _needs("--fp8-param-gather", "--use-distributed-optimizer", "--use-megatron-fsdp")),
-    "fsdp_checkpoints": ("A:1150-1170", _fsdp),
+    "fp8_gather_is_fp8": ("A:1090-1098", _needs("--fp8-param-gather", "--fp8-format")),
+    "fsdp_checkpoints": ("A:1150-1170, A:1684", _fsdp),
     "latent_attention_has_no_groups": ("A:1973", _excludes("--multi-latent-attention", "--group-query-attention")),
     "one_number_format": ("A:1195", _excludes("--fp16", "--bf16")),
     "loss_fusion": (

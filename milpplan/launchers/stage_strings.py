@@ -50,6 +50,8 @@ def stage_layers(text: str) -> tuple[int, ...]:
     order = text.replace("|", "")
     if order != f"E{'t' * order.count('t')}L":
         raise _wrong(text, "embedding (E), layers (t) and loss (L) do not come once each and in this order")
+    if text[0] != "E" or text[-1] != "L":
+        raise _wrong(text, "embedding and loss are not in the first and the last part, where a plan has them")
     return tuple(part.count("t") for part in text.split("|"))
 
 

@@ -1,0 +1,227 @@
+"""Other people's Megatron-LM files: what they mean, and what is refused because nobody could price it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers.megatron_flags import megatron_flags
+from milpplan.launchers.megatron_import import Imported, imported
+from milpplan.launchers.megatron_roles import is_quiet
+from tests.costs.cases import shipped_hardware, shipped_model
+
+DATA = Path(__file__).parents[1] / "data" / "launchers"
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=8
+GPUS_PER_NODE=8
+TP=4
+PP=${PP:-2}
+GPT_ARGS="
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --sequence-parallel
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear
+    --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 500000
+    --untie-embeddings-and-output-weights --vocab-size 128256 --hidden-dropout 0 --attention-dropout 0
+    --micro-batch-size 1 --global-batch-size 256 --bf16 --lr 3e-4 --train-iters 1000
+    --use-distributed-optimizer --overlap-grad-reduce --cross-entropy-loss-fusion
+"
+torchrun --nnodes $SLURM_NNODES --nproc_per_node $GPUS_PER_NODE pretrain_gpt.py $GPT_ARGS --data-path $DATA MORE
+"""
+
+
+def read(text: str = SCRIPT, source: str = "run.sh", **more: Any) -> Imported:
+    """The import of a text, on DGX H100."""
+    return imported(text, source, shipped_hardware("dgx-h100"), **more)
+
+
+def test_a_script_of_the_old_kind() -> None:
+    """Flags in one string, nodes from Slurm, processes from torchrun, paths from the environment."""
+    found = read(model=shipped_model("llama3-8b"))
+    layout = found.plan.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.vpp, layout.zero_stage) == (4, 2, 8, 1, 1)
+    assert (layout.sequence_parallel, layout.overlap_grad_reduce, layout.overlap_param_gather) == (
+        True,
+        True,
+        False,
+    )
+    assert [stage.layers for stage in found.plan.virtual_stages] == [(0, 16), (16, 32)]
+    assert found.problem.model == shipped_model("llama3-8b")
+    assert found.problem.job.num_gpus == 64
+    assert found.unknown_flags == ()
+
+
+def test_a_yaml_says_the_same_as_the_script() -> None:
+    """Names with or without dashes, true for switches, false for switches that are off."""
+    lines = ["MODEL_ARGS:"]
+    flags = SCRIPT.split('"')[1].replace("$TP", "4").replace("$PP", "2").split("--")[1:]
+    for flag in flags:
+        name, _, value = flag.strip().partition(" ")
+        lines.append(f"  {'--' + name if len(name) % 2 else name.replace('-', '_')}: {value or 'true'}")
+    text = "\n".join([*lines, "  --tp-comm-overlap: false", "  world_size: 64"])
+    found, script = read(text, "args.yaml"), read()
+    assert found.plan == script.plan
+    assert found.problem == script.problem
+
+
+@pytest.mark.parametrize(
+    ("flag", "layers"),
+    [
+        ("--num-layers-per-virtual-pipeline-stage 4", [4] * 8),
+        ("--num-virtual-stages-per-pipeline-rank 4", [4] * 8),
+        ("--decoder-first-pipeline-num-layers 14", [14, 18]),
+        ("--decoder-last-pipeline-num-layers 10", [22, 10]),
+        ("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split", [16, 16]),
+        ("--pipeline-model-parallel-layout Et*10|t*22|L|", None),
+        ("--pipeline-model-parallel-layout Et*10|t*20||t*2L", [10, 20, 0, 2]),
+    ],
+)
+def test_every_way_to_split_layers(flag: str, layers: list[int] | None) -> None:
+    """All of Megatron-LM's ways give the layers of every virtual stage, in model order."""
+    text = SCRIPT.replace("--bf16", f"--bf16 {flag}")
+    if layers is None:
+        with pytest.raises(InvalidInputError, match="pipeline-model-parallel-layout"):
+            read(text)
+        return
+    assert [stage.num_layers for stage in read(text).plan.virtual_stages] == layers
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("--bf16 --delay-wgrad-compute", "delay-wgrad-compute"),
+        ("--bf16 --mtp-num-layers 1", "mtp-num-layers"),
+        ("--bf16 --rampup-batch-size 32 32 1000", "rampup-batch-size"),
+        ("--bf16 --use-precision-aware-optimizer", "precision-aware"),
+        ("--bf16 --cpu-offloading-num-layers 4", "cpu-offloading"),
+        ("--bf16 --optimizer muon", "--optimizer is muon"),
+        ("--fp16", "fp16"),
+        ("--bf16 --recompute-granularity selective", "core_attn"),
+        ("--bf16 --recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "every 4th"),
+        ("--bf16 --position-embedding-type relative", "relative"),
+        ("--bf16 --tensor-model-parallel-size $OUTSIDE", "OUTSIDE"),
+        ("--bf16 --make-vocab-size-divisible-by 8", "make-vocab-size"),
+        ("--bf16 --num-layers", "--num-layers"),
+    ],
+)
+def test_flags_that_change_the_cost_are_never_ignored(change: str, named: str) -> None:
+    """What cannot be priced is refused by name, and the message says what to do."""
+    with pytest.raises(InvalidInputError, match=named) as caught:
+        read(SCRIPT.replace("--bf16", change))
+    assert caught.value.do
+
+
+def test_the_caller_may_accept_not_to_see_a_cost() -> None:
+    """``ignored`` leaves a flag out and tells it; a flag of another program is told as unknown."""
+    text = SCRIPT.replace("--bf16", "--bf16 --delay-wgrad-compute --from-another-fork 3")
+    found = read(text, ignored=["delay_wgrad_compute"])
+    assert found.ignored_flags == ("--delay-wgrad-compute",)
+    assert found.unknown_flags == ("--from-another-fork 3",)
+    assert found.plan == read().plan
+    with pytest.raises(InvalidInputError, match="no argument"):
+        read(ignored=["nothing-of-it"])
+
+
+def test_recomputation_and_defaults() -> None:
+    """``block`` counts layers of every virtual stage; the batch is one micro-batch a replica where none is given;
+    sharding over one replica is none."""
+    text = SCRIPT.replace(
+        "--bf16", "--bf16 --recompute-granularity full --recompute-method block --recompute-num-layers 5 "
+        "--num-virtual-stages-per-pipeline-rank 8"
+    )  # fmt: skip
+    stages = read(text).plan.virtual_stages
+    assert [stage.recompute.full for stage in stages] == [2] * 16
+    assert read(SCRIPT.replace("--global-batch-size 256", "")).problem.job.global_batch_size == 8
+    alone = SCRIPT.replace("--nodes=8", "--nodes=1")
+    layout = read(alone).plan.layout
+    assert (layout.dp, layout.zero_stage, layout.overlap_grad_reduce) == (1, 0, False)
+
+
+def test_megatrons_own_refusals_are_quoted() -> None:
+    """A launch that Megatron-LM would refuse is refused with its rule."""
+    with pytest.raises(IllegalPlanError, match=r"batch_divides.*d98e8a64"):
+        read(SCRIPT.replace("--global-batch-size 256", "--global-batch-size 100"))
+
+
+def test_the_number_of_processes_must_be_known_once() -> None:
+    """From the file or from the caller; two that differ are an error."""
+    bare = (
+        SCRIPT.partition("torchrun")[0].partition('"')[2].partition('"')[0].replace("$TP", "4").replace("$PP", "2")
+    )
+    assert read(bare, num_gpus=64).plan == read().plan
+    with pytest.raises(InvalidInputError, match="--gpus"):
+        read(bare)
+    with pytest.raises(InvalidInputError, match="64 processes"):
+        read(num_gpus=32)
+
+
+def test_another_model_than_the_one_named_is_told() -> None:
+    """``model`` is held to the sizes of the arguments; of a tokenizer's vocabulary only it knows the size."""
+    with pytest.raises(InvalidInputError, match="vocab_size"):
+        read(model=shipped_model("mistral-7b"))
+    without = SCRIPT.replace("--vocab-size 128256", "")
+    assert read(without, model=shipped_model("llama3-8b")).problem.model.vocab_size == 128256
+    with pytest.raises(InvalidInputError, match="vocab-size"):
+        read(without)
+
+
+def test_flags_that_are_read_as_harmless_are_of_the_parser() -> None:
+    """Nothing that a plan is made of is in the table of harmless flags; learning, data and logs are."""
+    for name in (
+        "--tensor-model-parallel-size", "--recompute-modules", "--optimizer", "--rampup-batch-size",
+        "--mtp-num-layers", "--fp8-format", "--moe-expert-capacity-factor", "--use-nccl-ub", "--cuda-graph-impl",
+    ):  # fmt: skip
+        assert name in megatron_flags()
+        assert not is_quiet(name)
+    for name in ("--lr", "--data-path", "--tensorboard-dir", "--save-interval", "--seed", "--adam-beta1"):
+        assert name in megatron_flags()
+        assert is_quiet(name)
+
+
+NAMES = sorted({flag.name for flag in megatron_flags().values()})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(NAMES), st.sampled_from(["", "1", "2", "-1", "0", "7", "x", "selective", "$X", "1 2"])
+        ),
+        max_size=4,
+    )
+)
+def test_any_flags_are_read_or_refused(extra: list[tuple[str, str]]) -> None:
+    """Random flags of the parser with random values: a plan, or a message in three parts."""
+    words = " ".join(f"{name} {value}" for name, value in extra)
+    try:
+        found = read(SCRIPT.replace("--bf16", f"--bf16 {words}"))
+    except MilpplanError as error:
+        if not (error.seen and error.expected and error.do):
+            raise
+    else:
+        assert found.plan.layout.num_gpus == 64
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text(max_size=80) | st.text(alphabet="-: \n{}[]abc1'\"", max_size=60), st.sampled_from(["x.sh", "x.yaml"])
+)
+def test_any_text_is_read_or_refused(text: str, source: str) -> None:
+    """Whatever the file holds, the answer is a message."""
+    with pytest.raises(MilpplanError):
+        read(text, source, num_gpus=8)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is what reads scripts")
+def test_kept_scripts_parse_as_bash() -> None:
+    """Every golden script is one that bash reads."""
+    files = [file for file in DATA.iterdir() if file.suffix in (".sh", ".sbatch")]
+    assert len(files) == 8
+    for file in files:
+        subprocess.run(["bash", "-n", str(file)], check=True)

@@ -1,0 +1,72 @@
+"""Launch scripts are read as bash reads them, and nothing is run; what only a running shell knows is marked."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milpplan.launchers.shell_script import script_commands, unknown_in
+
+SCRIPT = r"""#!/bin/bash
+# A comment with --flags
+GPUS=8
+NODES=${NNODES:-4}   # the default counts
+WORLD=$(($GPUS*$NODES)); NAME="two words"
+ARGS=(
+  --one 1   # said here
+  --text "x  y" --layout 'E(t|)*2L'
+)
+ARGS+=(--world "${WORLD}" --name "$NAME")
+OLD="
+  --layers 24 \
+  --nodes $NODES
+"
+OLD+=" --more 1"
+cat <<EOF > /dev/null
+python not_this.py --no
+EOF
+A=1 echo run --half ${WORLD}th "${ARGS[@]}" $OLD --joined=${NAME} a\ b "q\"q" 'si$ngle' "do\$llar" \
+    --split $NAME 2>&1 | cat
+"""
+
+
+def words_of(text: str, program: str) -> tuple[str, ...]:
+    """Words of the only command of a program."""
+    found = [command.words for command in script_commands(text) if command.words[0] == program]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is what it is compared with")
+def test_words_are_those_of_bash() -> None:
+    """The words that bash gives the command are the words found, one by one."""
+    shown = SCRIPT.replace("A=1 echo run", "A=1 printf '%s\\n' run")
+    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
+    assert list(words_of(SCRIPT, "echo")[1:]) == done.stdout.splitlines()
+
+
+def test_what_only_the_running_shell_knows_is_marked() -> None:
+    """Variables from outside, output of commands, and what a condition decides."""
+    text = """
+if [ -z "$FAST" ]; then TP=4; else TP=8; fi
+run --tp $TP --host "$(hostname -s)" --path ${DATA}/x --rank $((RANK + 1)) $EXTRA
+"""
+    words = words_of(text, "run")
+    named = {word: unknown_in(value) for word, value in zip(words[1::2], words[2::2], strict=False)}
+    assert named["--tp"] == ("$TP (set in a condition or loop)",)
+    assert named["--host"] == ("$(hostname -s)",)
+    assert named["--path"] == ("$DATA",)
+    assert named["--rank"] == ("$((RANK + 1))",)
+    assert unknown_in(words[-1]) == ("$EXTRA",)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet=" \n\\\"'$(){}[]#=|&;<>`ab1-", max_size=60))
+def test_any_text_is_read_to_its_end(text: str) -> None:
+    """Quotes that never close, brackets in any order: commands come out, and nothing hangs or fails."""
+    for command in script_commands(text):
+        assert command.words
