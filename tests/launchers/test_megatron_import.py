@@ -187,7 +187,7 @@ def test_flags_that_are_read_as_harmless_are_of_the_parser() -> None:
 NAMES = sorted({flag.name for flag in megatron_flags().values()})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -208,7 +208,7 @@ def test_any_flags_are_read_or_refused(extra: list[tuple[str, str]]) -> None:
         assert found.plan.layout.num_gpus == 64
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.text(max_size=80) | st.text(alphabet="-: \n{}[]abc1'\"", max_size=60), st.sampled_from(["x.sh", "x.yaml"])
 )

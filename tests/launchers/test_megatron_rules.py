@@ -18,7 +18,8 @@ DENSE = (
 EXPERTS = (
     "--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --multi-latent-attention "
     "--ffn-hidden-size 18432 --num-experts 256 --moe-ffn-hidden-size 2048 --moe-router-topk 8 --seq-length 4096 "
-    "--disable-bias-linear --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 1024 --moe-layer-freq ([0]*3+[1]*58) "
+    "--disable-bias-linear --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 1024 "
+    "--moe-layer-freq ([0]*3+[1]*58) "
 )
 STAGES = "--tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4 "
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
@@ -12,6 +12,7 @@ from milpplan.launchers.shell_arithmetic import arithmetic
 from milpplan.launchers.stage_strings import stage_layers, stage_string
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
 def test_stages_come_back(sizes: list[int]) -> None:
     """Any number of layers in any number of virtual stages, empty ones too."""
@@ -37,6 +38,7 @@ def test_other_strings_are_refused(text: str) -> None:
         stage_layers(text)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
 def test_patterns_come_back(flags: list[bool]) -> None:
     """Any pattern, in an expression that Python itself reads in the same way."""

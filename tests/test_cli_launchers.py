@@ -1,0 +1,113 @@
+"""``milpplan export`` and ``milpplan import``: files, refusals, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from milpplan import fixed, solve
+from milpplan.cli import arguments
+from milpplan.cli.app import app
+from milpplan.reports.document import document_text
+from milpplan.reports.plan_file import PlanFile, plan_document
+from tests.costs.cases import random_plan
+from tests.launchers.cases import llama_uneven, round_trip
+from tests.small import small_problem
+from tests.test_cli_traffic import JOB
+
+
+def run(*words: str) -> Result:
+    """The program, in this process."""
+    return CliRunner().invoke(app, list(words))
+
+
+def refused(result: Result, *words: str) -> None:
+    """Bad input, told in three parts on stderr, with nothing on stdout."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) >= 3
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def plan_path(tmp_path: Path) -> Path:
+    """The plan file of an uneven interleaved plan."""
+    problem, plan = llama_uneven()
+    path = tmp_path / "plan.json"
+    path.write_text(document_text(PlanFile(plan=plan_document(plan), problem=problem)))
+    return path
+
+
+def test_a_directory_gets_all_files_and_gives_the_plan_back(plan_path: Path, tmp_path: Path) -> None:
+    """Export, import and simulate end at the same step time; the notes are talk, not result."""
+    target, back = tmp_path / "launch", tmp_path / "back.json"
+    written = run("export", str(plan_path), "--to", "megatron", "-o", str(target))
+    assert written.exit_code == 0, written.stderr
+    assert written.stdout == ""
+    assert "Note: " in written.stderr
+    assert sorted(file.name for file in target.iterdir()) == ["megatron.sbatch", "megatron.sh"]
+    words = ("import", str(target / "megatron.sh"), "--from", "megatron", "--hardware", "dgx-h100")
+    read = run(*words, "--model", "llama3-70b", "-o", str(back))
+    assert read.exit_code == 0, read.stderr
+    times = [json.loads(run("simulate", str(path), "--json").stdout)["step_time_s"] for path in (plan_path, back)]
+    assert times[0] == times[1]
+    document = json.loads(run(*words, "--json").stdout)
+    assert document["plan"] == json.loads(back.read_text())["plan"]
+
+
+def test_a_file_and_standard_output_are_the_same_script(plan_path: Path, tmp_path: Path) -> None:
+    """A name with a suffix is one file; without --out the script is the result; --json is one document."""
+    target = tmp_path / "run.sh"
+    assert run("export", str(plan_path), "--to", "megatron", "--out", str(target)).exit_code == 0
+    result = run("export", str(plan_path), "--to", "megatron", "--target-version", "d98e8a64")
+    assert result.stdout == target.read_text()
+    document = json.loads(run("export", str(plan_path), "--to", "megatron", "--json").stdout)
+    assert document["num_nodes"] * document["gpus_per_node"] == 64
+    assert "--pipeline-model-parallel-layout" in document["arguments"]
+
+
+def test_what_the_target_cannot_express_is_refused(plan_path: Path, tmp_path: Path) -> None:
+    """Counts that differ by stage: the reason, and what makes the next plan expressible; nothing is written."""
+    problem, plan = llama_uneven()
+    other = random_plan(np.random.default_rng(1), problem, plan.layout)
+    path, target = tmp_path / "other.json", tmp_path / "launch"
+    path.write_text(document_text(PlanFile(plan=plan_document(other), problem=problem)))
+    refused(run("export", str(path), "--to", "megatron", "-o", str(target)), "--fix recompute=none")
+    assert not target.exists()
+
+
+def test_unknown_names_and_places(plan_path: Path, tmp_path: Path) -> None:
+    """Targets, versions, files and directories that do not exist."""
+    refused(run("export", str(plan_path), "--to", "megatrom"), "Did you mean megatron?")
+    refused(run("export", str(plan_path), "--to", "megatron", "--target-version", "1"), "d98e8a64")
+    refused(run("export", str(plan_path), "--to", "megatron", "-o", str(tmp_path / "a" / "b.sh")), "no directory")
+    refused(run("export", str(plan_path), "--to", "megatron", "-o", str(tmp_path / "a" / "b")), "cannot be made")
+    refused(
+        run("import", str(tmp_path / "x.sh"), "--from", "megatron", "--hardware", "dgx-h100"), "does not exist"
+    )
+    refused(run("import", str(plan_path), "--from", "nemo", "--hardware", "dgx-h100"), "megatron")
+
+
+def test_the_recomputation_can_be_fixed() -> None:
+    """What refusals propose exists: one mode for all layers, in any space."""
+    words = ("llama3-8b", "dgx-h100", JOB, "free")
+    assert arguments.problem_of(*words, ["recompute=full,tp=2"]).space.recompute == ("full",)
+    assert arguments.problem_of(*words, []).space.recompute == ("none", "selective", "full")
+    solve = ("solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "8")
+    refused(run(*solve, "--fix", "recompute=some"), "none, selective, full")
+
+
+def test_a_fixed_recomputation_is_expressible() -> None:
+    """The proved best with all layers recomputed goes to Megatron-LM and comes back."""
+    problem = fixed(
+        small_problem(space={"kind": "free"}), {"recompute": "full", "schedule": "1f1b", "dp": 1, "pp": 4}
+    )
+    plan = solve(problem).plan
+    assert plan is not None
+    assert all(stage.recompute.full == stage.num_layers for stage in plan.virtual_stages)
+    assert round_trip(problem, plan)[1].plan == plan
