@@ -36,7 +36,7 @@ class Capability:
 _NO_HOST = "Megatron-LM keeps on the host what this plan streams beside the layers only in other ways"
 MEGATRON = Capability(
     name="Megatron-LM",
-    versions=("d98e8a64",),
+    versions=("d98e8a64", "core_v0.16.0", "core_v0.15.0", "core_v0.14.0"),
     limits={
         "schedule": Limit(
             ("1f1b", "interleaved"),

@@ -7,6 +7,7 @@ from milpplan.launchers.arguments import checked
 from milpplan.launchers.megatron_plan import megatron_launch
 from milpplan.launchers.megatron_rules import check_environment, check_rules
 from milpplan.launchers.megatron_script import slurm_script, torchrun_script
+from milpplan.launchers.megatron_versions import for_version
 from milpplan.launchers.records import Launch
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
@@ -21,7 +22,7 @@ def exported(problem: Problem, plan: Plan, version: str) -> Launch:
     Raises:
         IllegalPlanError: Megatron-LM cannot express or would refuse it.
     """
-    launch = megatron_launch(problem, plan, version)
+    launch = for_version(megatron_launch(problem, plan, version))
     _, unknown = checked(launch.arguments.values.items(), "the export")
     if unknown:
         raise IllegalPlanError(

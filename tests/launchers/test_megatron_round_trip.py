@@ -9,9 +9,12 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError
+from milpplan.launchers.capabilities import MEGATRON
 from milpplan.launchers.megatron_export import exported, files_of
+from milpplan.launchers.megatron_import import imported
+from milpplan.launchers.megatron_script import torchrun_script
 from milpplan.specs.model import ModelSpec
-from tests.costs.cases import problem_of, random_plan, random_problem
+from tests.costs.cases import even_plan, problem_of, random_plan, random_problem
 from tests.launchers.cases import NAMED, VERSION, legal_layout, random_case, round_trip
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
@@ -96,3 +99,22 @@ def test_orders_of_ranks_that_place_alike_are_one() -> None:
     spread = Layout(tp=2, pp=2, dp=4, global_batch_size=8, rank_order="dp-tp-cp-pp")
     with pytest.raises(IllegalPlanError, match="rank_order"):
         exported(problem, random_plan(np.random.default_rng(0), problem, spread), VERSION)
+
+
+@pytest.mark.parametrize("version", MEGATRON.versions)
+def test_versions(version: str) -> None:
+    """Every version takes the experts' plan, and the script gives it back; the two that must be told to use DeepEP
+    are, and only they."""
+    problem, plan = NAMED["deepseek-v3-experts"]()
+    launch = exported(problem, plan, version)
+    assert imported(torchrun_script(launch, "0"), "x.sh", problem.hardware).plan == plan
+    assert launch.arguments.given("--moe-enable-deepep") == (version in ("core_v0.15.0", "core_v0.14.0"))
+
+
+def test_a_version_that_lacks_an_argument_is_refused() -> None:
+    """Learned sinks came with core 0.15, which has no gate of the shared expert."""
+    problem = problem_of("gpt-oss-120b", "dgx-h100")
+    plan = even_plan(problem, Layout(ep=8, dp=8, global_batch_size=8))
+    assert exported(problem, plan, "core_v0.15.0").arguments.given("--softmax-type")
+    with pytest.raises(IllegalPlanError, match="softmax-type"):
+        exported(problem, plan, "core_v0.14.0")

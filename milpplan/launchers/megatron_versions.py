@@ -1,0 +1,64 @@
+"""What older versions of Megatron-LM lack of the arguments that an export writes, and what they want besides.
+
+Source: megatron/training/arguments.py, megatron/core/transformer/transformer_config.py and
+megatron/core/transformer/moe/token_dispatcher.py at the tags of NVIDIA/Megatron-LM named here; core_v0.13.0 and
+before have neither Megatron-FSDP nor windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from milpplan.errors import IllegalPlanError
+from milpplan.launchers.arguments import Values
+from milpplan.launchers.capabilities import MEGATRON
+from milpplan.launchers.records import Launch, Section
+
+NEWEST = MEGATRON.versions[0]
+LACKS: dict[str, tuple[str, ...]] = {
+    "core_v0.16.0": (),
+    "core_v0.15.0": ("--moe-shared-expert-gate",),
+    "core_v0.14.0": (
+        "--moe-shared-expert-gate",
+        "--softmax-type",
+        "--window-size",
+        "--window-attn-skip-freq",
+    ),
+}
+"""Arguments that an export may write and the version's parser does not have."""
+
+WANTS_DEEPEP = ("core_v0.15.0", "core_v0.14.0")
+"""Versions whose ``flex`` dispatcher must be told to use DeepEP (``_DeepepManager``)."""
+
+NULL_TOKENIZER_NOTE = (
+    "This version's NullTokenizer counts a token more: on mock data the padded vocabulary may be larger than the "
+    "plan's by one multiple of 128 * tp."
+)
+
+
+def for_version(launch: Launch) -> Launch:
+    """The launch as its version wants it.
+
+    Raises:
+        IllegalPlanError: the version lacks an argument.
+    """
+    if launch.version == NEWEST:
+        return launch
+    lacking = [flag for flag in LACKS[launch.version] if launch.arguments.given(flag)]
+    if lacking:
+        raise IllegalPlanError(
+            f"Megatron-LM {launch.version} has no {', '.join(lacking)}, which this model needs.",
+            f"Expected a version that has it, such as {NEWEST}.",
+            f"Leave --target-version out, or give one after {launch.version}.",
+        )
+    sections = launch.sections
+    if launch.version in WANTS_DEEPEP and launch.arguments.text("--moe-token-dispatcher-type") == "flex":
+        sections = tuple(_with(part, {"--moe-enable-deepep": ()}) for part in sections)
+    return replace(launch, sections=sections, notes=(*launch.notes, NULL_TOKENIZER_NOTE))
+
+
+def _with(part: Section, more: dict[str, Values]) -> Section:
+    """The section that names the dispatcher, with more arguments."""
+    if "--moe-token-dispatcher-type" not in part.arguments:
+        return part
+    return replace(part, arguments=part.arguments | more)
