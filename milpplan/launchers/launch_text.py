@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +131,10 @@ def from_yaml(text: str, source: str) -> Given:
     for key in ("MODEL_ARGS", "arguments", "args"):
         if isinstance(data.get(key), dict):
             data = data[key]
-    pairs = [(f"--{str(name).lstrip('-').replace('_', '-')}", _yaml_values(value)) for name, value in data.items()]
+    pairs = [
+        (f"--{str(name).lstrip('-').replace('_', '-')}", _yaml_values(value, f"{source}: {shown(name)}"))
+        for name, value in data.items()
+    ]
     world = next((int(v[0]) for name, v in pairs if name == "--world-size" and v and v[0].isdigit()), None)
     named = [(name, values) for name, values in pairs if values is not None and name != "--world-size"]
     return Given(tuple((name, values) for name, values in named if values is not None), world, ())
@@ -166,14 +169,17 @@ def load_yaml(text: str, source: str) -> dict[str, Any]:
     return data
 
 
-def _yaml_values(value: object) -> Values | None:
+def _yaml_values(value: object, name: str) -> Values | None:
     """Words of a YAML value; None: the flag is not given."""
     if value is None or value is False:
         return None
     if value is True:
         return ()
-    if isinstance(value, list):
-        return tuple(str(one) for one in value)
-    if isinstance(value, Mapping):
-        return (str(dict(value)),)
-    return (str(value),)
+    words = value if isinstance(value, list) else [value]
+    if not all(isinstance(word, str | int | float) for word in words):
+        raise InvalidInputError(
+            f"{name} is a table, a date or a list of lists.",
+            "Expected a number, a text, true or false, or a list of them.",
+            "Write it as the command line would have it.",
+        )
+    return tuple(str(word) for word in words)

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from milpplan.errors import IllegalPlanError
+from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.arguments import Arguments
 from milpplan.launchers.megatron_flags import COMMIT
 from milpplan.launchers.megatron_stages import stage_sizes, virtual_stages
 
+MAX_LAYERS = 10_000
+"""As many as a run of layers of a model may have."""
 MODULES = (
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
     "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc",
@@ -55,6 +57,10 @@ def sizes_of(given: Arguments, world: int) -> Sizes:
     experts = given.count("--num-experts", 0)
     tp = given.needed("--tensor-model-parallel-size")
     pp, layers = given.needed("--pipeline-model-parallel-size"), given.needed("--num-layers")
+    if layers > MAX_LAYERS:
+        raise InvalidInputError(
+            f"--num-layers is {layers}.", f"Expected at most {MAX_LAYERS} layers.", "Correct --num-layers."
+        )
     return Sizes(
         given=given,
         world=world,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from milpplan.errors import InvalidInputError
 from milpplan.launchers.shell_arithmetic import arithmetic
 
 MARK = "\x00"
+MAX_CHARACTERS = 1_000_000
 _BLANK = "\x02"
 OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
 CLOSING = frozenset({"fi", "done", "esac"})
@@ -22,6 +24,7 @@ _ASSIGNMENT = re.compile(
     r"(?:(?:export|local|readonly|declare|typeset)[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)(\+?)="
 )
 _BRACED = re.compile(r"([A-Za-z_]\w*)(\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
+_ALL_OF_ARRAY = re.compile(r"\$\{\w+\[@\]\}")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!]")
 _REDIRECTION = re.compile(r"&?[0-9]*[<>]{1,3}[&|]?[ \t]*(-?)")
 
@@ -47,8 +50,19 @@ def _mark(text: str) -> str:
 def script_commands(text: str) -> tuple[Command, ...]:
     """The commands of a script, in order."""
     reader = _Reader(text.replace("\r\n", "\n").replace(MARK, ""))
-    reader.run()
+    try:
+        reader.run()
+    except RecursionError as error:
+        raise _too_much("nests its expansions too deeply") from error
     return tuple(reader.commands)
+
+
+def _too_much(what: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"The script {what}.",
+        f"Expected values of at most {MAX_CHARACTERS:,} characters.",
+        "Write the command out, and import that.",
+    )
 
 
 @dataclass(slots=True)
@@ -64,6 +78,8 @@ class _Word:
             self.fields.append("")
             self.begun = True
         self.fields[-1] += text
+        if len(self.fields[-1]) > MAX_CHARACTERS:
+            raise _too_much("makes a value that is too long")
 
     def add_split(self, text: str) -> None:
         """The value of a variable outside quotes: blanks end fields."""
@@ -154,6 +170,8 @@ class _Reader:
             self.values[name] = [self.values[name][0] + value[0]]
         else:
             self.values[name] = (self.values.get(name, []) if more else []) + value
+        if sum(map(len, self.values[name])) + len(self.values[name]) > MAX_CHARACTERS:
+            raise _too_much(f"makes ${name} too long")
 
     def _array(self) -> list[str]:
         """Elements up to the closing parenthesis."""
@@ -211,7 +229,7 @@ class _Reader:
                 word.add("" if following == "\n" else following if following in '"\\$`' else char + following)
                 self.at += 2
             elif char in "$`":
-                is_array = self.text.startswith("${", self.at) and "[@]" in self.text[self.at : self._brace_end()]
+                is_array = _ALL_OF_ARRAY.match(self.text, self.at) is not None
                 values, _ = self._expansion()
                 if is_array and not word.fields[-1]:
                     word.fields.pop()
@@ -223,10 +241,6 @@ class _Reader:
                 word.add(char)
                 self.at += 1
         self.at += 1
-
-    def _brace_end(self) -> int:
-        end = self.text.find("}", self.at)
-        return len(self.text) if end < 0 else end
 
     def _expansion(self) -> tuple[list[str], bool]:
         """The value after ``$`` or a backquote, and whether it is a single thing that is not to be split."""

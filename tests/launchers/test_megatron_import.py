@@ -108,6 +108,7 @@ def test_every_way_to_split_layers(flag: str, layers: list[int] | None) -> None:
         ("--bf16 --tensor-model-parallel-size $OUTSIDE", "OUTSIDE"),
         ("--bf16 --make-vocab-size-divisible-by 8", "make-vocab-size"),
         ("--bf16 --num-layers", "--num-layers"),
+        ("--bf16 --num-layers 1000000000", "--num-layers"),
     ],
 )
 def test_flags_that_change_the_cost_are_never_ignored(change: str, named: str) -> None:
@@ -182,6 +183,13 @@ def test_flags_that_are_read_as_harmless_are_of_the_parser() -> None:
     for name in ("--lr", "--data-path", "--tensorboard-dir", "--save-interval", "--seed", "--adam-beta1"):
         assert name in megatron_flags()
         assert is_quiet(name)
+
+
+@pytest.mark.parametrize("value", ["{a: 1}", "[[1]]", "2026-01-01"])
+def test_values_that_no_command_line_has(value: str) -> None:
+    """Tables, lists of lists and dates of a YAML are refused by name."""
+    with pytest.raises(InvalidInputError, match="lr"):
+        read(f"lr: {value}", "args.yaml", num_gpus=8)
 
 
 NAMES = sorted({flag.name for flag in megatron_flags().values()})

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from milpplan.errors import InvalidInputError
 from milpplan.launchers.shell_script import script_commands, unknown_in
 
 SCRIPT = r"""#!/bin/bash
@@ -70,3 +71,17 @@ def test_any_text_is_read_to_its_end(text: str) -> None:
     """Quotes that never close, brackets in any order: commands come out, and nothing hangs or fails."""
     for command in script_commands(text):
         assert command.words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A$A$A\n" * 30,
+        "A=(1 2 3 4)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
+        "run " + "${A:-" * 20_000,
+    ],
+)
+def test_scripts_that_grow_without_end_are_refused(text: str) -> None:
+    """Values that double, arrays that double, expansions in expansions: a message, not all of the memory."""
+    with pytest.raises(InvalidInputError, match="Write the command out"):
+        script_commands(text)
