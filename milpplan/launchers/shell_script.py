@@ -15,6 +15,8 @@ from milpplan.launchers.shell_arithmetic import arithmetic
 
 MARK = "\x00"
 MAX_CHARACTERS = 1_000_000
+MAX_LEVEL = 20
+"""Most expansions inside one another."""
 _BLANK = "\x02"
 OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
 CLOSING = frozenset({"fi", "done", "esac"})
@@ -50,10 +52,7 @@ def _mark(text: str) -> str:
 def script_commands(text: str) -> tuple[Command, ...]:
     """The commands of a script, in order."""
     reader = _Reader(text.replace("\r\n", "\n").replace(MARK, ""))
-    try:
-        reader.run()
-    except RecursionError as error:
-        raise _too_much("nests its expansions too deeply") from error
+    reader.run()
     return tuple(reader.commands)
 
 
@@ -105,6 +104,7 @@ class _Reader:
     text: str
     at: int = 0
     depth: int = 0
+    level: int = 0
     values: dict[str, list[str]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
 
@@ -267,7 +267,9 @@ class _Reader:
             return [_mark(f"${{{inner}}}")]
         value = self.values.get(match[1])
         if (value is None or value == [""]) and match[3] is not None:
-            nested = _Reader(match[3], depth=self.depth, values=self.values)
+            if self.level == MAX_LEVEL:
+                raise _too_much("nests its expansions too deeply")
+            nested = _Reader(match[3], depth=self.depth, values=self.values, level=self.level + 1)
             return nested._default()
         return self._value(match[1]) if value is None else value
 
