@@ -69,6 +69,13 @@ def _check_expressible(problem: Problem, plan: Plan) -> None:
             "Expected a plan of training: pretrain_gpt.py trains.",
             "Solve again without --inference.",
         )
+    if problem.other_hardware:
+        names = ", ".join(hardware.name for hardware in problem.node_types)
+        raise IllegalPlanError(
+            f"The cluster has several node types ({names}).",
+            "Expected nodes of one type: torchrun starts them in any order, and the plan says which come first.",
+            "Solve again with one of these types alone.",
+        )
     layout = plan.layout
     refused = MEGATRON.refused(layout)
     replicas = expert_replicas(problem, layout)

@@ -14,7 +14,8 @@ from milpplan.launchers.megatron_export import exported, files_of
 from milpplan.launchers.megatron_import import imported
 from milpplan.launchers.megatron_script import torchrun_script
 from milpplan.specs.model import ModelSpec
-from tests.costs.cases import even_plan, problem_of, random_plan, random_problem
+from milpplan.specs.problem import NodeGroup
+from tests.costs.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
 from tests.launchers.cases import NAMED, VERSION, legal_layout, random_case, round_trip
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
@@ -118,3 +119,15 @@ def test_a_version_that_lacks_an_argument_is_refused() -> None:
     assert exported(problem, plan, "core_v0.15.0").arguments.given("--softmax-type")
     with pytest.raises(IllegalPlanError, match="softmax-type"):
         exported(problem, plan, "core_v0.14.0")
+
+
+def test_other_jobs_are_refused() -> None:
+    """Forwards alone, and nodes of several types."""
+    problem = problem_of("llama3-8b", "dgx-h100", num_gpus=16)
+    plan = even_plan(problem, Layout(dp=8, pp=2, global_batch_size=8))
+    inference = problem.model_copy(update={"job": problem.job.model_copy(update={"kind": "inference"})})
+    group = NodeGroup(hardware=shipped_hardware("dgx-a100-80"), num_gpus=8)
+    mixed = problem.model_copy(update={"other_hardware": (group,)})
+    for other, word in ((inference, "--inference"), (mixed, "one type")):
+        with pytest.raises(IllegalPlanError, match=word):
+            exported(other, plan, VERSION)
