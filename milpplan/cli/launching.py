@@ -97,6 +97,10 @@ def import_(
         int | None,
         typer.Option("--gpus", metavar="N", min=1, help="Processes.", show_default="the file's"),
     ] = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option("--vocab-size", metavar="N", min=1, help="Its vocabulary.", show_default="the file's"),
+    ] = None,
     ignore: Annotated[
         list[str] | None,
         typer.Option("--ignore", metavar="FLAG", help="Accept not to see what this flag costs. Repeatable."),
@@ -122,7 +126,7 @@ def import_(
     spec = None if model is None else load_model(model)
     if out is not None:
         check_writable(out)
-    found = target.read(read_text(file), str(file), cluster, gpus, spec, ignore or [])
+    found = target.read(read_text(file), str(file), cluster, gpus, spec, vocab_size, ignore or [])
     check_plan_of_file(found.problem, found.plan)
     for what, flags in (("Not known to the launcher", found.unknown_flags), ("Ignored", found.ignored_flags)):
         for flag in flags:

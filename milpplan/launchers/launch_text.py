@@ -9,7 +9,8 @@ from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Values
-from milpplan.launchers.shell_script import Command, script_commands, unknown_in
+from milpplan.launchers.shell_marks import MARK, marked, unknown_in
+from milpplan.launchers.shell_script import Command, script_commands
 from milpplan.specs.reading import shown
 
 _PROCESSES = {"nnodes": "nodes", "nproc_per_node": "per_node"}
@@ -83,7 +84,7 @@ def pairs_of(words: Sequence[str]) -> tuple[list[tuple[str, Values]], tuple[str,
         if re.match(r"--?[A-Za-z]", word):
             name, equals, value = word.partition("=")
             pairs.append((name, (value,) if equals else ()))
-        elif unknown_in(word) and (not pairs or (word.startswith("\x00") and word.endswith("\x00"))):
+        elif unknown_in(word) and (not pairs or (word.startswith(MARK) and word.endswith(MARK))):
             # Whether it is the value of the flag before it is decided by whoever knows the flag.
             pairs, stray = _unknown(pairs, stray, word)
         elif pairs:
@@ -182,4 +183,5 @@ def _yaml_values(value: object, name: str) -> Values | None:
             "Expected a number, a text, true or false, or a list of them.",
             "Write it as the command line would have it.",
         )
-    return tuple(str(word) for word in words)
+    # A variable of the shell that is to put the arguments together.
+    return tuple(re.sub(r"\$\{?\w+\}?", lambda match: marked(match[0]), str(word)) for word in words)

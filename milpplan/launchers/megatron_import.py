@@ -13,7 +13,7 @@ from milpplan.launchers.megatron_model_reading import model_of
 from milpplan.launchers.megatron_plan_reading import job_of, plan_of, software_of
 from milpplan.launchers.megatron_roles import is_quiet, unpriced
 from milpplan.launchers.megatron_rules import check_rules, sizes_of
-from milpplan.launchers.shell_script import unknown_in
+from milpplan.launchers.shell_marks import unknown_in
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
@@ -38,6 +38,7 @@ def imported(
     hardware: HardwareSpec,
     num_gpus: int | None = None,
     model: ModelSpec | None = None,
+    vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
     """The plan of a launch.
@@ -47,6 +48,7 @@ def imported(
         source: its name; .yaml and .yml are read as YAML.
         hardware: the cluster.
         num_gpus: processes, where the text does not say; None: it does.
+        vocab_size: where only a tokenizer and the caller know it.
         model: what the model is, where it has a description; its sizes must be those of the arguments.
         ignored: flags whose effect on the cost the caller accepts not to see.
 
@@ -61,7 +63,7 @@ def imported(
     left_out = tuple(" ".join((name, *values)) for name, values in everything.values.items() if name in names)
     given = Arguments({name: values for name, values in everything.values.items() if name not in names})
     check_rules(given, world, "Correct the arguments, or the number of GPUs (--gpus).")
-    found = model_of(given, "imported", None if model is None else model.vocab_size)
+    found = model_of(given, "imported", model.vocab_size if model and not vocab_size else vocab_size)
     if model is not None:
         found = _same_model(model, found)
     job = job_of(given, world)
@@ -75,18 +77,14 @@ def imported(
             "Choose another --hardware.",
         )
     problem = Problem(model=found, hardware=there, job=job)
+    if read.world and read.world != world:
+        notes.append(f"The file starts {read.world} processes where nothing else is set; {world} are taken.")
     stray = tuple(f"{', '.join(unknown_in(word)) or word} (taken as empty)" for word in read.stray)
     return Imported(problem, plan, (*unknown, *stray), left_out, tuple(notes))
 
 
 def _world(read: Given, num_gpus: int | None, source: str) -> int:
-    if read.world and num_gpus and read.world != num_gpus:
-        raise InvalidInputError(
-            f"{source} starts {read.world} processes, and --gpus is {num_gpus}.",
-            "Expected the same number.",
-            "Leave --gpus out, or correct it.",
-        )
-    world = read.world or num_gpus
+    world = num_gpus or read.world
     if not world:
         raise InvalidInputError(
             f"{source} does not say how many processes it starts.",

@@ -60,7 +60,7 @@ def _vocabulary(given: Arguments, known: int | None) -> int:
         raise InvalidInputError(
             "--vocab-size is missing: only the tokenizer knows the vocabulary.",
             "Expected its size, which decides the embedding, the head and the loss.",
-            "Add --vocab-size N to the arguments, or name the model with --model.",
+            "Give --vocab-size N, in the arguments or to the import, or name the model with --model.",
         )
     return size
 

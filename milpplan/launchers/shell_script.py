@@ -1,8 +1,8 @@
 """The commands of a shell script, with variables put in: as much of bash as launch scripts use; nothing is run.
 
 Words, quotes, comments, continued lines, assignments, arrays, ``${NAME:-default}``, ``$((...))`` and here
-documents are read. What only a running shell knows (other variables, output of commands, variables that are set
-inside ``if`` or a loop) becomes a mark in the word, ``unknown_in`` finds it.
+documents are read, and an ``if`` whose test the file decides. What only a running shell knows (other variables,
+output of commands, variables that are set in other conditions or loops) becomes a mark in the word.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.shell_arithmetic import arithmetic
+from milpplan.launchers.shell_conditions import Blocks, Branch
+from milpplan.launchers.shell_marks import MARK, marked
 
-MARK = "\x00"
 MAX_CHARACTERS = 1_000_000
 MAX_LEVEL = 20
 """Most expansions inside one another."""
-_BLANK = "\x02"
 OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
 CLOSING = frozenset({"fi", "done", "esac"})
-PASSING = frozenset({"then", "else", "do", "{", "}", "!", "time", "exec", "eval", "command", "nohup"})
+TESTS = ("[", "[[", "test")
+PASSING = frozenset({"then", "else", "elif", "do", "{", "}", "!", "time", "exec", "eval", "command", "nohup"})
 
 _ASSIGNMENT = re.compile(
     r"(?:(?:export|local|readonly|declare|typeset)[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)(\+?)="
@@ -37,16 +38,6 @@ class Command:
 
     words: tuple[str, ...]
     nested: bool
-
-
-def unknown_in(word: str) -> tuple[str, ...]:
-    """What in a word only the running shell knows."""
-    return tuple(part.replace(_BLANK, " ") for part in word.split(MARK)[1::2])
-
-
-def _mark(text: str) -> str:
-    """A mark for what is not known; blanks in it split no words."""
-    return MARK + re.sub(r"\s", _BLANK, text.replace(MARK, "")) + MARK
 
 
 def script_commands(text: str) -> tuple[Command, ...]:
@@ -103,20 +94,34 @@ class _Word:
 class _Reader:
     text: str
     at: int = 0
-    depth: int = 0
     level: int = 0
     values: dict[str, list[str]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
+    blocks: Blocks = field(default_factory=Blocks)
+    joined: bool = False
+    """Whether && or || ended the last command."""
+    guarded: bool = False
+    """Whether that was a test."""
+
+    @property
+    def branch(self) -> Branch:
+        """Whether the command at hand runs."""
+        return max(self.blocks.branch, Branch.MAY_RUN if self.guarded else Branch.RUNS)
 
     def run(self) -> None:
         """Read to the end."""
         while self.at < len(self.text):
             words = self._command()
+            branch = self.branch
             while words and words[0] in PASSING | OPENING | CLOSING:
-                self.depth = max(self.depth + (words[0] in OPENING) - (words[0] in CLOSING), 0)
-                words = words[1:]
+                self.blocks.keyword(words[0])
+                branch, words = self.blocks.branch, words[1:]
+            # What follows a test and && may run.
+            self.guarded = self.joined and bool(words) and words[0] in TESTS
             if words:
-                self.commands.append(Command(tuple(words), self.depth > 0))
+                self.blocks.command(words)
+            if words and branch != Branch.DEAD:
+                self.commands.append(Command(tuple(words), branch == Branch.MAY_RUN))
 
     def _command(self) -> list[str]:
         """Words up to the end of the command; assignments before them are made."""
@@ -130,7 +135,8 @@ class _Reader:
             elif char == "#":
                 self.at = self._line_end()
             elif char in "\n;|&()" and not self.text.startswith("&>", self.at):
-                self.at += 1
+                self.joined = self.text.startswith(("&&", "||"), self.at)
+                self.at += 1 + self.joined
                 return words
             elif redirection := _REDIRECTION.match(self.text, self.at):
                 self._redirect(redirection)
@@ -163,8 +169,10 @@ class _Reader:
 
     def _assign(self, name: str, more: bool) -> None:
         value = self._array() if self.text.startswith("(", self.at) else [" ".join(self._word(split=False).fields)]
-        if self.depth:
-            value = [_mark(f"${name} (set in a condition or loop)")]
+        if self.branch == Branch.DEAD:
+            return
+        if self.branch == Branch.MAY_RUN:
+            value = [marked(f"${name} (set in a condition or loop)")]
             self.values[name] = (self.values.get(name, []) if more else []) + value
         elif more and len(self.values.get(name, [])) == 1 and len(value) == 1 and self.text[self.at - 1] != ")":
             self.values[name] = [self.values[name][0] + value[0]]
@@ -253,7 +261,7 @@ class _Reader:
         return (self._value(match[0]) if match else ["$"]), False
 
     def _value(self, name: str) -> list[str]:
-        return self.values.get(name, [_mark(f"${name}")])
+        return self.values.get(name, [marked(f"${name}")])
 
     def _braced(self) -> list[str]:
         start, level = self.at + 2, 1
@@ -264,12 +272,12 @@ class _Reader:
         inner = self.text[start : self.at - 1]
         match = _BRACED.fullmatch(inner)
         if match is None:
-            return [_mark(f"${{{inner}}}")]
+            return [marked(f"${{{inner}}}")]
         value = self.values.get(match[1])
         if (value is None or value == [""]) and match[3] is not None:
             if self.level == MAX_LEVEL:
                 raise _too_much("nests its expansions too deeply")
-            nested = _Reader(match[3], depth=self.depth, values=self.values, level=self.level + 1)
+            nested = _Reader(match[3], values=self.values, level=self.level + 1)
             return nested._default()
         return self._value(match[1]) if value is None else value
 
@@ -299,4 +307,4 @@ class _Reader:
             result = arithmetic(inner[3:-2], scalars)
             if result is not None:
                 return [str(result)], True
-        return [_mark(inner)], True
+        return [marked(inner)], True

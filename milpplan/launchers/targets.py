@@ -18,7 +18,7 @@ from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import shown
 
-Read = Callable[[str, str, HardwareSpec, int | None, ModelSpec | None, Collection[str]], Imported]
+Read = Callable[[str, str, HardwareSpec, int | None, ModelSpec | None, int | None, Collection[str]], Imported]
 
 
 @dataclass(frozen=True, slots=True)

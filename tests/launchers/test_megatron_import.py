@@ -151,15 +151,16 @@ def test_megatrons_own_refusals_are_quoted() -> None:
 
 
 def test_the_number_of_processes_must_be_known_once() -> None:
-    """From the file or from the caller; two that differ are an error."""
+    """From the file or from the caller, who may know better than the file's defaults, and is told so."""
     bare = (
         SCRIPT.partition("torchrun")[0].partition('"')[2].partition('"')[0].replace("$TP", "4").replace("$PP", "2")
     )
     assert read(bare, num_gpus=64).plan == read().plan
     with pytest.raises(InvalidInputError, match="--gpus"):
         read(bare)
-    with pytest.raises(InvalidInputError, match="64 processes"):
-        read(num_gpus=32)
+    other = read(num_gpus=32)
+    assert other.plan.layout.dp == 4
+    assert "64 processes" in other.notes[0]
 
 
 def test_another_model_than_the_one_named_is_told() -> None:
@@ -168,6 +169,7 @@ def test_another_model_than_the_one_named_is_told() -> None:
         read(model=shipped_model("mistral-7b"))
     without = SCRIPT.replace("--vocab-size 128256", "")
     assert read(without, model=shipped_model("llama3-8b")).problem.model.vocab_size == 128256
+    assert read(without, vocab_size=128256).problem == read().problem
     with pytest.raises(InvalidInputError, match="vocab-size"):
         read(without)
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.shell_script import script_commands, unknown_in
+from milpplan.launchers.shell_marks import unknown_in
+from milpplan.launchers.shell_script import script_commands
 
 SCRIPT = r"""#!/bin/bash
 # A comment with --flags
@@ -30,7 +31,11 @@ OLD+=" --more 1"
 cat <<EOF > /dev/null
 python not_this.py --no
 EOF
-A=1 echo run --half ${WORLD}th "${ARGS[@]}" $OLD --joined=${NAME} a\ b "q\"q" 'si$ngle' "do\$llar" \
+MODE=${MODE:-fast}
+if [[ "$MODE" == "fast" ]]; then SPEED=(--speed 3); elif [ -z "$NAME" ]; then SPEED=(--speed 1); else SPEED=(); fi
+if [ 8 -gt $GPUS ]; then SPEED=(--never); fi
+[ -n "$NAME" ] || GPUS=1
+A=1 echo run "${SPEED[@]}" --half ${WORLD}th "${ARGS[@]}" $OLD --joined=${NAME} a\ b "q\"q" 'si$ngle' "do\$llar" \
     --split $NAME 2>&1 | cat
 """
 
@@ -54,11 +59,13 @@ def test_what_only_the_running_shell_knows_is_marked() -> None:
     """Variables from outside, output of commands, and what a condition decides."""
     text = """
 if [ -z "$FAST" ]; then TP=4; else TP=8; fi
-run --tp $TP --host "$(hostname -s)" --path ${DATA}/x --rank $((RANK + 1)) $EXTRA
+[ -z "$FAST" ] && PP=4
+run --tp $TP --host "$(hostname -s)" --path ${DATA}/x --rank $((RANK + 1)) --pp $PP $EXTRA
 """
     words = words_of(text, "run")
     named = {word: unknown_in(value) for word, value in zip(words[1::2], words[2::2], strict=False)}
     assert named["--tp"] == ("$TP (set in a condition or loop)",)
+    assert named["--pp"] == ("$PP (set in a condition or loop)",)
     assert named["--host"] == ("$(hostname -s)",)
     assert named["--path"] == ("$DATA",)
     assert named["--rank"] == ("$((RANK + 1))",)
