@@ -59,7 +59,8 @@ def imported(
     read = from_yaml(text, source) if source.lower().endswith((".yaml", ".yml")) else from_script(text, source)
     world = _world(read, num_gpus, source)
     names = _spelled(ignored)
-    everything, unknown = checked(_resolved(read, source, names), source)
+    pairs, loose = _resolved(read, source, names)
+    everything, unknown = checked(pairs, source)
     left_out = tuple(" ".join((name, *values)) for name, values in everything.values.items() if name in names)
     given = Arguments({name: values for name, values in everything.values.items() if name not in names})
     check_rules(given, world, "Correct the arguments, or the number of GPUs (--gpus).")
@@ -79,7 +80,7 @@ def imported(
     problem = Problem(model=found, hardware=there, job=job)
     if read.world and read.world != world:
         notes.append(f"The file starts {read.world} processes where nothing else is set; {world} are taken.")
-    stray = tuple(f"{', '.join(unknown_in(word)) or word} (taken as empty)" for word in read.stray)
+    stray = tuple(f"{', '.join(unknown_in(word)) or word} (taken as empty)" for word in (*read.stray, *loose))
     return Imported(problem, plan, (*unknown, *stray), left_out, tuple(notes))
 
 
@@ -107,20 +108,28 @@ def _spelled(names: Collection[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _resolved(read: Given, source: str, ignored: frozenset[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Pairs without values that only the running shell knows, which matter to no plan unless a flag does."""
-    pairs = []
+def _resolved(
+    read: Given, source: str, ignored: frozenset[str]
+) -> tuple[list[tuple[str, tuple[str, ...]]], list[str]]:
+    """Pairs without values that only the running shell knows, which matter to no plan unless a flag does; and
+    words that follow a switch, which takes no value."""
+    pairs: list[tuple[str, tuple[str, ...]]] = []
+    loose: list[str] = []
     for name, values in read.pairs:
         unknown = [part for value in (name, *values) for part in unknown_in(value)]
+        flag = megatron_flags().get(name)
         if not unknown:
             pairs.append((name, values))
+        elif flag is not None and flag.kind != "value" and all(unknown_in(value) for value in values):
+            pairs.append((name, ()))
+            loose += values
         elif not (is_quiet(name) or name in ignored):
             raise InvalidInputError(
                 f"{source}: {name} is {', '.join(unknown)}, which only the running shell knows.",
                 "Expected a value that the file says.",
                 "Write the value into the file, or a default such as ${TP:-8}.",
             )
-    return pairs
+    return pairs, loose
 
 
 def _check_priced(given: Arguments) -> None:

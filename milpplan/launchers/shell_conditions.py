@@ -45,7 +45,9 @@ class _Block:
     is_if: bool
     branch: Branch = Branch.MAY_RUN
     testing: bool = False
-    tests: list[bool | None] = field(default_factory=list)
+    truth: bool | None = None
+    """Of the test, as far as it has been read."""
+    tested: bool = False
     taken: bool | None = False
     """Whether an earlier branch was taken; None: perhaps."""
 
@@ -70,18 +72,26 @@ class Blocks:
         elif self.open and self.open[-1].is_if:
             self._next(self.open[-1], word)
 
-    def command(self, words: Sequence[str]) -> None:
-        """A command; between ``if`` and ``then`` it is the test."""
-        if self.open and self.open[-1].testing:
-            self.open[-1].tests.append(condition(words))
+    def command(self, words: Sequence[str], operator: str) -> None:
+        """A command; between ``if`` and ``then`` it is the test, or a part of it after && or ||."""
+        if not self.open or not self.open[-1].testing:
+            return
+        block, truth = self.open[-1], condition(words)
+        if not block.tested or operator not in ("&&", "||"):
+            # The last of several commands decides.
+            block.truth = truth
+        else:
+            decisive = operator == "||"
+            both = (block.truth, truth)
+            block.truth = decisive if decisive in both else None if None in both else not decisive
+        block.tested = True
 
     @staticmethod
     def _next(block: _Block, word: str) -> None:
         if word == "elif":
-            block.testing, block.tests, block.branch = True, [], Branch.MAY_RUN
+            block.testing, block.tested, block.branch = True, False, Branch.MAY_RUN
         elif word in ("then", "else"):
-            # Several commands in a test are joined by && or ||: not known.
-            truth = True if word == "else" else block.tests[0] if len(block.tests) == 1 else None
+            truth = True if word == "else" else block.truth
             block.testing = False
             if block.taken or truth is False:
                 block.branch = Branch.DEAD

@@ -26,7 +26,7 @@ PASSING = frozenset({"then", "else", "elif", "do", "{", "}", "!", "time", "exec"
 _ASSIGNMENT = re.compile(
     r"(?:(?:export|local|readonly|declare|typeset)[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)(\+?)="
 )
-_BRACED = re.compile(r"([A-Za-z_]\w*)(\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
+_BRACED = re.compile(r"([A-Za-z_]\w*|[0-9])(\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
 _ALL_OF_ARRAY = re.compile(r"\$\{\w+\[@\]\}")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!]")
 _REDIRECTION = re.compile(r"&?[0-9]*[<>]{1,3}[&|]?[ \t]*(-?)")
@@ -98,8 +98,8 @@ class _Reader:
     values: dict[str, list[str]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     blocks: Blocks = field(default_factory=Blocks)
-    joined: bool = False
-    """Whether && or || ended the last command."""
+    joined: str = ""
+    """&& or || where it ended the last command."""
     guarded: bool = False
     """Whether that was a test."""
 
@@ -111,15 +111,16 @@ class _Reader:
     def run(self) -> None:
         """Read to the end."""
         while self.at < len(self.text):
+            operator = self.joined
             words = self._command()
             branch = self.branch
             while words and words[0] in PASSING | OPENING | CLOSING:
                 self.blocks.keyword(words[0])
                 branch, words = self.blocks.branch, words[1:]
             # What follows a test and && may run.
-            self.guarded = self.joined and bool(words) and words[0] in TESTS
+            self.guarded = bool(self.joined and words) and words[0] in TESTS
             if words:
-                self.blocks.command(words)
+                self.blocks.command(words, operator)
             if words and branch != Branch.DEAD:
                 self.commands.append(Command(tuple(words), branch == Branch.MAY_RUN))
 
@@ -135,8 +136,9 @@ class _Reader:
             elif char == "#":
                 self.at = self._line_end()
             elif char in "\n;|&()" and not self.text.startswith("&>", self.at):
-                self.joined = self.text.startswith(("&&", "||"), self.at)
-                self.at += 1 + self.joined
+                two = self.text[self.at : self.at + 2]
+                self.joined = two if two in ("&&", "||") else ""
+                self.at += len(self.joined) or 1
                 return words
             elif redirection := _REDIRECTION.match(self.text, self.at):
                 self._redirect(redirection)

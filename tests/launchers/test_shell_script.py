@@ -35,6 +35,9 @@ MODE=${MODE:-fast}
 if [[ "$MODE" == "fast" ]]; then SPEED=(--speed 3); elif [ -z "$NAME" ]; then SPEED=(--speed 1); else SPEED=(); fi
 if [ 8 -gt $GPUS ]; then SPEED=(--never); fi
 [ -n "$NAME" ] || GPUS=1
+if [ "$MODE" = slow ] || [[ -n "$NAME" && 1 == 1 ]]; then OR=1; fi
+if [[ "$MODE" == slow ]] || [ "$NAME" = "two words" ]; then SPEED+=(--or); fi
+if [ "$MODE" = fast ] && [ "$NAME" != "two words" ]; then SPEED+=(--and); fi
 A=1 echo run "${SPEED[@]}" --half ${WORLD}th "${ARGS[@]}" $OLD --joined=${NAME} a\ b "q\"q" 'si$ngle' "do\$llar" \
     --split $NAME 2>&1 | cat
 """
