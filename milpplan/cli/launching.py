@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.program import app
 from milpplan.errors import InvalidInputError
 from milpplan.version import __version__
+
+if TYPE_CHECKING:
+    from milpplan.launchers.megatron_import import Imported
 
 NAMES = "megatron"
 """Targets, as the help shows them."""
@@ -111,14 +114,9 @@ def import_(
     as_json: o.AsJson = False,
 ) -> None:
     """Read the plan out of a launcher's files, and say what it costs; flags that cannot be priced are refused."""
-    from milpplan.cli.solving import check_plan_of_file, within_range
-    from milpplan.costs.simulator import simulate
     from milpplan.launchers.targets import target_named
     from milpplan.presets.catalog import load_hardware, load_model
-    from milpplan.reports.document import document_text
-    from milpplan.reports.files import check_writable, write_whole
-    from milpplan.reports.plan_file import PlanFile, plan_document
-    from milpplan.reports.terminal import simulation_report
+    from milpplan.reports.files import check_writable
     from milpplan.specs.reading import read_text
 
     target = target_named(source, "--from")
@@ -127,6 +125,19 @@ def import_(
     if out is not None:
         check_writable(out)
     found = target.read(read_text(file), str(file), cluster, gpus, spec, vocab_size, ignore or [])
+    _tell(found, out, as_json)
+    raise typer.Exit(int(ExitCode.OPTIMAL))
+
+
+def _tell(found: Imported, out: Path | None, as_json: bool) -> None:
+    """What was read: flags and notes as talk, the simulated plan or the plan file as the result."""
+    from milpplan.cli.solving import check_plan_of_file, within_range
+    from milpplan.costs.simulator import simulate
+    from milpplan.reports.document import document_text
+    from milpplan.reports.files import write_whole
+    from milpplan.reports.plan_file import PlanFile, plan_document
+    from milpplan.reports.terminal import simulation_report
+
     check_plan_of_file(found.problem, found.plan)
     for what, flags in (("Not known to the launcher", found.unknown_flags), ("Ignored", found.ignored_flags)):
         for flag in flags:
@@ -142,4 +153,3 @@ def import_(
     if out is not None:
         write_whole(out, text)
         say(f"Written to {out}.")
-    raise typer.Exit(int(ExitCode.OPTIMAL))
