@@ -23,6 +23,7 @@ MAX_FUNCTION_LINES = 60
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager"}
 
 BASE = ("milpplan.errors", "milpplan.units")
+SOLVER_ROOM = ("milpplan.optimize.program", "milpplan.optimize.solution", "milpplan.optimize.backends")
 ALLOWED = {
     "milpplan.errors": (),
     "milpplan.units": (),
@@ -39,6 +40,7 @@ ALLOWED = {
         "milpplan.switching",
     ),
     "milpplan.optimize": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize"),
+    "milpplan.graph": (*BASE, *SOLVER_ROOM, "milpplan.graph"),
     "milpplan.insight": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize", "milpplan.insight"),
     "milpplan.launchers": (*BASE, "milpplan.specs", "milpplan.launchers"),
     "milpplan.validation": (

@@ -1,0 +1,10 @@
+"""Strategy graphs: one choice per node, costs on nodes and edges, memory limits; solved with a proved bound.
+
+Nothing here knows models or GPUs: a graph is NumPy arrays. See docs/backend.md.
+"""
+
+from milpplan.graph.pipeline import PipelineSplit, split_chain
+from milpplan.graph.result import GraphSolution, MemoryRow
+from milpplan.graph.statement import Peak, StrategyGraph
+
+__all__ = ["GraphSolution", "MemoryRow", "Peak", "PipelineSplit", "StrategyGraph", "split_chain"]

@@ -1,0 +1,169 @@
+"""A good choice that meets the limits: repair what breaks one, then take single changes while they gain."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+from scipy import sparse
+
+from milpplan.graph.instance import HALF, Instance
+from milpplan.optimize.program import FloatArray, IntArray
+
+# Changes looked at in one round where limits must be checked.
+_TRIALS: Final = 2000
+# Rounds of changes, many at once; and rows up to which loads are held without compression.
+_ROUNDS: Final = 100
+_IDLE_ROUNDS: Final = 4
+_FEW_ROWS: Final = 16
+
+
+class LocalSearch:
+    """Costs of all single changes of one choice, kept up to date."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.nodes = sorted(instance.costs)
+        sizes = np.array([instance.costs[i].size for i in self.nodes])
+        self._start = dict(zip(self.nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
+        self._owner = np.repeat(np.arange(sizes.size), sizes)
+        self._first = np.cumsum(sizes) - sizes
+        self._place = {i: k for k, i in enumerate(self.nodes)}
+        self._around: dict[int, list[tuple[int, IntArray]]] = {i: [] for i in self.nodes}
+        for (i, j), matrix in instance.edges.items():
+            self._around[i].append((j, np.ascontiguousarray(matrix.T)))
+            self._around[j].append((i, matrix))
+        self._table = self._load_table(int(sizes.sum()))
+        few = self._table.shape[0] <= _FEW_ROWS
+        self._dense: IntArray | None = np.ascontiguousarray(self._table.toarray().T) if few else None
+        self._columns = self._table.tocsc()
+
+    def _load_table(self, width: int) -> sparse.csr_matrix:
+        """Loads of all strategies, [rows, strategies]."""
+        row, column, value = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for i, loads in self.instance.loads.items():
+            here = np.arange(loads.shape[1]) + self._start[i]
+            row.append(np.repeat(self.instance.rows[i], loads.shape[1]))
+            column.append(np.tile(here, loads.shape[0]))
+            value.append(loads.ravel())
+        parts = np.concatenate(value), (np.concatenate(row), np.concatenate(column))
+        return sparse.csr_matrix(parts, shape=(self.instance.limits.size, width), dtype=np.int64)
+
+    def improve(self, positions: dict[int, int], deadline: float) -> dict[int, int] | None:
+        """A choice (positions) within the limits that no single change betters; None if repair fails."""
+        at = np.array([positions[i] for i in self.nodes], np.int64) + self._first
+        change = np.concatenate([self.instance.costs[i] for i in self.nodes]).copy()
+        for i, others in self._around.items():
+            here = slice(self._start[i], self._start[i] + self.instance.costs[i].size)
+            for j, matrix in others:
+                change[here] += matrix[positions[j]]
+                np.minimum(change[here], HALF, out=change[here])
+        load = np.asarray(self._table[:, at].sum(axis=1), np.int64).ravel() if self._table.shape[0] else None
+        least, idle = np.inf, 0
+        for _ in range(_ROUNDS):
+            excess = self._excess(load)
+            # Repairs of one limit that break another can go round for ever.
+            idle = idle + 1 if excess >= least else 0
+            least = min(least, excess) if excess else np.inf
+            if time.perf_counter() >= deadline or idle >= _IDLE_ROUNDS:
+                break
+            moves = self._repair(at, change, load) if excess else self._gain(at, change, load)
+            if not moves:
+                break
+            for move in moves:
+                self._move(move, at, change, load)
+        if self._excess(load) or (change[at] >= HALF).any():
+            return None
+        return dict(zip(self.nodes, (at - self._first).tolist(), strict=True))
+
+    def _excess(self, load: IntArray | None) -> float:
+        """What the limits are exceeded by, each relative to its limit, summed."""
+        if load is None:
+            return 0.0
+        limits = self.instance.limits
+        return float((np.maximum(load - limits, 0) / np.maximum(limits, 1)).sum())
+
+    def _repair(self, at: IntArray, change: IntArray, load: IntArray | None) -> list[int]:
+        """Changes that take most excess away for their cost, no more than half of it at once."""
+        assert load is not None
+        limits = self.instance.limits
+        weight = np.where(load > limits, 1.0 / np.maximum(limits, 1), 0.0)
+        score = self._table.T @ weight
+        relief = score[at][self._owner] - score
+        price = (change - change[at][self._owner]).astype(np.float64)
+        useful = (relief > 0) & (change < HALF)
+        excess = float((weight * (load - limits)).sum())
+        # What costs less than nothing is taken first, most relief first; else the least cost for its relief.
+        gain = np.where(useful, np.minimum(relief, excess), 1.0)
+        ratio = np.where(useful, np.where(price <= 0, price - 1.0, price / gain), np.inf)
+        chosen: list[int] = []
+        taken = 0.0
+        for move in self._apart(ratio):
+            if chosen and taken + relief[move] > excess / 2:
+                break
+            chosen.append(move)
+            taken += float(relief[move])
+        return chosen
+
+    def _gain(self, at: IntArray, change: IntArray, load: IntArray | None) -> list[int]:
+        """The cheapest changes that stay within the limits."""
+        difference = change - change[at][self._owner]
+        ratio = np.where((difference < 0) & (change < HALF), difference.astype(np.float64), np.inf)
+        moves = self._apart(ratio)
+        if load is None:
+            return moves
+        chosen, total = [], load.copy()
+        for move in moves[:_TRIALS]:
+            after = total + self._step(at, move)
+            if (after <= self.instance.limits).all():
+                chosen.append(move)
+                total = after
+        return chosen
+
+    def _apart(self, ratio: FloatArray) -> list[int]:
+        """The best change of every node that has one, best first, without neighbours of those before."""
+        least = np.minimum.reduceat(ratio, self._first)
+        chosen: list[int] = []
+        blocked: set[int] = set()
+        for owner in np.argsort(least, kind="stable").tolist():
+            if least[owner] == np.inf:
+                break
+            node = self.nodes[owner]
+            if node in blocked:
+                continue
+            blocked.update(j for j, _ in self._around[node])
+            first = int(self._first[owner])
+            size = self.instance.costs[node].size
+            chosen.append(first + int(ratio[first : first + size].argmin()))
+        return chosen
+
+    def _step(self, at: IntArray, move: int) -> IntArray:
+        """What a change adds to every row."""
+        before = at[self._owner[move]]
+        if self._dense is not None:
+            step: IntArray = self._dense[move] - self._dense[before]
+            return step
+        return np.asarray((self._columns[:, move] - self._columns[:, before]).toarray(), np.int64).ravel()
+
+    def _move(self, move: int, at: IntArray, change: IntArray, load: IntArray | None) -> None:
+        owner = int(self._owner[move])
+        node, before = self.nodes[owner], int(at[owner] - self._first[owner])
+        after = int(move - self._first[owner])
+        if load is not None:
+            load += self._step(at, move)
+        at[owner] = move
+        for j, matrix in self._around[node]:
+            here = slice(self._start[j], self._start[j] + self.instance.costs[j].size)
+            now, then = matrix[:, after], matrix[:, before]
+            if (now >= HALF).any() or (then >= HALF).any():
+                change[here] = self._afresh(j, at)
+            else:
+                change[here] += now - then
+
+    def _afresh(self, node: int, at: IntArray) -> IntArray:
+        total = self.instance.costs[node]
+        for j, matrix in self._around[node]:
+            k = self._place[j]
+            total = np.minimum(total + matrix[int(at[k] - self._first[k])], HALF)
+        return total

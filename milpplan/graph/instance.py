@@ -1,0 +1,270 @@
+"""A strategy graph in integers: followers merged, parallel edges added, floats floored to a power of two.
+
+Costs are ``floor(cost * 2^p)`` and loads ``floor(memory * 2^q)`` against ``ceil(limit * 2^q)``: a relaxation, so
+what is proved here holds for the caller's numbers too, up to one unit a term in the cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.graph.statement import StrategyGraph, forbidden_pairs
+from milpplan.optimize.program import BoolArray, FloatArray, IntArray
+
+# Sums of finite costs stay below 2^52; what is forbidden is far above and still adds without wrapping round.
+COST_BITS: Final = 50
+FORBIDDEN: Final = 2**60
+HALF: Final = 2**57
+LOAD_BITS: Final = 44
+
+Pair = tuple[int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """Nodes by number, each with its remaining strategies.
+
+    Shapes: kept [strategies], costs [strategies], rows [rows of the node], loads [rows of the node,
+    strategies]; edges (i, j), i < j, [strategies of i, strategies of j]; limits [rows]. ``offset`` is added to
+    every cost. ``ranks``, like loads, order a node's strategies by the caller's loads where flooring could have
+    made different ones equal; empty where nothing was cut off.
+    """
+
+    kept: dict[int, IntArray]
+    costs: dict[int, IntArray]
+    edges: dict[Pair, IntArray]
+    rows: dict[int, IntArray]
+    loads: dict[int, IntArray]
+    limits: IntArray
+    ranks: dict[int, IntArray] = field(default_factory=dict)
+    peaks: list[list[tuple[int, dict[int, IntArray]]]] = field(default_factory=list)
+    offset: int = 0
+
+    def copy(self) -> Instance:
+        """One that can be changed alone; arrays are never changed in place."""
+        return replace(
+            self,
+            kept=dict(self.kept),
+            costs=dict(self.costs),
+            edges=dict(self.edges),
+            rows=dict(self.rows),
+            loads=dict(self.loads),
+            ranks=dict(self.ranks),
+        )
+
+    def neighbours(self) -> dict[int, set[int]]:
+        """Nodes that share an edge."""
+        found: dict[int, set[int]] = {i: set() for i in self.costs}
+        for i, j in self.edges:
+            found[i].add(j)
+            found[j].add(i)
+        return found
+
+    def keep(self, node: int, mask: BoolArray) -> None:
+        """Leave only some strategies of a node."""
+        self.kept[node] = self.kept[node][mask]
+        self.costs[node] = self.costs[node][mask]
+        if node in self.loads:
+            self.loads[node] = self.loads[node][:, mask]
+        if node in self.ranks:
+            self.ranks[node] = self.ranks[node][:, mask]
+
+    def keep_in_edges(self, masks: dict[int, BoolArray]) -> None:
+        """Leave only what is left of the nodes in the matrices of their edges."""
+        for (i, j), matrix in self.edges.items():
+            if i in masks or j in masks:
+                rows = masks.get(i, np.ones(matrix.shape[0], np.bool_))
+                columns = masks.get(j, np.ones(matrix.shape[1], np.bool_))
+                self.edges[i, j] = np.ascontiguousarray(matrix[rows][:, columns])
+
+    def positions(self, choice: dict[int, int]) -> dict[int, int] | None:
+        """Where the chosen original strategies stand among the remaining; None if one is gone."""
+        found = {}
+        for i, kept in self.kept.items():
+            at = int(np.searchsorted(kept, choice[i]))
+            if at >= kept.size or kept[at] != choice[i]:
+                return None
+            found[i] = at
+        return found
+
+    def cost(self, choice: dict[int, int]) -> int:
+        """Cost of a choice of original strategies (peaks included); at least ``HALF`` if forbidden."""
+        at = self.positions(choice)
+        if at is None:
+            return FORBIDDEN
+        total = self.offset + sum(int(self.costs[i][s]) for i, s in at.items())
+        total += sum(int(matrix[at[i], at[j]]) for (i, j), matrix in self.edges.items())
+        for group in self.peaks:
+            total += max(c + sum(int(t[choice[i]]) for i, t in terms.items()) for c, terms in group)
+        return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stated:
+    """The instance, and how it stands to the caller's graph: ``leader`` [nodes] is the node an original one was
+    merged into; a cost unit is ``unit``; ``error_units`` is what flooring can have taken from a cost."""
+
+    instance: Instance
+    leader: tuple[int, ...]
+    unit: float
+    error_units: int
+    loads_exact: bool
+    row_of: tuple[tuple[int, int], ...]
+
+    def choice(self, merged: dict[int, int]) -> IntArray:
+        """The choice for the caller's nodes."""
+        return np.array([merged[j] for j in self.leader], np.int64)
+
+
+def state(graph: StrategyGraph) -> Stated:
+    """The graph in integers."""
+    leader = _leaders(graph)
+    arrays = [np.asarray(c) for c in graph.node_costs]
+    matrices = [np.asarray(m) for m in graph.edge_costs.values()]
+    tops = [term for group in graph.peaks for one in group for term in map(np.asarray, one.terms.values())]
+    tops += [np.array([one.constant]) for group in graph.peaks for one in group]
+    exponent = _cost_exponent([*arrays, *matrices, *tops])
+    inexact = 0
+
+    def scaled(values: FloatArray) -> IntArray:
+        nonlocal inexact
+        whole, exact = _floored(values, exponent)
+        inexact += not exact
+        return whole
+
+    costs = {i: np.zeros(graph.num_strategies(i), np.int64) for i in sorted(set(leader))}
+    for i, array in enumerate(arrays):
+        costs[leader[i]] = clipped(costs[leader[i]] + scaled(array))
+    edges: dict[Pair, IntArray] = {}
+    tables = [(pair, scaled(matrix)) for pair, matrix in zip(graph.edge_costs, matrices, strict=True)]
+    tables += [(p, np.where(forbidden_pairs(t), FORBIDDEN, 0)) for p, t in graph.allowed.items()]
+    for (i, j), matrix in tables:
+        _add_edge(costs, edges, (leader[i], leader[j]), matrix)
+    peaks = []
+    for group in graph.peaks:
+        alternatives = []
+        for one in group:
+            terms: dict[int, IntArray] = {}
+            for i, values in one.terms.items():
+                here = scaled(np.asarray(values))
+                terms[leader[i]] = terms[leader[i]] + here if leader[i] in terms else here
+            alternatives.append((int(scaled(np.array([one.constant]))[0]), terms))
+        peaks.append(alternatives)
+    kept = {i: np.arange(c.size, dtype=np.int64) for i, c in costs.items()}
+    rows, loads, limits, exact, row_of = _memory_rows(graph, leader)
+    ranks = {} if exact else _ranks(graph, leader, rows, row_of)
+    instance = Instance(kept, costs, edges, rows, loads, limits, ranks, peaks)
+    return Stated(instance, leader, math.ldexp(1.0, -exponent), inexact, exact, row_of)
+
+
+def clipped(values: IntArray) -> IntArray:
+    """Sums with something forbidden brought back to ``FORBIDDEN``."""
+    return np.where(values >= HALF, FORBIDDEN, values)
+
+
+def _add_edge(costs: dict[int, IntArray], edges: dict[Pair, IntArray], pair: Pair, matrix: IntArray) -> None:
+    i, j = pair
+    if i == j:
+        costs[i] = clipped(costs[i] + np.diagonal(matrix))
+        return
+    if i > j:
+        i, j, matrix = j, i, np.ascontiguousarray(matrix.T)
+    edges[i, j] = clipped(edges[i, j] + matrix) if (i, j) in edges else matrix
+
+
+def _leaders(graph: StrategyGraph) -> tuple[int, ...]:
+    parent = list(range(graph.num_nodes))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for i, j in graph.follow.items():
+        a, b = root(i), root(j)
+        parent[max(a, b)] = min(a, b)
+    return tuple(root(i) for i in range(graph.num_nodes))
+
+
+def _cost_exponent(arrays: Sequence[FloatArray]) -> int:
+    """The power of two that a cost is multiplied with, such that no sum of the largest reaches 2^COST_BITS."""
+    total = 0.0
+    for array in arrays:
+        finite = array[np.isfinite(array)]
+        total += float(np.abs(finite).max(initial=0.0))
+    return COST_BITS - math.frexp(total)[1] if total else 0
+
+
+def _floored(values: npt.NDArray[Any], exponent: int) -> tuple[IntArray, bool]:
+    """``floor(values * 2^exponent)`` with ``FORBIDDEN`` for inf, and whether nothing was cut off."""
+    finite = np.isfinite(values)
+    scaled = np.ldexp(np.where(finite, values, 0.0), exponent)
+    floor = np.floor(scaled)
+    return np.where(finite, floor.astype(np.int64), FORBIDDEN), bool((floor == scaled).all())
+
+
+def _memory_rows(
+    graph: StrategyGraph, leader: tuple[int, ...]
+) -> tuple[dict[int, IntArray], dict[int, IntArray], IntArray, bool, tuple[tuple[int, int], ...]]:
+    """Rows of the nodes, their loads, limits, whether all is exact, and (alive set, device) of every row."""
+    limits = graph.limits()
+    if not limits.size:
+        return {}, {}, np.zeros(0, np.int64), True, ()
+    vectors = [graph.memory_vector(i) for i in range(graph.num_nodes)]
+    highest = np.array([v.max(axis=0) for v in vectors])
+    exponents = [_load_exponent(highest[:, d].sum(), limits[d]) for d in range(limits.size)]
+    whole = [np.stack([_floored(v[:, d], exponents[d])[0] for d in range(limits.size)]) for v in vectors]
+    exact = all(_floored(v[:, d], exponents[d])[1] for v in vectors for d in range(limits.size))
+    found: dict[int, dict[int, IntArray]] = {}
+    sides: list[int] = []
+    row_of: list[tuple[int, int]] = []
+    for index, nodes in enumerate(graph.alive_sets()):
+        for d in range(limits.size):
+            if highest[list(nodes), d].sum() * (1 + 1e-9) < limits[d]:
+                continue
+            row = len(sides)
+            sides.append(math.ceil(math.ldexp(limits[d], exponents[d])))
+            row_of.append((index, d))
+            for i in nodes:
+                here = found.setdefault(leader[i], {})
+                here[row] = here[row] + whole[i][d] if row in here else whole[i][d]
+    rows = {i: np.array(list(one), np.int64) for i, one in found.items()}
+    loads = {i: np.stack(list(one.values())) for i, one in found.items()}
+    return rows, loads, np.array(sides, np.int64), exact, tuple(row_of)
+
+
+def _ranks(
+    graph: StrategyGraph, leader: tuple[int, ...], rows: dict[int, IntArray], row_of: tuple[tuple[int, int], ...]
+) -> dict[int, IntArray]:
+    """The order of every node's strategies in every row by the caller's loads, followers' added exactly."""
+    members: dict[int, list[int]] = {}
+    for i, j in enumerate(leader):
+        members.setdefault(j, []).append(i)
+    alive = [set(one) for one in graph.alive_sets()]
+    found = {}
+    for node, own in rows.items():
+        lines = []
+        for index, d in (row_of[row] for row in own.tolist()):
+            inside = [graph.memory_vector(i)[:, d] for i in members[node] if i in alive[index]]
+            lines.append(inside[0] if len(inside) == 1 else _exact_sums(inside))
+        found[node] = np.stack([np.unique(line, return_inverse=True)[1] for line in lines]).astype(np.int64)
+    return found
+
+
+def _exact_sums(vectors: Sequence[FloatArray]) -> npt.NDArray[Any]:
+    """Sums without rounding, as fractions."""
+    columns = np.stack(vectors).T.tolist()
+    return np.array([sum(map(Fraction, column), Fraction(0)) for column in columns], dtype=object)
+
+
+def _load_exponent(total: float, limit: float) -> int:
+    largest = max(total, limit if math.isfinite(limit) else 0.0)
+    return LOAD_BITS - math.frexp(largest)[1] if largest else 0

@@ -1,0 +1,101 @@
+"""What can be left out of an instance without losing the optimum.
+
+A strategy goes if it is forbidden, if an edge allows no partner, or if another of the same node is never worse:
+with costs c, edge matrices E, loads m, strategy b replaces a where (dead-end elimination)
+
+    c[b] + sum_e max_t (E_e[b, t] - E_e[a, t]) <= c[a]  and  m[b] <= m[a] in every row.
+
+Source: R. F. Goldstein, Biophysical Journal 66 (1994), the criterion for side chains of proteins; the condition
+on loads is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from milpplan.graph.instance import FORBIDDEN, HALF, Instance
+from milpplan.optimize.program import BoolArray, IntArray
+
+
+def prune(instance: Instance, dominance: bool = True) -> bool:
+    """Leave out what can never be better, until nothing changes; False where a node has nothing left."""
+    changed: set[int] | None = None
+    while True:
+        masks = _forbidden(instance, changed)
+        if not masks and dominance and not instance.peaks:
+            masks = _dominated(instance, changed)
+        if not masks:
+            return True
+        for node, mask in masks.items():
+            instance.keep(node, mask)
+        if any(instance.costs[node].size == 0 for node in masks):
+            return False
+        instance.keep_in_edges(masks)
+        around = instance.neighbours()
+        changed = set(masks).union(*(around[node] for node in masks))
+
+
+def _forbidden(instance: Instance, among: Iterable[int] | None) -> dict[int, BoolArray]:
+    """Nodes with a strategy that is forbidden, too large for a limit alone, or without a partner."""
+    nodes = set(instance.costs) if among is None else set(among)
+    alive = {i: instance.costs[i] < HALF for i in nodes}
+    for i in nodes & instance.loads.keys():
+        alive[i] = alive[i] & (instance.loads[i] <= instance.limits[instance.rows[i]][:, None]).all(axis=0)
+    for (i, j), matrix in instance.edges.items():
+        if i not in nodes and j not in nodes:
+            continue
+        free = matrix < HALF
+        if free.all():
+            continue
+        if i in nodes:
+            alive[i] = alive[i] & free.any(axis=1)
+        if j in nodes:
+            alive[j] = alive[j] & free.any(axis=0)
+    return {i: mask for i, mask in alive.items() if not mask.all()}
+
+
+def _dominated(instance: Instance, among: Iterable[int] | None) -> dict[int, BoolArray]:
+    nodes = sorted(instance.costs) if among is None else sorted(among)
+    worst = {i: _differences(instance, i) for i in nodes if instance.costs[i].size > 1}
+    for (i, j), matrix in instance.edges.items():
+        if i in worst:
+            worst[i] = worst[i] + _worst(matrix)
+        if j in worst:
+            worst[j] = worst[j] + _worst(matrix.T)
+    # A dominator that is itself left out in the same round is dominated by one that stays: the order is total.
+    masks = {i: _undominated(table <= 0) for i, table in worst.items()}
+    # Neighbours at once could each rely on the other's: the sum over partners holds for any partner, so it may.
+    return {i: mask for i, mask in masks.items() if not mask.all()}
+
+
+def _differences(instance: Instance, node: int) -> IntArray:
+    """``c[b] - c[a]`` for pairs [b, a]; forbidden where b loads more in some row."""
+    costs = instance.costs[node]
+    table = costs[:, None] - costs[None, :]
+    if node in instance.loads:
+        loads = instance.ranks.get(node, instance.loads[node])
+        heavier = (loads[:, :, None] > loads[:, None, :]).any(axis=0)
+        table = np.where(heavier, FORBIDDEN, table)
+    return table
+
+
+def _worst(matrix: IntArray) -> IntArray:
+    """``max over partners of E[b] - E[a]`` for pairs [b, a]; partners that a may not have do not count."""
+    difference = matrix[:, None, :] - matrix[None, :, :]
+    difference = np.where(matrix[None, :, :] >= HALF, -FORBIDDEN, difference)
+    worst = difference.max(axis=2)
+    # One edge's gain must not pay for what another forbids, and sums must not wrap round.
+    clipped: IntArray = np.clip(worst, -(2**54), HALF)
+    return clipped
+
+
+def _undominated(beats: BoolArray) -> BoolArray:
+    """Who stays, where [b, a] says that b replaces a; of equals the first stays."""
+    np.fill_diagonal(beats, False)
+    size = beats.shape[0]
+    earlier = np.arange(size)[:, None] < np.arange(size)[None, :]
+    strictly = beats & (~beats.T | earlier)
+    stays: BoolArray = np.logical_not(strictly.any(axis=0))
+    return stays

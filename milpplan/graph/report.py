@@ -1,0 +1,84 @@
+"""What the answer says about memory, and why nothing fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.graph.elimination import complete_order, solve_exactly
+from milpplan.graph.instance import Instance, Stated
+from milpplan.graph.reduction import prune
+from milpplan.graph.result import MemoryRow
+from milpplan.graph.statement import StrategyGraph
+from milpplan.optimize.program import FloatArray
+
+
+def memory_rows(graph: StrategyGraph, choice: npt.NDArray[np.int64] | None) -> tuple[MemoryRow, ...]:
+    """Every limit: taken by the choice, and the least possible."""
+    used = None if choice is None else graph.memory_of(choice)
+    limits = graph.limits()
+    if not limits.size:
+        return ()
+    least = graph.summed_memory(np.stack([_least(graph, i) for i in range(graph.num_nodes)]))
+    return tuple(
+        MemoryRow(s, d, float(limits[d]), None if used is None else float(used[s, d]), float(least[s, d]))
+        for s, d in np.ndindex(least.shape)
+    )
+
+
+def _least(graph: StrategyGraph, node: int) -> FloatArray:
+    """Least memory of the node's allowed strategies on every device."""
+    allowed = np.isfinite(np.asarray(graph.node_costs[node]))
+    memory = graph.memory_vector(node)
+    least: FloatArray = memory[allowed].min(axis=0) if allowed.any() else np.full(memory.shape[1], np.inf)
+    return least
+
+
+def infeasibility(graph: StrategyGraph, stated: Stated) -> str:
+    """Why no choice exists: forbidden pairs alone, one limit alone, or several together."""
+    bare = stated.instance.copy()
+    bare.rows, bare.loads, bare.peaks = {}, {}, []
+    if not prune(bare, dominance=False):
+        return "No choice is allowed even without memory limits: the forbidden strategies and pairs leave none."
+    order = complete_order(bare)
+    if order is not None and solve_exactly(bare, order) is None:
+        return "No choice is allowed even without memory limits: the forbidden strategies and pairs leave none."
+    worst = _least_of_rows(stated, bare)
+    if worst is None:
+        return "Forbidden pairs and memory limits together leave no choice; each limit alone can be met."
+    row, least = worst
+    index, device = stated.row_of[row]
+    limit = float(graph.limits()[device])
+    needed = least * limit / max(float(stated.instance.limits[row]), 1.0) if limit else float("nan")
+    return (
+        f"The least memory that any allowed choice takes of alive set {index} on device {device} is "
+        f"{needed:.6g}; the limit is {limit:.6g}. Raise the limit to at least that, or allow cheaper strategies."
+    )
+
+
+def _least_of_rows(stated: Stated, bare: Instance) -> tuple[int, int] | None:
+    """The row that no choice meets by itself, by the largest excess: its number and its least load."""
+    worst: tuple[float, int, int] | None = None
+    for row, limit in enumerate(stated.instance.limits.tolist()):
+        least = _least_load(stated, bare, row)
+        excess = (least - limit) / max(limit, 1)
+        if least > limit and (worst is None or excess > worst[0]):
+            worst = (excess, row, least)
+    return None if worst is None else (worst[1], worst[2])
+
+
+def _least_load(stated: Stated, bare: Instance, row: int) -> int:
+    """Least load of one row over the allowed pairs: exact where elimination is, else node by node."""
+    loads = {}
+    for i, kept in bare.kept.items():
+        rows = stated.instance.rows.get(i, np.zeros(0, np.int64))
+        at = np.flatnonzero(rows == row)
+        loads[i] = stated.instance.loads[i][at[0]][kept] if at.size else np.zeros(kept.size, np.int64)
+    only = bare.copy()
+    only.costs = loads
+    only.edges = {pair: np.where(m >= 2**57, m, 0) for pair, m in bare.edges.items()}
+    only.edges = {pair: m for pair, m in only.edges.items() if m.any()}
+    only.offset = 0
+    order = complete_order(only)
+    done = solve_exactly(only, order) if order is not None else None
+    return done[0] if done is not None else sum(int(c.min()) for c in loads.values())

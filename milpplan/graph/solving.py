@@ -1,0 +1,317 @@
+"""How a strategy graph is solved: reduce, eliminate, bound, search, and leave the rest to a backend.
+
+1. Strategies that cannot be better go (``reduction``); nodes with at most two neighbours and no load go
+   (``elimination``), exactly. Where nothing is limited and tables stay small, that is all.
+2. Messages and prices (``sweeps``) give a lower bound, and choices that are repaired and improved
+   (``incumbent``). Strategies whose own bound is at or above the best choice go; back to 1 while that helps.
+3. The rest goes to a backend (``integer_program``). A limit that its answer breaks in the caller's own numbers
+   becomes a row, and it is asked again.
+
+The bound is kept in integers throughout; a cost removed for being no better than a known choice stays represented
+by that choice.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from milpplan.errors import SolverError
+from milpplan.graph.elimination import Step, cheap_order, complete_order, eliminate, solve_exactly, undo
+from milpplan.graph.incumbent import LocalSearch
+from milpplan.graph.instance import HALF, Instance, Stated, state
+from milpplan.graph.integer_program import size_of, state_program
+from milpplan.graph.pricing import Prices
+from milpplan.graph.reduction import prune
+from milpplan.graph.report import infeasibility, memory_rows
+from milpplan.graph.result import GraphSolution, Proof
+from milpplan.graph.statement import StrategyGraph
+from milpplan.graph.sweeps import Sweeps
+from milpplan.optimize.backends import backend as named_backend
+from milpplan.optimize.solution import Limits, Solution
+
+MAX_ROUNDS: Final = 4
+MAX_SWEEPS: Final = 60
+MAX_VARIABLES: Final = 500_000
+MAX_CUTS: Final = 200
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """What is known so far about one instance: the best choice (original strategies) and a proved bound.
+    ``coarse`` is what a backend's coarser unit can have taken from the bound."""
+
+    graph: StrategyGraph
+    stated: Stated
+    root: Instance
+    deadline: float
+    backend: str
+    relative_gap: float
+    seed: int
+    choice: dict[int, int] | None = None
+    upper: int = HALF
+    lower: int | None = None
+    infeasible: bool = False
+    coarse: int = 0
+    proof: Proof = "exact"
+    method: list[str] = field(default_factory=list)
+    used_backend: str | None = None
+
+    def offer(self, choice: dict[int, int]) -> bool:
+        """Take a choice that is better and meets the caller's limits; says whether it meets them."""
+        cost = self.root.cost(choice)
+        if cost >= HALF or not self.graph.fits(self.stated.choice(choice)):
+            return False
+        if cost < self.upper:
+            self.choice, self.upper = choice, cost
+        return True
+
+    def prove(self, bound: int) -> None:
+        """Raise the lower bound; never above the best choice, which may be the optimum itself."""
+        bound = min(bound, self.upper)
+        self.lower = bound if self.lower is None else max(self.lower, bound)
+
+    def finished(self) -> bool:
+        """Whether the gap is closed, as far as was asked."""
+        if self.choice is None or self.lower is None:
+            return False
+        return self.upper - self.lower <= max(self.relative_gap * abs(self.upper), self.coarse)
+
+    def left_s(self) -> float:
+        """Seconds until the limit."""
+        return self.deadline - time.perf_counter()
+
+
+def solve_graph(
+    graph: StrategyGraph,
+    backend: str,
+    time_limit_s: float | None,
+    hint: list[int] | None,
+    relative_gap: float,
+    seed: int,
+) -> GraphSolution:
+    """See ``StrategyGraph.solve``."""
+    start = time.perf_counter()
+    named_backend(backend)
+    stated = state(graph)
+    deadline = start + (1e9 if time_limit_s is None else time_limit_s)
+    search = Search(graph, stated, stated.instance, deadline, backend, relative_gap, seed)
+    if hint is not None:
+        search.offer({i: hint[i] for i in stated.instance.costs})
+    left = stated.instance.copy()
+    if not prune(left):
+        search.infeasible = True
+    elif left.peaks:
+        search.prove(_least_of_all(left))
+        _ask_backend(search, left, [])
+    else:
+        _narrow(search, left, hint)
+    return _answer(search, time.perf_counter() - start)
+
+
+def _least_of_all(left: Instance) -> int:
+    """A bound without solving: every node, edge and alternative of a peak by itself."""
+    total = left.offset + sum(int(c.min()) for c in left.costs.values())
+    total += sum(int(matrix.min()) for matrix in left.edges.values())
+    for group in left.peaks:
+        total += max(base + sum(int(t[left.kept[i]].min()) for i, t in terms.items()) for base, terms in group)
+    return total
+
+
+def _narrow(search: Search, left: Instance, hint: list[int] | None) -> None:
+    """Reduce and bound until the gap is closed, nothing more can be left out, or time is over."""
+    steps: list[Step] = []
+    for round_number in range(MAX_ROUNDS):
+        order = cheap_order(left)
+        done = eliminate(left, order)
+        if done is None:
+            return _nothing_left(search)
+        left, more = done
+        steps += more
+        if not prune(left):
+            return _nothing_left(search)
+        if _closed_by_elimination(search, left, steps) or search.finished():
+            return None
+        removed = _bounded(search, left, steps, hint if round_number == 0 else None)
+        if search.finished() or search.left_s() <= 0:
+            return None
+        if removed is None:
+            return _nothing_left(search)
+        if removed == 0:
+            break
+    _ask_backend(search, left, steps)
+    return None
+
+
+def _nothing_left(search: Search) -> None:
+    """All that was left out was no better than the best choice; without one, nothing is allowed."""
+    if search.choice is None:
+        search.infeasible = True
+    else:
+        search.prove(search.upper)
+
+
+def _closed_by_elimination(search: Search, left: Instance, steps: list[Step]) -> bool:
+    """Solve without limits, exactly; that settles it where there are none or its choice meets them."""
+    order = complete_order(left)
+    if order is None:
+        return False
+    done = solve_exactly(left, order)
+    if done is None:
+        _nothing_left(search)
+        return True
+    bound, choice = done
+    search.method.append("elimination")
+    fits = search.offer(undo(steps, choice))
+    search.prove(bound)
+    return fits
+
+
+def _bounded(search: Search, left: Instance, steps: list[Step], hint: list[int] | None) -> int | None:
+    """Sweep; leave out what is proved no better. Returns how many strategies went, None if a node lost all."""
+    search.method.append("sweeps")
+    sweeps, prices = Sweeps(left), Prices(left.limits.size)
+    local = LocalSearch(left)
+    if hint is not None and (at := left.positions({i: hint[i] for i in left.costs})) is not None:
+        _try(search, left, steps, local, at)
+    best, stalled = None, 0
+    for _ in range(MAX_SWEEPS):
+        bound, picked = sweeps.run()
+        search.prove(bound)
+        improved = best is None or bound > best + max(1, abs(best) >> 20)
+        best = bound if best is None else max(best, bound)
+        stalled = 0 if improved else stalled + 1
+        before = search.upper
+        _try(search, left, steps, local, picked)
+        if search.finished() or search.left_s() <= 0:
+            return 0
+        if not prices.update(left, picked, sweeps, search.upper, bound) and stalled:
+            break
+        if stalled >= (3 if search.upper == before else 6):
+            break
+        sweeps.set_prices(prices.values)
+    return _leave_out(search, left, sweeps)
+
+
+def _try(search: Search, left: Instance, steps: list[Step], local: LocalSearch, at: dict[int, int]) -> None:
+    better = local.improve(at, search.deadline)
+    if better is not None:
+        search.offer(undo(steps, {i: int(left.kept[i][s]) for i, s in better.items()}))
+
+
+def _leave_out(search: Search, left: Instance, sweeps: Sweeps) -> int | None:
+    """Drop strategies that cannot beat the best choice."""
+    if search.choice is None:
+        return 0
+    masks = {i: bounds < search.upper for i, bounds in sweeps.marginals.items()}
+    masks = {i: mask for i, mask in masks.items() if not mask.all()}
+    for node, mask in masks.items():
+        left.keep(node, mask)
+    if any(not left.costs[node].size for node in masks):
+        return None
+    left.keep_in_edges(masks)
+    if not prune(left):
+        return None
+    return sum(int((~mask).sum()) for mask in masks.values())
+
+
+def _ask_backend(search: Search, left: Instance, steps: list[Step]) -> None:
+    """Solve the rest as an integer program, again with a row for every answer that breaks a real limit."""
+    cuts: list[dict[int, int]] = []
+    if size_of(left) > MAX_VARIABLES:
+        search.method.append(f"stopped: {size_of(left)} variables are left")
+        return
+    search.method.append("integer program")
+    while len(cuts) <= MAX_CUTS and search.left_s() > 0:
+        try:
+            solution, bound, at = _one_program(search, left, cuts)
+        except SolverError as error:
+            if search.choice is None:
+                raise
+            search.method.append(f"backend failed: {error}")
+            return
+        search.used_backend = solution.backend
+        before = search.lower
+        if solution.status == "infeasible":
+            _nothing_left(search)
+        elif bound is not None:
+            search.prove(bound)
+        if solution.backend != "cpsat" and (search.lower != before or search.infeasible):
+            search.proof = "tolerance"
+        if solution.status == "infeasible":
+            return
+        if at is None:
+            return
+        fits = search.offer(undo(steps, {i: int(left.kept[i][s]) for i, s in at.items()}))
+        if fits or search.finished() or solution.status != "optimal":
+            return
+        cuts.append(at)
+    return
+
+
+def _one_program(
+    search: Search, left: Instance, cuts: list[dict[int, int]]
+) -> tuple[Solution, int | None, dict[int, int] | None]:
+    """The backend's answer, the bound in the instance's units, and the choice (positions)."""
+    names = ("highs", "cbc", "cpsat") if search.backend == "auto" else (search.backend,)
+    seconds = search.left_s()
+    limits = Limits(time_limit_s=seconds if seconds < 1e8 else None, seed=search.seed)
+    failure: SolverError | None = None
+    for name in names:
+        stating = state_program(left, name == "cpsat", cuts, search.stated.loads_exact)
+        try:
+            solution = named_backend(name).solve(stating.program, limits)
+        except SolverError as error:
+            failure = error
+            continue
+        bound = None
+        search.coarse = stating.error
+        if solution.status == "optimal":
+            assert solution.objective is not None
+            bound = stating.bound(solution.objective)
+        elif solution.bound is not None:
+            bound = stating.bound(int(np.floor(solution.bound - 1e-9 * abs(solution.bound))))
+        at = stating.positions(solution) if solution.values is not None else None
+        return solution, bound, at
+    assert failure is not None
+    raise failure
+
+
+def _answer(search: Search, seconds: float) -> GraphSolution:
+    stated, graph = search.stated, search.graph
+    choice = None if search.choice is None else stated.choice(search.choice)
+    objective = None if choice is None else graph.objective_of(choice)
+    lower = None if search.lower is None else _down(search.lower, stated)
+    if lower is not None and objective is not None:
+        lower = min(lower, objective)
+    error = (stated.error_units + search.coarse) * stated.unit
+    explanation = infeasibility(graph, stated) if search.infeasible else ""
+    if search.infeasible:
+        status, proof = "infeasible", search.proof
+    elif choice is None:
+        status, proof = "no_solution_found", search.proof if lower is not None else "none"
+    else:
+        status = "optimal" if search.finished() else "feasible"
+        proof = search.proof if lower is not None else "none"
+    return GraphSolution(
+        status=status,  # type: ignore[arg-type]
+        choice=choice,
+        objective=objective,
+        lower_bound=None if search.infeasible else lower,
+        rounding_error=error,
+        proof=proof,
+        method=", ".join(dict.fromkeys(search.method)) or "reduction",
+        backend=search.used_backend,
+        memory=memory_rows(graph, choice),
+        explanation=explanation,
+        wall_time_s=seconds,
+    )
+
+
+def _down(units: int, stated: Stated) -> float:
+    """The bound in the caller's unit, rounded down."""
+    value = units * stated.unit
+    return value if stated.error_units == 0 and abs(units) < 2**53 else float(np.nextafter(value, -np.inf))

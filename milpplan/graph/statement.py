@@ -1,0 +1,292 @@
+"""What a caller gives: arrays of costs and memory, checked once, and the exact value of a choice.
+
+Minimise, over one strategy x_i of every node i,
+
+    sum_i node_costs[i][x_i] + sum_(i, j) edge_costs[i, j][x_i, x_j] + sum_g max_h (constant + sum_i term[x_i])
+
+subject to, for every set of nodes alive together and every device d,
+
+    sum_(i in set) node_memory[i][x_i, d] <= memory_limit[d],
+
+to nodes that follow another (the same index), and to tables of allowed pairs. An infinite cost forbids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.errors import InvalidInputError
+from milpplan.graph.result import GraphSolution
+from milpplan.optimize.program import BoolArray, FloatArray
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """One alternative of a maximum: ``constant + sum over nodes of terms[node][choice]``."""
+
+    constant: float
+    terms: Mapping[int, npt.ArrayLike]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StrategyGraph:
+    """Nodes with strategies; see the module for the mathematics.
+
+    Args:
+        node_costs: per node an array [strategies]; ``inf`` forbids a strategy.
+        edge_costs: matrices [strategies of i, strategies of j]; ``(i, j)`` and ``(j, i)`` add up.
+        node_memory: per node an array [strategies] or [strategies, devices], none negative.
+        memory_limit: one number, or one per device.
+        alive: sets of nodes that are in memory together; by default one set of all.
+        follow: ``{i: j}``: node i takes the index that node j takes.
+        allowed: tables of booleans like ``edge_costs``: the pairs of choices that are allowed.
+        peaks: groups of alternatives; the largest alternative of every group is added to the cost.
+    """
+
+    node_costs: Sequence[npt.ArrayLike]
+    edge_costs: Mapping[Pair, npt.ArrayLike] = field(default_factory=dict)
+    node_memory: Sequence[npt.ArrayLike] | None = None
+    memory_limit: npt.ArrayLike | None = None
+    alive: Sequence[Sequence[int]] | None = None
+    follow: Mapping[int, int] = field(default_factory=dict)
+    allowed: Mapping[Pair, npt.ArrayLike] = field(default_factory=dict)
+    peaks: Sequence[Sequence[Peak]] = ()
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "node_costs", tuple(_costs(c, (-1,), f"node_costs[{i}]") for i, c in enumerate(self.node_costs)))
+        if not self.node_costs:
+            raise InvalidInputError("node_costs is empty.", "At least one node expected.")
+        put(self, "edge_costs", self._matrices(self.edge_costs, "edge_costs"))
+        allowed = self._matrices(self.allowed, "allowed")
+        put(self, "allowed", {pair: table.astype(np.bool_) for pair, table in allowed.items()})
+        put(self, "follow", {self._node(i, "follow"): self._node(j, "follow") for i, j in self.follow.items()})
+        put(self, "peaks", tuple(self._group(group, g) for g, group in enumerate(self.peaks)))
+        self._check_followers()
+        self._take_memory()
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.node_costs)
+
+    def num_strategies(self, node: int) -> int:
+        """Number of strategies of a node."""
+        return int(self._vector(node).size)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices with a limit of their own; 0 without limits."""
+        return 0 if self.memory_limit is None else int(np.size(np.asarray(self.memory_limit)))
+
+    def solve(
+        self,
+        backend: str = "auto",
+        time_limit_s: float | None = None,
+        hint: npt.ArrayLike | None = None,
+        relative_gap: float = 0.0,
+        seed: int = 1,
+    ) -> GraphSolution:
+        """The cheapest choice with a proved bound.
+
+        Args:
+            backend: solver of what structure leaves open: ``cpsat``, ``cbc``, ``highs`` or ``auto``.
+            time_limit_s: stop about then with the best choice and bound so far.
+            hint: a choice to start from; it may break limits. It changes the way, not the answer.
+            relative_gap: stop when the gap is at most this.
+            seed: seed of the backend.
+        """
+        from milpplan.graph.solving import solve_graph
+
+        return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed)
+
+    def objective_of(self, choice: npt.ArrayLike) -> float:
+        """Cost of a choice [nodes], summed without rounding and rounded once; ``inf`` if it is forbidden."""
+        picked = self._checked_choice(choice)
+        terms = [float(self._vector(i)[s]) for i, s in enumerate(picked)]
+        terms += [float(np.asarray(m)[picked[i], picked[j]]) for (i, j), m in self.edge_costs.items()]
+        banned = [1 for (i, j), table in self.allowed.items() if not np.asarray(table)[picked[i], picked[j]]]
+        banned += [1 for i, j in self.follow.items() if picked[i] != picked[j]]
+        if banned or math.inf in terms:
+            return math.inf
+        terms += [max(_alternative(one, picked) for one in group) for group in self.peaks]
+        return math.fsum(terms)
+
+    def memory_of(self, choice: npt.ArrayLike) -> FloatArray:
+        """Memory of a choice, [sets alive, devices], each sum rounded once."""
+        picked = self._checked_choice(choice)
+        if not self.num_devices:
+            return np.zeros((0, 0))
+        return self.summed_memory(np.stack([self.memory_vector(i)[s] for i, s in enumerate(picked)]))
+
+    def summed_memory(self, memory: FloatArray) -> FloatArray:
+        """Memory of the nodes [nodes, devices] summed over every set alive: [sets, devices]."""
+        sets, devices = self.alive_sets(), range(self.num_devices)
+        used = [[math.fsum(memory[list(one), d].tolist()) for d in devices] for one in sets]
+        return np.array(used, np.float64).reshape(len(sets), len(devices))
+
+    def fits(self, choice: npt.ArrayLike) -> bool:
+        """Whether a choice meets every memory limit."""
+        return bool((self.memory_of(choice) <= self.limits()).all())
+
+    def alive_sets(self) -> tuple[tuple[int, ...], ...]:
+        """Sets of nodes in memory together."""
+        if self.memory_limit is None:
+            return ()
+        return tuple(map(tuple, self.alive)) if self.alive is not None else (tuple(range(self.num_nodes)),)
+
+    def limits(self) -> FloatArray:
+        """Limit of every device."""
+        return np.zeros(0) if self.memory_limit is None else np.asarray(self.memory_limit, np.float64)
+
+    def memory_vector(self, node: int) -> FloatArray:
+        """Memory of a node's strategies, [strategies, devices]."""
+        assert self.node_memory is not None
+        return np.asarray(self.node_memory[node])
+
+    def _vector(self, node: int) -> FloatArray:
+        return np.asarray(self.node_costs[node])
+
+    def _node(self, node: Any, what: str) -> int:
+        if not isinstance(node, (int, np.integer)) or not 0 <= node < self.num_nodes:
+            raise InvalidInputError(
+                f"{what} names node {node!r}.",
+                f"Nodes are 0 to {self.num_nodes - 1}.",
+                "Give every node an entry in node_costs.",
+            )
+        return int(node)
+
+    def _matrices(self, matrices: Mapping[Pair, npt.ArrayLike], what: str) -> dict[Pair, FloatArray]:
+        checked = {}
+        for pair, matrix in matrices.items():
+            i, j = self._node(pair[0], what), self._node(pair[1], what)
+            if i == j:
+                raise InvalidInputError(
+                    f"{what} has the pair {(i, j)}.", "Two different nodes expected.", "Add it to node_costs."
+                )
+            checked[i, j] = _costs(matrix, (self.num_strategies(i), self.num_strategies(j)), f"{what}[{i}, {j}]")
+        return checked
+
+    def _group(self, group: Sequence[Peak], index: int) -> tuple[Peak, ...]:
+        if not group:
+            raise InvalidInputError(f"peaks[{index}] is empty.", "At least one alternative expected.")
+        made = []
+        for one in group:
+            terms = {}
+            for i, costs in one.terms.items():
+                size = self.num_strategies(self._node(i, f"peaks[{index}]"))
+                terms[int(i)] = _finite(_costs(costs, (size,), f"peaks[{index}] of node {i}"), f"peaks[{index}]")
+            constant = _finite(_costs([one.constant], (1,), f"peaks[{index}]"), f"peaks[{index}]")
+            made.append(Peak(float(constant[0]), terms))
+        return tuple(made)
+
+    def _check_followers(self) -> None:
+        for i, j in self.follow.items():
+            if self.num_strategies(i) != self.num_strategies(j):
+                raise InvalidInputError(
+                    f"Node {i} has {self.num_strategies(i)} strategies and follows node {j} with "
+                    f"{self.num_strategies(j)}.",
+                    "As many strategies expected.",
+                    "State the pairs that belong together as a table in `allowed`.",
+                )
+
+    def _take_memory(self) -> None:
+        put = object.__setattr__
+        if (self.node_memory is None) != (self.memory_limit is None):
+            given = "memory_limit" if self.node_memory is None else "node_memory"
+            raise InvalidInputError(f"Only {given} is given.", "Both node_memory and memory_limit expected.")
+        if self.alive is not None:
+            put(self, "alive", tuple(tuple(sorted({self._node(i, "alive") for i in one})) for one in self.alive))
+        if self.node_memory is None or self.memory_limit is None:
+            return
+        limits = np.atleast_1d(np.asarray(self.memory_limit, np.float64))
+        if limits.ndim != 1 or not limits.size or np.isnan(limits).any() or (limits < 0).any():
+            raise InvalidInputError(
+                f"memory_limit is {self.memory_limit!r}.", "Numbers of at least 0 expected, one per device."
+            )
+        put(self, "memory_limit", limits)
+        if len(self.node_memory) != self.num_nodes:
+            raise InvalidInputError(
+                f"node_memory has {len(self.node_memory)} entries for {self.num_nodes} nodes.",
+                "One each expected.",
+            )
+        put(
+            self, "node_memory", tuple(self._memory(i, one, limits.size) for i, one in enumerate(self.node_memory))
+        )
+
+    def _memory(self, node: int, memory: npt.ArrayLike, devices: int) -> FloatArray:
+        what, size = f"node_memory[{node}]", self.num_strategies(node)
+        array = np.asarray(memory)
+        array = array[:, None] if array.ndim == 1 else array
+        checked = _costs(array, (size, devices), what)
+        if (checked < 0).any():
+            raise InvalidInputError(f"{what} holds {checked.min()}.", "Memory of at least 0 expected.")
+        return _finite(checked, what)
+
+    def _checked_choice(self, choice: npt.ArrayLike) -> list[int]:
+        array = np.asarray(choice)
+        if array.shape != (self.num_nodes,) or array.dtype.kind not in "iu":
+            raise InvalidInputError(
+                f"A choice has shape {array.shape} and type {array.dtype}.",
+                f"{self.num_nodes} integers expected, one per node.",
+            )
+        sizes = np.array([self.num_strategies(i) for i in range(self.num_nodes)])
+        wrong = np.flatnonzero((array < 0) | (array >= sizes))
+        if wrong.size:
+            node = int(wrong[0])
+            raise InvalidInputError(
+                f"A choice takes strategy {int(array[node])} of node {node}.",
+                f"Its strategies are 0 to {int(sizes[node]) - 1}.",
+            )
+        return [int(s) for s in array]
+
+    def _hint(self, hint: npt.ArrayLike | None) -> list[int] | None:
+        return None if hint is None else self._checked_choice(hint)
+
+
+def _alternative(one: Peak, picked: Sequence[int]) -> float:
+    return math.fsum([one.constant, *(float(np.asarray(c)[picked[i]]) for i, c in one.terms.items())])
+
+
+def _costs(values: npt.ArrayLike, shape: tuple[int, ...], what: str) -> FloatArray:
+    """A copy as doubles of the expected shape; no NaN, no minus infinity."""
+    try:
+        array = np.array(values, np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"{what} holds what is no number.", "Numbers expected.") from None
+    expected = array.shape[:1] if shape == (-1,) else shape
+    if array.shape != expected or array.size == 0:
+        shown = "[strategies], at least one," if shape == (-1,) else str(shape)
+        raise InvalidInputError(
+            f"{what} has shape {array.shape}.",
+            f"Shape {shown} expected.",
+            "Rows are strategies of the first node.",
+        )
+    if np.isnan(array).any() or (array == -np.inf).any():
+        raise InvalidInputError(
+            f"{what} holds {'NaN' if np.isnan(array).any() else '-inf'}.",
+            "Numbers expected, or inf for what is forbidden.",
+        )
+    array.flags.writeable = False
+    return array
+
+
+def _finite(array: FloatArray, what: str) -> FloatArray:
+    if not np.isfinite(array).all():
+        raise InvalidInputError(
+            f"{what} holds inf.", "Finite numbers expected.", "Forbid through an infinite cost."
+        )
+    return array
+
+
+def forbidden_pairs(table: npt.ArrayLike) -> BoolArray:
+    """The pairs that a table of allowed ones leaves out."""
+    return ~np.asarray(table, np.bool_)
