@@ -1,0 +1,1 @@
+"""Other planners' problems, as strategy graphs."""
