@@ -195,3 +195,20 @@ def test_a_difference_below_the_unit_of_memory_counts() -> None:
         solution = one.solve()
         assert best_of_all(one) == 2.0
         assert (solution.status, solution.objective) == ("optimal", 2.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("limited", [False, True])
+def test_ten_thousand_nodes(limited: bool) -> None:
+    """Twenty strategies each, in a chain: proved without a limit, within a thousandth with one."""
+    rng = np.random.default_rng(3)
+    n, k = 10_000, 20
+    costs = [rng.random(k) * 10 for _ in range(n)]
+    memory = [(11 - c) * rng.random(k) for c in costs]
+    least, free = sum(m.min() for m in memory), sum(m[c.argmin()] for m, c in zip(memory, costs, strict=True))
+    edges = {(i, i + 1): rng.random((k, k)) * 4 for i in range(n - 1)}
+    graph = StrategyGraph(costs, edges, *((memory, (least + free) / 2) if limited else ()))
+    solution = graph.solve(relative_gap=1e-3)
+    assert solution.status == "optimal"
+    assert solution.gap is not None
+    assert solution.gap <= (1e-3 if limited else 1e-8)
