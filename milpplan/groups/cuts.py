@@ -1,0 +1,142 @@
+"""Lower bounds of one kind of pipeline's time, by number of micro-batches, that hold for every load.
+
+For a replica with v micro-batches of loads t_m = c + y_m that hold W = sum y_m units, ``time >= cut(W)`` for each
+cut of the slot v (f and b the parts of a unit's forward and backward, l the transfer):
+
+ - *last stage*: (f + b) (W + c v) + (P - 1) ((f + b) c + 2 l).
+   Proof. The last stage does all the work; before it the first micro-batch, no shorter than c, runs forward
+   through P - 1 stages, and after it the last one runs backward through them.
+ - *drain*: (f + b) (W + c v) + (P - 1) (f c + max(0, b - f) (c + W / v) + 2 l).
+   Proof. Follow the first micro-batch forward to the last stage, all work there up to the backward of the longest
+   micro-batch M, that backward to the first stage, and all work there after it. Under 1F1B these are the backwards
+   of all m > M and the forwards of all m >= M + P, so the path lacks the forwards of at most P - 1 micro-batches,
+   none longer than M: it takes at least (f + b) sum t + (P - 1) f c + (P - 1) (b - f) t_M + 2 (P - 1) l, and t_M
+   is at least the mean c + W / v. (With b < f the *last stage* cut takes its place.)
+ - *profile*: ``profile.Cut``, the best real loads, at the load of all sequences that fit, at a half and at a
+   quarter of it, for the numbers of micro-batches that the others leave open there.
+
+The last slot also stands for all larger numbers: its only cut, *last stage*, grows with v.
+
+**From one replica to D.** The largest load of D equal replicas is at least W / D, and every cut grows with the
+load, so the time of the slowest is at least the least over v of the greatest cut of v at W / D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from milpplan.groups.problem import Kind
+from milpplan.groups.profile import SCALE_BITS, Cut, best_profile
+
+# Numbers of micro-batches whose last-stage cut alone is this far above the best drain cut are not listed.
+_BEYOND = 1.04
+_MAX_SLOTS = 400
+# Loads, as shares of all that fits, at which profiles are found.
+_SHARES = (1.0, 0.5, 0.25)
+
+
+def last_stage_cut(kind: Kind, num_micro_batches: int) -> Cut:
+    """The *last stage* cut of the module."""
+    pipeline = kind.pipeline
+    empty = pipeline.parts * pipeline.micro_batch_units
+    ramp = (pipeline.num_stages - 1) * (empty + 2 * pipeline.transfer_ns)
+    return Cut(num_micro_batches, pipeline.parts << SCALE_BITS, (empty * num_micro_batches + ramp) << SCALE_BITS)
+
+
+def drain_cut(kind: Kind, num_micro_batches: int) -> Cut:
+    """The *drain* cut of the module; its slope is rounded down."""
+    pipeline, others = kind.pipeline, kind.pipeline.num_stages - 1
+    more = max(0, pipeline.backward_parts - pipeline.forward_parts)
+    slope = (pipeline.parts << SCALE_BITS) + (others * more << SCALE_BITS) // num_micro_batches
+    empty = pipeline.micro_batch_units
+    drain = pipeline.forward_parts * empty + more * empty + 2 * pipeline.transfer_ns
+    return Cut(num_micro_batches, slope, (pipeline.parts * empty * num_micro_batches + others * drain) << SCALE_BITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """All cuts of one number of micro-batches; the last slot of a kind also stands for larger numbers."""
+
+    num_micro_batches: int
+    cuts: tuple[Cut, ...]
+
+    def at(self, units: float) -> float:
+        """Least time of a replica with this load, ns."""
+        return max(cut.at(units) for cut in self.cuts)
+
+
+class KindCuts:
+    """Slots of one kind, found once: ``rough`` without profiles, ``slots`` with them."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+    @cached_property
+    def rough(self) -> tuple[Slot, ...]:
+        """A slot for every number of micro-batches that could be best, and one for all beyond."""
+        kind = self.kind
+        if kind.pipeline.num_stages == 1:
+            return (Slot(1, (last_stage_cut(kind, 1),)),)
+        sequences = int(kind.counts[kind.fits].sum())
+        limit = min(kind.pipeline.max_micro_batches or _MAX_SLOTS, max(1, sequences), _MAX_SLOTS)
+        load = kind.total_units / kind.num_replicas
+        found: list[Slot] = []
+        best = float("inf")
+        for number in range(1, limit + 1):
+            last = last_stage_cut(kind, number)
+            if last.at(load) > best * _BEYOND or number == _MAX_SLOTS:
+                return (*found, Slot(number, (last,)))
+            found.append(Slot(number, (last, drain_cut(kind, number))))
+            best = min(best, found[-1].at(load))
+        return tuple(found)
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """``rough`` with profiles where they can matter."""
+        if self.kind.pipeline.num_stages == 1:
+            return self.rough
+        extra: dict[int, list[Cut]] = {}
+        for share in _SHARES:
+            self._add_profiles(share * self.kind.total_units / self.kind.num_replicas, extra)
+        return tuple(
+            Slot(slot.num_micro_batches, (*slot.cuts, *extra.get(slot.num_micro_batches, ())))
+            for slot in self.rough
+        )
+
+    def _add_profiles(self, load: float, extra: dict[int, list[Cut]]) -> None:
+        """Profiles at ``load``, the most promising number first, until the others' rough cuts are above."""
+        kind = self.kind
+        best = float("inf")
+        # A slot with one cut stands for many numbers, of which a profile knows only one.
+        open_slots = [slot for slot in self.rough if len(slot.cuts) > 1]
+        for slot in sorted(open_slots, key=lambda slot: slot.at(load)):
+            number = slot.num_micro_batches
+            known = extra.setdefault(number, [])
+            here = max([slot.at(load), *(cut.at(load) for cut in known)])
+            if slot.at(load) >= best:
+                return
+            if here >= best:
+                continue
+            full = min(int(load), int(0.97 * number * kind.cap_units))
+            profile = best_profile(kind.pipeline, number, full, kind.cap_units)
+            if profile is None:
+                continue
+            known.append(profile.cut)
+            if number * kind.cap_units >= load:
+                best = min(best, max(here, profile.cut.at(load)))
+
+    def at(self, units: float) -> float:
+        """Least time of the slowest replica when all hold ``units`` together, ns."""
+        return min(slot.at(units / self.kind.num_replicas) for slot in self.slots)
+
+    @cached_property
+    def inflation(self) -> float:
+        """Greatest r such that the rough cuts give ``time >= r * parts * W / D`` for every load W that fits.
+
+        A rough cut's ratio to W falls with W, so it is least for all that fits.
+        """
+        most = self.kind.total_units / self.kind.num_replicas
+        if not most:
+            return 1.0
+        return min(slot.at(most) for slot in self.rough) / (most * self.kind.pipeline.parts)

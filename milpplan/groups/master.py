@@ -1,0 +1,234 @@
+"""The master program: how many sequences of each length a set of strategies holds, with a proved lower bound.
+
+**Sets.** Lengths k; strategies s of the given set; kinds j of pipelines of each strategy (one unless its replicas
+differ), with D_j replicas, units u_jk, tokens l_k, capacity C_j; slots v of each kind (``cuts``).
+**Variables.** x_jk >= 0 integer, sequences of length k on kind j; W_jv >= 0, the load of kind j if its slot is v;
+nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s >= 0.
+**Objective.** Minimise sum_s Z_s. Times are whole units of ``unit_ns``; every rounding lowers the bound.
+
+Rows, in the order of the functions that add them:
+
+ - ``every_sequence_runs``: sum_j x_jk = n_k.
+ - ``load_has_one_slot``: sum_v W_jv = sum_k u_jk x_jk; sum_v nu_jv = 1; W_jv <= all that fits * nu_jv.
+ - ``slowest_replica_obeys_cuts``: Z_s >= sum_v [slope_iv W_jv / D_j + constant_iv nu_jv] for i = 1, 2, ...
+ - ``work_fills_replicas``: D_j Z_s >= (f + b) (sum_k u_jk x_jk + c N_j) + ramps of the replicas in use.
+ - ``tokens_need_micro_batches``: C_j N_j >= sum_k l_k x_jk; N_j >= sum over l_k > C_j / 2 of x_jk;
+   2 N_j >= sum over l_k > C_j / 3 of x_jk.
+ - ``longest_passes_all_stages``: Z_s >= P ((f + b) (u_jk + c)) + 2 (P - 1) l where g_jk = 1; x_jk <= n_k g_jk.
+ - *below_the_best_plan*: sum_s Z_s <= what the best plan known leaves to groups.
+
+**Each row holds for every plan** that uses exactly these strategies, with Z_s the exact time of its group:
+slots by ``cuts`` (nu marks the slot of the replica with the largest load, which is at least W / D_j); the work row
+adds the last-stage bound of all replicas; a micro-batch holds at most C_j tokens, so at most one sequence above
+half of it and two above a third; a micro-batch that holds length k passes all P stages forward and back.
+So the optimum is at most the sum of the group times of every such plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milpplan.groups.cuts import KindCuts
+from milpplan.groups.problem import GroupedProblem, Kind
+from milpplan.groups.profile import SCALE_BITS
+from milpplan.groups.strategies import Int64Array
+from milpplan.optimize.program import Program, ProgramBuilder
+
+# Slopes of cuts are whole multiples of 1 / this, rounded down.
+DEFAULT_FRACTIONS = 2**14
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns of one kind: sequences [K] (-1 where a length does not fit), loads, slots, micro-batches."""
+
+    kind: Kind
+    sequences: list[int]
+    micro_batches: int
+    time: int
+    loads: range = field(default_factory=lambda: range(0))
+    slots: range = field(default_factory=lambda: range(0))
+
+    def used(self) -> list[tuple[int, int]]:
+        """Pairs (length's index, column)."""
+        return [(k, column) for k, column in enumerate(self.sequences) if column >= 0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Master:
+    """The program of one set of strategies, and where its decisions are."""
+
+    program: Program
+    kinds: tuple[Kind, ...]
+    sequence_columns: Int64Array
+    unit_ns: int
+
+    def loads(self, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> dict[int, Int64Array]:
+        """Sequences of every kind (its index in ``kinds``), [K]."""
+        return {
+            j: np.where(columns >= 0, np.asarray(values)[columns], 0).astype(np.int64)
+            for j, columns in enumerate(self.sequence_columns)
+        }
+
+
+def master_program(
+    problem: GroupedProblem,
+    used: tuple[int, ...],
+    cuts: Mapping[Kind, KindCuts],
+    unit_ns: int,
+    fractions: int = DEFAULT_FRACTIONS,
+    upper_ns: int | None = None,
+) -> Master:
+    """The program for exactly the strategies ``used``; ``upper_ns`` bounds the sum of group times."""
+    builder = ProgramBuilder(f"groups {'+'.join(problem.strategies[s].name for s in used)}")
+    kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
+    most = max(1, sum(_serial_ns(kind) for kind in kinds) if upper_ns is None else upper_ns)
+    most_units = -(-most // unit_ns) + 1
+    times = {s: builder.add_variable(f"Z[{problem.strategies[s].name}]", 0, most_units, False) for s in used}
+    columns = [_add_columns(builder, kind, times[kind.strategy]) for kind in kinds]
+    every_sequence_runs(builder, problem, columns)
+    for one in columns:
+        if one.kind.pipeline.num_stages > 1:
+            load_has_one_slot(builder, one, cuts[one.kind], unit_ns)
+            slowest_replica_obeys_cuts(builder, one, cuts[one.kind], unit_ns, fractions)
+        work_fills_replicas(builder, one, unit_ns)
+        tokens_need_micro_batches(builder, one)
+        longest_passes_all_stages(builder, one, unit_ns)
+    if upper_ns is not None:
+        builder.add_row("below_the_best_plan", list(times.values()), [1] * len(times), upper=most_units)
+    builder.minimize(list(times.values()), [1] * len(times))
+    table = np.array([one.sequences for one in columns], np.int64)
+    return Master(builder.build(), kinds, table, unit_ns)
+
+
+def _serial_ns(kind: Kind) -> int:
+    """Time of all that fits on one replica, one micro-batch a sequence, without overlap."""
+    pipeline = kind.pipeline
+    empty = int(kind.counts[kind.fits].sum()) * pipeline.micro_batch_units
+    lag = 2 * pipeline.transfer_ns * pipeline.num_stages * int(kind.counts.sum())
+    return pipeline.num_stages * pipeline.parts * (kind.total_units + empty) + lag
+
+
+def _add_columns(builder: ProgramBuilder, kind: Kind, time: int) -> _Columns:
+    name = kind.pipeline.name
+    sequences = [
+        builder.add_variable(f"x[{name},{length}]", 0, count) if fits else -1
+        for length, count, fits in zip(
+            kind.lengths.tolist(), kind.counts.tolist(), kind.fits.tolist(), strict=True
+        )
+    ]
+    limit = int(kind.counts[kind.fits].sum())
+    if kind.pipeline.max_micro_batches is not None:
+        limit = min(limit, kind.num_replicas * kind.pipeline.max_micro_batches)
+    micro_batches = builder.add_variable(f"N[{name}]", 0, limit)
+    return _Columns(kind, sequences, micro_batches, time)
+
+
+def every_sequence_runs(builder: ProgramBuilder, problem: GroupedProblem, columns: list[_Columns]) -> None:
+    """sum_j x_jk = n_k for every length; a row without variables has no solution, as it should."""
+    for k, (length, count) in enumerate(zip(problem.lengths.tolist(), problem.counts.tolist(), strict=True)):
+        holding = [one.sequences[k] for one in columns if one.sequences[k] >= 0]
+        builder.add_row(f"every_sequence_runs[{length}]", holding, [1] * len(holding), count, count)
+
+
+def _work(one: _Columns, unit_ns: int) -> tuple[list[int], list[int]]:
+    """Columns and times, in units rounded down, of the kind's sequences on a stage."""
+    parts = one.kind.pipeline.parts
+    used = one.used()
+    return [column for _, column in used], [int(one.kind.units[k]) * parts // unit_ns for k, _ in used]
+
+
+def load_has_one_slot(builder: ProgramBuilder, one: _Columns, cuts: KindCuts, unit_ns: int) -> None:
+    """W_jv adds up to the load and is zero but in the slot chosen."""
+    columns, works = _work(one, unit_ns)
+    name, slots = one.kind.pipeline.name, cuts.slots
+    most = sum(work * int(one.kind.counts[k]) for work, (k, _) in zip(works, one.used(), strict=True))
+    labels = [slot.num_micro_batches for slot in slots]
+    first = builder.num_variables
+    for label in labels:
+        builder.add_variable(f"W[{name},{label}]", 0, most, False)
+    one.loads = range(first, builder.num_variables)
+    one.slots = builder.add_variables([f"slot[{name},{label}]" for label in labels], 0, 1)
+    builder.add_row(
+        f"load_adds_up[{name}]", [*one.loads, *columns], [1] * len(slots) + [-work for work in works], 0, 0
+    )
+    builder.add_row(f"one_slot[{name}]", one.slots, [1] * len(slots), 1, 1)
+    for load, slot, label in zip(one.loads, one.slots, labels, strict=True):
+        builder.add_row(f"load_in_slot[{name},{label}]", [load, slot], [-1, most], 0)
+
+
+def slowest_replica_obeys_cuts(
+    builder: ProgramBuilder, one: _Columns, cuts: KindCuts, unit_ns: int, fractions: int
+) -> None:
+    """F D Z >= sum_v [floor(F slope / parts) W_v + floor(F D constant / unit) slot_v], for each layer of cuts."""
+    kind, parts = one.kind, one.kind.pipeline.parts
+    replicas = kind.num_replicas
+    scale = 2**SCALE_BITS
+    layers = max(len(slot.cuts) for slot in cuts.slots)
+    for layer in range(layers):
+        chosen = [slot.cuts[min(layer, len(slot.cuts) - 1)] for slot in cuts.slots]
+        slopes = [fractions * cut.slope // (scale * parts) for cut in chosen]
+        constants = [fractions * replicas * cut.constant // (scale * unit_ns) for cut in chosen]
+        builder.add_row(
+            f"slowest_replica_obeys_cuts[{kind.pipeline.name},{layer}]",
+            [one.time, *one.loads, *one.slots],
+            [fractions * replicas, *(-slope for slope in slopes), *(-constant for constant in constants)],
+            0,
+        )
+
+
+def work_fills_replicas(builder: ProgramBuilder, one: _Columns, unit_ns: int) -> None:
+    """D Z >= work + (f + b) c N: the last stages of all replicas together."""
+    columns, works = _work(one, unit_ns)
+    pipeline = one.kind.pipeline
+    empty = pipeline.parts * pipeline.micro_batch_units // unit_ns
+    builder.add_row(
+        f"work_fills_replicas[{pipeline.name}]",
+        [one.time, one.micro_batches, *columns],
+        [one.kind.num_replicas, -empty, *(-work for work in works)],
+        0,
+    )
+
+
+def tokens_need_micro_batches(builder: ProgramBuilder, one: _Columns) -> None:
+    """Capacity, at most one above half, at most two above a third."""
+    kind, capacity = one.kind, one.kind.pipeline.micro_batch_tokens
+    name, used = kind.pipeline.name, one.used()
+    columns = [column for _, column in used]
+    tokens = [int(kind.lengths[k]) for k, _ in used]
+    # In units of the lengths' common divisor: capacity rounded down to it loses nothing.
+    step = int(np.gcd.reduce(kind.lengths))
+    builder.add_row(
+        f"tokens_need_micro_batches[{name}]",
+        [one.micro_batches, *columns],
+        [capacity // step, *(-length // step for length in tokens)],
+        0,
+    )
+    halves = [column for column, length in zip(columns, tokens, strict=True) if 2 * length > capacity]
+    thirds = [
+        column for column, length in zip(columns, tokens, strict=True) if 3 * length > capacity >= 2 * length
+    ]
+    if halves:
+        builder.add_row(f"one_above_half[{name}]", [one.micro_batches, *halves], [1] + [-1] * len(halves), 0)
+    if thirds:
+        builder.add_row(
+            f"above_a_third[{name}]",
+            [one.micro_batches, *halves, *thirds],
+            [2, *([-1] * len(halves)), *([-1] * len(thirds))],
+            0,
+        )
+
+
+def longest_passes_all_stages(builder: ProgramBuilder, one: _Columns, unit_ns: int) -> None:
+    """Z >= P (f + b) (u + c) + 2 (P - 1) l where a length is present."""
+    kind, pipeline = one.kind, one.kind.pipeline
+    lag = 2 * (pipeline.num_stages - 1) * pipeline.transfer_ns
+    for k, column in one.used():
+        alone = pipeline.num_stages * pipeline.parts * (int(kind.units[k]) + pipeline.micro_batch_units) + lag
+        name = f"{pipeline.name},{int(kind.lengths[k])}"
+        present = builder.add_variable(f"present[{name}]", 0, 1)
+        builder.add_row(f"present[{name}]", [column, present], [-1, int(kind.counts[k])], 0)
+        builder.add_row(f"longest_passes_all_stages[{name}]", [one.time, present], [1, -(alone // unit_ns)], 0)

@@ -1,0 +1,141 @@
+"""A plan of a grouped step, its exact simulation, and the check that it runs every sequence within memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from milpplan.errors import IllegalPlanError
+from milpplan.groups.packing import Packing, in_flight_fits
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.strategies import Int64Array
+from milpplan.groups.tours import best_tour, tour_time_ns
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The sequences of one strategy: a packing for every kind of its pipelines."""
+
+    strategy: int
+    packings: tuple[Packing, ...]
+
+    @property
+    def time_ns(self) -> int:
+        """The slowest replica of any kind."""
+        return max(packing.time_ns for packing in self.packings)
+
+    @property
+    def counts(self) -> Int64Array:
+        """Sequences of every length, [K]."""
+        return np.asarray(sum(replica.sum(axis=0) for one in self.packings for replica in one.replicas))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a step does from ``start_ns`` to ``end_ns``; a gradient switch runs beside the group after it."""
+
+    kind: Literal["parameters", "gradients", "group", "reduce", "finish"]
+    strategy: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedPlan:
+    """Groups in the order they run, the optimizer's home, and the exact time of the step."""
+
+    problem: GroupedProblem
+    home: int
+    groups: tuple[Group, ...]
+    time_ns: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Strategies in the order they run."""
+        return tuple(group.strategy for group in self.groups)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the strategies in the order they run."""
+        return tuple(self.problem.strategies[strategy].name for strategy in self.order)
+
+
+def arranged(problem: GroupedProblem, groups: list[Group]) -> GroupedPlan:
+    """The groups in their best order from the best home, checked."""
+    kept = {group.strategy: group for group in groups if group.counts.any()}
+    times = {strategy: group.time_ns for strategy, group in kept.items()}
+    tour = best_tour(problem, tuple(sorted(kept)), times)
+    plan = GroupedPlan(problem, tour.home, tuple(kept[strategy] for strategy in tour.order), tour.time_ns)
+    check(plan)
+    return plan
+
+
+def check(plan: GroupedPlan) -> None:
+    """Raise ``IllegalPlanError`` if the plan drops or doubles a sequence, breaks memory or states a wrong time."""
+    problem = plan.problem
+    if len(set(plan.order)) != len(plan.order) or len(plan.order) > problem.max_strategies:
+        raise IllegalPlanError(
+            f"The plan's order is {plan.order}.", f"At most {problem.max_strategies} distinct strategies expected."
+        )
+    held = sum((group.counts for group in plan.groups), np.zeros(problem.lengths.size, np.int64))
+    if (held != problem.counts).any():
+        wrong = int(np.flatnonzero(held != problem.counts)[0])
+        raise IllegalPlanError(
+            f"The plan runs {int(held[wrong])} sequences of {int(problem.lengths[wrong])} tokens.",
+            f"{int(problem.counts[wrong])} expected.",
+        )
+    for group in plan.groups:
+        for packing in group.packings:
+            _check_packing(problem, packing)
+    exact = simulate(plan)[-1].end_ns
+    if exact != plan.time_ns:
+        raise IllegalPlanError(f"The plan states {plan.time_ns} ns.", f"Its simulation takes {exact} ns.")
+
+
+def _check_packing(problem: GroupedProblem, packing: Packing) -> None:
+    pipeline = packing.kind.pipeline
+    for replica in packing.replicas:
+        tokens = replica @ problem.lengths
+        limit = pipeline.max_micro_batches
+        if (tokens > pipeline.micro_batch_tokens).any() or (replica < 0).any() or (tokens == 0).any():
+            raise IllegalPlanError(
+                f"A micro-batch of {int(tokens.max())} tokens on {pipeline.name}.",
+                f"1 to {pipeline.micro_batch_tokens} expected.",
+            )
+        if not in_flight_fits(packing.kind, replica) or (limit is not None and len(replica) > limit):
+            raise IllegalPlanError(
+                f"A replica of {pipeline.name} runs {len(replica)} micro-batches of {tokens.tolist()} tokens.",
+                f"At most {limit} micro-batches, {pipeline.in_flight_tokens} tokens in flight, expected.",
+            )
+
+
+def simulate(plan: GroupedPlan) -> list[Event]:
+    """Everything that a step does, in order of its end; the last event ends the step."""
+    problem, switches = plan.problem, plan.problem.switches
+    events: list[Event] = []
+    now, before = 0, plan.home
+    for position, group in enumerate(plan.groups):
+        one = group.strategy
+        if before != one:
+            end = now + int(switches.parameters_ns[before, one])
+            events.append(Event("parameters", one, now, end))
+            now = end
+        done = now + group.time_ns
+        events.append(Event("group", one, now, done))
+        if before != one and position:
+            moved = now + int(switches.gradients_ns[before, one])
+            events.append(Event("gradients", one, now, moved))
+            done = max(done, moved)
+        now = done + problem.strategies[one].reduce_ns
+        events.append(Event("reduce", one, done, now))
+        before = one
+    if before != plan.home:
+        end = now + int(switches.gradients_ns[before, plan.home])
+        events.append(Event("gradients", plan.home, now, end))
+        now = end
+    events.append(Event("finish", plan.home, now, now + problem.finish_of(plan.home)))
+    times = {group.strategy: group.time_ns for group in plan.groups}
+    assert events[-1].end_ns == tour_time_ns(problem, plan.home, plan.order, times)
+    return events

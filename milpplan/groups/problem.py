@@ -1,0 +1,128 @@
+"""What is given: lengths with their counts, candidate strategies, and the times of switching between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.errors import InfeasibleError, InvalidInputError
+from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedProblem:
+    """One step: ``counts`` [K] sequences of the distinct ``lengths`` [K] (ascending), every one to be run once.
+
+    ``max_strategies`` bounds the strategies that hold sequences. The optimizer's states live with one of
+    ``homes`` (indices of strategies; by default all that hold some sequence), whose ``finish_ns`` (optimizer and gathers) ends
+    the step; a home need not hold sequences.
+    """
+
+    lengths: Int64Array
+    counts: Int64Array
+    strategies: tuple[Strategy, ...]
+    switches: SwitchTimes
+    max_strategies: int = 3
+    homes: tuple[int, ...] = ()
+    finish_ns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        number = len(self.strategies)
+        if not number or self.switches.parameters_ns.shape != (number, number):
+            raise InvalidInputError(
+                f"{number} strategies and switch times of shape {list(self.switches.parameters_ns.shape)}.",
+                "A row and a column of switch times for every strategy expected.",
+            )
+        if self.lengths.size == 0 or self.lengths.shape != self.counts.shape:
+            raise InvalidInputError(
+                f"{self.lengths.size} lengths with {self.counts.size} counts.", "At least one of each expected."
+            )
+        if (np.diff(self.lengths) <= 0).any() or self.lengths[0] < 1 or self.counts.min() < 1:
+            raise InvalidInputError(
+                f"Lengths {self.lengths[:3].tolist()} ... with counts {self.counts[:3].tolist()} ...",
+                "Ascending distinct lengths of at least 1, each counted at least once, expected.",
+            )
+        if self.max_strategies < 1 or not all(0 <= home < number for home in self.homes):
+            raise InvalidInputError(
+                f"max_strategies is {self.max_strategies}, homes are {self.homes}.",
+                f"At least 1, and indices of the {number} strategies, expected.",
+            )
+        if len(self.finish_ns) not in (0, number):
+            raise InvalidInputError(f"{len(self.finish_ns)} values of finish_ns for {number} strategies.")
+        self._require_room()
+
+    def _require_room(self) -> None:
+        longest = int(self.lengths[-1])
+        if not any(strategy.holds(self.lengths[-1:])[0] for strategy in self.strategies):
+            most, name = max(
+                (pipeline.micro_batch_tokens, strategy.name)
+                for strategy in self.strategies
+                for pipeline, _ in strategy.pipelines
+            )
+            raise InfeasibleError(
+                f"A sequence of {longest} tokens fits under no strategy.",
+                f"The most that one holds is {most} tokens ({name}).",
+                "Cut sequences at that length, or add a strategy with more tensor or context parallelism.",
+            )
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of the step."""
+        return int(self.counts.sum())
+
+    @property
+    def home_choices(self) -> tuple[int, ...]:
+        """Strategies that may hold the optimizer's states: those given, or all that hold some sequence.
+
+        One without room for the shortest sequence may have none for the model either.
+        """
+        if self.homes:
+            return self.homes
+        return tuple(s for s, strategy in enumerate(self.strategies) if strategy.holds(self.lengths).any())
+
+    def finish_of(self, home: int) -> int:
+        """Time of the optimizer and the gathers of a home, ns."""
+        return self.finish_ns[home] if self.finish_ns else 0
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """All kinds of pipelines of all strategies, strategy after strategy."""
+        return tuple(
+            Kind(index, pipeline, count, self.lengths, self.counts)
+            for index, strategy in enumerate(self.strategies)
+            for pipeline, count in strategy.pipelines
+        )
+
+    def kinds_of(self, strategy: int) -> tuple[Kind, ...]:
+        """Kinds of one strategy."""
+        return tuple(kind for kind in self.kinds if kind.strategy == strategy)
+
+
+class Kind:
+    """One kind of pipeline of one strategy, with its tables over the lengths of the problem.
+
+    ``units`` [K], ``fits`` [K]; ``cap_units``: no micro-batch holds more. A load of n_k sequences is
+    sum n_k u_k <= max_k(u_k / l_k) * sum n_k l_k, and tokens are bounded.
+    """
+
+    def __init__(
+        self, strategy: int, pipeline: Pipeline, num_replicas: int, lengths: Int64Array, counts: Int64Array
+    ) -> None:
+        self.strategy = strategy
+        self.pipeline = pipeline
+        self.num_replicas = num_replicas
+        self.lengths = lengths
+        self.counts = counts
+        self.units: Int64Array = pipeline.units(lengths)
+        self.fits: npt.NDArray[np.bool_] = pipeline.holds(lengths)
+        self.total_units = int((self.units * counts)[self.fits].sum())
+        density = float((self.units / lengths)[self.fits].max(initial=0.0))
+        self.cap_units = min(self.total_units, int(np.ceil(density * pipeline.micro_batch_tokens)) + 1)
+
+    @property
+    def longest_units(self) -> int:
+        """Units of the longest sequence that fits, 0 if none does."""
+        return int(self.units[self.fits].max(initial=0))

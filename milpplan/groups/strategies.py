@@ -1,0 +1,149 @@
+"""What a strategy costs: pipelines of equal stages, the time of one sequence on a stage, and memory in tokens.
+
+All times are whole nanoseconds. The time of a length on one stage is ``parts * units``: ``units`` [K] is an
+integer table over the K distinct lengths of the workload, of which ``forward_parts`` are forward and
+``backward_parts`` backward, so that forwards and backwards stay in one exact ratio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.errors import InvalidInputError
+
+Int64Array = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+# Backward passes take twice the forward's operations (two products for each one).
+FORWARD_PARTS = 1
+BACKWARD_PARTS = 2
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One pipeline of ``num_stages`` equal stages, as many copies of it as a strategy holds.
+
+    ``linear_ns`` b, ``quadratic_ns`` a and ``micro_batch_ns`` c are the time of one sequence of s tokens on one
+    stage, forward and backward together, ``a s^2 + b s``, and of a micro-batch beyond its sequences.
+    ``micro_batch_tokens`` bounds the tokens of a micro-batch, ``in_flight_tokens`` (if given) those of any
+    ``num_stages`` consecutive micro-batches, which the first stage holds at once under 1F1B.
+    ``max_micro_batches`` bounds the micro-batches of a step (1 where nothing accumulates). ``transfer_ns`` is
+    the time between two stages.
+    """
+
+    name: str
+    num_stages: int
+    quadratic_ns: float
+    linear_ns: float
+    micro_batch_ns: float
+    micro_batch_tokens: int
+    in_flight_tokens: int | None = None
+    max_micro_batches: int | None = None
+    transfer_ns: int = 0
+    forward_parts: int = FORWARD_PARTS
+    backward_parts: int = BACKWARD_PARTS
+    num_gpus: int = 1
+
+    def __post_init__(self) -> None:
+        times = (self.quadratic_ns, self.linear_ns, self.micro_batch_ns, self.transfer_ns)
+        if not all(np.isfinite(time) and time >= 0 for time in times):
+            raise InvalidInputError(
+                f"Pipeline {self.name} has times {times} ns.", "Finite times of at least zero expected."
+            )
+        counts = (self.num_stages, self.forward_parts, self.num_gpus, self.max_micro_batches or 1)
+        if min(counts) < 1 or self.backward_parts < 0:
+            raise InvalidInputError(
+                f"Pipeline {self.name} has {self.num_stages} stages, {self.num_gpus} GPUs, "
+                f"{self.forward_parts}:{self.backward_parts} parts.",
+                "At least one of each expected.",
+            )
+
+    @property
+    def parts(self) -> int:
+        """Nanoseconds of a unit: its forward and its backward."""
+        return self.forward_parts + self.backward_parts
+
+    @property
+    def micro_batch_units(self) -> int:
+        """Units of an empty micro-batch."""
+        return round(self.micro_batch_ns / self.parts)
+
+    def units(self, lengths: Int64Array) -> Int64Array:
+        """Units of one sequence of each length on a stage, rounded to whole ones; shape of ``lengths``.
+
+        a s^2 + b s in parts. Source: the regressions of Hydraulis (PKU-DAIR/Hetu, examples/hydraulis), whose
+        form every cost model of transformers has: attention is quadratic in the length, all else linear.
+        """
+        tokens = np.asarray(lengths, np.float64)
+        time_ns = self.quadratic_ns * tokens * tokens + self.linear_ns * tokens
+        return np.rint(time_ns / self.parts).astype(np.int64)
+
+    def holds(self, lengths: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which lengths fit into a micro-batch alone."""
+        limit = self.micro_batch_tokens
+        if self.in_flight_tokens is not None:
+            limit = min(limit, self.in_flight_tokens)
+        return np.asarray(lengths) <= limit
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Pipelines side by side on all GPUs: replicas of one kind, or of several (heterogeneous).
+
+    ``reduce_ns``: gradients reduced once after the strategy's micro-batches, in every step that uses it.
+    """
+
+    name: str
+    pipelines: tuple[tuple[Pipeline, int], ...]
+    reduce_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.pipelines or min(count for _, count in self.pipelines) < 1 or self.reduce_ns < 0:
+            raise InvalidInputError(
+                f"Strategy {self.name} has {[count for _, count in self.pipelines]} pipelines and a reduction of "
+                f"{self.reduce_ns} ns.",
+                "At least one pipeline of each kind and no negative time expected.",
+            )
+
+    @staticmethod
+    def of(pipeline: Pipeline, num_replicas: int, reduce_ns: int = 0, name: str = "") -> Strategy:
+        """``num_replicas`` equal pipelines."""
+        return Strategy(name or f"{num_replicas} x {pipeline.name}", ((pipeline, num_replicas),), reduce_ns)
+
+    @cached_property
+    def replicas(self) -> tuple[Pipeline, ...]:
+        """Every replica's pipeline, kind after kind."""
+        return tuple(pipeline for pipeline, count in self.pipelines for _ in range(count))
+
+    def holds(self, lengths: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which lengths fit into some replica."""
+        return np.logical_or.reduce([pipeline.holds(lengths) for pipeline, _ in self.pipelines])
+
+
+@dataclass(frozen=True, eq=False)
+class SwitchTimes:
+    """Times between strategies, indexed [from, to], in ns: parameters (before the next group starts) and
+    gradients (while it runs)."""
+
+    parameters_ns: Int64Array
+    gradients_ns: Int64Array
+
+    def __post_init__(self) -> None:
+        square = self.parameters_ns.shape
+        if len(square) != 2 or square[0] != square[1] or self.gradients_ns.shape != square:
+            raise InvalidInputError(
+                f"Switch times have shapes {list(square)} and {list(self.gradients_ns.shape)}.",
+                "Two square matrices with a row and a column a strategy expected.",
+            )
+        if min(self.parameters_ns.min(initial=0), self.gradients_ns.min(initial=0)) < 0:
+            raise InvalidInputError("A switch takes less than zero time.", "Times of at least zero expected.")
+
+    @staticmethod
+    def free(num_strategies: int) -> SwitchTimes:
+        """Switches that cost nothing."""
+        zero = np.zeros((num_strategies, num_strategies), np.int64)
+        return SwitchTimes(zero, zero)
