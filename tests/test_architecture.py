@@ -41,6 +41,16 @@ ALLOWED = {
     ),
     "milpplan.optimize": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize"),
     "milpplan.graph": (*BASE, *SOLVER_ROOM, "milpplan.graph"),
+    # Programs and backends only: groups know strategies by their times, not how a model has them.
+    "milpplan.groups": (
+        *BASE,
+        "milpplan.specs",
+        "milpplan.optimize.program",
+        "milpplan.optimize.relaxation",
+        "milpplan.optimize.solution",
+        "milpplan.optimize.backends",
+        "milpplan.groups",
+    ),
     "milpplan.insight": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize", "milpplan.insight"),
     "milpplan.launchers": (*BASE, "milpplan.specs", "milpplan.launchers"),
     "milpplan.validation": (

@@ -51,7 +51,9 @@ def drain_cut(kind: Kind, num_micro_batches: int) -> Cut:
     slope = (pipeline.parts << SCALE_BITS) + (others * more << SCALE_BITS) // num_micro_batches
     empty = pipeline.micro_batch_units
     drain = pipeline.forward_parts * empty + more * empty + 2 * pipeline.transfer_ns
-    return Cut(num_micro_batches, slope, (pipeline.parts * empty * num_micro_batches + others * drain) << SCALE_BITS)
+    return Cut(
+        num_micro_batches, slope, (pipeline.parts * empty * num_micro_batches + others * drain) << SCALE_BITS
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def _counts(replicas: tuple[Int64Array, ...]) -> Int64Array:
 
 
 def _chosen(taker: Kind, giver: Kind, counts: Int64Array, idle_ns: float) -> Int64Array:
-    """Sequences of the giver that fit into the idle time: those that save most for what they cost, longest first."""
+    """Sequences of the giver that fit into the idle time: most saved for their cost first, then longest."""
     parts = taker.pipeline.parts
     gain = giver.units * giver.pipeline.parts / (giver.num_replicas * np.maximum(1, taker.units * parts))
     moved = np.zeros_like(counts)

@@ -50,7 +50,7 @@ def _best_exchange(
         return None
     micro, k, target, back = candidates.T
     # Index K stands for nothing given back.
-    units, tokens = np.append(kind.units, 0), np.append(kind.lengths, 0)
+    units = np.append(kind.units, 0)
     change = units[back] - units[k]
     own = kind.pipeline.micro_batch_units
     rows = np.arange(len(candidates))
@@ -65,7 +65,6 @@ def _best_exchange(
         times = np.maximum(
             pipeline_times_ns(kind.pipeline, loads_here), pipeline_times_ns(kind.pipeline, loads_there)
         )
-    del tokens
     for at in np.argsort(times, kind="stable")[:20].tolist():
         if times[at] >= worst_ns:
             return None
@@ -93,10 +92,8 @@ def _candidates(kind: Kind, here: Int64Array, there: Int64Array, same: bool) -> 
     fits = (room_here[rows[:, 0]] + extra >= 0) & (room_there[rows[:, 2]] >= extra)
     # Another replica must take work off the slow one; inside one, work must move at all.
     useful = (change != 0) & (rows[:, 0] != rows[:, 2]) if same else change < 0
-    rows = rows[fits & useful]
-    if len(rows) > _BATCH:
-        rows = rows[:: -(-len(rows) // _BATCH)]
-    return rows
+    kept = np.flatnonzero(fits & useful)
+    return np.asarray(rows[kept[:: max(1, -(-len(kept) // _BATCH))]])
 
 
 def _applied(

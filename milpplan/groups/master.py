@@ -3,25 +3,29 @@
 **Sets.** Lengths k; strategies s of the given set; kinds j of pipelines of each strategy (one unless its replicas
 differ), with D_j replicas, units u_jk, tokens l_k, capacity C_j; slots v of each kind (``cuts``).
 **Variables.** x_jk >= 0 integer, sequences of length k on kind j; W_jv >= 0, the load of kind j if its slot is v;
-nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s >= 0.
-**Objective.** Minimise sum_s Z_s. Times are whole units of ``unit_ns``; every rounding lowers the bound.
+nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s >= 0 the
+time of the group or of what hides behind it; y_t binary, the tour (``tours.tour_prices``).
+**Objective.** Minimise sum_s Z_s + sum_t constant_t y_t, the time of the step. Times are whole units of
+``unit_ns``; every rounding lowers the bound.
 
 Rows, in the order of the functions that add them:
 
  - ``every_sequence_runs``: sum_j x_jk = n_k.
- - ``load_has_one_slot``: sum_v W_jv = sum_k u_jk x_jk; sum_v nu_jv = 1; W_jv <= all that fits * nu_jv.
+ - ``load_has_one_slot``: sum_v W_jv = sum_k u_jk x_jk; sum_v nu_jv = 1 (<= 1 where replicas differ: a kind
+   may stay empty); W_jv <= all that fits * nu_jv.
  - ``slowest_replica_obeys_cuts``: Z_s >= sum_v [slope_iv W_jv / D_j + constant_iv nu_jv] for i = 1, 2, ...
  - ``work_fills_replicas``: D_j Z_s >= (f + b) (sum_k u_jk x_jk + c N_j) + ramps of the replicas in use.
  - ``tokens_need_micro_batches``: C_j N_j >= sum_k l_k x_jk; N_j >= sum over l_k > C_j / 2 of x_jk;
    2 N_j >= sum over l_k > C_j / 3 of x_jk.
  - ``longest_passes_all_stages``: Z_s >= P ((f + b) (u_jk + c)) + 2 (P - 1) l where g_jk = 1; x_jk <= n_k g_jk.
- - *below_the_best_plan*: sum_s Z_s <= what the best plan known leaves to groups.
+ - ``every_strategy_is_used``: sum of all x_jk of a strategy >= 1 (a plan without it belongs to another set).
+ - ``one_tour``: sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t.
 
 **Each row holds for every plan** that uses exactly these strategies, with Z_s the exact time of its group:
 slots by ``cuts`` (nu marks the slot of the replica with the largest load, which is at least W / D_j); the work row
 adds the last-stage bound of all replicas; a micro-batch holds at most C_j tokens, so at most one sequence above
 half of it and two above a third; a micro-batch that holds length k passes all P stages forward and back.
-So the optimum is at most the sum of the group times of every such plan.
+So the optimum is at most the time of every such plan.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.groups.cuts import KindCuts
+from milpplan.groups.pricing import GroupPrices, every_strategy_is_used
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.profile import SCALE_BITS
 from milpplan.groups.strategies import Int64Array
@@ -80,36 +85,27 @@ def master_program(
     cuts: Mapping[Kind, KindCuts],
     unit_ns: int,
     fractions: int = DEFAULT_FRACTIONS,
-    upper_ns: int | None = None,
 ) -> Master:
-    """The program for exactly the strategies ``used``; ``upper_ns`` bounds the sum of group times."""
+    """The program for exactly the strategies ``used``."""
     builder = ProgramBuilder(f"groups {'+'.join(problem.strategies[s].name for s in used)}")
     kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
-    most = max(1, sum(_serial_ns(kind) for kind in kinds) if upper_ns is None else upper_ns)
-    most_units = -(-most // unit_ns) + 1
-    times = {s: builder.add_variable(f"Z[{problem.strategies[s].name}]", 0, most_units, False) for s in used}
-    columns = [_add_columns(builder, kind, times[kind.strategy]) for kind in kinds]
+    prices = GroupPrices.add(builder, problem, used, kinds, unit_ns)
+    columns = [_add_columns(builder, kind, prices.times[kind.strategy]) for kind in kinds]
     every_sequence_runs(builder, problem, columns)
     for one in columns:
         if one.kind.pipeline.num_stages > 1:
-            load_has_one_slot(builder, one, cuts[one.kind], unit_ns)
+            alone = len(problem.kinds_of(one.kind.strategy)) == 1
+            load_has_one_slot(builder, one, cuts[one.kind], unit_ns, alone)
             slowest_replica_obeys_cuts(builder, one, cuts[one.kind], unit_ns, fractions)
         work_fills_replicas(builder, one, unit_ns)
         tokens_need_micro_batches(builder, one)
         longest_passes_all_stages(builder, one, unit_ns)
-    if upper_ns is not None:
-        builder.add_row("below_the_best_plan", list(times.values()), [1] * len(times), upper=most_units)
-    builder.minimize(list(times.values()), [1] * len(times))
+    for strategy in used:
+        held = [c for one in columns if one.kind.strategy == strategy for _, c in one.used()]
+        every_strategy_is_used(builder, problem.strategies[strategy].name, held)
+    prices.minimize(builder)
     table = np.array([one.sequences for one in columns], np.int64)
     return Master(builder.build(), kinds, table, unit_ns)
-
-
-def _serial_ns(kind: Kind) -> int:
-    """Time of all that fits on one replica, one micro-batch a sequence, without overlap."""
-    pipeline = kind.pipeline
-    empty = int(kind.counts[kind.fits].sum()) * pipeline.micro_batch_units
-    lag = 2 * pipeline.transfer_ns * pipeline.num_stages * int(kind.counts.sum())
-    return pipeline.num_stages * pipeline.parts * (kind.total_units + empty) + lag
 
 
 def _add_columns(builder: ProgramBuilder, kind: Kind, time: int) -> _Columns:
@@ -141,7 +137,7 @@ def _work(one: _Columns, unit_ns: int) -> tuple[list[int], list[int]]:
     return [column for _, column in used], [int(one.kind.units[k]) * parts // unit_ns for k, _ in used]
 
 
-def load_has_one_slot(builder: ProgramBuilder, one: _Columns, cuts: KindCuts, unit_ns: int) -> None:
+def load_has_one_slot(builder: ProgramBuilder, one: _Columns, cuts: KindCuts, unit_ns: int, alone: bool) -> None:
     """W_jv adds up to the load and is zero but in the slot chosen."""
     columns, works = _work(one, unit_ns)
     name, slots = one.kind.pipeline.name, cuts.slots
@@ -155,7 +151,8 @@ def load_has_one_slot(builder: ProgramBuilder, one: _Columns, cuts: KindCuts, un
     builder.add_row(
         f"load_adds_up[{name}]", [*one.loads, *columns], [1] * len(slots) + [-work for work in works], 0, 0
     )
-    builder.add_row(f"one_slot[{name}]", one.slots, [1] * len(slots), 1, 1)
+    # A kind beside others may stay empty; then it has no micro-batches either.
+    builder.add_row(f"one_slot[{name}]", one.slots, [1] * len(slots), 1 if alone else 0, 1)
     for load, slot, label in zip(one.loads, one.slots, labels, strict=True):
         builder.add_row(f"load_in_slot[{name},{label}]", [load, slot], [-1, most], 0)
 

@@ -1,8 +1,8 @@
 """Packing the sequences of one kind of pipeline: which replica, which micro-batch, in which order.
 
-Heuristics only; what they give is simulated exactly (``step``), and bounds come from elsewhere. Two ways, then a
-local search: with several stages, micro-batches are filled towards the best real loads (``profile``); with one stage
-only the sum counts, so sequences go to the replica that would be done first.
+Heuristics only; what they give is simulated exactly (``plan``), and bounds come from elsewhere. Two ways, then a
+local search: with several stages, micro-batches are filled towards the best real loads (``profile``); with one
+stage only the sum counts, so sequences go to the replica that would be done first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Packing:
     def times_ns(self) -> Int64Array:
         """Exact time of every replica, [replicas]."""
         times = [
-            int(pipeline_times_ns(self.kind.pipeline, self.loads(replica))) for replica in range(len(self.replicas))
+            int(pipeline_times_ns(self.kind.pipeline, self.loads(replica)))
+            for replica in range(len(self.replicas))
         ]
         return np.array(times, np.int64)
 

@@ -17,8 +17,8 @@ class GroupedProblem:
     """One step: ``counts`` [K] sequences of the distinct ``lengths`` [K] (ascending), every one to be run once.
 
     ``max_strategies`` bounds the strategies that hold sequences. The optimizer's states live with one of
-    ``homes`` (indices of strategies; by default all that hold some sequence), whose ``finish_ns`` (optimizer and gathers) ends
-    the step; a home need not hold sequences.
+    ``homes`` (indices of strategies; by default all that hold some sequence), whose ``finish_ns`` (optimizer and
+    gathers) ends the step; a home need not hold sequences.
     """
 
     lengths: Int64Array

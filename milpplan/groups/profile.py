@@ -42,7 +42,7 @@ class Cut:
 
     def at(self, units: float) -> float:
         """The bound in ns at a load of ``units``."""
-        return (self.slope * units + self.constant) / 2**SCALE_BITS
+        return float(self.slope * units + self.constant) / 2.0**SCALE_BITS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

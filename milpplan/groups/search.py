@@ -1,6 +1,6 @@
 """The best grouped step and a proved lower bound: over all sets of strategies, best bound first.
 
-Every plan uses exactly one set Q of strategies (those that hold sequences). For each set three bounds, each dearer
+Every plan uses exactly one set Q of strategies (those that hold sequences). For each set four bounds, each dearer
 than the last and none below it; the first that reaches the best plan known (less the gap asked for) closes it:
 
  1. *sum*: least_overhead(Q) + sum_k n_k min over s in Q of inflation_s (f + b) u_sk / D_s, for all sets at once.
@@ -9,6 +9,7 @@ than the last and none below it; the first that reaches the best plan known (les
     adds at least its cheapest share.
  2. *relaxation*: the linear relaxation of ``master``, its dual bound recomputed in exact arithmetic.
  3. *master*: the integer program. A set whose program has no solution below the best plan is closed too.
+ 4. *exact*: for steps of few sequences, the whole problem of the set as one program (``exact``).
 
 The bound of the problem is the least over all sets. The masters' answers are packed, arranged and simulated: the
 best of these plans is the answer, and only its exact time counts.
@@ -26,18 +27,20 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.groups.cuts import KindCuts
+from milpplan.groups.exact import exact_program, exact_size
 from milpplan.groups.exchange import filled
-from milpplan.groups.master import Master, master_program
-from milpplan.groups.packing import pack
+from milpplan.groups.master import DEFAULT_FRACTIONS, master_program
+from milpplan.groups.packing import Packing, pack
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 from milpplan.groups.tours import least_overhead_ns
 from milpplan.optimize.backends import backend
+from milpplan.optimize.program import MINUS_INFINITY, Program, Rows
 from milpplan.optimize.relaxation import Relaxation
 from milpplan.optimize.solution import Backend, Limits
 
-Closed = Literal["open", "sum", "relaxation", "master"]
+Closed = Literal["open", "sum", "relaxation", "master", "exact"]
 
 _MAX_SETS = 300_000
 # One master may take this share of the time that is left.
@@ -46,6 +49,10 @@ _SHARE = 0.34
 _UNITS = {"cpsat": 2**12}
 _FRACTIONS = {"cpsat": 2**8}
 _DEFAULT_UNITS = 2**20
+# Floating-point solvers' whole bounds may come back this far from whole.
+_BOUND_TOLERANCE = 1e-4
+# Steps with exact programs of at most so many variables are solved exactly.
+_MAX_EXACT = 400
 
 
 @dataclass(slots=True)
@@ -88,7 +95,9 @@ def solve_groups(
             "At least one set of strategies that holds every sequence was tried.",
             "Allow more time, or larger micro-batches.",
         )
-    return GroupedResult(search.best, search.bound_ns(), tuple(search.sets), time.process_time() - search.cpu_start)
+    return GroupedResult(
+        search.best, search.bound_ns(), tuple(search.sets), time.process_time() - search.cpu_start
+    )
 
 
 class _Search:
@@ -120,58 +129,83 @@ class _Search:
                 record.by = "sum"
                 continue
             if self.best is not None and time.perf_counter() >= self.deadline:
-                return
+                break
             self._examine(record)
         for record in self.sets:
+            # The best plan came later than the bound.
             if record.by == "open" and record.bound_ns >= self.target_ns():
                 record.by = "master"
 
     def _examine(self, record: SetRecord) -> None:
-        problem, used = self.problem, record.used
-        overhead = least_overhead_ns(problem, used)
-        upper = None if self.best is None else max(0, self.best.time_ns - overhead)
-        guess = upper or max(1, record.bound_ns)
+        """Relaxation, master, and where that leaves a gap and the step is small, the exact program."""
+        guess = record.bound_ns if self.best is None else self.best.time_ns
         unit_ns = max(1, guess // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
-        fractions = _FRACTIONS.get(self.solver.name, 2**14)
-        master = master_program(problem, used, self.cuts, unit_ns, fractions, upper)
+        fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
+        master = master_program(self.problem, record.used, self.cuts, unit_ns, fractions)
         relaxation = Relaxation(master.program)
         # Without an answer there are no duals to prove anything with: the integer program decides.
-        proved = relaxation.proved_bound(relaxation.solve())
-        if proved is not None:
-            self._raise(record, proved * unit_ns, overhead, "relaxation")
+        self._raise(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")
         if record.bound_ns < self.target_ns():
-            self._solve_master(record, master, overhead)
+            values = self._solved(record, master.program, unit_ns, "master")
+            if values is not None:
+                self._try(master.loads(values), master.kinds)
+        small = exact_size(self.problem, record.used) <= _MAX_EXACT
+        if record.bound_ns < self.target_ns() and small:
+            self._solve_exactly(record)
 
-    def _raise(self, record: SetRecord, group_ns: int | None, overhead: int, by: Closed) -> None:
-        """A proved bound of the groups' times; None stands for "nothing below the best plan"."""
-        if group_ns is None:
-            assert self.best is not None
-            bound = self.best.time_ns
-        else:
-            bound = group_ns + overhead
-        record.bound_ns = max(record.bound_ns, bound)
+    def _raise(self, record: SetRecord, units: int | None, unit_ns: int, by: Closed) -> None:
+        """Take over a bound proved in units, and close the set if it suffices."""
+        if units is not None:
+            record.bound_ns = max(record.bound_ns, units * unit_ns)
         if record.bound_ns >= self.target_ns():
             record.by = by
 
-    def _solve_master(self, record: SetRecord, master: Master, overhead: int) -> None:
+    def _solved(self, record: SetRecord, program: Program, unit_ns: int, by: Closed) -> Int64Array | None:
+        """Solve below the best plan; the bound goes to the record, the decisions come back."""
         left = max(1.0, self.deadline - time.perf_counter())
         limits = Limits(time_limit_s=max(1.0, _SHARE * left), relative_gap=self.relative_gap / 8)
-        solution = self.solver.solve(master.program, limits)
+        solution = self.solver.solve(self._below_best(program, unit_ns), limits)
         if solution.status == "infeasible":
-            if self.best is not None:
-                self._raise(record, None, overhead, "master")
-            else:
-                # No plan at all: this set cannot hold every sequence.
-                record.bound_ns, record.by = 2**62, "master"
-            return
+            # Nothing below the best plan; without one, the set cannot hold the sequences at all.
+            record.bound_ns = 2**62 if self.best is None else max(record.bound_ns, self.best.time_ns)
+            record.by = by
+            return None
         if solution.bound is not None:
-            # A floating-point solver proves its bound to its tolerance; a unit is far more than that.
-            self._raise(record, (math.floor(solution.bound) - 1) * master.unit_ns, overhead, "master")
-        if solution.values is not None:
-            self._try(master.loads(np.rint(solution.values).astype(np.int64)), master.kinds)
+            # What a solver proves with tolerances holds to far less than a unit, where a unit is more than one ns.
+            slack = 1 if unit_ns > 1 and self.solver.name != "cpsat" else 0
+            self._raise(record, math.ceil(solution.bound - _BOUND_TOLERANCE) - slack, unit_ns, by)
+        if solution.values is None:
+            return None
+        return np.rint(solution.values.astype(np.float64)).astype(np.int64)
+
+    def _below_best(self, program: Program, unit_ns: int) -> Program:
+        """The program with its objective bounded by the best plan."""
+        if self.best is None:
+            return program
+        columns = np.flatnonzero(program.objective)
+        row = Rows.dense(
+            ("below_the_best_plan",),
+            program.objective[columns],
+            MINUS_INFINITY,
+            -(-self.best.time_ns // unit_ns) - program.offset,
+            columns,
+        )
+        return program.with_rows(row)
+
+    def _solve_exactly(self, record: SetRecord) -> None:
+        guess = record.bound_ns if self.best is None else self.best.time_ns
+        unit_ns = max(1, guess // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
+        exact = exact_program(self.problem, record.used, unit_ns)
+        values = self._solved(record, exact.program, unit_ns, "exact")
+        if values is not None:
+            plan = arranged(self.problem, exact.groups(values))
+            if self.best is None or plan.time_ns < self.best.time_ns:
+                self.best = plan
+            if record.bound_ns >= self.target_ns():
+                record.by = "exact"
 
     def _try(self, loads: dict[int, Int64Array], kinds: tuple[Kind, ...]) -> None:
-        """Pack what the master decided; keep the plan if it is the best, then let idle replicas take work."""
+        """Pack what a master decided; keep the plan if it is the best, then let idle replicas take work."""
         plan = self._packed({kind: loads[j] for j, kind in enumerate(kinds)})
         while plan is not None and (self.best is None or plan.time_ns < self.best.time_ns):
             self.best = plan
@@ -179,12 +213,12 @@ class _Search:
 
     def _packed(self, counts: dict[Kind, Int64Array]) -> GroupedPlan | None:
         packings = {kind: pack(kind, self.cuts[kind], counts[kind]) for kind in counts}
-        groups: dict[int, list[object]] = {}
-        if any(packing is None for packing in packings.values()):
-            return None
+        groups: dict[int, list[Packing]] = {}
         for kind, packing in packings.items():
+            if packing is None:
+                return None
             groups.setdefault(kind.strategy, []).append(packing)
-        return arranged(self.problem, [Group(s, tuple(found)) for s, found in groups.items()])  # type: ignore[arg-type]
+        return arranged(self.problem, [Group(strategy, tuple(found)) for strategy, found in groups.items()])
 
 
 def ranked_sets(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> list[SetRecord]:
@@ -220,7 +254,9 @@ def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> Floa
     for s in range(len(problem.strategies)):
         kinds = [kind for kind in problem.kinds_of(s) if kind.fits.any()]
         times = [
-            np.where(kind.fits, kind.units * cuts[kind].inflation * kind.pipeline.parts / kind.num_replicas, np.inf)
+            np.where(
+                kind.fits, kind.units * cuts[kind].inflation * kind.pipeline.parts / kind.num_replicas, np.inf
+            )
             for kind in kinds
         ]
         if not kinds:
@@ -231,3 +267,8 @@ def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> Floa
             speeds = np.ones(len(kinds))
         shares[s] = np.min([one * w for one, w in zip(times, speeds / speeds.sum(), strict=True)], axis=0)
     return shares
+
+
+def _pace(kind: Kind) -> float:
+    """Nanoseconds that a unit costs when all replicas work."""
+    return kind.pipeline.parts / kind.num_replicas

@@ -121,7 +121,7 @@ class Strategy:
 
     def holds(self, lengths: Int64Array) -> npt.NDArray[np.bool_]:
         """Which lengths fit into some replica."""
-        return np.logical_or.reduce([pipeline.holds(lengths) for pipeline, _ in self.pipelines])
+        return np.asarray(np.any([pipeline.holds(lengths) for pipeline, _ in self.pipelines], axis=0), np.bool_)
 
 
 @dataclass(frozen=True, eq=False)

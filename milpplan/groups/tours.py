@@ -16,9 +16,13 @@ last (s_n = h); here that is one order among all.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from milpplan.groups.problem import GroupedProblem
+
+# Sets of more strategies than this are priced by their cheapest tour, without its hidden gradients.
+_MAX_LISTED = 4
 
 _States = dict[tuple[frozenset[int], int], tuple[int, tuple[int, ...]]]
 
@@ -72,9 +76,7 @@ def least_overhead_ns(problem: GroupedProblem, used: tuple[int, ...]) -> int:
     return min(_best_from(problem, home, used, None).time_ns for home in problem.home_choices)
 
 
-def _best_from(
-    problem: GroupedProblem, home: int, used: tuple[int, ...], group_ns: dict[int, int] | None
-) -> Tour:
+def _best_from(problem: GroupedProblem, home: int, used: tuple[int, ...], group_ns: dict[int, int] | None) -> Tour:
     states: _States = {
         (frozenset((one,)), one): (_visit_ns(problem, home, one, group_ns, first=True), (one,)) for one in used
     }
@@ -99,3 +101,32 @@ def _longer(
             key = (visited | {one}, one)
             longer[key] = min(way, longer.get(key, way))
     return longer
+
+
+@dataclass(frozen=True, slots=True)
+class TourPrice:
+    """What an order adds: ``constant_ns``, and the time that every group takes at least, its hidden gradients."""
+
+    constant_ns: int
+    hidden_ns: tuple[int, ...]
+
+
+def tour_prices(problem: GroupedProblem, used: tuple[int, ...]) -> tuple[TourPrice, ...]:
+    """Prices of all tours of ``used`` that no other tour's price is at least as good as; hidden as in ``used``.
+
+    A step of the tour takes ``constant_ns + sum_s max(Z_s, hidden_s)``, so the least over these is exact. Larger
+    sets get one price from below: the cheapest tour without what it hides.
+    """
+    if len(used) > _MAX_LISTED:
+        return (TourPrice(least_overhead_ns(problem, used), (0,) * len(used)),)
+    nothing = dict.fromkeys(used, 0)
+    prices = set()
+    for home, order in itertools.product(problem.home_choices, itertools.permutations(used)):
+        hidden = {b: _gradients_ns(problem, a, b) for a, b in itertools.pairwise(order)}
+        total = tour_time_ns(problem, home, order, nothing) - sum(hidden.values())
+        prices.add(TourPrice(total, tuple(hidden.get(one, 0) for one in used)))
+    kept: list[TourPrice] = []
+    for price in sorted(prices, key=lambda price: (price.constant_ns, price.hidden_ns)):
+        if not any(all(a <= b for a, b in zip(other.hidden_ns, price.hidden_ns, strict=True)) for other in kept):
+            kept.append(price)
+    return tuple(kept)

@@ -1,0 +1,55 @@
+"""Small grouped steps: the solver's optimum and bound are those of all plans, listed one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from milpplan.groups.cuts import KindCuts
+from milpplan.groups.master import master_program
+from milpplan.groups.search import ranked_sets, solve_groups
+from milpplan.optimize.backends import backend
+from milpplan.optimize.solution import Limits
+from tests.groups.brute_force import least_time_ns, random_problem
+
+
+def check_optimum(seed: int, backend_name: str) -> None:
+    """Plan and bound equal the least time of all plans."""
+    problem = random_problem(seed)
+    result = solve_groups(problem, backend_name)
+    least = least_time_ns(problem)
+    assert (result.bound_ns, result.plan.time_ns) == (least, least), seed
+    assert result.gap == 0.0
+
+
+@pytest.mark.parametrize("backend_name", ["cpsat", "cbc", "highs"])
+@pytest.mark.parametrize("seed", range(8))
+def test_optimum_is_that_of_all_plans(seed: int, backend_name: str) -> None:
+    """Strategies, assignment, packing, order and home together, on every backend."""
+    check_optimum(seed, backend_name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend_name", ["cpsat", "cbc", "highs"])
+@pytest.mark.parametrize("block", range(8, 308, 50))
+def test_optimum_is_that_of_all_plans_many(block: int, backend_name: str) -> None:
+    """300 more problems on every backend."""
+    for seed in range(block, block + 50):
+        check_optimum(seed, backend_name)
+
+
+@pytest.mark.parametrize("block", range(1000, 1018, 6))
+def test_bounds_of_sets_are_bounds(block: int) -> None:
+    """Neither the sum bound nor the master of any set exceeds the least time of all plans with that set."""
+    solver = backend("cpsat")
+    for seed in range(block, block + 6):
+        problem = random_problem(seed)
+        cuts = {kind: KindCuts(kind) for kind in problem.kinds}
+        for record in ranked_sets(problem, cuts):
+            least = least_time_ns(problem, record.used)
+            assert record.bound_ns <= least, (seed, record.used)
+            solution = solver.solve(master_program(problem, record.used, cuts, 1, 2**6).program, Limits())
+            if solution.status == "infeasible":
+                assert least == float("inf"), (seed, record.used)
+            else:
+                assert solution.bound is not None
+                assert solution.bound <= least, (seed, record.used)
