@@ -15,7 +15,10 @@ cut of the slot v (f and b the parts of a unit's forward and backward, l the tra
  - *profile*: ``profile.Cut``, the best real loads, at the load of all sequences that fit, at a half and at a
    quarter of it, for the numbers of micro-batches that the others leave open there.
 
-The last slot also stands for all larger numbers: its only cut, *last stage*, grows with v.
+The last slot also stands for all larger numbers (but for few sequences, where there are none): its only cut,
+*last stage*, grows with v.
+
+A slot of v micro-batches holds at most v times the cap on a micro-batch's load (such a last slot: any load).
 
 **From one replica to D.** The largest load of D equal replicas is at least W / D, and every cut grows with the
 load, so the time of the slowest is at least the least over v of the greatest cut of v at W / D.
@@ -23,7 +26,7 @@ load, so the time of the slowest is at least the least over v of the greatest cu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from milpplan.groups.problem import Kind
@@ -58,10 +61,11 @@ def drain_cut(kind: Kind, num_micro_batches: int) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """All cuts of one number of micro-batches; the last slot of a kind also stands for larger numbers."""
+    """All cuts of one number of micro-batches; an ``open_ended`` one also stands for larger numbers."""
 
     num_micro_batches: int
     cuts: tuple[Cut, ...]
+    open_ended: bool = False
 
     def at(self, units: float) -> float:
         """Least time of a replica with this load, ns."""
@@ -79,7 +83,7 @@ class KindCuts:
         """A slot for every number of micro-batches that could be best, and one for all beyond."""
         kind = self.kind
         if kind.pipeline.num_stages == 1:
-            return (Slot(1, (last_stage_cut(kind, 1),)),)
+            return (Slot(1, (last_stage_cut(kind, 1),), True),)
         sequences = int(kind.counts[kind.fits].sum())
         limit = min(kind.pipeline.max_micro_batches or _MAX_SLOTS, max(1, sequences), _MAX_SLOTS)
         load = kind.total_units / kind.num_replicas
@@ -88,9 +92,10 @@ class KindCuts:
         for number in range(1, limit + 1):
             last = last_stage_cut(kind, number)
             if last.at(load) > best * _BEYOND or number == _MAX_SLOTS:
-                return (*found, Slot(number, (last,)))
+                return (*found, Slot(number, (last,), True))
             found.append(Slot(number, (last, drain_cut(kind, number))))
-            best = min(best, found[-1].at(load))
+            if number * kind.cap_units >= load:
+                best = min(best, found[-1].at(load))
         return tuple(found)
 
     @cached_property
@@ -102,17 +107,16 @@ class KindCuts:
         for share in _SHARES:
             self._add_profiles(share * self.kind.total_units / self.kind.num_replicas, extra)
         return tuple(
-            Slot(slot.num_micro_batches, (*slot.cuts, *extra.get(slot.num_micro_batches, ())))
-            for slot in self.rough
+            replace(slot, cuts=(*slot.cuts, *extra.get(slot.num_micro_batches, ()))) for slot in self.rough
         )
 
     def _add_profiles(self, load: float, extra: dict[int, list[Cut]]) -> None:
         """Profiles at ``load``, the most promising number first, until the others' rough cuts are above."""
         kind = self.kind
         best = float("inf")
-        # A slot with one cut stands for many numbers, of which a profile knows only one.
-        open_slots = [slot for slot in self.rough if len(slot.cuts) > 1]
-        for slot in sorted(open_slots, key=lambda slot: slot.at(load)):
+        # A profile knows one number of micro-batches only.
+        closed = [slot for slot in self.rough if not slot.open_ended]
+        for slot in sorted(closed, key=lambda slot: slot.at(load)):
             number = slot.num_micro_batches
             known = extra.setdefault(number, [])
             here = max([slot.at(load), *(cut.at(load) for cut in known)])
@@ -128,17 +132,24 @@ class KindCuts:
             if number * kind.cap_units >= load:
                 best = min(best, max(here, profile.cut.at(load)))
 
+    def most_units(self, slot: Slot) -> float:
+        """The most that a replica holds in the slot: as many times the cap as it has micro-batches."""
+        return float("inf") if slot.open_ended else slot.num_micro_batches * self.kind.cap_units
+
     def at(self, units: float) -> float:
         """Least time of the slowest replica when all hold ``units`` together, ns."""
-        return min(slot.at(units / self.kind.num_replicas) for slot in self.slots)
+        load = units / self.kind.num_replicas
+        return min(slot.at(load) for slot in self.slots if self.most_units(slot) >= load)
 
     @cached_property
     def inflation(self) -> float:
         """Greatest r such that the rough cuts give ``time >= r * parts * W / D`` for every load W that fits.
 
-        A rough cut's ratio to W falls with W, so it is least for all that fits.
+        A rough cut's ratio to W falls with W, so in each slot it is least for the most that the slot holds.
         """
         most = self.kind.total_units / self.kind.num_replicas
         if not most:
             return 1.0
-        return min(slot.at(most) for slot in self.rough) / (most * self.kind.pipeline.parts)
+        loads = [min(most, self.most_units(slot)) for slot in self.rough]
+        ratios = [slot.at(load) / load for slot, load in zip(self.rough, loads, strict=True)]
+        return min(ratios) / self.kind.pipeline.parts

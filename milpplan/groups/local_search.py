@@ -10,7 +10,7 @@ from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Int64Array
 
 # Candidates simulated at once, and most of one round.
-_BATCH = 20_000
+_BATCH = 3_000
 
 
 def improve(packing: Packing, rounds: int) -> Packing:

@@ -12,7 +12,7 @@ Rows, in the order of the functions that add them:
 
  - ``every_sequence_runs``: sum_j x_jk = n_k.
  - ``load_has_one_slot``: sum_v W_jv = sum_k u_jk x_jk; sum_v nu_jv = 1 (<= 1 where replicas differ: a kind
-   may stay empty); W_jv <= all that fits * nu_jv.
+   may stay empty); W_jv <= min(all that fits, D_j v cap) nu_jv.
  - ``slowest_replica_obeys_cuts``: Z_s >= sum_v [slope_iv W_jv / D_j + constant_iv nu_jv] for i = 1, 2, ...
  - ``work_fills_replicas``: D_j Z_s >= (f + b) (sum_k u_jk x_jk + c N_j) + ramps of the replicas in use.
  - ``tokens_need_micro_batches``: C_j N_j >= sum_k l_k x_jk; N_j >= sum over l_k > C_j / 2 of x_jk;
@@ -30,12 +30,13 @@ So the optimum is at most the time of every such plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.groups.cuts import KindCuts
+from milpplan.groups.cuts import KindCuts, Slot
 from milpplan.groups.pricing import GroupPrices, every_strategy_is_used
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.profile import SCALE_BITS
@@ -85,8 +86,9 @@ def master_program(
     cuts: Mapping[Kind, KindCuts],
     unit_ns: int,
     fractions: int = DEFAULT_FRACTIONS,
+    profiles: bool = True,
 ) -> Master:
-    """The program for exactly the strategies ``used``."""
+    """The program for exactly the strategies ``used``; without ``profiles`` their cuts stay out, and unsought."""
     builder = ProgramBuilder(f"groups {'+'.join(problem.strategies[s].name for s in used)}")
     kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
     prices = GroupPrices.add(builder, problem, used, kinds, unit_ns)
@@ -95,8 +97,10 @@ def master_program(
     for one in columns:
         if one.kind.pipeline.num_stages > 1:
             alone = len(problem.kinds_of(one.kind.strategy)) == 1
-            load_has_one_slot(builder, one, cuts[one.kind], unit_ns, alone)
-            slowest_replica_obeys_cuts(builder, one, cuts[one.kind], unit_ns, fractions)
+            slots = cuts[one.kind].slots if profiles else cuts[one.kind].rough
+            rooms = [cuts[one.kind].most_units(slot) for slot in slots]
+            load_has_one_slot(builder, one, slots, rooms, unit_ns, alone)
+            slowest_replica_obeys_cuts(builder, one, slots, unit_ns, fractions)
         work_fills_replicas(builder, one, unit_ns)
         tokens_need_micro_batches(builder, one)
         longest_passes_all_stages(builder, one, unit_ns)
@@ -137,10 +141,17 @@ def _work(one: _Columns, unit_ns: int) -> tuple[list[int], list[int]]:
     return [column for _, column in used], [int(one.kind.units[k]) * parts // unit_ns for k, _ in used]
 
 
-def load_has_one_slot(builder: ProgramBuilder, one: _Columns, cuts: KindCuts, unit_ns: int, alone: bool) -> None:
+def load_has_one_slot(
+    builder: ProgramBuilder,
+    one: _Columns,
+    slots: tuple[Slot, ...],
+    rooms: list[float],
+    unit_ns: int,
+    alone: bool,
+) -> None:
     """W_jv adds up to the load and is zero but in the slot chosen."""
     columns, works = _work(one, unit_ns)
-    name, slots = one.kind.pipeline.name, cuts.slots
+    name = one.kind.pipeline.name
     most = sum(work * int(one.kind.counts[k]) for work, (k, _) in zip(works, one.used(), strict=True))
     labels = [slot.num_micro_batches for slot in slots]
     first = builder.num_variables
@@ -153,20 +164,23 @@ def load_has_one_slot(builder: ProgramBuilder, one: _Columns, cuts: KindCuts, un
     )
     # A kind beside others may stay empty; then it has no micro-batches either.
     builder.add_row(f"one_slot[{name}]", one.slots, [1] * len(slots), 1 if alone else 0, 1)
-    for load, slot, label in zip(one.loads, one.slots, labels, strict=True):
-        builder.add_row(f"load_in_slot[{name},{label}]", [load, slot], [-1, most], 0)
+    for load, column, slot, units in zip(one.loads, one.slots, slots, rooms, strict=True):
+        # The largest replica's load is at least the mean and fits into its micro-batches.
+        room = one.kind.num_replicas * units * one.kind.pipeline.parts / unit_ns
+        limit = int(min(most, math.ceil(room))) if room < math.inf else most
+        builder.add_row(f"load_in_slot[{name},{slot.num_micro_batches}]", [load, column], [-1, limit], 0)
 
 
 def slowest_replica_obeys_cuts(
-    builder: ProgramBuilder, one: _Columns, cuts: KindCuts, unit_ns: int, fractions: int
+    builder: ProgramBuilder, one: _Columns, slots: tuple[Slot, ...], unit_ns: int, fractions: int
 ) -> None:
     """F D Z >= sum_v [floor(F slope / parts) W_v + floor(F D constant / unit) slot_v], for each layer of cuts."""
     kind, parts = one.kind, one.kind.pipeline.parts
     replicas = kind.num_replicas
     scale = 2**SCALE_BITS
-    layers = max(len(slot.cuts) for slot in cuts.slots)
+    layers = max(len(slot.cuts) for slot in slots)
     for layer in range(layers):
-        chosen = [slot.cuts[min(layer, len(slot.cuts) - 1)] for slot in cuts.slots]
+        chosen = [slot.cuts[min(layer, len(slot.cuts) - 1)] for slot in slots]
         slopes = [fractions * cut.slope // (scale * parts) for cut in chosen]
         constants = [fractions * replicas * cut.constant // (scale * unit_ns) for cut in chosen]
         builder.add_row(

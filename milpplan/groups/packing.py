@@ -59,7 +59,7 @@ def pack(kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60) -> Pa
         starts = [_by_profile(kind, counts, number) for number in _promising(kind, cuts, counts)]
     found = [start for start in starts if start is not None]
     found.sort(key=lambda packing: packing.time_ns)
-    improved = [improve(packing, rounds) for packing in found[:2]]
+    improved = [improve(packing, rounds) for packing in found[:1]]
     return min(improved, key=lambda packing: packing.time_ns, default=None)
 
 

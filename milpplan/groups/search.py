@@ -7,7 +7,8 @@ than the last and none below it; the first that reaches the best plan known (les
     Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``cuts.KindCuts.inflation``; with replicas of
     several kinds, the work is spread over all of them in proportion to their best speeds), and each sequence
     adds at least its cheapest share.
- 2. *relaxation*: the linear relaxation of ``master``, its dual bound recomputed in exact arithmetic.
+ 2. *relaxation*: the linear relaxation of ``master``, first without profiles, then with them; its dual bound
+    recomputed in exact arithmetic.
  3. *master*: the integer program. A set whose program has no solution below the best plan is closed too.
  4. *exact*: for steps of few sequences, the whole problem of the set as one program (``exact``).
 
@@ -40,7 +41,7 @@ from milpplan.optimize.program import MINUS_INFINITY, Program, Rows
 from milpplan.optimize.relaxation import Relaxation
 from milpplan.optimize.solution import Backend, Limits
 
-Closed = Literal["open", "sum", "relaxation", "master", "exact"]
+Proof = Literal["sum", "relaxation", "master", "exact"]
 
 _MAX_SETS = 300_000
 # One master may take this share of the time that is left.
@@ -57,11 +58,11 @@ _MAX_EXACT = 400
 
 @dataclass(slots=True)
 class SetRecord:
-    """One set of strategies: its proved bound, and what proved it (``open`` if the time ran out before)."""
+    """One set of strategies: its proved bound, and what proved it."""
 
     used: tuple[int, ...]
     bound_ns: int
-    by: Closed = "open"
+    by: Proof = "sum"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,10 @@ class GroupedResult:
     bound_ns: int
     sets: tuple[SetRecord, ...]
     cpu_time_s: float
+
+    def num_open(self, relative_gap: float = 0.0) -> int:
+        """Sets that may still hold a plan shorter by more than ``relative_gap``."""
+        return sum(record.bound_ns < self.plan.time_ns * (1.0 - relative_gap) for record in self.sets)
 
     @property
     def gap(self) -> float:
@@ -126,49 +131,46 @@ class _Search:
         """Sets in the order of their bounds, once each."""
         for record in self.sets:
             if record.bound_ns >= self.target_ns():
-                record.by = "sum"
-                continue
+                # Sets are in the order of their bounds.
+                break
             if self.best is not None and time.perf_counter() >= self.deadline:
                 break
             self._examine(record)
-        for record in self.sets:
-            # The best plan came later than the bound.
-            if record.by == "open" and record.bound_ns >= self.target_ns():
-                record.by = "master"
+        self._polish()
 
     def _examine(self, record: SetRecord) -> None:
         """Relaxation, master, and where that leaves a gap and the step is small, the exact program."""
         guess = record.bound_ns if self.best is None else self.best.time_ns
         unit_ns = max(1, guess // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
         fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
-        master = master_program(self.problem, record.used, self.cuts, unit_ns, fractions)
-        relaxation = Relaxation(master.program)
-        # Without an answer there are no duals to prove anything with: the integer program decides.
-        self._raise(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")
-        if record.bound_ns < self.target_ns():
-            values = self._solved(record, master.program, unit_ns, "master")
-            if values is not None:
-                self._try(master.loads(values), master.kinds)
+        for profiles in (False, True):
+            master = master_program(self.problem, record.used, self.cuts, unit_ns, fractions, profiles)
+            relaxation = Relaxation(master.program)
+            # Without an answer there are no duals to prove anything with: the integer program decides.
+            self._raise(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")
+            if record.bound_ns >= self.target_ns():
+                return
+        values = self._solved(record, master.program, unit_ns, "master")
+        if values is not None:
+            self._try(master.loads(values), master.kinds)
         small = exact_size(self.problem, record.used) <= _MAX_EXACT
         if record.bound_ns < self.target_ns() and small:
             self._solve_exactly(record)
 
-    def _raise(self, record: SetRecord, units: int | None, unit_ns: int, by: Closed) -> None:
-        """Take over a bound proved in units, and close the set if it suffices."""
-        if units is not None:
-            record.bound_ns = max(record.bound_ns, units * unit_ns)
-        if record.bound_ns >= self.target_ns():
-            record.by = by
+    def _raise(self, record: SetRecord, units: int | None, unit_ns: int, by: Proof) -> None:
+        """Take over a bound proved in units if it is higher."""
+        if units is not None and units * unit_ns > record.bound_ns:
+            record.bound_ns, record.by = units * unit_ns, by
 
-    def _solved(self, record: SetRecord, program: Program, unit_ns: int, by: Closed) -> Int64Array | None:
+    def _solved(self, record: SetRecord, program: Program, unit_ns: int, by: Proof) -> Int64Array | None:
         """Solve below the best plan; the bound goes to the record, the decisions come back."""
         left = max(1.0, self.deadline - time.perf_counter())
         limits = Limits(time_limit_s=max(1.0, _SHARE * left), relative_gap=self.relative_gap / 8)
         solution = self.solver.solve(self._below_best(program, unit_ns), limits)
         if solution.status == "infeasible":
             # Nothing below the best plan; without one, the set cannot hold the sequences at all.
-            record.bound_ns = 2**62 if self.best is None else max(record.bound_ns, self.best.time_ns)
-            record.by = by
+            nothing_below = 2**62 if self.best is None else self.best.time_ns
+            self._raise(record, -(-nothing_below // unit_ns), unit_ns, by)
             return None
         if solution.bound is not None:
             # What a solver proves with tolerances holds to far less than a unit, where a unit is more than one ns.
@@ -198,18 +200,27 @@ class _Search:
         exact = exact_program(self.problem, record.used, unit_ns)
         values = self._solved(record, exact.program, unit_ns, "exact")
         if values is not None:
-            plan = arranged(self.problem, exact.groups(values))
-            if self.best is None or plan.time_ns < self.best.time_ns:
-                self.best = plan
-            if record.bound_ns >= self.target_ns():
-                record.by = "exact"
+            self._keep(arranged(self.problem, exact.groups(values)))
 
     def _try(self, loads: dict[int, Int64Array], kinds: tuple[Kind, ...]) -> None:
-        """Pack what a master decided; keep the plan if it is the best, then let idle replicas take work."""
+        """Pack what a master decided, let idle replicas take work once, and keep the plan if it is the best."""
         plan = self._packed({kind: loads[j] for j, kind in enumerate(kinds)})
-        while plan is not None and (self.best is None or plan.time_ns < self.best.time_ns):
-            self.best = plan
-            plan = filled(plan, self.cuts, self._packed)
+        if plan is not None:
+            self._keep(plan)
+            self._keep(filled(plan, self.cuts, self._packed))
+
+    def _keep(self, plan: GroupedPlan | None) -> bool:
+        """Whether the plan is the best so far."""
+        if plan is None or (self.best is not None and plan.time_ns >= self.best.time_ns):
+            return False
+        self.best = plan
+        return True
+
+    def _polish(self) -> None:
+        """Let idle replicas of the best plan take work until nothing gets shorter."""
+        while self.best is not None and time.perf_counter() < self.deadline:
+            if self.bound_ns() >= self.target_ns() or not self._keep(filled(self.best, self.cuts, self._packed)):
+                return
 
     def _packed(self, counts: dict[Kind, Int64Array]) -> GroupedPlan | None:
         packings = {kind: pack(kind, self.cuts[kind], counts[kind]) for kind in counts}

@@ -100,15 +100,14 @@ def test_two_stages_by_hand() -> None:
 def test_slowest_replica_bound_is_below_equal_sharing() -> None:
     """The bound of D replicas at a load never exceeds the best real loads of one replica at its share."""
     lengths = np.arange(1, 61)
-    kind = Kind(0, pipeline(3), 2, lengths, np.full(60, 2))
+    kind = Kind(0, pipeline(3, micro_batch_ns=90.0), 2, lengths, np.full(60, 2))
     cuts = KindCuts(kind)
-    for share in (0.1, 0.25, 1.0):
-        load = int(share * kind.total_units)
+    for share in (0.25, 0.5, 1.0):
+        load = 2 * int(share * kind.total_units / 2)
         times = []
-        for number in range(1, 25):
+        for number in range(1, 40):
             profile = best_profile(kind.pipeline, number, load // 2, kind.cap_units)
             if profile is not None:
                 times.append(profile.time_ns)
         assert cuts.at(load) <= min(times) * (1 + 1e-9)
-        # Near the loads whose profiles are known, little is lost.
-        assert cuts.at(load) >= (0.98 if share >= 0.25 else 0.9) * min(times)
+        assert cuts.at(load) >= 0.98 * min(times)
