@@ -7,6 +7,9 @@ import numpy as np
 from milpplan.errors import InvalidInputError
 from milpplan.groups.strategies import FloatArray, Int64Array
 
+# The program over all pairs of ends holds so many squared costs.
+MAX_DISTINCT = 4096
+
 
 def optimal_buckets(lengths: Int64Array, counts: Int64Array, work: FloatArray, num_buckets: int) -> Int64Array:
     """Ends of at most ``num_buckets`` buckets of ascending ``lengths`` [K], for the least padded work.
@@ -21,6 +24,12 @@ def optimal_buckets(lengths: Int64Array, counts: Int64Array, work: FloatArray, n
         raise InvalidInputError(
             f"{num_buckets} buckets for {number} lengths, {counts.size} counts, {work.size} works.",
             "At least one bucket, and as many counts and works as lengths, expected.",
+        )
+    if number > MAX_DISTINCT:
+        raise InvalidInputError(
+            f"There are {number} distinct lengths.",
+            f"At most {MAX_DISTINCT} expected.",
+            "Align them to more tokens first.",
         )
     if (np.diff(lengths) <= 0).any() or (np.diff(work) < 0).any():
         raise InvalidInputError(

@@ -11,6 +11,9 @@ import numpy.typing as npt
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes
 
+# Distinct lengths that programs are built for.
+MAX_DISTINCT = 2048
+
 
 @dataclass(frozen=True, eq=False)
 class GroupedProblem:
@@ -39,6 +42,12 @@ class GroupedProblem:
         if self.lengths.size == 0 or self.lengths.shape != self.counts.shape:
             raise InvalidInputError(
                 f"{self.lengths.size} lengths with {self.counts.size} counts.", "At least one of each expected."
+            )
+        if self.lengths.size > MAX_DISTINCT:
+            raise InvalidInputError(
+                f"There are {self.lengths.size} distinct lengths.",
+                f"At most {MAX_DISTINCT} expected: every one has a variable for every strategy.",
+                "Align lengths to more tokens, or use fewer buckets.",
             )
         if (np.diff(self.lengths) <= 0).any() or self.lengths[0] < 1 or self.counts.min() < 1:
             raise InvalidInputError(

@@ -1,0 +1,144 @@
+"""Grouped steps beyond brute force: published cost tables, errors, and what every plan must satisfy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks.length_groups import case_problem, data, micro_batch_tokens, step_problem
+from benchmarks.switch_tables import Weights, switch_s
+from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
+from milpplan.groups.plan import check, simulate
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.search import solve_groups
+from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
+
+CONTENT = data()
+
+
+def small_problem(**changes: object) -> GroupedProblem:
+    """Many short sequences and one long one; the second strategy is dear but holds it."""
+    short = Strategy.of(Pipeline("short", 1, 0.0, 12.0, 90.0, 1000), 4, 50)
+    long = Strategy.of(Pipeline("long", 1, 0.0, 6.0, 90.0, 8000), 1, 0)
+    values: dict[str, object] = {
+        "lengths": np.array([100, 5000]),
+        "counts": np.array([400, 1]),
+        "strategies": (short, long),
+        "switches": SwitchTimes(np.array([[0, 700], [900, 0]]), np.zeros((2, 2), np.int64)),
+    }
+    return GroupedProblem(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_switching_pays_where_it_should_by_hand() -> None:
+    """Short ones: 400 * 1,200 / 4 + 10 * 90 = 120,900 and 50; the long one: 30,090; the cheaper switch 700."""
+    result = solve_groups(small_problem(), "highs")
+    assert result.plan.time_ns == result.bound_ns == 120_900 + 50 + 30_090 + 700
+    assert result.plan.names == ("4 x short", "1 x long")
+    assert [event.kind for event in simulate(result.plan)] == [
+        "group", "reduce", "parameters", "group", "gradients", "reduce", "gradients", "finish",
+    ]  # fmt: skip
+
+
+def test_dear_switches_keep_one_strategy() -> None:
+    """All under the long strategy: 400 * 600 + 30,000 and 6 micro-batches of at most 8,000 of 45,000 tokens."""
+    dear = SwitchTimes(np.full((2, 2), 10**6), np.zeros((2, 2), np.int64))
+    result = solve_groups(small_problem(switches=dear), "highs")
+    assert result.plan.names == ("1 x long",)
+    assert result.plan.time_ns == result.bound_ns == 240_000 + 30_000 + 540
+
+
+def test_hydraulis_capacities_come_out() -> None:
+    """Tokens a micro-batch holds, against its own figures."""
+    pools = CONTENT["pools"]
+    assert [micro_batch_tokens(pools["7b"], *one, (2, 4, 2)) for one in ((4, 2), (1, 8), (1, 4))] == [
+        46720, 12800, 12032,
+    ]  # fmt: skip
+    assert micro_batch_tokens(pools["32b"], 8, 1, (4, 16, 1)) == 21888
+
+
+def test_switch_times_come_out() -> None:
+    """Parameter switches of HotSPa's strategies within 0.1 % of an element-exact computation."""
+    for arc in CONTENT["arcs"]:
+        model = CONTENT["pools"][arc["model"]]["model_config"]
+        number = CONTENT["num_params"][arc["model"]]
+        weights = Weights(number, Weights.share(model["V"] * model["H"], number))
+        time_s = switch_s(tuple(arc["src"]), tuple(arc["dst"]), weights)
+        assert time_s == pytest.approx(arc["param_s"], rel=1e-3, abs=1e-6)
+
+
+def test_best_static_plan_of_seven_billion_is_proved() -> None:
+    """7B on 16 GPUs: below the best static plan known, 7.03 s, and within 1 % of its bound."""
+    result = solve_groups(step_problem(CONTENT, CONTENT["steps"][0], 1), "highs", 0.001, 30)
+    assert result.plan.time_ns < 7.0309e9
+    assert result.gap < 0.01
+    assert result.plan.names == ("dp8 tp2 pp1",)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("index", "known_s", "bound_s"), [(0, 7.0309, 6.576), (1, 22.103, 18.686)])
+def test_published_steps_are_closed(index: int, known_s: float, bound_s: float) -> None:
+    """Up to three strategies: shorter than the best plan known, a higher bound, and a gap of at most 2 %."""
+    result = solve_groups(step_problem(CONTENT, CONTENT["steps"][index], 3), "highs", 0.01, 300)
+    assert result.plan.time_ns < known_s * 1e9
+    assert result.bound_ns > bound_s * 1e9
+    assert result.gap <= 0.02
+
+
+def test_uneven_pipelines_are_overestimated_by_hydraulis() -> None:
+    """32B on 64 GPUs: of its two strategies it picks the homogeneous one, which is 24 % slower."""
+    case = CONTENT["hydraulis"][1]
+    assert case["results"][0]["cost_ms"] < case["results"][1]["cost_ms"]
+    result = solve_groups(case_problem(CONTENT, case), "highs", 0.02, 20)
+    assert result.plan.names == ("1 x (tp16, pp1) + 6 x (tp8, pp1)",)
+    homogeneous = solve_groups(case_problem(CONTENT, case, 0), "highs", 0.02, 20)
+    assert 1.0 - result.plan.time_ns / homogeneous.bound_ns > 0.22
+    assert result.gap < 0.02
+
+
+def test_what_fits_nowhere_is_refused() -> None:
+    """A sequence longer than every strategy holds: the error says the most that fits."""
+    with pytest.raises(InfeasibleError, match=r"A sequence of 9000 tokens .* 8000 tokens"):
+        small_problem(lengths=np.array([100, 9000]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"lengths": np.array([100])}, "1 lengths with 2 counts"),
+        ({"lengths": np.array([5000, 100])}, "Ascending"),
+        ({"counts": np.array([0, 1])}, "at least once"),
+        ({"max_strategies": 0}, "max_strategies is 0"),
+        ({"homes": (2,)}, "homes are"),
+        ({"switches": SwitchTimes.free(3)}, "2 strategies and switch times"),
+        ({"finish_ns": (1,)}, "finish_ns"),
+        ({"lengths": np.arange(1, 5001), "counts": np.ones(5000, np.int64)}, "5000 distinct lengths"),
+    ],
+)
+def test_bad_problems_are_refused(changes: dict[str, object], seen: str) -> None:
+    """Each with the values seen."""
+    with pytest.raises(InvalidInputError, match=seen):
+        small_problem(**changes)
+
+
+def test_negative_times_are_refused() -> None:
+    """Pipelines, strategies and switches."""
+    with pytest.raises(InvalidInputError, match="times"):
+        Pipeline("p", 1, -1.0, 1.0, 1.0, 10)
+    with pytest.raises(InvalidInputError, match="less than zero"):
+        SwitchTimes(np.array([[-1]]), np.array([[0]]))
+
+
+def test_a_wrong_plan_is_caught() -> None:
+    """A plan that states another time, or runs a sequence twice, breaks the check."""
+    plan = solve_groups(small_problem(), "highs").plan
+    with pytest.raises(IllegalPlanError, match="Its simulation takes"):
+        check(dataclasses.replace(plan, time_ns=plan.time_ns - 1))
+    packing = plan.groups[0].packings[0]
+    doubled = dataclasses.replace(packing, replicas=(packing.replicas[0] * 2, *packing.replicas[1:]))
+    group = dataclasses.replace(plan.groups[0], packings=(doubled,))
+    with pytest.raises(IllegalPlanError, match="400 expected"):
+        check(dataclasses.replace(plan, groups=(group, plan.groups[1])))
+    with pytest.raises(IllegalPlanError, match=r"runs 0 sequences of 5000 tokens"):
+        check(dataclasses.replace(plan, groups=plan.groups[:1]))
