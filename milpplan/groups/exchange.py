@@ -1,4 +1,4 @@
-"""Moving sequences between the groups of a plan: idle replicas of one take work from another.
+"""Moving sequences between the groups of a plan, or kinds of replicas: idle ones take work from another.
 
 A master counts work, not sequences: a group of few long ones leaves replicas idle while the longest runs. What is
 moved there is free. Only plans that come out shorter in the exact simulation count.
@@ -6,6 +6,7 @@ moved there is free. Only plans that come out shorter in the exact simulation co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -30,7 +31,7 @@ def filled(plan: GroupedPlan, cuts: Mapping[Kind, KindCuts], packed: Packer) -> 
         for packing in group.packings
     }
     best: GroupedPlan | None = None
-    for taker, giver in [(a, b) for a in counts for b in counts if a.strategy != b.strategy]:
+    for taker, giver in itertools.permutations(counts, 2):
         for share in _SHARES:
             moved = _chosen(taker, giver, counts[giver], share * idle[taker])
             if not moved.any():

@@ -4,9 +4,9 @@ Every plan uses exactly one set Q of strategies (those that hold sequences). For
 than the last and none below it; the first that reaches the best plan known (less the gap asked for) closes it:
 
  1. *sum*: least_overhead(Q) + sum_k n_k min over s in Q of inflation_s (f + b) u_sk / D_s, for all sets at once.
-    Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``cuts.KindCuts.inflation``; with replicas of
-    several kinds, the work is spread over all of them in proportion to their best speeds), and each sequence
-    adds at least its cheapest share.
+    Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``cuts.KindCuts.inflation``), and each
+    sequence adds at least its cheapest share. ``sequence_shares`` says how for replicas of several kinds, and
+    for pipelines of one stage, whose first micro-batch is counted apart.
  2. *relaxation*: the linear relaxation of ``master``, first without profiles, then with them; its dual bound
     recomputed in exact arithmetic.
  3. *master*: the integer program. A set whose program has no solution below the best plan is closed too.
@@ -27,13 +27,14 @@ from typing import Literal
 import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.groups.cuts import KindCuts
+from milpplan.groups.cuts import KindCuts, last_stage_cut
 from milpplan.groups.exact import exact_program, exact_size
 from milpplan.groups.exchange import filled
 from milpplan.groups.master import DEFAULT_FRACTIONS, master_program
 from milpplan.groups.packing import Packing, pack
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
+from milpplan.groups.profile import SCALE_BITS
 from milpplan.groups.strategies import FloatArray, Int64Array
 from milpplan.groups.tours import least_overhead_ns
 from milpplan.optimize.backends import backend
@@ -234,7 +235,7 @@ class _Search:
 
 def ranked_sets(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> list[SetRecord]:
     """All sets of at most ``max_strategies`` strategies that hold every length, by their *sum* bound."""
-    shares = sequence_shares(problem, cuts)
+    shares, constants = sequence_shares(problem, cuts)
     useful = [s for s in range(len(problem.strategies)) if np.isfinite(shares[s]).any()]
     most = min(problem.max_strategies, len(useful))
     number = sum(math.comb(len(useful), size) for size in range(1, most + 1))
@@ -249,37 +250,42 @@ def ranked_sets(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> list[Set
         for used in itertools.combinations(useful, size):
             least = shares[list(used)].min(axis=0)
             if np.isfinite(least).all():
-                total = math.floor(float(problem.counts @ least) * (1.0 - 1e-9))
+                total = math.floor(float(problem.counts @ least) * (1.0 - 1e-9)) + int(constants[list(used)].sum())
                 records.append(SetRecord(used, total + least_overhead_ns(problem, used)))
     return sorted(records, key=lambda record: (record.bound_ns, record.used))
 
 
-def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> FloatArray:
-    """What one sequence adds to its group's time at least, ns; shape [strategies, K], infinite where none fits.
+def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> tuple[FloatArray, Int64Array]:
+    """What a sequence, and a group before its sequences, add to the group's time at least, ns.
 
-    With kinds j side by side, Z D_j >= r_j W_j for each. Weights w_j >= 0 with sum 1 give
-    Z >= sum_j w_j r_j W_j / D_j, so a sequence adds at least the least over j of w_j r_j u_jk / D_j, whatever the
-    weights. They are chosen in proportion to the kinds' speeds on the mean sequence.
+    Shapes [strategies, K], infinite where none fits, and [strategies]. For kinds j side by side and any weights
+    w_j >= 0 with sum 1, two forms, of which a strategy takes the second if all its pipelines have one stage:
+
+     - Z >= r_j (f + b) W_j / D_j for each j (r_j the inflation), so Z >= sum_j w_j r_j (f + b) W_j / D_j.
+     - Z >= (f + b) W_j / D_j + e_j for each kind that is used (e_j the least that one micro-batch adds). Weighted
+       over these, Z sum_used w_j >= sum_used w_j ((f + b) W_j / D_j + e_j), so Z >= sum_j w_j (f + b) W_j / D_j +
+       min_j e_j, because an unused kind has W_j = 0 and the weights used add up to at most 1.
+
+    A sequence then adds at least its least term over j. Weights are in proportion to the kinds' speeds.
     """
     shares = np.full((len(problem.strategies), problem.lengths.size), np.inf)
+    constants = np.zeros(len(problem.strategies), np.int64)
     for s in range(len(problem.strategies)):
         kinds = [kind for kind in problem.kinds_of(s) if kind.fits.any()]
-        times = [
-            np.where(
-                kind.fits, kind.units * cuts[kind].inflation * kind.pipeline.parts / kind.num_replicas, np.inf
-            )
-            for kind in kinds
-        ]
         if not kinds:
             continue
+        single = all(kind.pipeline.num_stages == 1 for kind in kinds)
+        times = [_unit_times(kind, 1.0 if single else cuts[kind].inflation) for kind in kinds]
         common = np.logical_and.reduce([kind.fits for kind in kinds])
         speeds = np.array([1.0 / max(1e-9, float((one * problem.counts)[common].sum())) for one in times])
-        if not common.any():
-            speeds = np.ones(len(kinds))
-        shares[s] = np.min([one * w for one, w in zip(times, speeds / speeds.sum(), strict=True)], axis=0)
-    return shares
+        weights = speeds / speeds.sum()
+        shares[s] = np.min([one * weight for one, weight in zip(times, weights, strict=True)], axis=0)
+        if single:
+            constants[s] = min(last_stage_cut(kind, 1).constant >> SCALE_BITS for kind in kinds)
+    return shares, constants
 
 
-def _pace(kind: Kind) -> float:
-    """Nanoseconds that a unit costs when all replicas work."""
-    return kind.pipeline.parts / kind.num_replicas
+def _unit_times(kind: Kind, inflation: float) -> FloatArray:
+    """Time of one sequence of each length if all replicas share it, ns, [K]; infinite where it does not fit."""
+    times = kind.units * (inflation * kind.pipeline.parts / kind.num_replicas)
+    return np.where(kind.fits, times, np.inf)
