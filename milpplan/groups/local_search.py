@@ -1,6 +1,9 @@
-"""Moves and swaps of sequences that shorten the slowest replica of a packing, each simulated exactly."""
+"""Moves and swaps of sequences that shorten the slowest replica of a group, each simulated exactly."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,77 +12,95 @@ from milpplan.groups.pipeline import pipeline_times_ns
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Int64Array
 
-# Candidates simulated at once, and most of one round.
+# Candidates simulated at once, and the fastest other replicas tried in one round.
 _BATCH = 3_000
+_OTHERS = 4
 
 
-def improve(packing: Packing, rounds: int) -> Packing:
-    """At most ``rounds`` improvements of the slowest replica, the best of a round each; local optimum or limit."""
-    kind = packing.kind
-    replicas = [replica.copy() for replica in packing.replicas]
-    times = packing.times_ns()
+@dataclass(slots=True)
+class _Replica:
+    """Sequences of every micro-batch [micro-batches, K] of one replica, and their time."""
+
+    kind: Kind
+    packed: Int64Array
+    time_ns: int = 0
+
+    def loads(self) -> Int64Array:
+        """Units of every micro-batch, its own included."""
+        return np.asarray(self.packed @ self.kind.units + self.kind.pipeline.micro_batch_units)
+
+    def put(self, packed: Int64Array) -> None:
+        """Hold these micro-batches, without empty ones."""
+        self.packed = packed[packed.any(axis=1)]
+        self.time_ns = int(pipeline_times_ns(self.kind.pipeline, self.loads()))
+
+
+def improve(packings: Sequence[Packing], rounds: int) -> list[Packing]:
+    """At most ``rounds`` improvements of the slowest replica of all kinds of a group, the best of a round each."""
+    replicas = [_Replica(one.kind, packed) for one in packings for packed in one.replicas]
+    for replica in replicas:
+        replica.put(replica.packed)
     for _ in range(rounds):
-        slow = int(times.argmax())
-        best: tuple[int, int, Int64Array, Int64Array] | None = None
-        others = [r for r in np.argsort(times, kind="stable").tolist() if r != slow]
-        for other in (slow, *others[:3]):
-            found = _best_exchange(kind, replicas, slow, other, int(times[slow]))
+        slow = max(replicas, key=lambda one: one.time_ns)
+        others = sorted((one for one in replicas if one is not slow), key=lambda one: one.time_ns)
+        best: tuple[int, _Replica, Int64Array, Int64Array] | None = None
+        for other in (slow, *others[:_OTHERS]):
+            found = _best_exchange(slow, other)
             if found is not None and (best is None or found[0] < best[0]):
                 best = (found[0], other, *found[1:])
         if best is None:
             break
         _, other, here, there = best
-        replicas[slow] = here
-        if other != slow:
-            replicas[other] = there
-        for replica in (slow, other):
-            loads = replicas[replica] @ kind.units + kind.pipeline.micro_batch_units
-            times[replica] = pipeline_times_ns(kind.pipeline, loads)
-    return Packing(kind, tuple(replicas))
+        slow.put(here)
+        if other is not slow:
+            other.put(there)
+    kinds = [packing.kind for packing in packings]
+    return [Packing(kind, tuple(one.packed for one in replicas if one.kind is kind)) for kind in kinds]
 
 
-def _best_exchange(
-    kind: Kind, replicas: list[Int64Array], slow: int, other: int, worst_ns: int
-) -> tuple[int, Int64Array, Int64Array] | None:
-    """The exchange between two replicas (or inside one) with the least maximum, if below ``worst_ns``."""
-    here, there = replicas[slow], replicas[other]
+def _best_exchange(slow: _Replica, other: _Replica) -> tuple[int, Int64Array, Int64Array] | None:
+    """The exchange between two replicas (or inside one) with the least maximum, if below the slow one's time."""
+    here, there = slow.packed, other.packed
     if not len(there):
         there = np.zeros((1, here.shape[1]), np.int64)
-    candidates = _candidates(kind, here, there, slow == other)
+    candidates = _candidates(slow, other.kind, here, there, slow is other)
     if not len(candidates):
         return None
     micro, k, target, back = candidates.T
-    # Index K stands for nothing given back.
-    units = np.append(kind.units, 0)
-    change = units[back] - units[k]
-    own = kind.pipeline.micro_batch_units
     rows = np.arange(len(candidates))
-    loads_here = np.tile(here @ kind.units + own, (len(candidates), 1))
-    loads_here[rows, micro] += change
-    if slow == other:
-        loads_here[rows, target] -= change
-        times = pipeline_times_ns(kind.pipeline, loads_here)
+    loads_here = np.tile(slow.loads(), (len(candidates), 1))
+    loads_here[rows, micro] += _change(slow.kind, k, back)
+    if slow is other:
+        loads_here[rows, target] -= _change(slow.kind, k, back)
+        times = pipeline_times_ns(slow.kind.pipeline, loads_here)
     else:
-        loads_there = np.tile(there @ kind.units + own, (len(candidates), 1))
-        loads_there[rows, target] -= change
+        start = there @ other.kind.units + other.kind.pipeline.micro_batch_units
+        loads_there = np.tile(start, (len(candidates), 1))
+        loads_there[rows, target] -= _change(other.kind, k, back)
         times = np.maximum(
-            pipeline_times_ns(kind.pipeline, loads_here), pipeline_times_ns(kind.pipeline, loads_there)
+            pipeline_times_ns(slow.kind.pipeline, loads_here), pipeline_times_ns(other.kind.pipeline, loads_there)
         )
     for at in np.argsort(times, kind="stable")[:20].tolist():
-        if times[at] >= worst_ns:
+        if times[at] >= slow.time_ns:
             return None
-        changed = _applied(here, there, slow == other, candidates[at])
-        if all(in_flight_fits(kind, one) for one in changed):
-            return int(times[at]), *changed
+        first, second = _applied(here, there, slow is other, candidates[at])
+        if in_flight_fits(slow.kind, first) and in_flight_fits(other.kind, second):
+            return int(times[at]), first, second
     return None
 
 
-def _candidates(kind: Kind, here: Int64Array, there: Int64Array, same: bool) -> Int64Array:
+def _change(kind: Kind, k: Int64Array, back: Int64Array) -> Int64Array:
+    """Units that a micro-batch of the kind gains by giving k and taking back (index K: nothing)."""
+    units = np.append(kind.units, 0)
+    return np.asarray(units[back] - units[k])
+
+
+def _candidates(slow: _Replica, other: Kind, here: Int64Array, there: Int64Array, same: bool) -> Int64Array:
     """Rows (micro-batch, k, micro-batch of the other, k given back or K) that keep tokens within capacity."""
-    capacity = kind.pipeline.micro_batch_tokens
-    num_lengths = here.shape[1]
+    kind, num_lengths = slow.kind, here.shape[1]
     lengths = np.append(kind.lengths, 0)
-    room_here, room_there = capacity - here @ kind.lengths, capacity - there @ kind.lengths
+    room_here = kind.pipeline.micro_batch_tokens - here @ kind.lengths
+    room_there = other.pipeline.micro_batch_tokens - there @ kind.lengths
     give = np.argwhere(here > 0)
     take = np.argwhere(there > 0)
     take = np.concatenate([take, np.column_stack([np.arange(len(there)), np.full(len(there), num_lengths)])])
@@ -87,8 +108,7 @@ def _candidates(kind: Kind, here: Int64Array, there: Int64Array, same: bool) -> 
     right = np.tile(np.arange(len(take)), len(give))
     rows = np.column_stack([give[left], take[right]])
     extra = lengths[rows[:, 1]] - lengths[rows[:, 3]]
-    units = np.append(kind.units, 0)
-    change = units[rows[:, 3]] - units[rows[:, 1]]
+    change = _change(kind, rows[:, 1], rows[:, 3])
     fits = (room_here[rows[:, 0]] + extra >= 0) & (room_there[rows[:, 2]] >= extra)
     # Another replica must take work off the slow one; inside one, work must move at all.
     useful = (change != 0) & (rows[:, 0] != rows[:, 2]) if same else change < 0

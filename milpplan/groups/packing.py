@@ -59,8 +59,7 @@ def pack(kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60) -> Pa
         starts = [_by_profile(kind, counts, number) for number in _promising(kind, cuts, counts)]
     found = [start for start in starts if start is not None]
     found.sort(key=lambda packing: packing.time_ns)
-    improved = [improve(packing, rounds) for packing in found[:1]]
-    return min(improved, key=lambda packing: packing.time_ns, default=None)
+    return improve(found[:1], rounds)[0] if found else None
 
 
 def _promising(kind: Kind, cuts: KindCuts, counts: Int64Array) -> list[int]:
@@ -68,7 +67,9 @@ def _promising(kind: Kind, cuts: KindCuts, counts: Int64Array) -> list[int]:
     load = float(counts @ kind.units) / kind.num_replicas
     tokens = int(counts @ kind.lengths)
     least = -(-tokens // (kind.pipeline.micro_batch_tokens * kind.num_replicas))
-    most = int(counts.sum())
+    most = min(int(counts.sum()), kind.pipeline.max_micro_batches or 2**31)
+    if least > most:
+        return []
     ranked = sorted(cuts.slots, key=lambda slot: slot.at(load))
     numbers = [slot.num_micro_batches for slot in ranked if least <= slot.num_micro_batches <= most]
     return numbers[:_TRIES] or [max(1, min(least + 1, most))]

@@ -30,6 +30,7 @@ from milpplan.errors import InvalidInputError, SolverError
 from milpplan.groups.cuts import KindCuts, last_stage_cut
 from milpplan.groups.exact import exact_program, exact_size
 from milpplan.groups.exchange import filled
+from milpplan.groups.local_search import improve
 from milpplan.groups.master import DEFAULT_FRACTIONS, master_program
 from milpplan.groups.packing import Packing, pack
 from milpplan.groups.plan import Group, GroupedPlan, arranged
@@ -55,6 +56,8 @@ _DEFAULT_UNITS = 2**20
 _BOUND_TOLERANCE = 1e-4
 # Steps with exact programs of at most so many variables are solved exactly.
 _MAX_EXACT = 400
+# Exchanges between different kinds of replicas of a group.
+_ROUNDS = 150
 
 
 @dataclass(slots=True)
@@ -230,6 +233,9 @@ class _Search:
             if packing is None:
                 return None
             groups.setdefault(kind.strategy, []).append(packing)
+        for strategy, found in groups.items():
+            if len(found) > 1:
+                groups[strategy] = improve(found, _ROUNDS)
         return arranged(self.problem, [Group(strategy, tuple(found)) for strategy, found in groups.items()])
 
 
