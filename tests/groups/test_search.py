@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.flexsp_cases import micro_batch_problem
 from benchmarks.length_groups import case_problem, data, micro_batch_tokens, step_problem
 from benchmarks.switch_tables import Weights, switch_s
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
@@ -95,6 +96,16 @@ def test_uneven_pipelines_are_overestimated_by_hydraulis() -> None:
     homogeneous = solve_groups(case_problem(CONTENT, case, 0), "highs", 0.02, 20)
     assert 1.0 - result.plan.time_ns / homogeneous.bound_ns > 0.22
     assert result.gap < 0.02
+
+
+def test_flexsp_micro_batch_is_closed() -> None:
+    """7B on 16 GPUs: shorter than FlexSP's answer, at most 0.2 % above the bound, which no plan known is below."""
+    case = CONTENT["flexsp"][0]
+    one = case["micro_batches"][0]
+    result = solve_groups(micro_batch_problem(case, one["lengths"]), "highs", 0.002, 30)
+    assert result.plan.time_ns < one["flexsp_ms"] * 1e6
+    assert result.bound_ns <= one["best_ms"] * 1e6 * (1 + 1e-6)
+    assert result.gap <= 0.002
 
 
 def test_what_fits_nowhere_is_refused() -> None:
