@@ -66,15 +66,21 @@ def step_problem(content: dict[str, Any], step: dict[str, Any], max_strategies: 
         tokens = min(micro_batch_tokens(pool, tp, pp, home) for home in layouts)
         reduction_ns = round(reduce_s(layout, weights) * 1e9)
         strategies.append(Strategy.of(pipeline(pool, tp, pp, tokens), dp, reduction_ns, f"dp{dp} tp{tp} pp{pp}"))
+    if max_strategies == 1:
+        # The home is the one strategy, and nothing is switched.
+        return _problem(step, strategies, SwitchTimes.free(len(layouts)), 1)
     times = [
         np.array([[round(switch_s(a, b, weights, gradients) * 1e9) for b in layouts] for a in layouts])
         for gradients in (False, True)
     ]
-    counts = Counter(step["lengths"])
-    lengths = np.array(sorted(counts), np.int64)
-    switches = SwitchTimes(times[0], times[1])
-    number = np.array([counts[length] for length in lengths.tolist()], np.int64)
-    return GroupedProblem(lengths, number, tuple(strategies), switches, max_strategies)
+    return _problem(step, strategies, SwitchTimes(times[0], times[1]), max_strategies)
+
+
+def _problem(
+    step: dict[str, Any], strategies: list[Strategy], switches: SwitchTimes, max_strategies: int
+) -> GroupedProblem:
+    workload = workload_of(step["lengths"])
+    return GroupedProblem(workload.lengths, workload.counts, tuple(strategies), switches, max_strategies)
 
 
 def case_problem(content: dict[str, Any], case: dict[str, Any], number: int | None = None) -> GroupedProblem:

@@ -22,7 +22,7 @@ def check_optimum(seed: int, backend_name: str) -> None:
 
 
 @pytest.mark.parametrize("backend_name", ["cpsat", "cbc", "highs"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_optimum_is_that_of_all_plans(seed: int, backend_name: str) -> None:
     """Strategies, assignment, packing, order and home together, on every backend."""
     check_optimum(seed, backend_name)
@@ -30,18 +30,18 @@ def test_optimum_is_that_of_all_plans(seed: int, backend_name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend_name", ["cpsat", "cbc", "highs"])
-@pytest.mark.parametrize("block", range(8, 308, 50))
+@pytest.mark.parametrize("block", range(6, 306, 50))
 def test_optimum_is_that_of_all_plans_many(block: int, backend_name: str) -> None:
     """300 more problems on every backend."""
     for seed in range(block, block + 50):
         check_optimum(seed, backend_name)
 
 
-@pytest.mark.parametrize("block", range(1000, 1018, 6))
+@pytest.mark.parametrize("block", range(1000, 1010, 5))
 def test_bounds_of_sets_are_bounds(block: int) -> None:
     """Neither the sum bound nor the master of any set exceeds the least time of all plans with that set."""
     solver = backend("cpsat")
-    for seed in range(block, block + 6):
+    for seed in range(block, block + 5):
         problem = random_problem(seed)
         cuts = {kind: KindCuts(kind) for kind in problem.kinds}
         for record in ranked_sets(problem, cuts):

@@ -99,13 +99,13 @@ def test_uneven_pipelines_are_overestimated_by_hydraulis() -> None:
 
 
 def test_flexsp_micro_batch_is_closed() -> None:
-    """7B on 16 GPUs: shorter than FlexSP's answer, at most 0.2 % above the bound, which no plan known is below."""
+    """7B on 16 GPUs: shorter than FlexSP's answer, at most 0.3 % above the bound, which no plan known is below."""
     case = CONTENT["flexsp"][0]
     one = case["micro_batches"][0]
-    result = solve_groups(micro_batch_problem(case, one["lengths"]), "highs", 0.002, 30)
+    result = solve_groups(micro_batch_problem(case, one["lengths"]), "highs", 0.003, 30)
     assert result.plan.time_ns < one["flexsp_ms"] * 1e6
     assert result.bound_ns <= one["best_ms"] * 1e6 * (1 + 1e-6)
-    assert result.gap <= 0.002
+    assert result.gap <= 0.003
 
 
 def test_what_fits_nowhere_is_refused() -> None:
