@@ -49,8 +49,10 @@ _MAX_SETS = 300_000
 # One master may take this share of the time that is left.
 _SHARE = 0.34
 # Programs state times in this many units of the best time known, where the backend bears it.
-_UNITS = {"cpsat": 2**12}
-_FRACTIONS = {"cpsat": 2**8}
+_UNITS = {"cpsat": 2**12, "cbc": 2**12}
+_FRACTIONS = {"cpsat": 2**8, "cbc": 2**8}
+# CBC has called feasible masters infeasible; nothing in its answer shows it, so another solver is asked too.
+_WITNESS = {"cbc": "highs"}
 _DEFAULT_UNITS = 2**20
 # Floating-point solvers' whole bounds may come back this far from whole.
 _BOUND_TOLERANCE = 1e-4
@@ -170,7 +172,10 @@ class _Search:
         """Solve below the best plan; the bound goes to the record, the decisions come back."""
         left = max(1.0, self.deadline - time.perf_counter())
         limits = Limits(time_limit_s=max(1.0, _SHARE * left), relative_gap=self.relative_gap / 8)
-        solution = self.solver.solve(self._below_best(program, unit_ns), limits)
+        below = self._below_best(program, unit_ns)
+        solution = self.solver.solve(below, limits)
+        if solution.status == "infeasible" and self.solver.name in _WITNESS:
+            solution = backend(_WITNESS[self.solver.name]).solve(below, limits)
         if solution.status == "infeasible":
             # Nothing below the best plan; without one, the set cannot hold the sequences at all.
             nothing_below = 2**62 if self.best is None else self.best.time_ns

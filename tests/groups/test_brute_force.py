@@ -28,6 +28,12 @@ def test_optimum_is_that_of_all_plans(seed: int, backend_name: str) -> None:
     check_optimum(seed, backend_name)
 
 
+@pytest.mark.parametrize("seed", [184, 288])
+def test_cbc_is_not_believed_alone(seed: int) -> None:
+    """CBC called these feasible programs infeasible, which made a wrong bound: another solver must say so too."""
+    check_optimum(seed, "cbc")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("backend_name", ["cpsat", "cbc", "highs"])
 @pytest.mark.parametrize("block", range(6, 306, 50))
