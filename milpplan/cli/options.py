@@ -66,7 +66,7 @@ ScheduleNames = Annotated[
     typer.Option(
         "--schedule",
         metavar="NAME,...|all",
-        help="Pipeline schedules to choose from: gpipe, 1f1b, interleaved, zb-h1, zb-v, or all of them.",
+        help="Pipeline schedules to choose from: gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe-v, or all.",
         show_default="1f1b,interleaved",
     ),
 ]

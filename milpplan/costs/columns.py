@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.specs.plan import (
+    PAIRED_SCHEDULES,
     RANK_ORDERS,
     SCHEDULES,
     SPLIT_SCHEDULES,
@@ -29,6 +30,7 @@ WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVE
 DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
 SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
 _SPLITS = np.array([schedule in SPLIT_SCHEDULES for schedule in SCHEDULES])
+_PAIRS = np.array([schedule in PAIRED_SCHEDULES for schedule in SCHEDULES])
 _TURNS = np.array([schedule in V_SCHEDULES for schedule in SCHEDULES])
 
 
@@ -93,6 +95,16 @@ class LayoutColumns:
     def split_backward(self) -> BoolArray:
         """Whether the schedule runs weight gradients apart from input gradients."""
         return _SPLITS[self.schedule]
+
+    @property
+    def runs_pairs(self) -> BoolArray:
+        """Whether the schedule runs forwards beside whole backwards."""
+        return _PAIRS[self.schedule]
+
+    @property
+    def backward_form(self) -> IntArray:
+        """0 where backwards are whole, 1 where they are split, 2 where some are and others run in pairs."""
+        return np.asarray((_SPLITS.astype(np.int64) + _PAIRS)[self.schedule])
 
     @property
     def ends_meet(self) -> BoolArray:

@@ -46,6 +46,11 @@ def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> F
     the backward. ZeRO parts are added by ``milpplan.costs.layout_costs``, because they depend on the data-parallel
     group.
     """
+    return layer_tally(problem, kind, columns).seconds
+
+
+def layer_tally(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> Tally:
+    """``layer_seconds`` with the collectives that the layer calls."""
     shard = Shard.of(problem, columns)
     tally = Tally.empty(columns.split_backward)
     _norms_and_residuals(shard, kind, tally)
@@ -63,7 +68,7 @@ def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> F
     tally.seconds[:, Phase.FULL] = tally.seconds[:, Phase.FORWARD]
     if problem.inference:
         tally.seconds[:, Phase.BACKWARD :] = 0.0
-    return tally.seconds
+    return tally
 
 
 def _wait_for_launches(shard: Shard, tally: Tally) -> None:
@@ -75,13 +80,18 @@ def _wait_for_launches(shard: Shard, tally: Tally) -> None:
     (docs/accuracy.md): a layer takes the longer of its kernels and a time that depends neither on the model's
     width nor on the micro-batch.
     """
-    software = shard.problem.hardware.software
-    apart = tally.split.astype(np.float64)
-    launches = ((Phase.FORWARD, 1.0), (Phase.BACKWARD, 2.0 - apart), (Phase.WEIGHT, apart))
-    for phase, times in launches if tally.any_split else launches[:2]:
-        host = times * software.layer_launch_s + software.collective_rank_s * tally.called_ranks[phase]
+    for phase in ONCE if tally.any_split else ONCE[:2]:
+        host = host_seconds(shard.problem, tally, phase)
         busy = tally.seconds[EXPOSED, phase].sum(axis=0)
         tally.exposed(Part.LAUNCH, phase, np.maximum(host - busy, 0.0))
+
+
+def host_seconds(problem: Problem, tally: Tally, phase: Phase) -> FloatArray:
+    """What the host needs for the kernels and collectives of a phase of a layer, [num_layouts]."""
+    software, apart = problem.hardware.software, tally.split.astype(np.float64)
+    times = {Phase.FORWARD: np.ones_like(apart), Phase.BACKWARD: 2.0 - apart, Phase.WEIGHT: apart}
+    host = times[phase] * software.layer_launch_s + software.collective_rank_s * tally.called_ranks[phase]
+    return np.asarray(host)
 
 
 def average_keys(sequence_length: int, window: int | None) -> float:

@@ -18,6 +18,7 @@ from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_r
 from milpplan.costs.deferred import head_deferred_bytes, layer_deferred_bytes
 from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
 from milpplan.costs.layers import BF16_BYTES, EXPOSED, ONCE, REPLAYS, Part, Phase, layer_seconds
+from milpplan.costs.pairs import paired_ns
 from milpplan.costs.states import LocalParameters
 from milpplan.costs.transfers import crossing_transfer_s, ends_reduce_s, gradient_norm_s, transfer_s
 from milpplan.specs.problem import Problem
@@ -33,7 +34,7 @@ STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
 COST_KEYS = (
     *("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel"),
-    *("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS, "split_backward", "ends_meet"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS, "backward_form", "ends_meet"),
 )
 """Fields of a layout that its constants depend on; the others only say how they combine. Where some layouts have
 another order of ranks than the first one, ``_distinct`` adds what the strides depend on."""
@@ -76,7 +77,7 @@ class LayoutCosts:
     ``barrier_ns`` [n]. With offloading a layer's replay may take less than its transfers, so that ``duration_ns``
     of SELECTIVE and FULL may be negative, and ``replayed_forward_ns`` [2, K, n] is what recomputing selectively
     and wholly changes of the forward (never more than 0). ``edge_ns`` [3, K, n]: the phases ``ONCE`` without
-    transfers of the host.
+    transfers of the host. ``paired_ns`` [K, 2, n]: a layer's forward and backward in a pair.
 
     Bytes: ``state_bytes`` [3, K + 2, n] (weights, gradients, optimizer); ``kept_bytes``,
     ``dropped_selective_bytes``, ``dropped_full_bytes`` [K, n] a live micro-batch; ``embedding_kept_bytes``,
@@ -91,6 +92,7 @@ class LayoutCosts:
     parts: Parts
     duration_ns: IntArray
     edge_ns: IntArray
+    paired_ns: IntArray
     replayed_forward_ns: IntArray
     embedding_ns: IntArray
     head_ns: IntArray
@@ -125,6 +127,11 @@ class LayoutCosts:
             return np.stack([forward, backward])
         change = np.minimum(self.duration_ns[:, REPLAYS].min(axis=1), 0)
         return np.stack([forward + np.minimum(self.replayed_forward_ns.min(axis=0), 0), backward + change])
+
+    @property
+    def runs_pairs(self) -> bool:
+        """Whether some layout runs forwards beside whole backwards."""
+        return bool(self.paired_ns.any())
 
     @property
     def offloads(self) -> bool:
@@ -228,6 +235,7 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         parts=parts,
         duration_ns=duration,
         edge_ns=np.moveaxis(duration[:, ONCE], 1, 0),
+        paired_ns=paired_ns(problem, layer_part, parts.layer, parts.zero, columns, parts.place),
         replayed_forward_ns=np.broadcast_to(none, (modes - 1, K, *shape)),
         embedding_ns=parts.embedding[EXPOSED].sum(axis=0)[:, layer_inverse],
         head_ns=parts.head[EXPOSED].sum(axis=0)[:, layer_inverse],

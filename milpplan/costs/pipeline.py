@@ -182,7 +182,9 @@ def borders(structure: Structure) -> Int64Array:
     for none."""
     kind, stage = np.divmod(structure.duration_index.astype(np.int64), structure.num_virtual_stages)
     waits = structure.transfer_predecessor < structure.num_nodes
-    return np.where(waits, np.where(kind == Term.FORWARD, stage - 1, stage), -1)
+    # A pair's backward waits for a transfer between the same two ranks.
+    forward = (kind == Term.FORWARD) | (kind == Term.PAIRED_FORWARD)
+    return np.where(waits, np.where(forward, stage - 1, stage), -1)
 
 
 def _crossing(structure: Structure, by_stage: Int64Array) -> Int64Array | None:
@@ -261,21 +263,24 @@ def simulate_times(graph: StepGraph, durations: IntegerArray) -> Timeline:
     forward_end = sweep.end[structure.forward_node, 0]
     backward_end = sweep.end[structure.backward_node, 0]
     weight_end = sweep.end[structure.weight_node, 0]
-    work = [Term.FORWARD, Term.BACKWARD] + [Term.WEIGHT] * bool(structure.weight_node.size)
-    busy = sweep.durations[work, ..., 0].sum(axis=(0, 1)) * structure.num_micro_batches
+    took = sweep.node_durations[:, 0]
+    forward, backward, weight = (
+        took[nodes] for nodes in (structure.forward_node, structure.backward_node, structure.weight_node)
+    )
+    by_stage = sum(part.sum(axis=1) for part in (forward, backward, weight))
     optimizer_start = int(sweep.ready.max()) + graph.barrier_ns
     return Timeline(
-        forward_start_ns=forward_end - plan[0, Term.FORWARD][:, None],
+        forward_start_ns=forward_end - forward,
         forward_end_ns=forward_end,
-        backward_start_ns=backward_end - plan[0, Term.BACKWARD][:, None],
+        backward_start_ns=backward_end - backward,
         backward_end_ns=backward_end,
-        weight_start_ns=weight_end - plan[0, Term.WEIGHT][:, None],
+        weight_start_ns=weight_end - weight,
         weight_end_ns=weight_end,
         gather_end_ns=structure.swapped(sweep.gather_end.reshape(-1)),
         reduce_end_ns=structure.swapped(sweep.reduce_end.reshape(-1)),
         gradients_ready_ns=sweep.ready[:, 0],
         optimizer_start_ns=optimizer_start,
-        busy_ns=busy,
+        busy_ns=np.asarray(by_stage)[structure.placement].sum(axis=0),
         finish_ns=optimizer_start + sweep.optimizer[:, 0],
         step_time_ns=int(sweep.step_time(graph.barrier_ns)[0]),
     )

@@ -23,7 +23,10 @@ BREAKDOWN = (
 )
 """Names whose seconds add up to the step time, for each stage and for their mean."""
 
-HIDDEN = ("tp_hidden", "cp_hidden", "zero_hidden", "offload_hidden", "param_gather_hidden", "grad_reduce_hidden")
+HIDDEN = (
+    *("tp_hidden", "cp_hidden", "ep_hidden", "zero_hidden"),
+    *("offload_hidden", "param_gather_hidden", "grad_reduce_hidden"),
+)
 """Communication, also with the host, that compute covers; not part of the sum."""
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.term import WORK, Term
+from milpplan.costs.term import PAIRED, WORK, Term
 from milpplan.costs.work_order import (
     Int32Array,
     Int64Array,
@@ -22,7 +22,7 @@ from milpplan.costs.work_order import (
     work_order,
     work_orders,
 )
-from milpplan.specs.plan import SPLIT_SCHEDULES, Schedule
+from milpplan.specs.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Schedule
 
 __all__ = [
     "Int32Array",
@@ -56,7 +56,8 @@ class Structure:
         rank_predecessor: [N] the item before on the same rank, or the origin of the rank.
         transfer_predecessor: [N] the item of another rank whose output is needed, or N + P. What needs an
             item of its own rank (the last virtual stage's backward, both chunks where a V turns, and weight
-            gradients) comes after it in the order of the rank.
+            gradients) comes after it in the order of the rank. Of items that run as one the first waits for all of
+            them, and what needs one of them waits for the last.
         duration_index: [N] row of ``durations.reshape(Term * J)`` that the node takes its duration from.
         forward_node: [J, m] node of each forward.
         backward_node: [J, m] node of each backward.
@@ -219,9 +220,17 @@ def structure(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: 
     on_rank = np.arange(num_stages)[:, None]
     kinds = num_items // (num_micro_batches * vpp)
     items = np.empty((kinds, num_virtual, num_micro_batches), dtype=np.int64)
-    items[orders.kind, stages[orders.chunk, on_rank], orders.micro_batch] = places
+    of_item = (orders.kind, stages[orders.chunk, on_rank], orders.micro_batch)
+    items[of_item] = places
+    outputs = items
+    if schedule in PAIRED_SCHEDULES:
+        outputs = np.empty_like(items)
+        outputs[of_item] = places + orders.left
 
-    levels, transfer_source = _levels_of(items, stages, num_stages, stride)
+    transfer_source = _transfer_sources(items, outputs, stages, num_stages, stride)
+    if schedule in PAIRED_SCHEDULES:
+        _wait_as_one(transfer_source, places, orders)
+    levels = _levels(transfer_source, num_stages)
     order = np.concatenate(levels)
     num_nodes = len(order)
     node = np.full(num_stages * stride + 1, num_nodes + num_stages, dtype=np.int32)
@@ -232,6 +241,10 @@ def structure(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: 
     rows = np.array(WORK[:kinds], dtype=np.int32)[:, None] * num_virtual + np.arange(num_virtual, dtype=np.int32)
     duration_index = np.empty(num_nodes, dtype=np.int32)
     duration_index[nodes] = rows[..., None]
+    if schedule in PAIRED_SCHEDULES:
+        paired = orders.is_paired
+        kind, stage, _ = (index[paired] for index in of_item)
+        duration_index[node[places[paired]]] = np.array(PAIRED)[kind] * num_virtual + stage
     return Structure(
         num_stages=num_stages,
         num_micro_batches=num_micro_batches,
@@ -248,16 +261,29 @@ def structure(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: 
     )
 
 
-def _levels_of(
-    items: Int64Array, stages: Int64Array, num_stages: int, stride: int
-) -> tuple[list[Int64Array], Int64Array]:
-    """The levels, and the item of another rank that each item waits for (see ``_levels``). ``items`` [kinds, J, m]
-    are numbered rank * stride + place; ``stages`` [v, P] are those of chunks and ranks."""
+def _transfer_sources(
+    items: Int64Array, outputs: Int64Array, stages: Int64Array, num_stages: int, stride: int
+) -> Int64Array:
+    """The item of another rank that each item waits for (see ``_levels``). ``items`` [kinds, J, m] are numbered
+    rank * stride + place; ``outputs`` likewise the items at whose end their output is there; ``stages`` [v, P] are
+    those of chunks and ranks."""
     rank_of = np.empty(items.shape[1], dtype=np.int64)
     rank_of[stages] = np.arange(num_stages)
     sent = np.flatnonzero(rank_of[1:] != rank_of[:-1])
     source = np.full(num_stages * stride, -1, dtype=np.int64)
-    source[items[Kind.FORWARD, sent + 1]] = items[Kind.FORWARD, sent]
-    source[items[Kind.BACKWARD, sent]] = items[Kind.BACKWARD, sent + 1]
+    source[items[Kind.FORWARD, sent + 1]] = outputs[Kind.FORWARD, sent]
+    source[items[Kind.BACKWARD, sent]] = outputs[Kind.BACKWARD, sent + 1]
     source[stride - 1 :: stride] = stride - 1
-    return _levels(source, num_stages), source
+    return source
+
+
+def _wait_as_one(source: Int64Array, places: Int64Array, orders: WorkOrder) -> None:
+    """The forward of a pair, which is its first item, waits for what the backward needs, and the backward for
+    nothing else.
+
+    What the forward needs is there by then: in a rank's first pair it comes from a forward of the same neighbour
+    that ran before the backward which the pair's backward needs; in every later pair both come from one pair.
+    """
+    forward = places[orders.is_paired & (orders.kind == Kind.FORWARD)]
+    source[forward] = source[forward + 1]
+    source[forward + 1] = -1

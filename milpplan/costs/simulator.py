@@ -14,6 +14,7 @@ import numpy as np
 from milpplan.costs import pipeline, placement
 from milpplan.costs.agreement import check_job
 from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.covered import covered_by_pairs, saved_in_pairs_ns
 from milpplan.costs.flops import mfu
 from milpplan.costs.layers import EXPOSED, ONCE, Part, Phase
 from milpplan.costs.layout_costs import LayoutCosts, step_overhead_ns
@@ -303,11 +304,13 @@ def _rank_times(
     for name, part in (("tp", Part.TP), ("cp", Part.CP), ("ep", Part.EP), ("zero", Part.ZERO)):
         breakdown[f"{name}_exposed"] = micro_batches * int(parts[part] - recompute[part])
     breakdown = {name: int(value) for name, value in breakdown.items()}
+    covered = covered_by_pairs(breakdown, saved_in_pairs_ns(layout, stages, rank))
     breakdown["bubble"] = timeline.step_time_ns - sum(breakdown.values())
     hidden = {
-        "tp_hidden": micro_batches * int(parts[Part.TP_HIDDEN]),
-        "cp_hidden": micro_batches * int(parts[Part.CP_HIDDEN]),
-        "zero_hidden": micro_batches * int(parts[Part.ZERO_HIDDEN]),
+        "tp_hidden": micro_batches * int(parts[Part.TP_HIDDEN]) + covered["tp"],
+        "cp_hidden": micro_batches * int(parts[Part.CP_HIDDEN]) + covered["cp"],
+        "ep_hidden": covered["ep"],
+        "zero_hidden": micro_batches * int(parts[Part.ZERO_HIDDEN]) + covered["zero"],
         "offload_hidden": micro_batches * int(offload[1]) + int(update[1]),
         "param_gather_hidden": max(0, int(terms[Term.GATHER]) - gather_exposed),
         "grad_reduce_hidden": max(0, int(terms[Term.REDUCE]) - reduce_exposed),

@@ -92,6 +92,8 @@ def stage_options(
     dropped = dropped + over_range(costs.dropped_selective_bytes, full, last_recomputed)
     terms = np.repeat(_fixed_terms(costs, held, is_first, is_last)[:, None], len(full), axis=1)
     terms[Term.BACKWARD] += extra
+    if costs.runs_pairs:
+        terms[Term.PAIRED_BACKWARD] += extra
     terms[Term.FORWARD] += over_range(costs.replayed_forward_ns[1], np.zeros_like(full), full)
     terms[Term.FORWARD] += over_range(costs.replayed_forward_ns[0], full, last_recomputed)
     terms[Term.CROSSING] = crossing_ns
@@ -143,6 +145,9 @@ def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bo
     terms[Term.FORWARD] = duration[held, Phase.FORWARD].sum() + embedding[0] + head[0]
     terms[Term.BACKWARD] = duration[held, Phase.BACKWARD].sum() + embedding[1] + head[1]
     terms[Term.WEIGHT] = duration[held, Phase.WEIGHT].sum() + embedding[Kind.WEIGHT] + head[Kind.WEIGHT]
+    if costs.runs_pairs:
+        terms[Term.PAIRED_FORWARD] = costs.paired_ns[held, 0].sum() + embedding[0] + head[0]
+        terms[Term.PAIRED_BACKWARD] = costs.paired_ns[held, 1].sum() + embedding[1] + head[1]
     for term, values in (
         (Term.GATHER, costs.gather_ns),
         (Term.REDUCE, costs.reduce_ns),

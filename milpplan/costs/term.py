@@ -10,7 +10,8 @@ class Term(IntEnum):
 
     WEIGHT holds the weight gradients where the schedule runs them as work items of their own; BACKWARD holds the
     input gradients alone then. CROSSING: what a transfer between j and j + 1, either way, takes beyond
-    ``StepGraph.transfer_ns``.
+    ``StepGraph.transfer_ns``. PAIRED_FORWARD and PAIRED_BACKWARD are the two parts of a pair, a forward and a
+    whole backward beside each other, the second without the weight gradients, which WEIGHT holds there, too.
     """
 
     FORWARD = 0
@@ -24,7 +25,11 @@ class Term(IntEnum):
     LAST = 8
     WEIGHT = 9
     CROSSING = 10
+    PAIRED_FORWARD = 11
+    PAIRED_BACKWARD = 12
 
 
 WORK = (Term.FORWARD, Term.BACKWARD, Term.WEIGHT)
 """The rows that work items take, in the order of ``milpplan.costs.work_order.Kind``."""
+PAIRED = (Term.PAIRED_FORWARD, Term.PAIRED_BACKWARD)
+"""The rows that forwards and backwards take in pairs, in the same order."""

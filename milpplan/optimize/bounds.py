@@ -19,6 +19,8 @@ gradient
 zb-v               sum_{i < s} F_{0,i} + s p + m (F_s + B_s + W_s), each summed over both chunks of rank s: the
 first
    micro-batch down to rank s, then all work of the rank. It ends on rank s, not on rank 0.
+dualpipe-v         the same, less what the rank's pairs save (``work_order.num_pairs``), at most m - P times what
+   a layer's forward and backward are shorter in pairs.
 
 Memory enters by Lagrangian relaxation: for any price l_s >= 0 of a byte on rank s, adding
 l_s (bytes_s - capacity) <= 0 keeps a bound, and every layer then chooses the cheapest of not being recomputed,
@@ -34,6 +36,7 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import CostTable, distinct_layers, layer_durations_ns, usable_memory_bytes
+from milpplan.costs.pairs import least_paired_ns
 from milpplan.optimize.counting import counted_bound
 from milpplan.optimize.pricing import (
     GPIPE,
@@ -71,7 +74,7 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
     above, F and B being the forwards and backwards of the whole model: (m F + (m + P - 1) B) / P for 1f1b,
     m (F + B) / P in general, and at least one micro-batch through the whole model. With weight gradients W apart,
     m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1
-    (m F + (m + P - 1) B + (m - P) W) / P.
+    (m F + (m + P - 1) B + (m - P) W) / P. Of the m micro-batches at most m - P are in pairs.
     """
     rows, inverse = distinct_layers(columns)
     layers = layer_durations_ns(problem, columns.take(rows))
@@ -87,6 +90,12 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
         weight = over_kinds(counts, layers[:, Phase.WEIGHT].astype(np.float64))[inverse]
         bound += np.where(split & deep, np.maximum(m - P, 0) * weight / P, 0.0)
         bound = np.maximum(bound, np.where(split, m * (forward + backward + weight) / P, 0.0))
+        if columns.runs_pairs.any():
+            least = least_paired_ns(problem, columns.take(rows)).sum(axis=1).astype(np.float64)
+            paired = P * (forward + backward + weight) + (m - P) * over_kinds(counts, least)[inverse]
+            return np.asarray(
+                np.where(columns.runs_pairs, paired / P, np.maximum(bound, forward + backward)) * SAFETY
+            )
     return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
 
 
@@ -210,13 +219,19 @@ def _v_bound(group: Group, capacity: float) -> FloatArray:
     P, m = group.num_ranks, group.micro_batches
     on_rank = np.broadcast_to(m / P, (P, len(m)))
     price = memory_price(group, capacity, on_rank)
-    per_layer = priced_layers(group, on_rank, price).min(axis=(0, 2))
-    per_layer += (costs.forward + costs.backward + costs.weight) * (m / P)
+    least = (costs.forward + costs.backward + costs.weight) * (m / P)
     ends = (costs.embedding.sum(axis=0) + costs.head.sum(axis=0)) * (m / P)
     fixed = over_fixed_bytes(group, price, capacity)
     ramps = costs.embedding[0] * ((P - 1) / P) + costs.transfer * ((P - 1) / 2)
     ramps += group.fewest * costs.forward.min(axis=0) * ((P - 1) * (P - 2) / (2 * P))
-    bound = over_kinds(group.counts, per_layer) + ends + ramps + fixed
+    if costs.saved is not None:
+        # The first micro-batch runs backward through some pairs, none of its forwards is in one.
+        least -= costs.saved.sum(axis=0) * np.maximum(m - P, 0.0) / P
+        work = work - over_kinds(group.counts, costs.saved[1])
+    # With memory, and without where the price is not a good one.
+    priced = over_kinds(group.counts, priced_layers(group, on_rank, price).min(axis=(0, 2))) + fixed
+    replays = over_kinds(group.counts, costs.extra.min(axis=0)) * (m / P)
+    bound = over_kinds(group.counts, least) + ends + ramps + np.maximum(priced, replays)
     return np.asarray(np.maximum(bound, work))
 
 

@@ -28,6 +28,7 @@ from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
+from milpplan.costs.term import PAIRED
 from milpplan.costs.work_order import Kind
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.menus import FLOOR_UNITS, Setting
@@ -68,6 +69,9 @@ class CompactRelaxation:
             self.slope[Term.BACKWARD, 1, j] = duration[:, Phase.FULL]
             self.slope[Term.BACKWARD, 2, j] = duration[:, Phase.SELECTIVE]
             self.slope[Term.WEIGHT, 0, j] = duration[:, Phase.WEIGHT]
+            if costs.runs_pairs:
+                self.slope[Term.PAIRED_BACKWARD, :, j] = self.slope[Term.BACKWARD, :, j]
+                self.slope[PAIRED, 0, j] = costs.paired_ns.T
             for term, values in (
                 (Term.GATHER, costs.gather_ns),
                 (Term.REDUCE, costs.reduce_ns),

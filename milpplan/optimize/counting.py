@@ -73,6 +73,9 @@ def _most_by_work(setting: Setting, group: Group, cutoff_ns: int, before: RowCos
     before it hold at least; both ends of the model are on rank 0."""
     costs, m = group.costs, group.micro_batches
     each = m * (costs.forward + costs.backward + costs.weight + costs.extra.min(axis=0))
+    if costs.saved is not None:
+        # No rank has more pairs with a forward, or a backward, of a chunk.
+        each = each - costs.saved.sum(axis=0) * np.maximum(m - group.num_ranks, 0.0)
     layers = np.cumsum([0, *(setting.min_layers(stage) for stage in range(group.num_ranks - 1))])[:, None]
     start = layers * before.forward.min(axis=0) + group.ranks * before.transfer
     start[0] += m * (costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
@@ -86,10 +89,10 @@ def least_costs(costs: Sequence[RowCosts]) -> RowCosts:
     """The least of several node types' constants, one by one, and of the tail without its reduction."""
     if len(costs) == 1:
         return costs[0]
-    names = [part.name for part in fields(RowCosts)]
+    names = [part.name for part in fields(RowCosts) if part.name != "saved"]
     least = {name: np.minimum.reduce([getattr(one, name) for one in costs]) for name in names}
     least["end_reduce"] = least["tail"] - np.minimum.reduce([one.tail - one.end_reduce for one in costs])
-    return RowCosts(**least)
+    return RowCosts(**least, saved=None)
 
 
 def _lines(group: Group, capacity: float, price: FloatArray, before: RowCosts) -> Lines:

@@ -16,7 +16,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath, critical_paths
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.stages import durations, plan_stages
-from milpplan.costs.term import WORK
+from milpplan.costs.term import PAIRED, WORK
 from milpplan.optimize.compact import RESOLUTION as COMPACT_RESOLUTION
 from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.formulation import LayoutProgram
@@ -109,7 +109,7 @@ class Attempt:
         setting = self.setting
         if setting.layout.vpp == 1 or setting.problem.interleaved_layers == "even":
             return []
-        alike, terms = point.copy(), list(WORK)
+        alike, terms = point.copy(), list(WORK + PAIRED)
         work = point[terms][:, setting.places]
         alike[terms] = work.mean(axis=1)[:, list(setting.layout.stage_ranks)]
         return [alike, (point + alike) // 2]
@@ -120,7 +120,7 @@ class Attempt:
         nearby = []
         for rank in np.unique(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
             slower = point.copy()
-            own = np.ix_(WORK, self.setting.layout.rank_stages[rank])
+            own = np.ix_(WORK + PAIRED, self.setting.layout.rank_stages[rank])
             slower[own] += slower[own] // 50
             nearby.append(slower)
         return nearby

@@ -10,7 +10,7 @@ from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import ONCE
 from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.stages import StageMemo, durations, plan_stages
-from milpplan.costs.term import WORK
+from milpplan.costs.term import PAIRED, WORK
 from milpplan.optimize.kelley import Attempt, Counters
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.rounding import fitted_plan
@@ -69,7 +69,9 @@ def _moves(attempt: Attempt, layers: IntArray, path: CriticalPath) -> list[IntAr
     kind = int(np.bincount(setting.problem.model.layer_kinds).argmax())
     ranks = [setting.layout.rank_of(stage) for stage in range(setting.num_stages)]
     duration = np.stack([setting.costs.of_rank(rank).duration_ns[kind] for rank in ranks], axis=-1)
-    dear = (duration[list(ONCE)] * path.counts[list(WORK)]).sum(axis=0)
+    paired = np.stack([setting.costs.of_rank(rank).paired_ns[kind] for rank in ranks], axis=-1)
+    dear = (paired * path.counts[list(PAIRED)]).sum(axis=0)
+    dear += (duration[list(ONCE)] * path.counts[list(WORK)]).sum(axis=0)
     least, most = np.array(setting.layer_bounds).T
     gain = (dear[:, None] - dear[None, :]).astype(np.float64)
     gain[layers <= least] = -1.0

@@ -17,6 +17,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable
+from milpplan.costs.work_order import num_pairs
 from milpplan.optimize.row_costs import RowCosts
 from milpplan.optimize.splits import fewest_inner_layers, splits_into
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
@@ -114,6 +115,16 @@ class Group:
         values, place = np.unique(self.vpp, return_inverse=True)
         return np.stack([self.held[int(v)] for v in values], axis=-1).take(place, axis=-1)
 
+    @cached_property
+    def pairs(self) -> tuple[FloatArray, FloatArray] | None:
+        """Pairs of every rank with the forward of its first chunk, and with that of its second one, [P, r] each;
+        None where no layout of the group has pairs."""
+        if self.costs.saved is None or self.sort is not Sort.V:
+            return None
+        runs = self.costs.saved.any(axis=(0, 1))
+        first, second = num_pairs(self.num_ranks, self.micro_batches, self.ranks)
+        return np.where(runs, first, 0.0), np.where(runs, second, 0.0)
+
     @property
     def ranks(self) -> FloatArray:
         """Rank numbers as a column [P, 1]."""
@@ -159,8 +170,8 @@ def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
     """Micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving, else in
     its last, first and any other chunk (which V schedules have not).
 
-    1f1b and zb-h1 min(m, P - s), gpipe m. zb-v: before its first backward a rank has run s + 1 forwards of its
-    second chunk and 2 P - 1 - s of its first one, if there are so many. Interleaved: the warm-up and one forward
+    1f1b and zb-h1 min(m, P - s), gpipe m. V schedules: before its first backward a rank has run s + 1 forwards of
+    its second chunk and 2 P - 1 - s of its first one, if there are so many. Interleaved: the warm-up and a forward
     are 2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1),
     the first P + max(0, P - 2 s - 1), others P.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,9 @@ class RowCosts:
     Bytes: ``states`` [K, r] and ``kept`` [M, K, r] a layer (kept a live micro-batch); ``deferred`` [K, r] a
     micro-batch that waits for weight gradients, ``head_deferred`` [r] of the head; ``buffers`` [r]; ``end_states``
     [2, r] with the head's workspace, ``end_kept`` [2, r] a live micro-batch (embedding, head).
+
+    ``saved`` [2, K, r]: nanoseconds that a layer's forward and its backward are shorter in a pair; None where no
+    layout has pairs.
     """
 
     forward: FloatArray
@@ -45,6 +49,7 @@ class RowCosts:
     buffers: FloatArray
     end_states: FloatArray
     end_kept: FloatArray
+    saved: FloatArray | None
 
     @staticmethod
     def of(costs: LayoutCosts, modes: tuple[str, ...]) -> RowCosts:
@@ -77,8 +82,19 @@ class RowCosts:
             "end_states": ends,
             "end_kept": np.stack([costs.embedding_kept_bytes, costs.head_kept_bytes]),
         }
-        return RowCosts(**{name: value.astype(np.float64) for name, value in values.items()})
+        saved = _saved_in_pairs(costs) if costs.runs_pairs else None
+        return RowCosts(**{name: value.astype(np.float64) for name, value in values.items()}, saved=saved)
 
     def take(self, rows: IntArray) -> RowCosts:
         """The chosen layouts."""
-        return RowCosts(**{field.name: getattr(self, field.name).take(rows, axis=-1) for field in fields(self)})
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        saved = values.pop("saved")
+        taken = {name: value.take(rows, axis=-1) for name, value in values.items()}
+        return RowCosts(**taken, saved=None if saved is None else saved.take(rows, axis=-1))
+
+
+def _saved_in_pairs(costs: LayoutCosts) -> FloatArray:
+    """``RowCosts.saved``, nothing for layouts without pairs."""
+    alone = np.stack([costs.duration_ns[:, Phase.FORWARD], costs.duration_ns[:, Phase.BACKWARD]])
+    paired = np.moveaxis(costs.paired_ns, 1, 0)
+    return np.where(paired.any(axis=(0, 1)), alone - paired, 0).astype(np.float64)

@@ -14,9 +14,10 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.pipeline import Term
 from milpplan.costs.schedule import placement
-from milpplan.costs.term import WORK
+from milpplan.costs.term import PAIRED, WORK
+from milpplan.costs.work_order import num_pairs
 from milpplan.optimize.menus import Menu, Setting
-from milpplan.specs.plan import SPLIT_SCHEDULES, V_SCHEDULES, Layout
+from milpplan.specs.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout
 
 Choice = list[int]
 
@@ -61,6 +62,11 @@ def _v_path(layout: Layout, rank: int) -> CriticalPath:
     counts = np.zeros((len(Term), v, P), dtype=np.int64)
     counts[Term.FORWARD, 0, :rank] = 1
     counts[WORK, :, rank] = layout.num_micro_batches
+    if layout.schedule in PAIRED_SCHEDULES:
+        # Forwards of a chunk in pairs, and backwards of the other one.
+        pairs = np.array(num_pairs(P, layout.num_micro_batches, rank))
+        counts[PAIRED, :, rank] = pairs, pairs[::-1]
+        counts[WORK[: len(PAIRED)], :, rank] -= counts[PAIRED, :, rank]
     _add_ends(layout, counts, rank)
     by_stage = np.zeros((len(Term), v * P), dtype=np.int64)
     by_stage[:, placement(layout.schedule, P, v)] = counts

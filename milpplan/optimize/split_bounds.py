@@ -114,7 +114,8 @@ class SplitBounds:
         menus = self._menus(rank, own)
         if menus is None:
             return None
-        weights = self.counts[:, Term.BACKWARD][:, stages]
+        # Recomputation lengthens a backward as much in a pair as alone.
+        weights = (self.counts[:, Term.BACKWARD] + self.counts[:, Term.PAIRED_BACKWARD])[:, stages]
         if math.prod(map(len, menus)) > MAX_CHOICES:
             backwards = self._at_one_moment(rank, menus, weights)
         else:

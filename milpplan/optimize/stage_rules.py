@@ -11,10 +11,11 @@ import numpy as np
 
 from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.optimize.execution_rules import Rule, offloads
-from milpplan.specs.plan import SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES
+from milpplan.specs.plan import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES
 from milpplan.specs.problem import Problem
 
 _IS_SPLIT = np.array([name in SPLIT_SCHEDULES for name in SCHEDULES])
+_IS_PAIRED = np.array([name in PAIRED_SCHEDULES for name in SCHEDULES])
 _IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
 
 
@@ -79,13 +80,24 @@ SPLIT_BACKWARD_RULES: dict[str, Rule] = {
 """Besides, where the space has schedules that split the backward: no framework offloads what waits for a weight
 gradient, and it is not priced."""
 
-STAGE_RULES = SPLIT_RULES | SCHEDULE_RULES | SPLIT_BACKWARD_RULES
+PAIR_RULES: dict[str, Rule] = {
+    "pairs_need_two_micro_batches_per_stage": lambda p, c: (
+        ~_IS_PAIRED[c["schedule"]] | (c["num_micro_batches"] >= 2 * c["pp"])
+    ),
+    "pairs_need_one_node_type": lambda p, c: ~_IS_PAIRED[c["schedule"]] | (not p.other_hardware),
+}
+"""Besides, where the space has schedules with pairs: deepseek-ai/DualPipe, dualpipe/dualpipev.py, and PyTorch's
+ScheduleDualPipeV refuse fewer micro-batches than there are virtual stages. Bounds of mixed clusters count all work
+of a rank as if nothing ran beside it."""
+
+STAGE_RULES = SPLIT_RULES | SCHEDULE_RULES | SPLIT_BACKWARD_RULES | PAIR_RULES
 """All of them, to look them up by name."""
 
 
 def schedule_rules(problem: Problem) -> dict[str, Rule]:
     """The rules that look at the schedule."""
     rules = SCHEDULE_RULES | V_RULES if _has_v(problem) else SCHEDULE_RULES
+    rules = rules if PAIRED_SCHEDULES.isdisjoint(problem.schedules) else rules | PAIR_RULES
     return rules if SPLIT_SCHEDULES.isdisjoint(problem.schedules) else rules | SPLIT_BACKWARD_RULES
 
 

@@ -116,6 +116,11 @@ def _time(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
     paths = np.cumsum(ramp, axis=0) - ramp + m * (f + b) + (1 if turns else 2) * group.ranks * costs.transfer
     if turns:
         paths += m * w - costs.end_reduce
+    if costs.saved is not None and group.pairs is not None:
+        # Forwards of one chunk beside backwards of the other one.
+        every, first = ([place(saved) for saved in costs.saved] for place in (held.on_ranks, held.in_first_chunks))
+        one, other = group.pairs
+        paths -= one * (first[0] + every[1] - first[1]) + other * (every[0] - first[0] + first[1])
     if group.sort is Sort.PLAIN:
         whole, on_forward, on_backward, on_weight, transfers = path_coefficients(m, group.schedule, pp)
         deep = whole * (f + b).sum(axis=0) + on_forward * f + on_backward * b + transfers * costs.transfer

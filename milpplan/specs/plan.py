@@ -9,14 +9,16 @@ from pydantic import Field, model_validator
 
 from milpplan.specs.records import Count, PositiveInt, Record
 
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
 TpOverlap = Literal["none", "ring", "pipelined"]
 TP_OVERLAPS: tuple[TpOverlap, ...] = ("none", "ring", "pipelined")
-SPLIT_SCHEDULES: frozenset[Schedule] = frozenset({"zb-h1", "zb-v"})
+SPLIT_SCHEDULES: frozenset[Schedule] = frozenset({"zb-h1", "zb-v", "dualpipe-v"})
 """Schedules that run weight gradients as work items of their own."""
-V_SCHEDULES: frozenset[Schedule] = frozenset({"zb-v"})
+V_SCHEDULES: frozenset[Schedule] = frozenset({"zb-v", "dualpipe-v"})
 """Schedules with two chunks a rank, the second in reverse order of the ranks: the first rank holds both ends."""
+PAIRED_SCHEDULES: frozenset[Schedule] = frozenset({"dualpipe-v"})
+"""Schedules that run pairs: a forward and the whole backward of another micro-batch beside each other."""
 
 
 @lru_cache(maxsize=1024)

@@ -79,15 +79,30 @@ def _communication(exposed: Part, hidden: Part | None = None) -> Scale:
         return more + parts[..., hidden, :] if hidden is not None and times > 1 else more
 
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
-        parts = costs.parts
+        parts, duration = costs.parts, np.maximum(costs.duration_ns + change(costs.parts.layer, times), 0)
+        # Pairs cover what they cover today: what is added is exposed there, too, and what is taken off was covered
+        # unless they are longer than the layer is then.
         return replace(
             costs,
-            duration_ns=np.maximum(costs.duration_ns + change(parts.layer, times), 0),
+            duration_ns=duration,
+            paired_ns=_paired(costs, duration, np.maximum(_added(costs, duration), 0)),
             embedding_ns=np.maximum(costs.embedding_ns + change(parts.embedding, times), 0),
             head_ns=np.maximum(costs.head_ns + change(parts.head, times), 0),
         )
 
     return scaled
+
+
+def _added(costs: LayoutCosts, duration: IntArray) -> IntArray:
+    """What other durations [K, Phase] add to a layer's forward and backward, [K, 2]."""
+    return np.asarray(duration[:, : Phase.BACKWARD + 1] - costs.duration_ns[:, : Phase.BACKWARD + 1])
+
+
+def _paired(costs: LayoutCosts, duration: IntArray, added: IntArray) -> IntArray:
+    """``LayoutCosts.paired_ns`` with so much added, between nothing and what layers take alone."""
+    if not costs.runs_pairs:
+        return costs.paired_ns
+    return np.asarray(np.clip(costs.paired_ns + added, 0, duration[:, : Phase.BACKWARD + 1]))
 
 
 def _compute(without: Callable[[Problem, LayerRun], tuple[Problem, LayerRun]]) -> Scale:
@@ -100,7 +115,8 @@ def _compute(without: Callable[[Problem, LayerRun], tuple[Problem, LayerRun]]) -
             whole = layer_seconds(problem, kind, columns)[Part.COMPUTE, :, 0]
             rest = layer_seconds(*without(problem, kind), columns)[Part.COMPUTE, :, 0]
             own[row] = np.rint((whole - rest) * NS_PER_S).astype(np.int64)
-        return replace(costs, duration_ns=np.maximum(costs.duration_ns + (times - 1) * own, 0))
+        duration = np.maximum(costs.duration_ns + (times - 1) * own, 0)
+        return replace(costs, duration_ns=duration, paired_ns=_paired(costs, duration, _added(costs, duration)))
 
     return scaled
 

@@ -142,10 +142,11 @@ def test_pipeline_bytes_by_hand() -> None:
     assert wrapped.tolist() == [[0, 12 * message], [12 * message, 0]]
 
 
-def test_a_v_pipeline_sends_nothing_where_it_turns() -> None:
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
+def test_a_v_pipeline_sends_nothing_where_it_turns(schedule: str) -> None:
     """Each neighbouring pair of ranks passes an activation down the V and one up, and as many gradients back; the
     ends share a rank, so a tied embedding is one matrix. Everything still adds up."""
-    problem, plan = tied_case(pp=7, vpp=2, tp=2, schedule="zb-v", global_batch_size=16)
+    problem, plan = tied_case(pp=7, vpp=2, tp=2, schedule=schedule, global_batch_size=16)
     report = traffic(problem, plan)
     message = 2 * 1024 * 3072
     ranks = report.pairs["pp"].matrix(14).reshape(7, 2, 7, 2).sum(axis=(1, 3))

@@ -12,7 +12,7 @@ from milpplan.costs.columns import LayoutColumns
 from milpplan.presets.catalog import load_hardware, load_model
 from milpplan.specs.hardware import Accelerator, HardwareSpec, Precision, SizeCurve
 from milpplan.specs.model import MixtureOfExperts, ModelSpec
-from milpplan.specs.plan import SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, VirtualStage
+from milpplan.specs.plan import PAIRED_SCHEDULES, SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Job, Problem, Range
 
 MODEL_HARDWARE = (
@@ -111,6 +111,8 @@ def random_layout(random: np.random.Generator, problem: Problem, max_stages: int
     schedule: Any = str(random.choice(SCHEDULES if pp > 1 else ["gpipe", "1f1b", "zb-h1"]))
     vpp = int(random.choice([1, 2, 3])) if schedule == "interleaved" else 2 if schedule in V_SCHEDULES else 1
     micro_batches = int(random.integers(1, 9)) * (pp if vpp > 1 else 1)
+    if schedule in PAIRED_SCHEDULES:
+        micro_batches += pp
     zero_stage = int(random.integers(0, 4)) if cp * dp > 1 else 0
     overlap_grad = zero_stage >= 2 or bool(random.integers(2))
     return Layout(

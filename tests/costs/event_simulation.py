@@ -2,7 +2,9 @@
 
 Plain dictionaries, one work item at a time, written from the definition of the schedules and of the step and
 sharing no code with ``milpplan.costs``. A work item is ``(kind, virtual stage, micro-batch)`` with kind "F", "B"
-or, where weight gradients run by themselves, "W"; durations are ``durations[row][j]`` with the rows named below.
+or, where weight gradients run by themselves, "W"; durations are ``durations[row][j]`` with the rows named below. A
+block is some items that run as one: it starts when everything is there that any of them needs, runs them one after
+another, and nobody gets what one of them puts out before the last is done.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FORWARD, BACKWARD, GATHER, REDUCE, OPTIMIZER, LEAD, TRAIL, FIRST, LAST, WEIGHT, CROSSING = range(11)
+PAIRED_FORWARD, PAIRED_BACKWARD = 11, 12
 ROW = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
-SPLIT = ("zb-h1", "zb-v")
-V_SHAPED = ("zb-v",)
+PAIRED_ROW = {"F": PAIRED_FORWARD, "B": PAIRED_BACKWARD, "W": WEIGHT}
+SPLIT = ("zb-h1", "zb-v", "dualpipe-v")
+V_SHAPED = ("zb-v", "dualpipe-v")
 
 Item = tuple[str, int, int]
 Case = tuple[str, int, int, int]
@@ -24,6 +28,7 @@ class Step:
 
     start: dict[Item, int] = field(default_factory=dict)
     end: dict[Item, int] = field(default_factory=dict)
+    output: dict[Item, int] = field(default_factory=dict)
     gather_end: dict[int, int] = field(default_factory=dict)
     reduce_end: dict[int, int] = field(default_factory=dict)
     ready: dict[int, int] = field(default_factory=dict)
@@ -49,6 +54,8 @@ def rank_order(schedule: str, num_stages: int, num_micro_batches: int, vpp: int,
     P, m, v = num_stages, num_micro_batches, vpp
     if schedule == "zb-v":
         return zb_v_order(P, m, rank)
+    if schedule == "dualpipe-v":
+        return [item for block in dualpipe_v_blocks(P, m, rank) for item in block]
     forwards: list[Item] = []
     backwards: list[Item] = []
     if schedule == "interleaved" and v > 1:
@@ -113,6 +120,45 @@ def zb_v_order(P: int, m: int, rank: int) -> list[Item]:
     return order
 
 
+def dualpipe_v_blocks(P: int, m: int, rank: int) -> list[list[Item]]:
+    """DualPipeV, step by step, as words of letters: f, b, w of the first chunk, F, B, W of the second one; the
+    letters of a word run as one. A weight gradient that comes later than its backward is a "?", whose letter is
+    the oldest one that waits."""
+    words = ["f"] * (2 * (P - rank - 1))
+    words += ["f", "F"] * (rank + 1)
+    words += ["B", "?", "F"] * (P - rank - 1)
+    main = ["fBW", "Fbw"] * (m - 2 * P + rank + 1)
+    if rank == P - 1:
+        main[:1] = ["f", "BW"]
+    words += main + ["BW", "Fbw"] * (P - rank - 1)
+    whole, split = ["BW", "bw"] * (rank + 1), ["B", "b"] * (rank + 1)
+    words += whole[: rank + 1] + split[rank + 1 :]
+    words += ["?", "b"] * (P - rank - 1) + ["?"] * (rank + 1)
+    seen = dict.fromkeys("fbwFBW", 0)
+    waiting: list[str] = []
+    blocks: list[list[Item]] = []
+    for word in words:
+        if word in ("b", "B"):
+            waiting.append({"b": "w", "B": "W"}[word])
+        block: list[Item] = []
+        for letter in waiting.pop(0) if word == "?" else word:
+            stage = rank if letter.islower() else 2 * P - 1 - rank
+            block.append((letter.upper(), stage, seen[letter]))
+            seen[letter] += 1
+        blocks.append(block)
+    assert not waiting
+    assert set(seen.values()) == {m}
+    return blocks
+
+
+def rank_blocks(case: Case, rank: int) -> list[list[Item]]:
+    """The items of a rank in its order, those together that run as one."""
+    schedule, P, m, _ = case
+    if schedule == "dualpipe-v":
+        return dualpipe_v_blocks(P, m, rank)
+    return [[item] for item in rank_order(*case, rank)]
+
+
 def needs(item: Item, case: Case) -> tuple[Item | None, bool]:
     """The work item whose output an item needs, and whether it comes over the network."""
     kind, stage, micro_batch = item
@@ -151,7 +197,7 @@ def simulate(
             clock += durations[GATHER][stage]
             step.gather_end[stage] = clock
         free[rank] = 0 if overlap_gather else clock
-    todo = {rank: list(order) for rank, order in orders.items()}
+    todo = {rank: rank_blocks(case, rank) for rank in range(P)}
     while any(todo.values()):
         ran = [
             rank
@@ -170,7 +216,7 @@ def simulate(
 
 def run_next(
     step: Step,
-    todo: list[Item],
+    todo: list[list[Item]],
     free: dict[int, int],
     rank: int,
     case: Case,
@@ -178,25 +224,32 @@ def run_next(
     transfer: int,
     overlap_gather: bool,
 ) -> bool:
-    """Run the next item of a rank if what it needs is there; whether it ran."""
+    """Run the next block of a rank if what it needs is there; whether it ran."""
     if not todo:
         return False
-    kind, stage, _ = item = todo[0]
-    needed, over_network = needs(item, case)
-    if needed is not None and needed not in step.end:
-        return False
-    start = free[rank]
-    if needed is not None:
+    block = todo[0]
+    start, arrives = free[rank], 0
+    for item in block:
+        needed, over_network = needs(item, case)
+        if needed is None or needed in block:
+            continue
+        if needed not in step.output:
+            return False
         sent = transfer + durations[CROSSING][border(item)] if over_network else 0
-        start = max(start, step.end[needed] + sent)
-    arrives = 0
-    if overlap_gather and item == ("F", stage, 0):
+        start = max(start, step.output[needed] + sent)
+    kind, stage, micro_batch = block[0]
+    if overlap_gather and (kind, micro_batch) == ("F", 0):
         # The first bucket must be there to start; the last one arrives LAST before the earliest end.
         before = step.gather_end[stage] - durations[GATHER][stage]
         start = max(start, before + durations[FIRST][stage])
         arrives = step.gather_end[stage] + durations[LAST][stage]
-    step.end[item] = free[rank] = max(start + durations[ROW[kind]][stage], arrives)
-    step.start[item] = step.end[item] - durations[ROW[kind]][stage]
+    row = PAIRED_ROW if "".join(kind for kind, _, _ in block) == "FBW" else ROW
+    for item in block:
+        took = durations[row[item[0]]][item[1]]
+        step.end[item] = start = max(start + took, arrives)
+        step.start[item] = step.end[item] - took
+    free[rank] = start
+    step.output |= dict.fromkeys(block, start)
     todo.pop(0)
     return True
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from milpplan.costs import critical_path as critical
 from milpplan.costs import pipeline as sut
 from milpplan.costs.pipeline import StepGraph, Term
-from milpplan.specs.plan import SPLIT_SCHEDULES, Layout, rank_stages
+from milpplan.specs.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, rank_stages
 from tests.costs import event_simulation as events
 from tests.costs.test_schedule import cases
 
@@ -47,6 +47,9 @@ def steps(draw: st.DrawFn, num_plans: int = 2) -> Steps:
     # Each term at its own scale, often zero, so that every kind of path is the longest now and then.
     scale = np.array(draw(st.lists(st.sampled_from([1, 3, 30, 1000]), min_size=len(Term), max_size=len(Term))))
     durations = random.integers(0, scale[:, None], (num_plans, len(Term), case[1] * case[3]))
+    if case[0] in PAIRED_SCHEDULES:
+        # Both arms of the V pass the same borders between ranks.
+        durations[:, Term.CROSSING, case[1] : -1] = durations[:, Term.CROSSING, case[1] - 2 :: -1]
     transfer, barrier = draw(st.sampled_from([0, 1, 7, 400])), draw(st.integers(0, 5))
     return Steps(case, durations, transfer, (draw(st.booleans()), draw(st.booleans())), barrier)
 
@@ -106,6 +109,32 @@ def test_zb_v_has_no_bubble(num_stages: int, more: int, f: int) -> None:
     assert timeline.step_time_ns == (6 * m + num_stages - 1) * f
 
 
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    """f, w <= f, and the two parts of a pair, each no more than f, that take no less than f together."""
+    f = draw(st.integers(1, 30))
+    forward = draw(st.integers(0, f))
+    return f, draw(st.integers(0, f)), forward, draw(st.integers(f - forward, f))
+
+
+@given(st.integers(2, 9), st.integers(0, 20), pairs())
+def test_dualpipe_v_has_the_published_bubble(num_stages: int, more: int, times: tuple[int, int, int, int]) -> None:
+    """The bubble of DualPipeV on P ranks, 2 P virtual stages, is (P - 1)(F&B + B - 3 W): deepseek-ai/DualPipe,
+    README, for W the weight gradients, B = f + W the whole backward, and F&B a pair, with f forward and f input
+    gradients, W <= f, and a pair that takes no less than a whole backward. It is the bubble of the last rank; the
+    first ones have one pair more for one less, and wait less by what that one saves."""
+    f, w, forward, backward = times
+    m, B, FB = 2 * num_stages + more, f + w, forward + backward + w
+    durations = split_matrix(2 * num_stages, f, f, w)
+    durations[Term.PAIRED_FORWARD], durations[Term.PAIRED_BACKWARD] = forward, backward
+    timeline = sut.simulate_times(StepGraph(sut.structure("dualpipe-v", num_stages, m, 2)), durations)
+    bubble = timeline.step_time_ns - timeline.busy_ns
+    assert bubble[-1] == bubble.max() == (num_stages - 1) * (FB + B - 3 * w)
+    # Of pairs that save nothing, all ranks have the same bubble.
+    if f + B == FB:
+        assert np.all(bubble == bubble[-1])
+
+
 def test_a_turn_needs_no_transfer() -> None:
     """ZB-V on two ranks, one micro-batch: forwards and backwards cross between the ranks twice each, not where the
     second rank passes from its first chunk to its second one."""
@@ -125,7 +154,7 @@ def test_transfers_cost_more_than_one_round_trip() -> None:
 
 def test_one_rank_pays_no_transfer() -> None:
     """One rank adds up: gathers, work, reductions, barrier and optimizer, and no transfer."""
-    durations = np.append(np.arange(1, 11, dtype=np.int64), 99)[:, None]
+    durations = np.append(np.arange(1, 11, dtype=np.int64), [99, 99, 99])[:, None]
     graph = StepGraph(sut.structure("1f1b", 1, 4, 1), transfer_ns=1000, barrier_ns=9)
     assert int(sut.step_time_ns(graph, durations)) == 3 + 4 * (1 + 2) + 4 + 9 + 5
     # Overlapped: the first forward ends LAST 9 after the gather at 3, so at 12; the last backward starts at
@@ -249,7 +278,7 @@ def test_gathering_while_working_never_slows_a_step(random: Steps) -> None:
 @pytest.mark.parametrize(
     ("durations", "transfer", "message"),
     [
-        (np.zeros((10, 3), dtype=np.int64), 0, "shape"),
+        (np.zeros((len(Term), 3), dtype=np.int64), 0, "shape"),
         (np.zeros((6, 2), dtype=np.int64), 0, "shape"),
         (np.zeros((len(Term), 2)), 0, "integers"),
         (np.full((len(Term), 2), -1), 0, "negative"),

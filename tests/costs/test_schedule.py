@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan.costs import schedule as sut
-from milpplan.specs.plan import SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, rank_stages
+from milpplan.costs.work_order import Kind, num_pairs
+from milpplan.specs.plan import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, rank_stages
 from tests.costs import event_simulation as events
 
 
@@ -20,6 +21,8 @@ def cases(draw: st.DrawFn) -> tuple[Any, int, int, int]:
     schedule = draw(st.sampled_from(SCHEDULES))
     num_stages = draw(st.integers(2 if schedule in V_SCHEDULES else 1, 6))
     if schedule in V_SCHEDULES:
+        if schedule in PAIRED_SCHEDULES:
+            return schedule, num_stages, 2 * num_stages + draw(st.integers(0, 4)), 2
         return schedule, num_stages, draw(st.integers(1, 16)), 2
     vpp = draw(st.integers(1, 4)) if schedule == "interleaved" and num_stages > 1 else 1
     if vpp > 1:
@@ -56,6 +59,21 @@ def test_what_needs_no_transfer_comes_later_on_its_rank(case: tuple[Any, int, in
             needed, over_network = events.needs(item, case)
             if needed is not None and not over_network and case[1] > 1:
                 assert place[needed] < number
+
+
+@given(st.integers(2, 7), st.integers(0, 9))
+def test_items_that_run_as_one_are_those_of_the_definition(num_stages: int, more: int) -> None:
+    """Of every block of DualPipeV the items left are counted down, and pairs are those of three kinds of items, as
+    many as the closed form says."""
+    m = 2 * num_stages + more
+    for rank in range(num_stages):
+        order = sut.work_order("dualpipe-v", num_stages, m, 2, rank)
+        blocks = events.rank_blocks(("dualpipe-v", num_stages, m, 2), rank)
+        assert order.left.tolist() == [left for block in blocks for left in range(len(block) - 1, -1, -1)]
+        paired = [len(block) == 3 and kind != "W" for block in blocks for kind, _, _ in block]
+        assert order.is_paired.tolist() == paired
+        forwards = order.chunk[order.is_paired & (order.kind == Kind.FORWARD)]
+        assert np.bincount(forwards, minlength=2).tolist() == [int(n) for n in num_pairs(num_stages, m, rank)]
 
 
 @given(cases())
@@ -130,6 +148,15 @@ def test_1f1b_holds_one_micro_batch_per_rank_from_here_to_the_end(num_stages: in
     assert sut.live_profiles("gpipe", num_stages, m, 1) == (((0, (m,)),),) * num_stages
 
 
+@given(st.integers(2, 9), st.integers(0, 9))
+def test_dualpipe_v_holds_the_published_activations(num_stages: int, more: int) -> None:
+    """Every rank of DualPipeV holds those of 2 P + 1 virtual stages at most, one more than their number
+    (deepseek-ai/DualPipe, README), and no more micro-batches ever wait for weight gradients."""
+    for rows in sut.live_profiles("dualpipe-v", num_stages, 2 * num_stages + more, 2):
+        assert max(sum(counts[:2]) for _, counts in rows) == 2 * num_stages + 1
+        assert max(sum(counts) for _, counts in rows) == 2 * num_stages + 1
+
+
 @pytest.mark.parametrize(
     ("schedule", "num_stages", "num_micro_batches", "vpp", "message"),
     [
@@ -142,6 +169,9 @@ def test_1f1b_holds_one_micro_batch_per_rank_from_here_to_the_end(num_stages: in
         ("zb-v", 4, 4, 1, "two virtual stages per rank"),
         ("zb-v", 4, 4, 3, "two virtual stages per rank"),
         ("zb-v", 1, 4, 2, "at least 2 pipeline ranks"),
+        ("dualpipe-v", 4, 8, 1, "two virtual stages per rank"),
+        ("dualpipe-v", 1, 4, 2, "at least 2 pipeline ranks"),
+        ("dualpipe-v", 4, 7, 2, "two micro-batches for every pipeline rank"),
         ("dualpipe", 4, 4, 1, "unknown"),
     ],
 )
