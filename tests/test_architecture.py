@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,7 @@ SOLVER_SIDE_ALLOWED = {"milpplan.errors", *(f"milpplan.optimize.{name}" for name
 """Programs and backends: they know no GPUs."""
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     """The parsed module."""
     return ast.parse(path.read_text(encoding="utf-8"))

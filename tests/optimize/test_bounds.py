@@ -81,7 +81,7 @@ def assert_bounds_hold(problem: Problem, costed: Costed, row: int, plan: Plan) -
 
 
 @given(problems())
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
     """No plan of a small problem that fits is faster, and none is smaller, than its layout's bounds."""
     columns = layout_space(problem).columns
@@ -97,7 +97,7 @@ def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
 
 
 @given(problems())
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_layout_bounds_hold_at_the_memory_of_each_plan(problem: Problem) -> None:
     """A plan that fills the device to the last byte is not faster than the bound for that memory."""
     costed = Costed.of(problem, layout_space(problem).columns)
@@ -135,7 +135,7 @@ def assert_uniform_bounds_hold(problem: Problem, columns: LayoutColumns, rows: I
 
 
 @given(problems(kind="uniform"))
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_uniform_bounds_hold_for_the_uniform_plans(problem: Problem) -> None:
     """Every uniform plan takes at least its bound in time and in memory."""
     columns = layout_space(problem).columns

@@ -65,7 +65,7 @@ def some(count: int) -> list[tuple[Problem, Setting, Costed]]:
 @pytest.fixture(scope="module")
 def cases() -> list[tuple[Problem, Setting, Costed]]:
     """Shared by the tests of this file."""
-    return some(25)
+    return some(16)
 
 
 def splits_of(setting: Setting) -> list[tuple[int, ...]]:
@@ -122,7 +122,7 @@ def test_tighter_limits_lose_no_split() -> None:
 def test_parts_share_out_every_split() -> None:
     """Whatever the point, each split of a node is in exactly one of its parts, and every part is narrower."""
     rng, shared = random.Random(2), 0
-    for _, setting, _ in some(12):
+    for _, setting, _ in some(8):
         whole = splits_of(setting)
         if setting.only_split() is not None:
             continue

@@ -58,7 +58,7 @@ def assert_monolith_is_right(problem: Problem, best: Best | None, backend: str) 
 @pytest.mark.parametrize("block", range(4))
 def test_monolith_is_brute_force(backend: str, block: int) -> None:
     """On 40 random problems every backend proves the optimum of brute force, to the nanosecond."""
-    for seed in range(10 * block, 10 * block + 6):
+    for seed in range(10 * block, 10 * block + 5):
         assert_monolith_is_right(*enumerated(seed, FAMILIES[seed % len(FAMILIES)]), backend)
 
 
