@@ -73,6 +73,11 @@ class LayoutSpace:
         )
         return crossed if self.kept is None else crossed[self.kept]
 
+    @property
+    def interleaved(self) -> npt.NDArray[np.bool_]:
+        """Whether each layout has several virtual stages a rank, [n]; no row is made for it."""
+        return self.spread(self.families.vpp > 1)
+
     def find(self, layout: Layout) -> int | None:
         """The row of a layout, None where the space does not hold it."""
         wanted = LayoutColumns.of([layout])

@@ -149,7 +149,7 @@ def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
     declared = problem.space.kind == "free" and problem.interleaved_layers == "even"
     if not declared or layouts is None or plan is None or result.message:
         return result
-    if not (layouts.space.columns.vpp > 1).any():
+    if not layouts.space.interleaved.any():
         return replace(result, any_chunks_bound=result.objective_bound)
     started = time.monotonic()
     limit = options.time_limit_s

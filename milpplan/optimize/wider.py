@@ -31,6 +31,5 @@ def bound_of_any_chunks(
     solver = LayoutSolver(options, backend(options.backend), [], deadline)
     search = Search(problem.model_copy(update={"space": space}), even.space, solver, time.monotonic(), (best,))
     search.bound()
-    interleaved = even.space.columns.vpp > 1
-    values = np.where(interleaved, search.values(), even.bounds)
+    values = np.where(even.space.interleaved, search.values(), even.bounds)
     return min(float(values.min()), search.best_value)
