@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 import pytest
@@ -50,7 +49,6 @@ def words_of(text: str, program: str) -> tuple[str, ...]:
     return found[0]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is what it is compared with")
 def test_words_are_those_of_bash() -> None:
     """The words that bash gives the command are the words found, one by one."""
     shown = SCRIPT.replace("A=1 echo run", "A=1 printf '%s\\n' run")
