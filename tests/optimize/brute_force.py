@@ -353,3 +353,12 @@ def _switches(problem: Problem, base: dict[str, int]) -> Iterator[Layout]:
                 **base, ep=ep, etp=etp, sequence_parallel=sp, zero_stage=zero, schedule=schedule,
                 overlap_grad_reduce=grad, overlap_param_gather=param, **execution,
             )  # fmt: skip
+
+
+def with_more_overlap(layout: Layout) -> list[Layout]:
+    """The layout's twins that overlap the gradient reduction, and the parameter gather as well: where one of them
+    is legal, the layout need not be."""
+    return [
+        layout.model_copy(update={"overlap_grad_reduce": True, "overlap_param_gather": gather})
+        for gather in (False, True)
+    ]

@@ -16,14 +16,21 @@ from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import broken_rules, layout_space
-from milpplan.optimize.monolith import solve_monolithic
 from milpplan.optimize.seeds import analytic_paths
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.plan import SCHEDULES, Layout
 from milpplan.specs.problem import Job, Problem
-from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts, time_and_peak, weight
+from tests.optimize.brute_force import (
+    brute_force,
+    costed_plans,
+    naive_layouts,
+    time_and_peak,
+    weight,
+    with_more_overlap,
+)
 from tests.optimize.mixed_problems import mixed_problem
 from tests.optimize.problems import random_plan, random_problem, with_memory
+from tests.optimize.test_monolith import assert_monolith_agrees
 from tests.optimize.test_optimality import check
 
 FAMILIES = ("moe", "mixed", "dense", "mla")
@@ -157,17 +164,7 @@ def test_each_rival_is_the_best_somewhere() -> None:
 
 def test_monolith_agrees() -> None:
     """The one program over all layouts has the optimum of brute force."""
-    tried = 0
-    for problem in several(500, 12):
-        if len(layout_space(problem)) > 6 or tried == 2:
-            continue
-        tried += 1
-        best, found = brute_force(problem), solve_monolithic(problem)
-        assert (best is None) == (found.plan is None)
-        if best is not None:
-            assert found.step_time_ns is not None
-            assert float(found.step_time_ns) == pytest.approx(best.value, rel=1e-9)
-    assert tried == 2
+    assert_monolith_agrees(several(500, 12), 2)
 
 
 def test_layouts_have_two_micro_batches_a_stage() -> None:
@@ -182,10 +179,7 @@ def test_layouts_have_two_micro_batches_a_stage() -> None:
         assert paired
         assert all(layout.vpp == 2 and layout.num_micro_batches >= 2 * layout.pp for layout in paired)
         for layout in set(naive_layouts(problem)) - layouts:
-            twins = [
-                layout.model_copy(update={"overlap_grad_reduce": grad, "overlap_param_gather": param})
-                for grad, param in ((True, False), (True, True))
-            ]
+            twins = with_more_overlap(layout)
             assert layout.pp == 1 or any(twin in layouts for twin in twins)
     assert refused > 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -52,6 +53,23 @@ def assert_monolith_is_right(problem: Problem, best: Best | None, backend: str) 
     assert report.fits
     largest = max(problem.job.global_batch_values)
     assert report.step_time_ns * largest / result.plan.layout.global_batch_size == best.value
+
+
+def assert_monolith_agrees(candidates: Iterable[Problem], count: int) -> None:
+    """With the default gap, for the first ``count`` problems that have at most six layouts."""
+    tried = 0
+    for problem in candidates:
+        if tried == count:
+            return
+        if len(layout_space(problem)) > 6:
+            continue
+        tried += 1
+        best, found = brute_force(problem), solve_monolithic(problem)
+        assert (best is None) == (found.plan is None)
+        if best is not None:
+            assert found.step_time_ns is not None
+            assert float(found.step_time_ns) == pytest.approx(best.value, rel=1e-9)
+    assert tried == count
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -13,7 +13,15 @@ from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.optimize.layouts import layout_space
 from milpplan.specs.problem import Problem, Range
-from tests.optimize.brute_force import Best, brute_force, costed_plans, naive_layouts, time_and_peak, weight
+from tests.optimize.brute_force import (
+    Best,
+    brute_force,
+    costed_plans,
+    naive_layouts,
+    time_and_peak,
+    weight,
+    with_more_overlap,
+)
 from tests.optimize.problems import FAMILIES, batch_range, problems, random_plan, random_problem
 
 BACKENDS = ("cpsat", "cbc", "highs")
@@ -215,10 +223,7 @@ def test_layout_space_is_that_of_trying_everything(problem: Problem) -> None:
     legal = {layout for layout in every if layout.pp > 1 or layout.schedule != unused(problem)}
     assert found <= legal
     for layout in legal - found:
-        twins = [
-            layout.model_copy(update={"overlap_grad_reduce": grad, "overlap_param_gather": param})
-            for grad, param in ((True, False), (True, True))
-        ]
+        twins = with_more_overlap(layout)
         assert any(twin in found for twin in twins)
 
 

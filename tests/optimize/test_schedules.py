@@ -14,14 +14,21 @@ from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.monolith import solve_monolithic
 from milpplan.optimize.seeds import analytic_paths
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
 from milpplan.specs.problem import Job, Problem
-from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts, time_and_peak, weight
+from tests.optimize.brute_force import (
+    brute_force,
+    costed_plans,
+    naive_layouts,
+    time_and_peak,
+    weight,
+    with_more_overlap,
+)
 from tests.optimize.problems import random_plan, random_problem, with_memory
 from tests.optimize.test_execution import with_execution
+from tests.optimize.test_monolith import assert_monolith_agrees
 from tests.optimize.test_optimality import check
 
 NEW = ("zb-h1", "zb-v")
@@ -153,18 +160,7 @@ def test_uniform_optimum_is_that_of_brute_force() -> None:
 
 def test_monolith_agrees() -> None:
     """The one program over all layouts has the optimum of brute force."""
-    tried = 0
-    for seed in range(200, 230):
-        problem = small(seed)
-        if len(layout_space(problem)) > 6 or tried == 3:
-            continue
-        tried += 1
-        best, found = brute_force(problem), solve_monolithic(problem)
-        assert (best is None) == (found.plan is None)
-        if best is not None:
-            assert found.step_time_ns is not None
-            assert float(found.step_time_ns) == pytest.approx(best.value, rel=1e-9)
-    assert tried == 3
+    assert_monolith_agrees((small(seed) for seed in range(200, 230)), 3)
 
 
 def test_layouts_are_those_of_trying_everything() -> None:
@@ -179,10 +175,7 @@ def test_layouts_are_those_of_trying_everything() -> None:
         assert {layout for layout in found if layout.pp > 1} <= legal
         for layout in legal - found:
             # What is legal and left out has a twin with more overlap.
-            twins = [
-                layout.model_copy(update={"overlap_grad_reduce": grad, "overlap_param_gather": param})
-                for grad, param in ((True, False), (True, True))
-            ]
+            twins = with_more_overlap(layout)
             assert any(twin in found for twin in twins)
         turned = [layout for layout in found if layout.schedule in V_SCHEDULES]
         assert all(layout.vpp == 2 for layout in turned)
