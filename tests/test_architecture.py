@@ -23,12 +23,13 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager"}
 
-BASE = ("milpplan.errors", "milpplan.units")
+BASE = ("milpplan.errors", "milpplan.units", "milpplan.plugins")
 SOLVER_ROOM = ("milpplan.optimize.program", "milpplan.optimize.solution", "milpplan.optimize.backends")
 ALLOWED = {
     "milpplan.errors": (),
     "milpplan.units": (),
     "milpplan.version": (),
+    "milpplan.plugins": ("milpplan.errors",),
     "milpplan.specs": (*BASE, "milpplan.specs"),
     "milpplan.presets": (*BASE, "milpplan.specs", "milpplan.presets"),
     "milpplan.costs": (*BASE, "milpplan.specs", "milpplan.costs"),

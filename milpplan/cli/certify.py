@@ -9,12 +9,13 @@ from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.backends import AUTO, BACKENDS
-from milpplan.optimize.certify import OTHER_BACKEND, certify
+from milpplan.optimize.backends import AUTO, backend_names
+from milpplan.optimize.certify import certify, other_backend
 from milpplan.optimize.claim import Claim
 from milpplan.optimize.result import SolveOptions
-from milpplan.reports.certificate import COST_MODEL, certification_document, certification_report
+from milpplan.reports.certificate import certification_document, certification_report
 from milpplan.reports.document import ResultDocument, document_text, read_result
+from milpplan.reports.spaces import cost_model_text
 from milpplan.specs.reading import shown
 
 OF_VERDICT = {
@@ -31,9 +32,9 @@ def run(path: Path, backend: str | None, time_limit_s: float | None, seed: int, 
     claim = claim_of(document, path)
     if claim.plan is not None:
         check_plan_of_file(document.problem, claim.plan)
-    chosen = OTHER_BACKEND[claim.backend]
+    chosen = other_backend(claim.backend)
     if backend is not None:
-        chosen = arguments.choice(backend, "--backend", (AUTO, *BACKENDS))
+        chosen = arguments.choice(backend, "--backend", (AUTO, *backend_names()))
     if chosen == claim.backend:
         say(f"The result is by {chosen} itself: another --backend would say more.")
     with shown_progress(document.problem.job.objective) as callback, within_range():
@@ -56,14 +57,15 @@ def claim_of(document: ResultDocument, path: Path) -> Claim:
     """
     certificate = document.certificate
     assert certificate is not None
-    if certificate.cost_model != COST_MODEL:
+    here = cost_model_text(document.problem)
+    if certificate.cost_model != here:
         raise InvalidInputError(
             f"{path} was proved for the cost model of {shown(certificate.cost_model)}.",
-            f"Expected {COST_MODEL}, which this is.",
+            f"Expected {here}, which this is.",
             "Install that version, or solve the problem again with this one.",
         )
     backend = document.solver.get("backend")
-    if document.status == "no_solution_found" or backend not in OTHER_BACKEND:
+    if document.status == "no_solution_found" or backend not in (AUTO, *backend_names()):
         raise InvalidInputError(
             f"{path} claims nothing (status {document.status}, backend {shown(backend)}).",
             "Expected a result with a plan and a bound, or one that is proved infeasible.",

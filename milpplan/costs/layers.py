@@ -15,6 +15,7 @@ import numpy as np
 
 from milpplan.costs import collectives, compute, placement
 from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.cost_models import replaced_seconds
 from milpplan.costs.domains import neighbours_share_domain
 from milpplan.costs.shard import BF16_BYTES, FP32_BYTES, Product, Shard
 from milpplan.costs.tally import EXPOSED, ONCE, REPLAYS, Part, Phase, Tally
@@ -46,7 +47,7 @@ def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> F
     the backward. ZeRO parts are added by ``milpplan.costs.layout_costs``, because they depend on the data-parallel
     group.
     """
-    return layer_tally(problem, kind, columns).seconds
+    return replaced_seconds(problem, kind, columns, layer_tally(problem, kind, columns).seconds)
 
 
 def layer_tally(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> Tally:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
 from milpplan.errors import MilpplanError, SolverError, UnknownNameError
 from milpplan.optimize.program import Program, ProgramBuilder
-from milpplan.optimize.solution import Backend, Limits, Solution
+from milpplan.optimize.solution import Backend, Limits, Solution, check_solution
+from milpplan.plugins import plugin, plugin_names, plugin_title
 
 
 def _cbc() -> Backend:
@@ -58,7 +60,9 @@ def backend(name: str) -> Backend:
     if name == AUTO:
         return AutoBackend()
     if name not in BACKENDS:
-        known = [*BACKENDS, AUTO]
+        known = [*backend_names(), AUTO]
+        if name in known:
+            return PluginBackend(name)
         close = difflib.get_close_matches(name.lower().replace("-", ""), known, n=1)
         raise UnknownNameError(
             f"There is no solver backend {name!r}.",
@@ -68,10 +72,47 @@ def backend(name: str) -> Backend:
     return BACKENDS[name]()
 
 
+def backend_names() -> tuple[str, ...]:
+    """Names of our backends, then those of the installed plug-ins."""
+    return (*BACKENDS, *(name for name in plugin_names("solvers") if name not in (*BACKENDS, AUTO)))
+
+
+class PluginBackend:
+    """A function of another package over the solver-neutral program (``milpplan.solvers``); its answers go through
+    the same exact check as everybody's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._function: Callable[[Program, Limits], Solution] = plugin("solvers", name)
+
+    def version(self) -> str:
+        """Name, package and version."""
+        return plugin_title("solvers", self.name)
+
+    def solve(self, program: Program, limits: Limits) -> Solution:
+        """The checked answer of the function."""
+        try:
+            solution = self._function(program, limits)
+        except MilpplanError:
+            raise
+        except Exception as error:
+            raise SolverError(
+                f"The solver plug-in {self.version()} fails on {program.name}: {type(error).__name__}: {error}.",
+                do="Use another backend, or repair its package.",
+            ) from error
+        if not isinstance(solution, Solution):
+            raise SolverError(
+                f"The solver plug-in {self.version()} answers with {type(solution).__name__}.",
+                "A milpplan Solution expected.",
+                "Repair its package.",
+            )
+        return check_solution(program, replace(solution, backend=self.name))
+
+
 @cache
 def available_backends() -> tuple[str, ...]:
     """Names of the backends that solve a program of two variables here, found by letting them."""
-    return tuple(name for name in BACKENDS if _works(name))
+    return tuple(name for name in backend_names() if _works(name))
 
 
 def _works(name: str) -> bool:

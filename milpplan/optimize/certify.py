@@ -23,10 +23,13 @@ from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S, gap_text, seconds_text
 
-OTHER_BACKEND = {"auto": "cpsat", "highs": "cpsat", "cpsat": "cbc", "cbc": "cpsat"}
-"""Who solves again what a backend has solved."""
 ROUNDING = 1e-9
 """Seconds and objectives in files are rounded to doubles, and so are their ratios."""
+
+
+def other_backend(name: str) -> str:
+    """Who solves again what a backend has solved."""
+    return "cbc" if name == "cpsat" else "cpsat"
 
 
 def certify(problem: Problem, claim: Claim, options: SolveOptions | None = None) -> Certification:
@@ -45,7 +48,7 @@ def certify(problem: Problem, claim: Claim, options: SolveOptions | None = None)
         InvalidInputError: options that make no sense.
         IllegalPlanError: the plan is none for this problem.
     """
-    options = options or SolveOptions(backend=OTHER_BACKEND[claim.backend])
+    options = options or SolveOptions(backend=other_backend(claim.backend))
     checks = [_makes_sense(claim), _layouts_again(problem, claim)]
     if claim.plan is not None:
         checks += [_plan_again(problem, claim), _path_again(problem, claim.plan)]

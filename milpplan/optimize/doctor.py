@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize.backends import BACKENDS, available_backends, backend
+from milpplan.optimize.backends import available_backends, backend, backend_names
 from milpplan.optimize.program import MINUS_INFINITY, Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution, run_interruptibly
 
@@ -32,7 +32,7 @@ class CanaryResult:
 def run_canaries() -> tuple[CanaryResult, ...]:
     """All checks; takes a few seconds. A check that raises has failed."""
     working = available_backends()
-    results = [_availability(name, name in working) for name in BACKENDS]
+    results = [_availability(name, name in working) for name in backend_names()]
     checks: list[tuple[str, Callable[[], CanaryResult]]] = [("cpsat: published wrong optimum", _cpsat_published)]
     if "cbc" in working:
         checks += [("cbc: a time limit is not optimal", _cbc_time_limit)]

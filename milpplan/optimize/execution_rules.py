@@ -21,6 +21,7 @@ from milpplan.costs.columns import (
     column_value,
     constant,
 )
+from milpplan.costs.cost_models import has_own_times
 from milpplan.costs.layout_costs import OFFLOADS, host_capacity_bytes
 from milpplan.costs.transfers import transfer_s
 from milpplan.specs.model import LayerRun
@@ -139,8 +140,10 @@ CAPACITY_RULES: dict[str, Rule] = {"offloaded_states_fit_host_memory": _states_f
 
 def _ring_is_no_slower(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     """A pipelined layout never beats its twin with a ring: tiles of the same products, memory the same, and no
-    collective exposes more (``collectives.tiled_overlap_s``). Only where the twin is in the space."""
-    return np.asarray((c["tp_overlap"] != PIPELINED) | ("ring" not in problem.space.tp_overlap))
+    collective exposes more (``collectives.tiled_overlap_s``). Only where the twin is in the space, and only by
+    our own times: another cost model may see it otherwise."""
+    open_twin = "ring" in problem.space.tp_overlap and has_own_times(problem)
+    return np.asarray((c["tp_overlap"] != PIPELINED) | (not open_twin))
 
 
 def _faster_transfer(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:

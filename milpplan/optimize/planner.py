@@ -35,6 +35,8 @@ WITNESSES = {
 }
 """Who confirms a bound that rests on an integer program; the next is asked where one cannot, and never the solver
 that gave the bound."""
+OWN_WITNESSES = ("highs", "cbc", "cpsat")
+"""Who confirms what a plug-in proves."""
 
 
 START_GAP = 1e-3
@@ -123,7 +125,7 @@ def _check(options: SolveOptions) -> None:
 
 
 def _witnesses(options: SolveOptions) -> list[Backend]:
-    names = WITNESSES[options.backend] if options.witness else ()
+    names = WITNESSES.get(options.backend, OWN_WITNESSES) if options.witness else ()
     return [backend_named(name) for name in names]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
 from milpplan.errors import InvalidInputError, UnknownNameError
+from milpplan.plugins import PluginError, plugin, plugin_names
 from milpplan.presets.overlays import applied
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.hf_fields import MAX_LAYERS
@@ -34,12 +36,27 @@ def _directory(kind: Kind) -> Traversable:
 
 
 def _files(kind: Kind) -> dict[str, Traversable]:
-    """Shipped files by name; of hardware also the overlays of software stacks."""
+    """Shipped files by name; of hardware also the overlays of software stacks, and what plug-ins bring."""
     directories = [_directory(kind)]
     if kind == "hardware":
         directories.append(directories[0] / STACKS)
+        directories = [*_plugin_directories(), *directories]  # of two with one name the later, shipped one counts
     entries = [entry for directory in directories if directory.is_dir() for entry in directory.iterdir()]
     return dict(sorted((entry.name.removesuffix(".toml"), entry) for entry in entries if _is_preset(entry)))
+
+
+def _plugin_directories() -> list[Traversable]:
+    """Where installed packages keep their hardware descriptions.
+
+    One that fails is left out, with a warning, so that it does not take ours with it.
+    """
+    found = []
+    for name in plugin_names("hardware"):
+        try:
+            found.append(resources.files(plugin("hardware", name)))
+        except (PluginError, TypeError) as error:
+            logging.getLogger(__name__).warning("%s Its hardware is left out.", error)
+    return found
 
 
 def _is_preset(entry: Traversable) -> bool:

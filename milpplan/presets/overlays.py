@@ -43,6 +43,8 @@ def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
     switch = constants.overlap_tensor_parallel
     if switch is not None:
         others["overlap_tensor_parallel"] = switch.value
+    if overlay.cost_model is not None:
+        others["cost_model"] = overlay.cost_model
     changed = with_constants(changed, factors, others | {"name": overlay.name})
     return changed.model_copy(update={"uncertainty": _uncertainty(hardware.uncertainty, overlay)})
 

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from milpplan.optimize.claim import Certification, Verdict
 from milpplan.optimize.result import PlanResult
+from milpplan.reports.spaces import cost_model_text
 from milpplan.specs.records import Record
 from milpplan.version import __version__
 
 Document = TypeVar("Document", bound=BaseModel)
-COST_MODEL = f"milpplan {__version__}"
 LIBRARIES = ("ortools", "pulp", "numpy")
 """What a proof rests on beside the cost model."""
 
@@ -71,7 +71,7 @@ def certificate_of(result: PlanResult, forbid: Sequence[Mapping[str, object]]) -
         return None
     versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
     return CertificateDocument(
-        cost_model=COST_MODEL,
+        cost_model=cost_model_text(result.problem),
         problem_sha256=digest(result.problem),
         layouts_sha256=result.layouts.space.sha256(),
         forbid=tuple(dict(partial) for partial in forbid),

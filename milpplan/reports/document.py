@@ -20,7 +20,7 @@ from milpplan.reports.certificate import CertificateDocument, certificate_of, is
 from milpplan.reports.evidence import EvidenceDocument, evidence_document
 from milpplan.reports.insight_document import ExplanationDocument
 from milpplan.reports.plan_file import PlanDocument, plan_document
-from milpplan.reports.spaces import space_text
+from milpplan.reports.spaces import scope_text
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import parse_json, read_text, validated
@@ -344,7 +344,7 @@ def proved_bound_s(path: Path) -> float | None:
 
 def proof_sentence(result: PlanResult, tolerance: float) -> str:
     """What the status means: for which cost model, space and tolerance."""
-    model = f"cost model milpplan {__version__}, {space_text(result.problem)}"
+    model = scope_text(result.problem)
     if result.status == "optimal":
         return f"Optimal within {tolerance_text(tolerance)} (relative) for {model}."
     if result.status == "infeasible":

@@ -11,11 +11,10 @@ from rich.text import Text
 
 from milpplan.insight.records import Explanation, Interval, SingleChange, WishAnswer, Worth
 from milpplan.reports.clusters import cluster_text
-from milpplan.reports.spaces import space_text
+from milpplan.reports.spaces import scope_text
 from milpplan.reports.terminal import hanging, plan_report, printable, report_table
 from milpplan.specs.plan import Layout
 from milpplan.units import gib_text, percent_text, rate_text, seconds_text, signed_percent_text
-from milpplan.version import __version__
 
 SHOWN_STAGES = 4
 ALMOST_NOTHING = 0.001
@@ -48,7 +47,7 @@ def _headline(told: Explanation) -> Text:
 
 def _distance(told: Explanation) -> str:
     """How far the plan is from the proved best."""
-    model = f"cost model milpplan {__version__}, {space_text(told.problem)}"
+    model = scope_text(told.problem)
     if told.is_outside:
         share = _range(Interval(-told.above_best.high, -told.above_best.low))
         return f"not in the declared space, whose proved best takes {share} longer ({model})"

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from milpplan.plugins import plugin_title
+from milpplan.specs.hardware import OWN_COST_MODEL
 from milpplan.specs.plan import RANK_ORDERS
 from milpplan.specs.problem import Problem, Space
+from milpplan.version import __version__
+
+
+def cost_model_text(problem: Problem) -> str:
+    """What a proof rests on, e.g. ``milpplan 0.1.0``, and the plug-in that times the layers, if one does."""
+    names = {hardware.software.cost_model for hardware in problem.node_types} - {OWN_COST_MODEL}
+    others = [plugin_title("cost_models", name) for name in sorted(names)]
+    return f"milpplan {__version__}" + "".join(f" with layers timed by {other}" for other in others)
+
+
+def scope_text(problem: Problem) -> str:
+    """What a proof speaks about: the cost model and the declared space."""
+    return f"cost model {cost_model_text(problem)}, {space_text(problem)}"
 
 
 def space_text(problem: Problem) -> str:

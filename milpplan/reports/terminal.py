@@ -19,12 +19,11 @@ from milpplan.reports.clusters import cluster_text, node_types_text
 from milpplan.reports.document import layouts_document, tolerance_text
 from milpplan.reports.error_bars import error_bar_text, robustness_text
 from milpplan.reports.evidence import evidence_text
-from milpplan.reports.spaces import space_text
+from milpplan.reports.spaces import scope_text
 from milpplan.specs.plan import Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem
 from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
-from milpplan.version import __version__
 
 MAX_STAGE_ROWS = 16
 """With more pipeline ranks, equal neighbours share a row."""
@@ -115,7 +114,7 @@ class _SideBySide:
 
 
 def _headline(result: PlanResult, tolerance: float) -> Text:
-    model = f"cost model milpplan {__version__}, {space_text(result.problem)}"
+    model = scope_text(result.problem)
     if result.status == "optimal":
         text, style = f"optimal within {tolerance_text(tolerance)} for {model}:\n", "bold green"
     elif result.plan is not None:

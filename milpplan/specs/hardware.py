@@ -192,10 +192,15 @@ class ScaleOut(Record):
     leaves it once."""
 
 
+OWN_COST_MODEL = "milpplan"
+
+
 class Software(Record):
     """What a framework does on this hardware that no table of the hardware says; the defaults add nothing."""
 
     name: str = Field(default="none", min_length=1, max_length=200)
+    cost_model: str = Field(default=OWN_COST_MODEL, min_length=1, max_length=200)
+    """Whose times the layers have: ours, or those of an installed plug-in of ``milpplan.cost_models``."""
     layer_launch_s: NonNegativeFloat = 0.0
     """Least time of a layer's forward, and half of the least time of its backward: the host launches the kernels
     one after another, and small ones wait for it."""

@@ -131,6 +131,8 @@ class Overlay(Record):
     """A shipped description's name, or the path of a description or another overlay, relative to this file."""
     name: Name
     provenance: Provenance
+    cost_model: Name | None = None
+    """A plug-in of ``milpplan.cost_models`` that times the layers; absent: as the base has it."""
     constants: Constants = Constants()
     tables: Tables = Tables()
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError, MilpplanError, UnknownNameError
-from milpplan.optimize.backends import BACKENDS
+from milpplan.optimize.backends import backend_names
 from milpplan.presets.catalog import load_hardware, load_model
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
@@ -155,7 +155,7 @@ def _check_names(study: Study) -> None:
             _known(name, FIXABLE, "grid.fixed")
     for name in study.prices:
         _known(name, study.grid.hardware, "prices")
-    _known(study.solve.backend, ("auto", *BACKENDS), "solve.backend")
+    _known(study.solve.backend, ("auto", *backend_names()), "solve.backend")
 
 
 def _known(name: str, known: Any, where: str) -> None:

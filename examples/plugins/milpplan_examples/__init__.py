@@ -1,0 +1,1 @@
+"""Examples of plug-ins for milpplan: a solver, a cost model, hardware."""

@@ -1,0 +1,1 @@
+"""Hardware descriptions: every TOML file of this package is a name that milpplan knows."""

@@ -1,0 +1,220 @@
+"""Plug-ins of an installed package: found, used everywhere, refused by name where they break their promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milpplan import Problem, load_hardware, plugins, simulate, solve
+from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.layers import layer_seconds
+from milpplan.errors import SolverError, UnknownNameError
+from milpplan.optimize.backends import backend, backend_names
+from milpplan.optimize.doctor import random_program
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.program import Program
+from milpplan.optimize.solution import Limits, Solution
+from milpplan.plugins import PluginError
+from milpplan.presets.catalog import hardware_names
+from milpplan.specs.model import LayerRun
+from milpplan.specs.plan import TP_OVERLAPS
+from tests.optimize.brute_force import brute_force, naive_layouts, weight
+from tests.optimize.problems import random_problem
+
+Offer = Callable[[str, str, str], None]
+EXAMPLE = Path(__file__).parents[1] / "examples" / "plugins"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example package, installed by pip into a folder of its own."""
+    folder = tmp_path_factory.mktemp("plugins")
+    # Outside the tree, because building leaves files behind.
+    words = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(folder)]
+    subprocess.run([sys.executable, *words, str(EXAMPLE)], check=True, capture_output=True)
+    return folder
+
+
+MODEL = "llama2-7b"
+JOB = ("--gpus", "16", "--global-batch", "32", "--fix", "tp=4", "--space", "uniform")
+
+
+def milpplan_command(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command line in a process that sees the installed package."""
+    paths = os.pathsep.join((str(installed), str(EXAMPLE.parents[1])))
+    code = "import milpplan.cli; milpplan.cli.main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_installed_package_is_used_by_every_command(installed: Path, tmp_path: Path) -> None:
+    """Its hardware, its cost model and its solver in one solve; the plan file needs them again, and says so."""
+    result = tmp_path / "result.json"
+    words = ("solve", MODEL, "dgx-h100-half-peak", *JOB, "--backend", "scipy", "--out", str(result), "--json")
+    done = milpplan_command(installed, *words)
+    assert done.returncode == 0, done.stderr
+    solved = json.loads(done.stdout)
+    assert solved["status"] == "optimal"
+    assert solved["solver"]["backend"] == "scipy"
+    assert solved["certificate"]["cost_model"].endswith("with layers timed by half-peak (milpplan-examples 1.0)")
+    assert "half-peak" in solved["proof"]
+    other = milpplan_command(installed, "certify", str(result), "--json")
+    assert (other.returncode, json.loads(other.stdout)["verdict"]) == (0, "certified")
+    again = milpplan_command(installed, "simulate", str(result), "--json")
+    assert json.loads(again.stdout)["step_time_s"] == solved["step_time_s"]
+    without = milpplan_command(tmp_path, "simulate", str(result))
+    assert without.returncode == 2
+    assert "half-peak" in without.stderr
+    assert "Traceback" not in without.stderr
+
+
+def test_an_installed_package_is_listed(installed: Path) -> None:
+    """Its hardware stands in the list."""
+    assert "dgx-h100-half-peak" in milpplan_command(installed, "list", "hardware").stdout
+
+
+@pytest.mark.long
+def test_an_installed_solver_meets_the_canaries(installed: Path) -> None:
+    """The doctor lets it solve the programs that solvers have got wrong."""
+    checked = milpplan_command(installed, "doctor")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "scipy: random programs" in checked.stdout
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
+    """Offers an entry point of this process, as an installed package would."""
+    entries: dict[str, list[EntryPoint]] = {}
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries.get(group, []))
+
+    def offer(kind: str, name: str, value: str) -> None:
+        group = f"milpplan.{kind}"
+        entries.setdefault(group, []).append(EntryPoint(name, value, group))
+        plugins._entries.cache_clear()
+
+    yield offer
+    plugins._entries.cache_clear()
+
+
+def lying_solver(program: Program, limits: Limits) -> Solution:
+    """Says optimal, and proves a bound that its answer does not have."""
+    values = program.lower.copy()
+    return Solution("optimal", values, None, 10.0**9, "OPTIMAL", "liar", 0.0)
+
+
+def broken_solver(program: Program, limits: Limits) -> object:
+    """Not a solution."""
+    return "optimal"
+
+
+def twice(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray) -> FloatArray:
+    """Layers of twice our time."""
+    return 2 * seconds
+
+
+def weighted(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray) -> FloatArray:
+    """Another balance of phases, and tiles that a ring runs slower than a pipeline."""
+    factors = np.array([1.0, 0.7, 1.9, 1.3, 0.4])[:, None]
+    return seconds * factors * np.where(columns.tp_overlap == TP_OVERLAPS.index("ring"), 3.0, 1.0)
+
+
+def negative(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray) -> FloatArray:
+    """No times."""
+    return seconds - 1.0
+
+
+def flat(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray) -> FloatArray:
+    """Another shape."""
+    return seconds.sum(axis=0)
+
+
+def with_cost_model(problem: Problem, name: str) -> Problem:
+    """The problem on hardware that names a cost model."""
+    software = problem.hardware.software.model_copy(update={"cost_model": name})
+    hardware = problem.hardware.model_copy(update={"software": software})
+    return problem.model_copy(update={"hardware": hardware})
+
+
+def test_another_cost_model_is_proved_like_ours(offered: Offer) -> None:
+    """The optimum is that of trying every plan under the plug-in's times, switches included."""
+    offered("cost_models", "weighted", f"{__name__}:weighted")
+    changed = 0
+    for seed in range(8):
+        ours = random_problem(seed)
+        space = ours.space.model_copy(update={"tp_overlap": ("none", "ring", "pipelined")})
+        problem = with_cost_model(ours.model_copy(update={"space": space}), "weighted")
+        best, result = brute_force(problem, naive_layouts(problem)), solve(problem, gap=0.0)
+        assert (best is None) == (result.plan is None)
+        if best is not None and result.plan is not None:
+            assert result.report is not None
+            assert result.report.step_time_ns * weight(problem, result.plan.layout) == pytest.approx(
+                best.value, rel=1e-12
+            )
+            changed += simulate(ours, result.plan).step_time_ns != simulate(problem, result.plan).step_time_ns
+    assert changed > 4
+
+
+def test_the_times_of_layers_are_those_of_the_cost_model(offered: Offer) -> None:
+    """Twice the layer, twice the compute of it."""
+    offered("cost_models", "twice", f"{__name__}:twice")
+    problem = random_problem(3)
+    columns = layout_space(problem).columns
+    kind = problem.model.kinds[0]
+    ours, theirs = (layer_seconds(one, kind, columns) for one in (problem, with_cost_model(problem, "twice")))
+    np.testing.assert_array_equal(theirs, 2 * ours)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("negative", "negative"),
+        ("flat", "shape"),
+        ("nowhere", "cannot be loaded"),
+        ("random_problem", "fails"),
+    ],
+)
+def test_cost_models_that_break_their_promise_are_named(offered: Offer, value: str, words: str) -> None:
+    """Each error names the plug-in and what is wrong."""
+    offered("cost_models", "bad", f"{__name__}:{value}")
+    with pytest.raises(PluginError, match="bad") as caught:
+        solve(with_cost_model(random_problem(0), "bad"))
+    assert words in str(caught.value)
+    with pytest.raises(UnknownNameError, match="absent"):
+        solve(with_cost_model(random_problem(0), "absent"))
+
+
+def test_solvers_that_break_their_promise_are_named(offered: Offer) -> None:
+    """A lie is found by the exact check, an answer of another type by its type."""
+    offered("solvers", "liar", f"{__name__}:lying_solver")
+    offered("solvers", "broken", f"{__name__}:broken_solver")
+    assert backend_names()[-2:] == ("broken", "liar")
+    for name in ("liar", "broken"):
+        with pytest.raises(SolverError, match=name):
+            backend(name).solve(random_program(1), Limits())
+    # A plug-in of a name that we have does not replace ours.
+    offered("solvers", "cbc", f"{__name__}:lying_solver")
+    assert backend_names().count("cbc") == 1
+    assert "CBC" in backend("cbc").version()
+
+
+def test_a_hardware_package_that_fails_takes_nothing_with_it(
+    offered: Offer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out with a warning; a name that we ship stays ours."""
+    offered("hardware", "gone", "no_such_package")
+    assert "dgx-h100" in hardware_names()
+    assert "gone" in caplog.text
+    assert load_hardware("dgx-h100").name == "dgx-h100"
