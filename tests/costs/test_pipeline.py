@@ -163,7 +163,7 @@ def test_one_rank_pays_no_transfer() -> None:
     assert int(sut.step_time_ns(overlapped, durations)) == 31 + 9 + 5
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(steps())
 def test_engine_is_the_event_simulation(random: Steps) -> None:
     """Every time of the timeline and the step time equal those of the event simulation."""
@@ -219,7 +219,7 @@ def test_an_empty_batch_has_no_step_times() -> None:
     assert critical.critical_paths(graph, nothing) == ()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(steps())
 def test_critical_path_sums_to_the_step_time(random: Steps) -> None:
     """The counted durations, transfers and the barrier of a critical path sum exactly to its step time."""

@@ -163,7 +163,10 @@ def test_nothing_measured_is_told() -> None:
         profiled(measurements, BASE)
 
 
-@pytest.mark.parametrize("kind", [Product, Attention, Traffic, Layers])
+LONG_KINDS = [pytest.param(kind, marks=pytest.mark.long) for kind in (Attention, Traffic)]
+
+
+@pytest.mark.parametrize("kind", [Product, Layers, *LONG_KINDS])
 def test_faults_are_noted(kind: type) -> None:
     """A kind that does not fit leaves the others, and is told."""
     machine = synthetic(num_ranks=0)
