@@ -10,6 +10,21 @@ TERA = 1e12
 NS_PER_S = 1_000_000_000
 TRILLION = 10**12
 SECONDS_PER_HOUR = 3600.0
+HOURS_PER_DAY = 24.0
+
+
+def gpu_hours(num_gpus: float, tokens: float, tokens_per_s: float) -> float:
+    """GPU-hours of training on ``tokens`` tokens: num_gpus * tokens / tokens_per_s / 3600.
+
+    Source: definition; 380 tokens/s and GPU give the 1,022,362 A100-hours of LLaMA-65B's 1.4T tokens within
+    0.2 % (Touvron et al. 2023, section 2.4 and table 15).
+    """
+    return num_gpus * tokens / tokens_per_s / SECONDS_PER_HOUR
+
+
+def money_text(amount: float) -> str:
+    """An amount of money, in whatever currency the price was: 412, 3.142M."""
+    return f"{amount:,.0f}" if abs(amount) < 1e6 else count_text(amount)
 
 
 def seconds_text(seconds: float) -> str:

@@ -109,6 +109,8 @@ ALLOWED = {
         "milpplan.optimize.claim",
         "milpplan.optimize.doctor",
         "milpplan.insight.records",
+        "milpplan.insight.candidates",
+        "milpplan.insight.runs",
         "milpplan.calibration.records",
         "milpplan.validation.evidence",
         "milpplan.presets",

@@ -17,12 +17,12 @@ from milpplan.presets.catalog import hardware_names, load_model, model_names
 from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, Schedule
 from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Range, Space
 from milpplan.specs.reading import RecordType, invalid_fields, shown
+from milpplan.units import HOURS_PER_DAY, SECONDS_PER_HOUR
 
 MAX_CANDIDATES: Final = 4_096
 """Most combinations of a number of GPUs and a batch in one problem."""
 OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
 OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
-SECONDS_PER_HOUR: Final = 3600.0
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _FIXABLE = tuple(name for name in Space.model_fields if name != "kind")
@@ -260,17 +260,33 @@ def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedul
     return fixed(problem, values) if values else problem
 
 
+def deadline_hours(hours: float | None, days: float | None) -> float | None:
+    """The deadline in hours, given in hours or in days.
+
+    Raises:
+        InvalidInputError: both are given, or days that are no number of days.
+    """
+    if days is None:
+        return hours
+    if hours is not None:
+        raise InvalidInputError(
+            f"--deadline-hours is {hours:g} and --deadline-days is {days:g}.",
+            "Expected one of them.",
+            "Leave one out.",
+        )
+    positive(days, "--deadline-days", "number of days")
+    return days * HOURS_PER_DAY
+
+
 def _check_deadline(objective: str, hours: float | None, tokens: float | None) -> None:
     choice(objective, "--objective", OBJECTIVES)
     positive(hours, "--deadline-hours", "number of hours")
     positive(tokens, "--tokens", "number of tokens")
-    given = {"--deadline-hours": hours, "--tokens": tokens}
-    missing = [option for option, value in given.items() if value is None]
-    if len(missing) == 1 or (missing and objective != OBJECTIVES[0]):
+    if tokens is None and (hours is not None or objective == "gpu_hours"):
         raise InvalidInputError(
-            f"{' and '.join(missing)} is missing (objective {objective}).",
-            "Expected the deadline of the whole run in hours together with the tokens it trains on.",
-            f"Add {' and '.join(missing)}, or use --objective {OBJECTIVES[0]} without either.",
+            f"--tokens is missing ({'a deadline' if hours is not None else f'objective {objective}'}).",
+            "Expected the tokens that the whole run trains on.",
+            "Add --tokens, such as --tokens 15e12.",
         )
 
 

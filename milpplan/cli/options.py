@@ -98,11 +98,24 @@ ObjectiveName = Annotated[
     typer.Option(
         "--objective",
         metavar="NAME",
-        help="step_time_per_token, or with a deadline num_gpus (the fewest) or gpu_hours (the least).",
+        help="step_time_per_token, num_gpus (the fewest that fit, or meet a deadline), or gpu_hours (the least of "
+        "the whole run).",
     ),
 ]
 DeadlineHours = Annotated[
     float | None, typer.Option("--deadline-hours", metavar="H", help="The whole run takes at most this.")
+]
+DeadlineDays = Annotated[
+    float | None, typer.Option("--deadline-days", metavar="D", help="The same in days of 24 hours.")
+]
+Price = Annotated[
+    str | None,
+    typer.Option(
+        "--price-per-gpu-hour",
+        metavar="P|NAME=P,...",
+        help="Price of an hour of one accelerator, of each kind of hardware if there are several: what the whole "
+        "run of --tokens costs.",
+    ),
 ]
 Tokens = Annotated[float | None, typer.Option("--tokens", metavar="T", help="Tokens of the whole run.")]
 TimeLimit = Annotated[

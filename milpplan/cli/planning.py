@@ -31,7 +31,9 @@ def solve(
     forbid: o.Forbid = None,
     objective: o.ObjectiveName = "step_time_per_token",
     deadline_hours: o.DeadlineHours = None,
+    deadline_days: o.DeadlineDays = None,
     tokens: o.Tokens = None,
+    price: o.Price = None,
     backend: o.Backend = "auto",
     time_limit: o.TimeLimit = None,
     gap: o.Gap = 1e-4,
@@ -43,33 +45,60 @@ def solve(
     as_json: o.AsJson = False,
 ) -> None:
     """Find the best plan for a model on a cluster, and prove it."""
-    from milpplan.cli import arguments, solving
+    words = locals()
+    from milpplan.cli.solve_command import SolveWords, run
+
+    raise typer.Exit(int(run(SolveWords(**words))))
+
+
+@app.command()
+def min_gpus(
+    model: o.Model,
+    hardware: o.Hardware,
+    global_batch: o.GlobalBatch = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus", metavar="LO:HI[:STEP]", help="Numbers to try.", show_default="1 to a node, then whole nodes"
+        ),
+    ] = None,
+    seq_len: o.SeqLen = None,
+    precision: o.Precision = "bf16",
+    space: o.SpaceKind = "free",
+    schedule: o.ScheduleNames = None,
+    fix: o.Fix = None,
+    allow: o.Allow = None,
+    forbid: o.Forbid = None,
+    deadline_hours: o.DeadlineHours = None,
+    deadline_days: o.DeadlineDays = None,
+    tokens: o.Tokens = None,
+    time_limit: o.TimeLimit = None,
+    gap: o.Gap = 1e-4,
+    out: o.Out = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Find the fewest GPUs on which a model trains at all, or in time for a deadline, and prove that fewer do
+    not suffice."""
+    from milpplan.cli import arguments, fewest
     from milpplan.cli.calculon import problem_of
 
     job = {
-        "gpus": gpus,
+        "gpus": gpus or "1",
         "global_batch": global_batch,
         "seq_len": seq_len,
         "precision": precision,
-        "attention": attention,
-        "grad_dtype": grad_dtype,
-        "objective": objective,
-        "deadline_hours": deadline_hours,
+        "attention": "flash",
+        "grad_dtype": "fp32",
+        "objective": "num_gpus",
+        "deadline_hours": arguments.deadline_hours(deadline_hours, deadline_days),
         "tokens": tokens,
-        "kind": "inference" if inference else "training",
+        "kind": "training",
     }
     named = {"MODEL": model, "HARDWARE": hardware}
-    problem = problem_of(calculon, named, job, space, fix or [], allow or [], schedule)
-    chosen = milpplan.SolveOptions(
-        backend=backend,
-        gap=gap,
-        time_limit_s=time_limit,
-        seed=seed,
-        witness=witness,
-        warm_start=None if warm_start is None else solving.starting_plan(problem, warm_start),
-        forbid=arguments.forbidden_values(forbid or []),
-    )
-    raise typer.Exit(int(solving.run(problem, chosen, out, as_json, check_ends)))
+    problem = problem_of(None, named, job, space, fix or [], allow or [], schedule)
+    forbidden = arguments.forbidden_values(forbid or [])
+    chosen = milpplan.SolveOptions(gap=gap, time_limit_s=time_limit, forbid=forbidden)
+    raise typer.Exit(int(fewest.run(problem, chosen, gpus is None, out, as_json)))
 
 
 @app.command()

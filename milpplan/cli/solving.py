@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import check_plan
 from milpplan.costs.simulator import simulate as simulate_plan
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
+from milpplan.insight.runs import run_totals
 from milpplan.optimize.explain import explain
 from milpplan.optimize.layouts import broken_rules
 from milpplan.optimize.planner import solve
@@ -33,23 +34,34 @@ MAX_WORK_ITEMS = 33_554_432
 """Most virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to say beside the plan: whether it is best at both ends of the hardware's uncertainty too, and what the
+    whole run costs at a price of an accelerator-hour."""
+
+    check_ends: bool = False
+    price_per_gpu_hour: float | None = None
+
+
 def run(
-    problem: Problem, options: SolveOptions, out: Path | None, as_json: bool, check_ends: bool = False
+    problem: Problem, options: SolveOptions, out: Path | None, as_json: bool, asked: Asked | None = None
 ) -> ExitCode:
     """Solve, print, write; the exit code says how it ended."""
+    asked = asked or Asked()
     arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
     if out is not None:
         check_writable(out)
     with shown_progress(problem.job.objective) as callback, within_range():
         result = solve(problem, replace(options, callback=callback))
-        bar, robust = _uncertainty(result, options, check_ends)
+        bar, robust = _uncertainty(result, options, asked.check_ends)
         known = _evidence(result)
+    totals = run_totals(result, asked.price_per_gpu_hour)
     for line in (result.message, _why_not_proved(result, options)):
         if line:
             say(line)
     why = _why(result, options) if result.status == "infeasible" else None
     text = (
-        document_text(result_document(result, options.gap, why, bar, robust, known, options.forbid))
+        document_text(result_document(result, options.gap, why, bar, robust, known, options.forbid, totals))
         if as_json or out
         else ""
     )
@@ -57,7 +69,7 @@ def run(
         if as_json:
             emit(text)
         elif why is None:
-            show(solve_report(result, options.gap, bar, robust, known))
+            show(solve_report(result, options.gap, bar, robust, known, totals))
         if why is not None:
             say_error(why)
     finally:

@@ -25,7 +25,7 @@ from milpplan.optimize.solution import Backend
 from milpplan.optimize.wider import bound_of_any_chunks
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import ANY_SPLIT_LAYERS, Job, Problem, Space
-from milpplan.units import NS_PER_S
+from milpplan.units import NS_PER_S, gpu_hours
 
 WITNESSES = {
     "highs": ("cbc", "cpsat"),
@@ -230,7 +230,7 @@ def _result(
         objective_name=name,
         objective=None if value is None else value * scale,
         objective_bound=bound * scale if known else None,
-        lower_bound_s=bound / NS_PER_S if known and single else None,
+        lower_bound_s=bound / _per_second(problem) if known and single else None,
         gap=gap,
         rejected=dict(search.space.rejected),
         enumerated=search.space.enumerated,
@@ -281,6 +281,16 @@ def _is_single(problem: Problem) -> bool:
     return len(job.num_gpus_values) == 1 and len(job.global_batch_values) == 1
 
 
+def _per_second(problem: Problem) -> float:
+    """The search's objective of a step of one second, where there is one batch and one number of GPUs."""
+    job = problem.job
+    if job.objective != "gpu_hours":
+        return NS_PER_S
+    assert job.training_tokens is not None
+    tokens = job.global_batch_values[0] * job.sequence_length
+    return gpu_hours(job.num_gpus_values[0], job.training_tokens, tokens)
+
+
 def _unit(problem: Problem) -> tuple[float, str]:
     """Factor from the search's objective to the printed one, and its name."""
     job: Job = problem.job
@@ -291,10 +301,14 @@ def _unit(problem: Problem) -> tuple[float, str]:
 
 
 def _fewest_gpus(problem: Problem, options: SolveOptions) -> PlanResult:
-    """Numbers of GPUs in ascending order; each smaller one is proved to miss the deadline."""
+    """Numbers of GPUs in ascending order; each smaller one is proved to have no plan that fits and meets the
+    deadline, if there is one."""
     result: PlanResult | None = None
+    until = None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
     for gpus in problem.job.num_gpus_values:
         job = problem.job.model_copy(update={"num_gpus": gpus, "objective": "step_time_per_token"})
+        if until is not None:
+            options = replace(options, time_limit_s=max(until - time.monotonic(), 0.1))
         result = _solve(problem.model_copy(update={"job": job}), options)
         if result.status != "infeasible":
             break

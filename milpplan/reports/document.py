@@ -14,12 +14,14 @@ from typing import Any, Literal
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import MemoryVerdict, StepReport
 from milpplan.errors import InvalidInputError, MilpplanError
+from milpplan.insight.runs import RunTotals
 from milpplan.optimize.result import FATES, PlanResult
 from milpplan.reports import plan_file
 from milpplan.reports.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.evidence import EvidenceDocument, evidence_document
 from milpplan.reports.insight_document import ExplanationDocument
 from milpplan.reports.plan_file import PlanDocument, plan_document
+from milpplan.reports.run_totals import RunDocument, run_document
 from milpplan.reports.spaces import scope_text
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
@@ -146,6 +148,7 @@ class ResultDocument(Record):
     """One sentence: the cost model, the declared space and the tolerance that the status speaks about."""
     infeasible: InfeasibleDocument | None
     objective: ObjectiveDocument
+    run: RunDocument | None = None
     plan: PlanDocument | None
     breakdown: dict[str, float] | None
     """Seconds, the mean over the stages; they add up to the step time."""
@@ -193,10 +196,11 @@ def result_document(
     robust: Robustness | None = None,
     evidence: Evidence | None = None,
     forbid: Sequence[Mapping[str, object]] = (),
+    totals: RunTotals | None = None,
 ) -> ResultDocument:
     """The document of a result; ``infeasible`` explains why there is no plan, where that is proved; ``bar`` and
     ``robust`` what the hardware's uncertainty means for the plan, ``evidence`` what measured runs say about it;
-    ``forbid`` are the layouts that were forbidden."""
+    ``forbid`` are the layouts that were forbidden, ``totals`` what the whole run takes."""
     report = result.report
     plan = None if result.plan is None else plan_document(result.plan, report)
     why = None
@@ -228,6 +232,7 @@ def result_document(
         objective=ObjectiveDocument(
             name=result.objective_name, value=result.objective, bound=result.objective_bound
         ),
+        run=run_document(totals),
         plan=plan,
         breakdown=report.breakdown_s if report else None,
         hidden=report.hidden_s if report else None,

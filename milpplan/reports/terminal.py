@@ -14,11 +14,13 @@ from rich.text import Text
 
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import StepReport
+from milpplan.insight.runs import RunTotals
 from milpplan.optimize.result import PlanResult
 from milpplan.reports.clusters import cluster_text, node_types_text
 from milpplan.reports.document import layouts_document, tolerance_text
 from milpplan.reports.error_bars import error_bar_text, robustness_text
 from milpplan.reports.evidence import evidence_text
+from milpplan.reports.run_totals import run_text
 from milpplan.reports.spaces import scope_text
 from milpplan.specs.plan import Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem
@@ -43,6 +45,7 @@ def solve_report(
     bar: ErrorBar | None = None,
     robust: Robustness | None = None,
     evidence: Evidence | None = None,
+    totals: RunTotals | None = None,
 ) -> RenderableType:
     """Everything about a result that has a plan; the headline alone where there is none."""
     parts: list[RenderableType] = [_headline(result, tolerance)]
@@ -54,7 +57,8 @@ def solve_report(
             )
         )
     if result.plan is not None and result.report is not None:
-        parts += [_rates(result.report), *_known(bar, robust, evidence), Text()]
+        run = [] if totals is None else [hanging("whole run", run_text(totals))]
+        parts += [_rates(result.report), *run, *_known(bar, robust, evidence), Text()]
         parts += plan_report(result.problem, result.plan, result.report)
     return Group(*parts, *_proof(result))
 

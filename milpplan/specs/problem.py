@@ -63,7 +63,7 @@ class Job(Record):
     training_tokens: PositiveFloat | None = None
     """Tokens of the whole run; needed by a deadline and by ``gpu_hours``."""
     deadline_s: PositiveFloat | None = None
-    """The whole run must take no longer than this."""
+    """The whole run must take no longer than this. ``num_gpus`` without it: the fewest on which a plan fits."""
 
     @property
     def num_gpus_values(self) -> tuple[int, ...]:
@@ -79,10 +79,10 @@ class Job(Record):
 
     @model_validator(mode="after")
     def _objective_has_what_it_needs(self) -> Job:
-        if self.objective != "step_time_per_token" and self.deadline_s is None:
-            raise ValueError(f"objective={self.objective} needs deadline_s (and training_tokens)")
-        if (self.deadline_s is None) != (self.training_tokens is None):
-            raise ValueError("deadline_s and training_tokens belong together: give both or neither")
+        if self.objective == "gpu_hours" and self.training_tokens is None:
+            raise ValueError("objective=gpu_hours needs training_tokens")
+        if self.deadline_s is not None and self.training_tokens is None:
+            raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
         return self
 
 

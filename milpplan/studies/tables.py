@@ -13,7 +13,7 @@ from milpplan.studies.grid import GRID_AXES, Cell
 from milpplan.studies.outcomes import Outcome
 from milpplan.studies.records import Study
 from milpplan.studies.running import Sweep
-from milpplan.units import SECONDS_PER_HOUR, TRILLION
+from milpplan.units import TRILLION, gpu_hours
 
 Value = str | int | float | bool | None
 Row = dict[str, Value]
@@ -45,15 +45,6 @@ DERIVED: Final = {
 }
 NOT_REPRODUCED: Final = ("wall_time_s",)
 """Columns that differ from run to run."""
-
-
-def gpu_hours(num_gpus: float, tokens: float, tokens_per_s: float) -> float:
-    """GPU-hours of training on ``tokens`` tokens: num_gpus * tokens / tokens_per_s / 3600.
-
-    Source: definition; 380 tokens/s and GPU give the 1,022,362 A100-hours of LLaMA-65B's 1.4T tokens within
-    0.2 % (Touvron et al. 2023, section 2.4 and table 15).
-    """
-    return num_gpus * tokens / tokens_per_s / SECONDS_PER_HOUR
 
 
 def column_types(study: Study) -> dict[str, str]:

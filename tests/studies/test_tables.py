@@ -19,7 +19,8 @@ from milpplan.studies.curves import effects, front, scaling_lines
 from milpplan.studies.page import page
 from milpplan.studies.records import Grid, Study, WhatIf
 from milpplan.studies.results import write_results
-from milpplan.studies.tables import Row, column_types, csv_text, gpu_hours, parquet_bytes, rows
+from milpplan.studies.tables import Row, column_types, csv_text, parquet_bytes, rows
+from milpplan.units import gpu_hours
 from tests.studies.cases import study
 from tests.studies.test_running import reference
 

@@ -1,0 +1,115 @@
+"""Several kinds of hardware in one solve, prices of accelerators, and what a whole run costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from milpplan.cli import arguments
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
+from milpplan.cli.progress import shown_progress
+from milpplan.cli.solving import within_range
+from milpplan.errors import InvalidInputError
+from milpplan.insight.candidates import Candidate, Choice, choose
+from milpplan.optimize.result import SolveOptions
+from milpplan.reports.candidates import choice_document, choice_report
+from milpplan.reports.document import document_text, result_document
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.specs.problem import Problem
+from milpplan.specs.reading import shown
+
+MOST_CANDIDATES = 16
+
+
+def names_of(hardware: str | None) -> list[str]:
+    """The kinds of hardware of a command line: words with commas between them."""
+    names = [name.strip() for name in (hardware or "").split(",")]
+    if len(names) > 1 and (len(set(names)) < len(names) or "" in names or len(names) > MOST_CANDIDATES):
+        raise InvalidInputError(
+            f"HARDWARE is {shown(hardware)}.",
+            f"Expected one description, or two to {MOST_CANDIDATES} different ones with commas between them.",
+            "Correct HARDWARE.",
+        )
+    return names
+
+
+def prices(text: str | None, names: Sequence[str], tokens: float | None) -> dict[str, float]:
+    """The price of an accelerator-hour of every kind of hardware; empty where none is given.
+
+    Raises:
+        InvalidInputError: no number, no hardware of the name, one that is missing, or no tokens to pay for.
+    """
+    if text is None:
+        return {}
+    if tokens is None:
+        raise InvalidInputError(
+            "--price-per-gpu-hour without --tokens.",
+            "Expected the tokens that the whole run trains on.",
+            "Add --tokens, such as --tokens 15e12.",
+        )
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, word = part.rpartition("=")
+        for one in [name.strip()] if equals else names:
+            found[arguments.choice(one, "--price-per-gpu-hour", names)] = _price(word)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise InvalidInputError(
+            f"--price-per-gpu-hour {shown(text)} has no price for {', '.join(missing)}.",
+            "Expected one price for all, or NAME=PRICE for each kind of hardware, with commas between them.",
+            "Add what is missing.",
+        )
+    return found
+
+
+def _price(word: str) -> float:
+    try:
+        price = float(word)
+    except ValueError:
+        price = -1.0
+    arguments.positive(price if price != -1.0 else float("nan"), "--price-per-gpu-hour", "price")
+    return price
+
+
+def run(
+    names: Sequence[str],
+    problem_for: Callable[[str], Problem],
+    price_of: Mapping[str, float],
+    options: SolveOptions,
+    out: Path | None,
+    as_json: bool,
+) -> ExitCode:
+    """Solve on every kind of hardware, print them in order, write the best one's result."""
+    if out is not None:
+        check_writable(out)
+    arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
+    candidates = [Candidate(name, _priced(problem_for(name), price_of), price_of.get(name)) for name in names]
+    with shown_progress(candidates[0].problem.job.objective) as callback, within_range():
+        choice = choose(candidates, replace(options, callback=callback))
+    for outcome in choice.outcomes:
+        if outcome.result.message:
+            say(f"{outcome.candidate.name}: {outcome.result.message}")
+    if as_json:
+        emit(document_text(choice_document(choice, options.gap)))
+    else:
+        show(choice_report(choice, options.gap))
+    best = choice.best
+    if out is not None and best is not None:
+        write_whole(out, document_text(result_document(best.result, options.gap, forbid=options.forbid)))
+        say(f"The result of {best.candidate.name} is written to {out}.")
+    return _code(choice)
+
+
+def _priced(problem: Problem, price_of: Mapping[str, float]) -> Problem:
+    """With prices the least GPU-hours of each kind of hardware are what its least cost comes from."""
+    if not price_of:
+        return problem
+    return problem.model_copy(update={"job": problem.job.model_copy(update={"objective": "gpu_hours"})})
+
+
+def _code(choice: Choice) -> ExitCode:
+    best = choice.best
+    if best is None:
+        return OF_STATUS["infeasible" if choice.proved else "no_solution_found"]
+    return OF_STATUS["optimal" if choice.proved and best.result.status == "optimal" else "feasible"]

@@ -1,0 +1,89 @@
+"""``milpplan solve``: from its words to a problem, to one of the ways to solve it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from milpplan.cli import arguments, candidates, solving
+from milpplan.cli.calculon import Files, problem_of
+from milpplan.cli.outcome import ExitCode
+from milpplan.optimize.result import SolveOptions
+from milpplan.specs.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveWords:
+    """The command's arguments and options as typer gives them, by their names in ``planning.solve``."""
+
+    model: str | None
+    hardware: str | None
+    gpus: str | None
+    global_batch: str | None
+    calculon: Files | None
+    seq_len: str | None
+    precision: str
+    attention: str
+    grad_dtype: str
+    inference: bool
+    space: str
+    schedule: str | None
+    fix: list[str] | None
+    allow: list[str] | None
+    forbid: list[str] | None
+    objective: str
+    deadline_hours: float | None
+    deadline_days: float | None
+    tokens: float | None
+    price: str | None
+    backend: str
+    time_limit: float | None
+    gap: float
+    seed: int
+    witness: bool
+    warm_start: Path | None
+    check_ends: bool
+    out: Path | None
+    as_json: bool
+
+    def problem(self, hardware: str | None) -> Problem:
+        """The problem on one kind of hardware."""
+        job = {
+            "gpus": self.gpus,
+            "global_batch": self.global_batch,
+            "seq_len": self.seq_len,
+            "precision": self.precision,
+            "attention": self.attention,
+            "grad_dtype": self.grad_dtype,
+            "objective": self.objective,
+            "deadline_hours": arguments.deadline_hours(self.deadline_hours, self.deadline_days),
+            "tokens": self.tokens,
+            "kind": "inference" if self.inference else "training",
+        }
+        named = {"MODEL": self.model, "HARDWARE": hardware}
+        return problem_of(self.calculon, named, job, self.space, self.fix or [], self.allow or [], self.schedule)
+
+    def options(self, problem: Problem) -> SolveOptions:
+        """How to solve it."""
+        start = None if self.warm_start is None else solving.starting_plan(problem, self.warm_start)
+        return SolveOptions(
+            backend=self.backend,
+            gap=self.gap,
+            time_limit_s=self.time_limit,
+            seed=self.seed,
+            witness=self.witness,
+            warm_start=start,
+            forbid=arguments.forbidden_values(self.forbid or []),
+        )
+
+
+def run(words: SolveWords) -> ExitCode:
+    """Solve as asked, print, write; the exit code says how it ended."""
+    names = candidates.names_of(words.hardware)
+    price_of = candidates.prices(words.price, names, words.tokens)
+    problem = words.problem(names[0] or None)
+    options = words.options(problem)
+    if len(names) > 1:
+        return candidates.run(names, words.problem, price_of, options, words.out, words.as_json)
+    asked = solving.Asked(words.check_ends, price_of.get(names[0]))
+    return solving.run(problem, options, words.out, words.as_json, asked)

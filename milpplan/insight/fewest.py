@@ -1,0 +1,80 @@
+"""The fewest accelerators on which a job has a plan, looked for from one upwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from milpplan.optimize.explain import explain
+from milpplan.optimize.planner import solve
+from milpplan.optimize.result import PlanResult, SolveOptions
+from milpplan.specs.problem import MAX_GPUS, Problem, Range
+
+WIDENING = 8
+"""How many times as far each span of numbers reaches as the one before."""
+REASON_BUDGET_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fewest:
+    """The answer. ``result`` is of the span that holds it, or of the last one tried; ``refused``: the numbers of
+    accelerators proved to have no plan, ``why`` what is missing with the largest of them."""
+
+    result: PlanResult
+    refused: tuple[int, ...]
+    why: str | None
+
+    @property
+    def num_gpus(self) -> int | None:
+        """The fewest; None where none was found."""
+        return None if self.result.plan is None else self.result.plan.layout.num_gpus
+
+
+def fewest_gpus(problem: Problem, options: SolveOptions | None = None, *, widen: bool = True) -> Fewest:
+    """The fewest accelerators whose best plan fits, and meets the deadline if the job has one.
+
+    Args:
+        problem: its ``num_gpus`` are the candidates; with ``widen`` what a cluster can have: every number up
+            to one node, then whole nodes.
+        options: as for ``solve``; the time limit holds for all numbers together.
+        widen: whether to look beyond the problem's own numbers.
+    """
+    options = options or SolveOptions()
+    until = None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
+    own = problem.job.num_gpus
+    spans = _spans(problem.hardware.gpus_per_node) if widen else iter([own])
+    refused: list[int] = []
+    for span in spans:
+        if until is not None:
+            options = replace(options, time_limit_s=max(until - time.monotonic(), 0.1))
+        there = _on(problem, span)
+        result = solve(there, options)
+        if result.plan is not None:
+            refused += [count for count in there.job.num_gpus_values if count < result.plan.layout.num_gpus]
+            break
+        if result.status != "infeasible" or (until is not None and time.monotonic() > until):
+            break
+        refused += there.job.num_gpus_values
+    return Fewest(result, tuple(refused), _reason(problem, refused, options) if refused else None)
+
+
+def _on(problem: Problem, num_gpus: int | Range) -> Problem:
+    job = problem.job.model_copy(update={"num_gpus": num_gpus, "objective": "num_gpus"})
+    return problem.model_copy(update={"job": job})
+
+
+def _spans(per_node: int) -> Iterator[Range]:
+    """Up to one node by one, then whole nodes."""
+    yield Range(minimum=1, maximum=per_node, step=1)
+    first, last = 2 * per_node, WIDENING * per_node
+    while first <= MAX_GPUS:
+        last = min(last, MAX_GPUS // per_node * per_node)
+        yield Range(minimum=first, maximum=last, step=per_node)
+        first, last = last + per_node, WIDENING * last
+
+
+def _reason(problem: Problem, refused: list[int], options: SolveOptions) -> str:
+    """What the largest number that was refused lacks."""
+    job = _on(problem, refused[-1]).job.model_copy(update={"objective": "step_time_per_token"})
+    return explain(problem.model_copy(update={"job": job}), options.forbid, REASON_BUDGET_S).seen
