@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from milpplan.cli.completion import presets_like
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.program import app
 
@@ -22,7 +24,10 @@ def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) 
 
 @app.command("show")
 def show_preset(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model or hardware, by name or path.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A model or hardware, by name or path.", autocompletion=presets_like),
+    ],
 ) -> None:
     """Print a model or hardware description; a file is checked first, a config.json translated."""
     from milpplan.reports import presets
@@ -42,6 +47,19 @@ def schema(
     from milpplan.cli import arguments
 
     emit(json.dumps(arguments.schema_of(kind).model_json_schema(), indent=2) + "\n")
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The file to write.")] = Path("job.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Ask a few questions and write a job file for `solve --job`."""
+    from milpplan.cli.job_file import ask
+    from milpplan.reports.files import write_whole
+
+    write_whole(path, ask(path, force))
+    say(f"Written to {path}. Now: milpplan solve --job {path}")
 
 
 @app.command()

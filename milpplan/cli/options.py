@@ -7,15 +7,35 @@ from typing import Annotated
 
 import typer
 
+from milpplan.cli.completion import hardware_like, models_like
+from milpplan.cli.job_file import read_words
+
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="A model's name, or a .toml, .json or Hugging Face config.json."),
+    typer.Argument(
+        metavar="MODEL",
+        help="A model's name, or a .toml, .json or Hugging Face config.json.",
+        autocompletion=models_like,
+    ),
 ]
 Hardware = Annotated[
     str | None,
     typer.Argument(
         metavar="HARDWARE",
-        help="A hardware description's name, or a .toml or .json. Several node types: NAME:GPUS+NAME:GPUS.",
+        help="A hardware description's name, or a .toml or .json. Several node types: NAME:GPUS+NAME:GPUS. "
+        "Several to choose from: NAME,NAME.",
+        autocompletion=hardware_like,
+    ),
+]
+JobFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--job",
+        metavar="JOB.toml",
+        is_eager=True,
+        callback=read_words,
+        help="Take these arguments and options from a file (`milpplan init` writes one); the command line goes "
+        "before it.",
     ),
 ]
 Gpus = Annotated[

@@ -16,6 +16,7 @@ from milpplan.cli.program import app
 def solve(
     model: o.Model = None,
     hardware: o.Hardware = None,
+    job: o.JobFile = None,
     gpus: o.Gpus = None,
     global_batch: o.GlobalBatch = None,
     calculon: o.Calculon = None,
@@ -45,7 +46,7 @@ def solve(
     as_json: o.AsJson = False,
 ) -> None:
     """Find the best plan for a model on a cluster, and prove it."""
-    words = locals()
+    words = {name: value for name, value in locals().items() if name != "job"}
     from milpplan.cli.solve_command import SolveWords, run
 
     raise typer.Exit(int(run(SolveWords(**words))))
