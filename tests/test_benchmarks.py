@@ -82,7 +82,7 @@ def test_too_few_gpus_have_no_rule() -> None:
 )
 def test_split_of_layers(layers: int, pp: int, micro_batches: int, expected: list[int]) -> None:
     """The layers of the virtual stages, worked out by hand."""
-    split = rules_of_thumb._split(layers, pp, micro_batches)
+    split = rules_of_thumb.split_of_layers(layers, pp, micro_batches)
     assert split is not None
     assert list(split) == expected
 

@@ -3,6 +3,9 @@
 from milpplan.cli import planning
 
 # isort: split
+from milpplan.cli import showing
+
+# isort: split
 from milpplan.cli import launching
 
 # isort: split
@@ -12,4 +15,4 @@ from milpplan.cli import measuring
 from milpplan.cli import describing
 from milpplan.cli.program import app, run
 
-__all__ = ["app", "describing", "launching", "measuring", "planning", "run"]
+__all__ = ["app", "describing", "launching", "measuring", "planning", "run", "showing"]

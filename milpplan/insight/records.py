@@ -158,3 +158,37 @@ class Explanation:
     """Questions for which no time was left."""
     interrupted: bool
     wall_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NearPlan:
+    """A plan near the one asked about: ``excess`` is its objective over that one's, minus 1 (negative: better)."""
+
+    plan: Plan
+    step_time_s: float
+    peak_memory_bytes: int
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class NearBest:
+    """Other layouts whose best known plan is at most ``within`` (a share) worse, best first.
+
+    ``plans`` were simulated, so that many are certain. ``most_layouts`` is proved: no more layouts than that, the
+    plan's own left out, can have such a plan; the rest of them were not decided in the time.
+    """
+
+    within: float
+    plans: tuple[NearPlan, ...]
+    most_layouts: int
+    legal_layouts: int
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOfThumb:
+    """The plan of the published tables (``rule_of_thumb``), what it costs, and whether the tables' ranges were
+    enough or pp had to grow beyond them."""
+
+    plan: Plan
+    report: StepReport
+    within_table: bool

@@ -87,12 +87,12 @@ def traffic_figures(report: TrafficReport) -> list[Any]:
     return [_heat_map(report), _time_line(report), _links(report), _overheads(report), _bandwidth(report)]
 
 
-def gpus_per_row(report: TrafficReport) -> int:
-    """GPUs in a row of the heat map: one, or as many whole nodes as keep the map readable."""
-    if report.num_gpus <= MAX_PLACES:
+def gpus_per_row(report: TrafficReport, most: int = MAX_PLACES) -> int:
+    """GPUs in a row of the heat map: one, or as many whole nodes as keep the map at ``most`` rows."""
+    if report.num_gpus <= most:
         return 1
     nodes = -(-report.num_gpus // report.gpus_per_node)
-    return report.gpus_per_node * -(-nodes // MAX_PLACES)
+    return report.gpus_per_node * -(-nodes // most)
 
 
 def _place_name(report: TrafficReport, each: int) -> str:

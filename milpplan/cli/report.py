@@ -1,0 +1,89 @@
+"""The page and the trace of a plan as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milpplan.cli.outcome import ExitCode, say
+from milpplan.cli.solving import check_plan_of_file, within_range
+from milpplan.costs.report import StepReport
+from milpplan.costs.step_lanes import step_lanes
+from milpplan.errors import InvalidInputError
+from milpplan.overview.gathering import overview
+from milpplan.reports.certificate import COST_MODEL
+from milpplan.reports.document import ResultDocument, read_plan, result_in
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.plan_page import plan_page, require_jinja
+from milpplan.reports.trace import trace_text
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.units import seconds_text
+
+
+def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float) -> ExitCode:
+    """Read, simulate, write the page and the trace; both are checked for writing before anything is computed."""
+    _check_outputs(path, out, trace)
+    if not 0 <= time_limit_s < float("inf"):
+        raise InvalidInputError(
+            f"--time-limit is {time_limit_s}.", "Expected seconds, 0 or more.", "Correct --time-limit."
+        )
+    if out is not None:
+        require_jinja()
+    problem, plan = read_plan(path)
+    check_plan_of_file(problem, plan)
+    found = result_in(path)
+    files: dict[Path, str] = {}
+    with within_range():
+        if trace is not None:
+            files[trace] = trace_text(
+                step_lanes(problem, plan), f"{problem.model.name} on {plan.layout.num_gpus:,} GPUs"
+            )
+        if out is not None:
+            files[out] = _page(problem, plan, found, time_limit_s)
+    for target, text in files.items():
+        write_whole(target, text)
+        say(f"Written to {target}.")
+    return ExitCode.OPTIMAL
+
+
+def _check_outputs(path: Path, out: Path | None, trace: Path | None) -> None:
+    named = [target for target in (out, trace) if target is not None]
+    if not named:
+        raise InvalidInputError(
+            "There is nothing to write.",
+            "Expected -o PAGE.html, --trace TRACE.json, or both.",
+            "Add -o report.html.",
+        )
+    if len({target.resolve() for target in named}) < len(named):
+        raise InvalidInputError(
+            f"The page and the trace are both {str(out)!r}.", "Expected two files.", "Change one of the options."
+        )
+    for target in named:
+        if target.exists() and path.exists() and target.resolve() == path.resolve():
+            raise InvalidInputError(
+                f"{str(target)!r} is the plan file itself.", "Expected another file.", "Change -o or --trace."
+            )
+        check_writable(target)
+
+
+def _page(problem: Problem, plan: Plan, found: ResultDocument | None, time_limit_s: float) -> str:
+    forbid = () if found is None or found.certificate is None else found.certificate.forbid
+    shown = overview(problem, plan, time_limit_s=time_limit_s, forbid=forbid)
+    notes = () if found is None else _old(found, shown.report)
+    return plan_page(shown, None if notes else found, notes)
+
+
+def _old(found: ResultDocument, report: StepReport) -> tuple[str, ...]:
+    """Why the proof in a file does not speak about what this version simulates."""
+    certificate, step = found.certificate, found.step_time_s
+    if certificate is not None and certificate.cost_model != COST_MODEL:
+        return (
+            f"The file was proved for the cost model {certificate.cost_model}; this page is by {COST_MODEL}, so "
+            "its proof is left out. Solve again to have one.",
+        )
+    if step is not None and abs(step - report.step_time_s) > 1e-9 * report.step_time_s:
+        return (
+            f"The file says {seconds_text(step)} a step, the simulator {seconds_text(report.step_time_s)}: it was "
+            "written by another state of milpplan, so its proof is left out. Solve again to have one.",
+        )
+    return ()

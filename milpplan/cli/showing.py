@@ -1,0 +1,32 @@
+"""``milpplan report``: a plan as a page to show, and as a trace to look into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milpplan.cli.program import app
+
+
+@app.command()
+def report(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="PAGE.html", help="Write the page here (milpplan[report])."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="TRACE.json", help="Write the step for ui.perfetto.dev here."),
+    ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option("--time-limit", metavar="S", help="Seconds to look for alternatives within 1 %."),
+    ] = 10.0,
+) -> None:
+    """Show a plan: one page that needs no network, and a trace of its step. A solve's file brings its proof."""
+    from milpplan.cli import report as reporting
+
+    raise typer.Exit(int(reporting.run(plan, out, trace, time_limit)))

@@ -1,0 +1,127 @@
+"""Which other layouts do nearly as well as a plan: many tie, and the choice among them is the user's.
+
+Closed-form bounds of all layouts leave those that may have such a plan; the compact relaxation, least bound first,
+then shows for one after another that it has none, or finds one, until the time is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.mixed_costs import costs_of
+from milpplan.costs.simulator import simulate
+from milpplan.insight.optima import asked_for
+from milpplan.insight.records import NearBest, NearPlan
+from milpplan.optimize.backends import backend
+from milpplan.optimize.layout_solver import LayoutSolver
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.search import Search, objective_weights
+from milpplan.optimize.uniform import uniform_plan
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+WITHIN: Final = 0.01
+DEFAULT_LIMIT_S: Final = 10.0
+GAP: Final = 1e-3
+"""How well a layout's best plan is looked for: what is shown is rounded."""
+
+
+def near_best(
+    problem: Problem,
+    plan: Plan,
+    within: float = WITHIN,
+    time_limit_s: float = DEFAULT_LIMIT_S,
+    forbid: Sequence[Mapping[str, object]] = (),
+) -> NearBest:
+    """Layouts of the problem's space, other than the plan's, with a plan at most ``within`` worse than it.
+
+    Raises:
+        IllegalPlanError: the plan cannot run.
+    """
+    asked = asked_for(problem, plan)
+    deadline = time.monotonic() + time_limit_s
+    # A gap below zero keeps what is worse by that share.
+    search = Search(asked, layout_space(asked, tuple(forbid)), _solver(-within, deadline), time.monotonic())
+    prover = _solver(GAP, deadline)
+    weights, _ = objective_weights(asked, LayoutColumns.of([plan.layout]))
+    own = simulate(asked, plan).step_time_ns * float(weights[0])
+    search.best = own, plan
+    search.bound()
+    # Plans found on the way may be better; the measure is the plan asked about.
+    cutoff = own * (1.0 + within)
+    own_row = search.space.find(plan.layout)
+    found: dict[int, Plan] = {}
+    for value, offered in search.offered:
+        place = search.space.find(offered.layout)
+        if place is not None and place != own_row and value <= cutoff:
+            found[place] = offered
+    values = search.values()
+    rows = np.flatnonzero(values <= cutoff)
+    rows = rows[rows != (-1 if own_row is None else own_row)]
+    rows = rows[np.argsort(values[rows], kind="stable")]
+    most = 0
+    for row in rows.tolist():
+        if row not in found and time.monotonic() < deadline:
+            limit = min(cutoff / float(search.weights[row]), float(search.limits_ns[row]))
+            excluded, other = _settled(asked, search, prover, row, int(limit))
+            if excluded:
+                continue
+            if other is not None:
+                found[row] = other
+        most += 1
+    measured = (_near(asked, other, own) for other in found.values())
+    plans = sorted((near for near in measured if near is not None), key=lambda near: near.excess)
+    return NearBest(within, tuple(plans), most, len(search.space))
+
+
+def _solver(gap: float, deadline: float) -> LayoutSolver:
+    options = SolveOptions(gap=gap, witness=False, any_chunks=False)
+    return LayoutSolver(options, backend(options.backend), [], deadline)
+
+
+def _settled(
+    problem: Problem, search: Search, prover: LayoutSolver, row: int, limit_ns: int
+) -> tuple[bool, Plan | None]:
+    """Whether a layout is proved to have no plan of at most so many nanoseconds, and a plan if one was found."""
+    layout = search.space.at(row)
+    if problem.space.kind == "uniform":
+        return _uniform(problem, search, row, limit_ns)
+    setting = Setting.of(problem, layout, costs_of(problem, layout), usable_memory_bytes(problem))
+    resolution = prover.resolve(setting, limit_ns, int(search.bounds_ns[row]), effort=0)
+    step = resolution.step_time_ns
+    if step is not None and step <= limit_ns:
+        return False, resolution.plan
+    return resolution.bound_ns > limit_ns, None
+
+
+def _uniform(problem: Problem, search: Search, row: int, limit_ns: int) -> tuple[bool, Plan | None]:
+    """The same in the uniform space, where a layout has a plan for each recompute mode, all of them simulated."""
+    layout = search.space.at(row)
+    best: tuple[int, Plan] | None = None
+    layers, stages = problem.model.num_layers, layout.num_virtual_stages
+    if layers - -(-layers // stages) * (stages - 1) < 0:
+        return True, None
+    for mode in problem.recompute_modes:
+        plan = uniform_plan(problem, layout, mode)
+        report = simulate(problem, plan)
+        if report.fits and report.step_time_ns <= limit_ns and (best is None or report.step_time_ns < best[0]):
+            best = report.step_time_ns, plan
+    return best is None, None if best is None else best[1]
+
+
+def _near(problem: Problem, plan: Plan, own: float) -> NearPlan | None:
+    report = simulate(problem, plan)
+    if not report.fits:
+        return None
+    weights, _ = objective_weights(problem, LayoutColumns.of([plan.layout]))
+    excess = report.step_time_ns * float(weights[0]) / own - 1.0
+    return NearPlan(plan, report.step_time_ns / NS_PER_S, report.peak_memory_bytes, excess)

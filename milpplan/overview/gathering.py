@@ -1,0 +1,90 @@
+"""From a plan to all that a page about it shows. What cannot be had comes with its reason, and stops nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from milpplan.communication.traffic import traffic
+from milpplan.costs.simulator import simulate
+from milpplan.costs.step_lanes import step_lanes
+from milpplan.errors import MilpplanError
+from milpplan.insight.near_best import DEFAULT_LIMIT_S, WITHIN, near_best
+from milpplan.insight.records import RuleOfThumb
+from milpplan.insight.rule_of_thumb import rule_of_thumb
+from milpplan.launchers.targets import TARGETS, Target, version_named
+from milpplan.optimize.alternatives import with_job
+from milpplan.overview.records import ExportTab, Missing, Overview
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+from milpplan.version import __version__
+
+Answer = TypeVar("Answer")
+
+
+def overview(
+    problem: Problem,
+    plan: Plan,
+    *,
+    time_limit_s: float = DEFAULT_LIMIT_S,
+    forbid: Sequence[Mapping[str, object]] = (),
+) -> Overview:
+    """A plan with its step, its traffic, its rivals and its launch files.
+
+    Args:
+        problem, plan: what is shown.
+        time_limit_s: seconds for other layouts that do nearly as well; 0 looks at bounds alone.
+        forbid: layouts that count as illegal there, as in ``solve``.
+
+    Raises:
+        IllegalPlanError: the plan cannot run.
+    """
+    return Overview(
+        problem=problem,
+        plan=plan,
+        report=simulate(problem, plan),
+        lanes=step_lanes(problem, plan),
+        traffic=_or_missing(lambda: traffic(problem, plan)),
+        near=_or_missing(lambda: near_best(problem, plan, WITHIN, time_limit_s, forbid)),
+        rule=_rule(problem, plan),
+        exports=tuple(_export(name, target, problem, plan) for name, target in TARGETS.items()),
+    )
+
+
+def _or_missing(question: Callable[[], Answer]) -> Answer | Missing:
+    try:
+        return question()
+    except MilpplanError as error:
+        return Missing.of(error)
+
+
+def _rule(problem: Problem, plan: Plan) -> RuleOfThumb | Missing:
+    """The rule of thumb for the plan's own number of GPUs and batch."""
+    if problem.inference or problem.other_hardware:
+        what = "inference" if problem.inference else "a cluster of several node types"
+        return Missing(
+            f"The job is {what}.",
+            "The published rule of thumb is for training on nodes of one type.",
+            "Compare with a plan of your own: milpplan compare A.json B.json.",
+        )
+    layout = plan.layout
+    asked = with_job(problem, num_gpus=layout.num_gpus, global_batch_size=layout.global_batch_size)
+    found = rule_of_thumb(asked)
+    if found is None:
+        return Missing(
+            "The rule of thumb has no plan that fits here, even with more pipeline stages than its table says.",
+            "It needs degrees that divide this number of GPUs and this batch, and memory for its choices.",
+            "Compare with a plan of your own: milpplan compare A.json B.json.",
+        )
+    return found
+
+
+def _export(name: str, target: Target, problem: Problem, plan: Plan) -> ExportTab:
+    version = version_named(target, None)
+    title = target.capability.name
+    try:
+        launch = target.export(problem, plan, version)
+        files = target.files(launch, __version__)
+    except MilpplanError as error:
+        return ExportTab(name, title, version, {}, refusal=Missing.of(error))
+    return ExportTab(name, title, version, files, tuple(launch.notes))

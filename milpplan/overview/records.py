@@ -1,0 +1,58 @@
+"""Everything that a page about one plan shows: records only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milpplan.communication.records import TrafficReport
+from milpplan.costs.lanes import StepLanes
+from milpplan.costs.report import StepReport
+from milpplan.errors import MilpplanError
+from milpplan.insight.records import NearBest, RuleOfThumb
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why a part of the page cannot be shown: what was seen, what was expected, what to do."""
+
+    seen: str
+    expected: str
+    do: str
+
+    @staticmethod
+    def of(error: MilpplanError) -> Missing:
+        """The parts of an error."""
+        return Missing(error.seen, error.expected, error.do)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTab:
+    """A launcher's files (name to text) and notes for the plan, or why it cannot run it."""
+
+    target: str
+    name: str
+    version: str
+    files: dict[str, str]
+    notes: tuple[str, ...] = ()
+    refusal: Missing | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overview:
+    """A plan, simulated, with what people ask next."""
+
+    problem: Problem
+    plan: Plan
+    report: StepReport
+    lanes: StepLanes
+    traffic: TrafficReport | Missing
+    near: NearBest | Missing
+    rule: RuleOfThumb | Missing
+    exports: tuple[ExportTab, ...]
+
+    @property
+    def title(self) -> str:
+        """Model and number of GPUs."""
+        return f"{self.problem.model.name} on {self.plan.layout.num_gpus:,} GPUs"

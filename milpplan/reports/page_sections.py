@@ -1,0 +1,302 @@
+"""What the sections of a plan's page hold: numbers already written for people, and drawings."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+
+from milpplan.communication.records import TrafficReport
+from milpplan.insight.records import NearPlan
+from milpplan.overview.records import Missing, Overview
+from milpplan.reports.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
+from milpplan.reports.document import ResultDocument
+from milpplan.reports.page_data import shown_ranks
+from milpplan.reports.plan_words import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, difference_text, layout_text
+from milpplan.reports.traffic_text import NAMES
+from milpplan.units import (
+    GIB,
+    SECONDS_PER_HOUR,
+    TRILLION,
+    bytes_text,
+    gap_text,
+    gib_text,
+    percent_text,
+    rate_text,
+    seconds_text,
+    signed_percent_text,
+)
+
+Section = dict[str, Any]
+MEMORY_LINES: Final = 6
+"""Stages in the chart of memory over time."""
+SHOWN_PLANS: Final = 20
+HOURS_A_DAY: Final = 24
+VERDICTS: Final = {"safe": "fits safely", "tight": "fits tightly", "does_not_fit": "does not fit"}
+
+
+def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, str, str]]:
+    """The headline: (what, value, what it means)."""
+    report = overview.report
+    found = [
+        ("one step", seconds_text(report.step_time_s), f"{rate_text(report.tokens_per_s)} tokens a second"),
+        ("MFU", percent_text(report.mfu), "of the GPUs' peak is useful work"),
+        (
+            "memory of the fullest GPU",
+            gib_text(report.peak_memory_bytes),
+            f"of {gib_text(report.usable_memory_bytes)}: {VERDICTS[report.memory_verdict]}",
+        ),
+    ]
+    if not overview.problem.inference:
+        days = TRILLION / report.tokens_per_s / SECONDS_PER_HOUR / HOURS_A_DAY
+        found.append(("a trillion tokens", f"{days:,.3g} days", "at this speed, without failures"))
+    if result is not None and result.gap is not None:
+        word = {"optimal": "proved best", "feasible": "best found"}.get(result.status, result.status)
+        found.append(("proof", word, f"at most {percent_text(result.gap, 3)} from the best plan of the space"))
+    return found
+
+
+def stage_rows(overview: Overview) -> list[tuple[str, ...]]:
+    """Rows of the table of stages, equal neighbours together: stages, layers of each piece, full and selective
+    recomputation, peak, idle."""
+    plan, report = overview.plan, overview.report
+    rows = []
+    for rank, own in enumerate(plan.layout.rank_stages):
+        held = [plan.virtual_stages[j] for j in own]
+        recomputed = [sum(getattr(stage.recompute, mode) for stage in held) for mode in ("full", "selective")]
+        layers = sum(stage.num_layers for stage in held)
+        pieces = _runs([stage.num_layers for stage in held])
+        stage = report.stages[rank]
+        key = (
+            f"{layers}" if len(held) == 1 else f"{layers} (pieces of {pieces})",
+            *(str(count) for count in recomputed),
+            gib_text(stage.memory.peak_bytes),
+            seconds_text(stage.breakdown_s["bubble"]),
+        )
+        rows.append((str(rank), *key))
+    merged = []
+    for key, same in groupby(rows, key=lambda row: row[1:]):
+        ranks = [row[0] for row in same]
+        merged.append((ranks[0] if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}", *key))
+    return merged
+
+
+def _runs(counts: list[int]) -> str:
+    """3, 3, 3, 2 as ``3 x3, 2``."""
+    runs = [(count, len(list(same))) for count, same in groupby(counts)]
+    return ", ".join(f"{count} x{times}" if times > 1 else str(count) for count, times in runs)
+
+
+def time_section(overview: Overview) -> Section:
+    """Where the step goes: a bar of the mean, and one of every stage."""
+    report = overview.report
+    step = report.step_time_s
+    used = [name for name, seconds in report.breakdown_s.items() if seconds > 0]
+    used += [name for stage in report.stages for name in stage.breakdown_s if stage.breakdown_s[name] > 0]
+    # The order of the breakdown gives a part the same colour on every page.
+    names = [name for name in TIME_PARTS if name in used]
+    colours = {name: _colour(name) for name in names}
+
+    def bar(seconds: dict[str, float]) -> str:
+        parts = [Part(TIME_PARTS[n][0], seconds[n], seconds_text(seconds[n]), colours[n]) for n in names]
+        return stacked_bar(parts, step)
+
+    hidden = [
+        (HIDDEN_PARTS[name], seconds_text(seconds)) for name, seconds in report.hidden_s.items() if seconds > 0
+    ]
+    return {
+        "step": seconds_text(step),
+        "bar_html": bar(report.breakdown_s),
+        "rows": [
+            (
+                colours[name],
+                *TIME_PARTS[name],
+                seconds_text(report.breakdown_s[name]),
+                percent_text(report.breakdown_s[name] / step),
+            )
+            for name in names
+        ],
+        "hidden": hidden,
+        "stages_html": _stage_bars([(rank, bar(report.stages[rank].breakdown_s)) for rank in _ranks(overview)]),
+    }
+
+
+def _colour(name: str) -> int:
+    """The colour of a part: compute, bubble and the big messages apart, small things share one."""
+    order = ("compute", "recompute", "tp_exposed", "cp_exposed", "ep_exposed", "bubble", "optimizer")
+    if name in order:
+        return order.index(name)
+    return 7 if name in ("param_gather_exposed", "grad_reduce_exposed", "zero_exposed") else 8
+
+
+def _ranks(overview: Overview) -> list[int]:
+    return shown_ranks(len(overview.report.stages), 16)
+
+
+def _stage_bars(bars: list[tuple[int, str]]) -> str:
+    return "".join(f'<div class="row"><span>stage {rank}</span>{drawn}</div>' for rank, drawn in bars)
+
+
+def memory_section(overview: Overview) -> Section:
+    """Peak by stage and part against the limit, and memory over time."""
+    report = overview.report
+    limits = [stage.usable_memory_bytes for stage in report.stages]
+    peaks = [stage.memory.peak_bytes for stage in report.stages]
+    whole = 1.04 * max(*limits, *peaks)
+    bars = []
+    for rank in _ranks(overview):
+        memory = report.stages[rank].memory
+        parts = [
+            Part(label, getattr(memory, name), gib_text(getattr(memory, name)), colour)
+            for colour, (name, (label, _)) in enumerate(MEMORY_PARTS.items())
+        ]
+        bars.append((rank, stacked_bar(parts, whole, limits[rank])))
+    fullest = report.stages[report.tightest_stage].memory
+    return {
+        "stages_html": _stage_bars(bars),
+        "rows": [
+            (colour, *MEMORY_PARTS[name], gib_text(getattr(fullest, name)))
+            for colour, name in enumerate(MEMORY_PARTS)
+            if getattr(fullest, name)
+        ],
+        "fullest": report.tightest_stage,
+        "peak": gib_text(report.peak_memory_bytes),
+        "limit": gib_text(report.usable_memory_bytes),
+        "reserve": gib_text(report.context_bytes + report.fragmentation_bytes),
+        "chart_html": _memory_chart(overview, whole),
+    }
+
+
+def _memory_chart(overview: Overview, high: float) -> str:
+    """Memory of some stages over the step, the fullest among them, and the limit."""
+    lanes, report = overview.lanes, overview.report
+    end = report.step_time_s
+    ranks = shown_ranks(len(lanes.ranks), MEMORY_LINES)
+    if report.tightest_stage not in ranks:
+        ranks[len(ranks) // 2] = report.tightest_stage
+    lines = []
+    for colour, rank in enumerate(ranks):
+        memory = lanes.ranks[rank].memory
+        places, values = envelope(memory.time_s, memory.total_bytes.astype(np.float64), end)
+        lines.append(Line(f"stage {rank}", places, values, colour))
+    for limit in sorted({lanes.ranks[rank].usable_memory_bytes for rank in ranks}):
+        held = np.array([float(limit)])
+        lines.append(Line(f"limit {gib_text(limit)}", np.zeros(1), held, 9, dashed=True))
+    levels = [(level * GIB, f"{level:g} GiB") for level in round_levels(0.0, high / GIB)]
+    label = f"Memory of a GPU of each stage over the step, at most {gib_text(report.peak_memory_bytes)}"
+    return line_chart(lines, end, _time_ticks(end), levels, 0.0, high, label)
+
+
+def _time_ticks(end: float) -> list[tuple[float, str]]:
+    return [(place, seconds_text(place) if place else "0") for place in round_levels(0.0, end, 4)]
+
+
+def traffic_rows(report: TrafficReport | None) -> list[tuple[str, ...]]:
+    """What every parallelism sends: in all, inside the fast domains, between them."""
+    if report is None:
+        return []
+    return [
+        (NAMES[name], *(bytes_text(size) for size in (wire, *report.tier_bytes[name].values())))
+        for name, wire in report.wire_bytes.items()
+        if wire
+    ]
+
+
+def search_section(result: ResultDocument | None) -> Section:
+    """Bound and incumbent over time, and what was proved; empty where the file holds no search."""
+    if result is None or result.objective.value is None:
+        return {}
+    layouts = result.layouts
+    counts = [
+        ("do not fit in memory", layouts.does_not_fit),
+        ("excluded by a bound", layouts.bounded),
+        ("excluded by a relaxation", layouts.relaxed),
+        ("solved", layouts.solved),
+        ("left open", layouts.open),
+    ]
+    return {
+        "proof": result.proof,
+        "gap": gap_text(result.gap or 0.0),
+        "bound": None if result.lower_bound_s is None else seconds_text(result.lower_bound_s),
+        "seconds": seconds_text(result.wall_time_s),
+        "legal": f"{layouts.legal:,}",
+        "enumerated": f"{layouts.enumerated:,}",
+        "counts": [(what, f"{count:,}") for what, count in counts if count],
+        "chart_html": _search_chart(result),
+    }
+
+
+def _search_chart(result: ResultDocument) -> str:
+    """Incumbent and bound as the search went on; only where at least two moments were logged."""
+    log = [line for line in result.log if line.incumbent is not None and line.bound is not None]
+    if len(log) < 2:
+        return ""
+    places = np.array([line.wall_time_s for line in log])
+    best = np.array([line.incumbent or 0.0 for line in log])
+    bound = np.array([line.bound or 0.0 for line in log])
+    end = float(places[-1]) or 1.0
+    room = 0.08 * (float(best.max()) - float(bound.min())) or 0.01 * float(best.max())
+    low, high = float(bound.min()) - room, float(best.max()) + room
+    unit = "" if result.objective.name == "gpu_hours" else " s"
+    levels = [(level, f"{level:,.6g}{unit}") for level in round_levels(low, high)]
+    lines = [Line("best plan so far", places, best, 2), Line("proved: no plan is below", places, bound, 0)]
+    return line_chart(
+        lines, end, _time_ticks(end), levels, low, high, "Best plan and proved bound over the search"
+    )
+
+
+def near_section(overview: Overview) -> Section:
+    """Other layouts within a per cent."""
+    near = overview.near
+    if isinstance(near, Missing):
+        return {"missing": near}
+    return {
+        "within": percent_text(near.within, 0),
+        "rows": [_near_row(overview, plan) for plan in near.plans[:SHOWN_PLANS]],
+        "found": len(near.plans),
+        "more": max(0, len(near.plans) - SHOWN_PLANS),
+        "undecided": near.most_layouts - len(near.plans),
+        "legal": f"{near.legal_layouts:,}",
+    }
+
+
+def _near_row(overview: Overview, near: NearPlan) -> tuple[str, ...]:
+    return (
+        signed_percent_text(near.excess, 2),
+        seconds_text(near.step_time_s),
+        gib_text(near.peak_memory_bytes),
+        difference_text(near.plan, overview.plan),
+    )
+
+
+def rule_section(overview: Overview) -> Section:
+    """The plan beside the published rule of thumb's."""
+    rule = overview.rule
+    if isinstance(rule, Missing):
+        return {"missing": rule}
+    own, other = overview.report.step_time_s, rule.report.step_time_s
+    longest = max(own, other)
+    saved = 1.0 - own / other
+    verdict = (
+        f"This plan takes {percent_text(saved)} less time than the rule of thumb's."
+        if saved > 0
+        else f"The rule of thumb's plan takes {percent_text(1.0 - other / own)} less time than this one."
+        if saved < 0
+        else "The rule of thumb's plan takes the same time."
+    )
+    bars = [
+        (name, layout_text(plan), seconds_text(seconds), stacked_bar([Part(name, seconds, "", colour)], longest))
+        for name, plan, seconds, colour in (
+            ("this plan", overview.plan, own, 0),
+            ("rule of thumb", rule.plan, other, 8),
+        )
+    ]
+    return {
+        "verdict": verdict,
+        "within_table": rule.within_table,
+        "bars_html": "".join(
+            f'<div class="row wide"><span>{name}: {text}</span>{drawn}<small>{layout}</small></div>'
+            for name, layout, text, drawn in bars
+        ),
+    }
