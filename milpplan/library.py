@@ -4,12 +4,18 @@ from milpplan.communication.records import TrafficReport
 from milpplan.communication.traffic import traffic
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
+from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import MilpplanError
 from milpplan.insight.explaining import explain_plan
 from milpplan.insight.records import Explanation
 from milpplan.optimize.planner import fixed, solve
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions
+from milpplan.overview.gathering import plan_overview
+from milpplan.overview.records import Overview
 from milpplan.presets.catalog import load_hardware, load_model
+from milpplan.reports.document import result_document
+from milpplan.reports.notebook import plan_html, result_html, step_html
+from milpplan.reports.plan_page import plan_page
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
@@ -28,6 +34,7 @@ __all__ = [
     "Links",
     "MilpplanError",
     "ModelSpec",
+    "Overview",
     "Plan",
     "PlanResult",
     "Problem",
@@ -48,9 +55,18 @@ __all__ = [
     "fixed",
     "load_hardware",
     "load_model",
+    "plan_overview",
+    "plan_page",
     "plan_switch",
+    "result_document",
     "simulate",
     "solve",
+    "step_lanes",
     "switch_costs",
     "traffic",
 ]
+
+# Records know nothing of reports; who imports the library sees them drawn in a notebook.
+PlanResult._repr_html_ = result_html  # type: ignore[attr-defined]
+StepReport._repr_html_ = step_html  # type: ignore[attr-defined]
+Plan._repr_html_ = plan_html  # type: ignore[attr-defined]

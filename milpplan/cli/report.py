@@ -9,7 +9,7 @@ from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.costs.report import StepReport
 from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import InvalidInputError
-from milpplan.overview.gathering import overview
+from milpplan.overview.gathering import plan_overview
 from milpplan.reports.certificate import COST_MODEL
 from milpplan.reports.document import ResultDocument, read_plan, result_in
 from milpplan.reports.files import check_writable, write_whole
@@ -68,7 +68,7 @@ def _check_outputs(path: Path, out: Path | None, trace: Path | None) -> None:
 
 def _page(problem: Problem, plan: Plan, found: ResultDocument | None, time_limit_s: float) -> str:
     forbid = () if found is None or found.certificate is None else found.certificate.forbid
-    shown = overview(problem, plan, time_limit_s=time_limit_s, forbid=forbid)
+    shown = plan_overview(problem, plan, time_limit_s=time_limit_s, forbid=forbid)
     notes = () if found is None else _old(found, shown.report)
     return plan_page(shown, None if notes else found, notes)
 

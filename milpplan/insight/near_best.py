@@ -18,6 +18,7 @@ from milpplan.costs.mixed_costs import costs_of
 from milpplan.costs.simulator import simulate
 from milpplan.insight.optima import asked_for
 from milpplan.insight.records import NearBest, NearPlan
+from milpplan.optimize.alternatives import with_job
 from milpplan.optimize.backends import backend
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
@@ -42,12 +43,15 @@ def near_best(
     time_limit_s: float = DEFAULT_LIMIT_S,
     forbid: Sequence[Mapping[str, object]] = (),
 ) -> NearBest:
-    """Layouts of the problem's space, other than the plan's, with a plan at most ``within`` worse than it.
+    """Layouts of the problem's space, other than the plan's, with a plan at most ``within`` worse than it, on as
+    many GPUs and for the same batch.
 
     Raises:
         IllegalPlanError: the plan cannot run.
     """
-    asked = asked_for(problem, plan)
+    layout = plan.layout
+    job = {"num_gpus": layout.num_gpus, "global_batch_size": layout.global_batch_size}
+    asked = with_job(asked_for(problem, plan), **job)
     deadline = time.monotonic() + time_limit_s
     # A gap below zero keeps what is worse by that share.
     search = Search(asked, layout_space(asked, tuple(forbid)), _solver(-within, deadline), time.monotonic())
@@ -67,7 +71,8 @@ def near_best(
     values = search.values()
     rows = np.flatnonzero(values <= cutoff)
     rows = rows[rows != (-1 if own_row is None else own_row)]
-    rows = rows[np.argsort(values[rows], kind="stable")]
+    # In this order costs of many are made together.
+    search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
     most = 0
     for row in rows.tolist():
         if row not in found and time.monotonic() < deadline:
@@ -104,17 +109,21 @@ def _settled(
 
 
 def _uniform(problem: Problem, search: Search, row: int, limit_ns: int) -> tuple[bool, Plan | None]:
-    """The same in the uniform space, where a layout has a plan for each recompute mode, all of them simulated."""
+    """The same in the uniform space, where a layout has one plan for each recompute mode: those are simulated
+    whose bounds allow it."""
     layout = search.space.at(row)
     best: tuple[int, Plan] | None = None
     layers, stages = problem.model.num_layers, layout.num_virtual_stages
     if layers - -(-layers // stages) * (stages - 1) < 0:
         return True, None
-    for mode in problem.recompute_modes:
+    for mode, bound_ns in zip(problem.recompute_modes, search.uniform_ns[row], strict=True):
+        # Without its bounds a layout has infinite ones that prove nothing.
+        if bound_ns > limit_ns and search.detailed[row]:
+            continue
         plan = uniform_plan(problem, layout, mode)
-        report = simulate(problem, plan)
-        if report.fits and report.step_time_ns <= limit_ns and (best is None or report.step_time_ns < best[0]):
-            best = report.step_time_ns, plan
+        step = search.evaluate(row, plan)
+        if step is not None and step <= limit_ns and (best is None or step < best[0]):
+            best = step, plan
     return best is None, None if best is None else best[1]
 
 

@@ -22,7 +22,7 @@ from milpplan.version import __version__
 Answer = TypeVar("Answer")
 
 
-def overview(
+def plan_overview(
     problem: Problem,
     plan: Plan,
     *,

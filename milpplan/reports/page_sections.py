@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.communication.records import TrafficReport
-from milpplan.insight.records import NearPlan
+from milpplan.insight.records import NearBest, NearPlan
 from milpplan.overview.records import Missing, Overview
 from milpplan.reports.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
 from milpplan.reports.document import ResultDocument
@@ -32,6 +32,8 @@ Section = dict[str, Any]
 MEMORY_LINES: Final = 6
 """Stages in the chart of memory over time."""
 SHOWN_PLANS: Final = 20
+MOST_START: Final = 0.8
+"""A search that found its first plan later than this share of its time has no course to draw."""
 HOURS_A_DAY: Final = 24
 VERDICTS: Final = {"safe": "fits safely", "tight": "fits tightly", "does_not_fit": "does not fit"}
 
@@ -53,7 +55,8 @@ def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, 
         found.append(("a trillion tokens", f"{days:,.3g} days", "at this speed, without failures"))
     if result is not None and result.gap is not None:
         word = {"optimal": "proved best", "feasible": "best found"}.get(result.status, result.status)
-        found.append(("proof", word, f"at most {percent_text(result.gap, 3)} from the best plan of the space"))
+        away = f"at most {percent_text(result.gap, 3)} from the best plan of the space"
+        found.append(("proof", word, away if result.gap else "no plan of the space is faster"))
     return found
 
 
@@ -228,9 +231,9 @@ def search_section(result: ResultDocument | None) -> Section:
 
 
 def _search_chart(result: ResultDocument) -> str:
-    """Incumbent and bound as the search went on; only where at least two moments were logged."""
+    """Incumbent and bound as the search went on; only where there is something to see."""
     log = [line for line in result.log if line.incumbent is not None and line.bound is not None]
-    if len(log) < 2:
+    if len(log) < 2 or log[0].wall_time_s > MOST_START * log[-1].wall_time_s:
         return ""
     places = np.array([line.wall_time_s for line in log])
     best = np.array([line.incumbent or 0.0 for line in log])
@@ -254,11 +257,28 @@ def near_section(overview: Overview) -> Section:
     return {
         "within": percent_text(near.within, 0),
         "rows": [_near_row(overview, plan) for plan in near.plans[:SHOWN_PLANS]],
-        "found": len(near.plans),
         "more": max(0, len(near.plans) - SHOWN_PLANS),
-        "undecided": near.most_layouts - len(near.plans),
-        "legal": f"{near.legal_layouts:,}",
+        "summary": _near_summary(near),
     }
+
+
+def _near_summary(near: NearBest) -> str:
+    """How many other layouts there are, and what is known of the rest."""
+    found, undecided = len(near.plans), near.most_layouts - len(near.plans)
+    within, legal = percent_text(near.within, 0), f"{near.legal_layouts:,} legal layouts"
+    if not found and not undecided:
+        return f"No other of the {legal} has a plan within {within} of this one: proved."
+    rest = (
+        f"{undecided:,} more were not decided in the time given"
+        if undecided
+        else "all others are proved to be further away"
+    )
+    if not found:
+        return f"No other layout within {within} was found; of the {legal}, {rest}."
+    return (
+        f"{found:,} other layout{'s do' if found > 1 else ' does'} nearly as well, each with its best plan "
+        f"found; take one if it suits you better. Of the {legal}, {rest}."
+    )
 
 
 def _near_row(overview: Overview, near: NearPlan) -> tuple[str, ...]:

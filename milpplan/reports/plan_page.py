@@ -71,6 +71,7 @@ def plan_page(overview: Overview, result: ResultDocument | None = None, notes: t
             words=plan_sentences(overview.problem, overview.plan, overview.report),
             layout=layout_text(overview.plan),
             stages=stage_rows(overview),
+            num_stages=overview.plan.layout.pp,
             time=time,
             memory=memory,
             traffic_rows=traffic_rows(traffic),

@@ -260,7 +260,8 @@
       const key = document.createElement("span"), patch = document.createElement("i");
       key.className = "key";
       patch.style.background = "var(" + (fill[name] || "--c8") + ")";
-      key.append(patch, name === "gather" ? "parameter gather" : name === "reduction" ? "gradient reduction" : name);
+      key.append(patch, name === "gather" ? "parameter gather" : name === "reduction" ? "gradient reduction"
+        : name === "norm" ? "gradient norm" : name);
       keys.append(key);
     });
     const said = [];

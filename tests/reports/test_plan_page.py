@@ -1,0 +1,244 @@
+"""The page of a plan: well-formed, complete in itself, and with the numbers of the plan."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milpplan import Layout, Plan, Problem, plan_overview, plan_page, step_lanes
+from milpplan.costs.lanes import SLICE_KINDS
+from milpplan.errors import IllegalPlanError
+from milpplan.launchers.records import Launch
+from milpplan.launchers.targets import TARGETS, Target
+from milpplan.overview.records import Missing
+from milpplan.reports.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
+from milpplan.reports.plan_words import TIME_PARTS
+from milpplan.units import gib_text, seconds_text
+from tests.costs.cases import even_plan, problem_of
+from tests.reports.pages import document, piped, shown
+from tests.small import small_problem
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+MOST_BYTES = 3_000_000
+MOST_CPU_S = 2.0
+"""For the page alone; it takes a tenth of it."""
+
+
+class Reader(HTMLParser):
+    """Reads a page, and holds its elements to being closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.inside: dict[str, str] = {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element opens."""
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"<{tag}> repeats an attribute"
+        self.attributes.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element of SVG without contents."""
+        self.attributes.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        """The last one that is open closes."""
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1] == tag, f"</{tag}> closes <{self.open[-1]}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        """Text, kept apart in scripts and styles."""
+        if self.open and self.open[-1] in ("script", "style"):
+            name = self.attributes[-1][1].get("id") or self.open[-1]
+            self.inside[name] = self.inside.get(name, "") + data
+        else:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """What is read, with single blanks."""
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+@cache
+def page() -> str:
+    """The page of the small result."""
+    return plan_page(shown(), document())
+
+
+@cache
+def read() -> Reader:
+    """That page, read."""
+    return Reader(page())
+
+
+def test_the_page_is_well_formed() -> None:
+    """Every element is closed in order, ids are unique, and what a label or a tab names is there."""
+    assert page().startswith("<!DOCTYPE html>")
+    assert read().open == []
+    ids = [attrs["id"] for _, attrs in read().attributes if attrs.get("id")]
+    assert len(ids) == len(set(ids))
+    for _, attrs in read().attributes:
+        for name in ("for", "aria-controls", "aria-labelledby"):
+            assert attrs.get(name) is None or attrs[name] in ids
+        href = attrs.get("href") or ""
+        assert not href.startswith("#") or href[1:] in ids
+
+
+def test_the_page_fetches_nothing() -> None:
+    """No attribute names another file, and neither style nor script asks for one."""
+    for tag, attrs in read().attributes:
+        assert tag not in ("img", "iframe", "object", "embed", "base", "form")
+        assert {"src", "srcset", "action", "poster"}.isdisjoint(attrs)
+        href = attrs.get("href")
+        assert href is None or href.startswith("#") or href == "data:,"
+    code = read().inside["style"] + read().inside["script"]
+    for word in ("@import", "url(", "fetch(", "XMLHttpRequest", "WebSocket", "import(", "http"):
+        assert word not in code
+
+
+def test_the_numbers_are_those_of_the_plan() -> None:
+    """Step time, every part of it, every part of the fullest stage's memory and the proof stand on the page."""
+    report, text = shown().report, read().text
+    assert f"one step of {seconds_text(report.step_time_s)}" in text
+    for name, seconds in report.breakdown_s.items():
+        if seconds:
+            assert re.search(rf"{TIME_PARTS[name][0]}\s*{re.escape(seconds_text(seconds))}", text), name
+    memory = report.stages[report.tightest_stage].memory
+    for size in (memory.weights_bytes, memory.optimizer_bytes, memory.activations_bytes, memory.peak_bytes):
+        assert gib_text(size) in text
+    assert document().proof in text
+    assert f"{document().layouts.legal:,} legal layouts" in text
+
+
+def test_every_part_of_the_time_has_words() -> None:
+    """What a breakdown can hold is explained on the page."""
+    assert set(TIME_PARTS) == set(shown().report.breakdown_s)
+
+
+def test_the_time_line_is_the_step() -> None:
+    """The numbers that the script draws, summed up again, are the slices of the simulated step."""
+    lanes = step_lanes(*piped())
+    data = json.loads(json.dumps(timeline_data(lanes)))
+    assert data["step_ns"] == lanes.step_time_ns
+    for row, rank in zip(data["rows"], lanes.ranks, strict=True):
+        work = rank.lane("compute")
+        assert work is not None
+        numbers = np.array(row["slices"]).reshape(-1, 5)
+        ends = np.cumsum(numbers[:, 0] + numbers[:, 1]) * data["unit_ns"]
+        assert np.abs(ends - work.end_ns).max() <= 2 * data["unit_ns"]
+        assert (numbers[:, 2] == work.kind).all()
+        assert (numbers[:, 4] == work.micro_batch).all()
+
+
+def test_the_matrix_is_the_traffic() -> None:
+    """Cells and values, put together again, are the bytes between GPUs to four digits."""
+    report = shown().traffic
+    assert not isinstance(report, Missing)
+    data = matrix_data(report)
+    for name, pairs in {"all together": report.all_pairs}.items():
+        cells = np.array(data["maps"][name]["cells"]).reshape(-1, 2)
+        found = np.zeros(data["places"] ** 2)
+        found[np.cumsum(cells[:, 0])] = np.array(data["maps"][name]["values"])[cells[:, 1]]
+        expected = pairs.matrix(report.num_gpus).ravel()
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+@cache
+def large() -> tuple[Any, str, float]:
+    """A page of 1,024 GPUs, 16 stages and 512 micro-batches, and the CPU seconds that it took to write."""
+    problem = problem_of("gpt3-175b", "dgx-h100", num_gpus=1024, global_batch_size=4096)
+    layout = Layout(
+        tp=8, pp=16, dp=8, vpp=6, schedule="interleaved", zero_stage=1, global_batch_size=4096,
+        sequence_parallel=True, overlap_grad_reduce=True, overlap_param_gather=True,
+    )  # fmt: skip
+    overview = plan_overview(problem, even_plan(problem, layout), time_limit_s=0.0)
+    started = time.process_time()
+    text = plan_page(overview)
+    return overview, text, time.process_time() - started
+
+
+def test_a_large_plan_has_a_small_page() -> None:
+    """Nearly 100,000 work items are drawn from less than 3 MB, written in less than 2 s of CPU time; the steady
+    part is one block and says how much it stands for."""
+    overview, text, seconds = large()
+    assert len(text.encode()) < MOST_BYTES
+    assert seconds < MOST_CPU_S
+    assert Reader(text).open == []
+    data = timeline_data(overview.lanes)
+    assert data["shortened"]
+    assert sum(len(row["slices"]) // 5 for row in data["rows"]) <= MAX_ITEMS + len(data["rows"])
+    for row, rank in zip(data["rows"], overview.lanes.ranks, strict=True):
+        work = rank.lane("compute")
+        numbers = np.array(row["slices"]).reshape(-1, 5)
+        steady = numbers[:, 2] == len(SLICE_KINDS)
+        assert steady.sum() == 1
+        assert len(numbers) - 1 + int(numbers[steady, 4][0]) == len(work)
+        assert (numbers[:, 0].sum() + numbers[:, 1].sum()) * data["unit_ns"] == pytest.approx(
+            int(work.end_ns[-1]), abs=2 * data["unit_ns"]
+        )
+
+
+def test_ranks_are_chosen_from_end_to_end() -> None:
+    """Of more ranks than rows the first and the last are among those shown; of fewer all are."""
+    assert shown_ranks(5) == [0, 1, 2, 3, 4]
+    chosen = shown_ranks(1000, 10)
+    assert (chosen[0], chosen[-1], len(chosen)) == (0, 999, 10)
+
+
+def test_names_from_files_cannot_become_markup() -> None:
+    """A model's name is text wherever it stands."""
+    name = "</script><b>&"
+    problem = shown().problem.model_copy(update={"model": shown().problem.model.model_copy(update={"name": name})})
+    text = plan_page(replace(shown(), problem=problem), document())
+    assert "<b>&" not in text
+    assert Reader(text).open == []
+
+
+def test_a_new_launcher_gets_a_tab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered as a target appears by itself; a refusal shows its reason."""
+    plain = TARGETS["megatron"]
+
+    def refuse(problem: Problem, plan: Plan, version: str) -> Launch:
+        raise IllegalPlanError(f"Other {version} has no such thing.", "Expected <another>.", "Do otherwise.")
+
+    monkeypatch.setitem(TARGETS, "other", Target(plain.capability, refuse, plain.files, plain.read))
+    problem = small_problem()
+    plan = even_plan(problem, Layout(dp=4, global_batch_size=8, zero_stage=1))
+    overview = plan_overview(problem, plan, time_limit_s=0.0)
+    assert [tab.target for tab in overview.exports] == list(TARGETS)
+    text = Reader(plan_page(overview)).text
+    assert "has no such thing. Expected <another>. Do otherwise." in text
+    launched = overview.exports[0]
+    assert launched.refusal is None
+    first = next(iter(launched.files.values()))
+    assert re.sub(r"\s+", " ", first).strip() in text
+
+
+def test_what_cannot_be_shown_says_why() -> None:
+    """Inference has neither traffic nor a rule of thumb: the page has the reasons, and the rest."""
+    problem = small_problem(kind="inference")
+    plan = even_plan(problem, Layout(dp=4, global_batch_size=8, schedule="gpipe"))
+    overview = plan_overview(problem, plan, time_limit_s=0.0)
+    text = Reader(plan_page(overview)).text
+    assert isinstance(overview.traffic, Missing)
+    assert overview.traffic.seen in text
+    assert "The published rule of thumb is for training" in text
+    assert "nothing is claimed here" in text
+    assert seconds_text(overview.report.step_time_s) in text
