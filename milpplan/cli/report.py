@@ -10,10 +10,10 @@ from milpplan.costs.report import StepReport
 from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import InvalidInputError
 from milpplan.overview.gathering import plan_overview
-from milpplan.reports.certificate import COST_MODEL
 from milpplan.reports.document import ResultDocument, read_plan, result_in
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.plan_page import plan_page, require_jinja
+from milpplan.reports.spaces import cost_model_text
 from milpplan.reports.trace import trace_text
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
@@ -75,10 +75,10 @@ def _page(problem: Problem, plan: Plan, found: ResultDocument | None, time_limit
 
 def _old(found: ResultDocument, report: StepReport) -> tuple[str, ...]:
     """Why the proof in a file does not speak about what this version simulates."""
-    certificate, step = found.certificate, found.step_time_s
-    if certificate is not None and certificate.cost_model != COST_MODEL:
+    certificate, step, here = found.certificate, found.step_time_s, cost_model_text(found.problem)
+    if certificate is not None and certificate.cost_model != here:
         return (
-            f"The file was proved for the cost model {certificate.cost_model}; this page is by {COST_MODEL}, so "
+            f"The file was proved for the cost model {certificate.cost_model}; this page is by {here}, so "
             "its proof is left out. Solve again to have one.",
         )
     if step is not None and abs(step - report.step_time_s) > 1e-9 * report.step_time_s:
