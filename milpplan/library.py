@@ -13,9 +13,7 @@ from milpplan.optimize.result import PlanResult, Progress, SolveOptions
 from milpplan.overview.gathering import plan_overview
 from milpplan.overview.records import Overview
 from milpplan.presets.catalog import load_hardware, load_model
-from milpplan.reports.document import result_document
 from milpplan.reports.notebook import plan_html, result_html, step_html
-from milpplan.reports.plan_page import plan_page
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
@@ -56,9 +54,7 @@ __all__ = [
     "load_hardware",
     "load_model",
     "plan_overview",
-    "plan_page",
     "plan_switch",
-    "result_document",
     "simulate",
     "solve",
     "step_lanes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from milpplan.communication.traffic import traffic
 from milpplan.costs.simulator import simulate
@@ -12,12 +12,14 @@ from milpplan.errors import MilpplanError
 from milpplan.insight.near_best import DEFAULT_LIMIT_S, WITHIN, near_best
 from milpplan.insight.records import RuleOfThumb
 from milpplan.insight.rule_of_thumb import rule_of_thumb
-from milpplan.launchers.targets import TARGETS, Target, version_named
 from milpplan.optimize.alternatives import with_job
 from milpplan.overview.records import ExportTab, Missing, Overview
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.version import __version__
+
+if TYPE_CHECKING:
+    from milpplan.launchers.targets import Target
 
 Answer = TypeVar("Answer")
 
@@ -47,7 +49,7 @@ def plan_overview(
         traffic=_or_missing(lambda: traffic(problem, plan)),
         near=_or_missing(lambda: near_best(problem, plan, WITHIN, time_limit_s, forbid)),
         rule=_rule(problem, plan),
-        exports=tuple(_export(name, target, problem, plan) for name, target in TARGETS.items()),
+        exports=_exports(problem, plan),
     )
 
 
@@ -79,8 +81,15 @@ def _rule(problem: Problem, plan: Plan) -> RuleOfThumb | Missing:
     return found
 
 
+def _exports(problem: Problem, plan: Plan) -> tuple[ExportTab, ...]:
+    # Launchers know hundreds of arguments: not for those who only import the library.
+    from milpplan.launchers.targets import TARGETS
+
+    return tuple(_export(name, target, problem, plan) for name, target in TARGETS.items())
+
+
 def _export(name: str, target: Target, problem: Problem, plan: Plan) -> ExportTab:
-    version = version_named(target, None)
+    version = target.capability.versions[0]
     title = target.capability.name
     try:
         launch = target.export(problem, plan, version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from milpplan.communication.records import TrafficReport
 from milpplan.insight.records import NearBest, NearPlan
 from milpplan.overview.records import Missing, Overview
 from milpplan.reports.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
-from milpplan.reports.document import ResultDocument
 from milpplan.reports.page_data import shown_ranks
 from milpplan.reports.plan_words import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, difference_text, layout_text
 from milpplan.reports.traffic_text import NAMES
@@ -27,6 +26,9 @@ from milpplan.units import (
     seconds_text,
     signed_percent_text,
 )
+
+if TYPE_CHECKING:
+    from milpplan.reports.document import ResultDocument
 
 Section = dict[str, Any]
 MEMORY_LINES: Final = 6

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from milpplan.errors import InvalidInputError
 from milpplan.overview.records import Missing, Overview
-from milpplan.reports.document import ResultDocument
 from milpplan.reports.page_data import matrix_data, timeline_data
 from milpplan.reports.page_sections import (
     memory_section,
@@ -25,6 +24,9 @@ from milpplan.reports.page_sections import (
 )
 from milpplan.reports.plan_words import layout_text, plan_sentences
 from milpplan.version import __version__
+
+if TYPE_CHECKING:
+    from milpplan.reports.document import ResultDocument
 
 ASSETS: Final = ("plan_page.css", "plan_page.js")
 

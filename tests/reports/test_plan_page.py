@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan import Layout, Plan, Problem, plan_overview, plan_page, step_lanes
+from milpplan import Layout, Plan, Problem, plan_overview, step_lanes
 from milpplan.costs.lanes import SLICE_KINDS
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.records import Launch
 from milpplan.launchers.targets import TARGETS, Target
 from milpplan.overview.records import Missing
 from milpplan.reports.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
+from milpplan.reports.plan_page import plan_page
 from milpplan.reports.plan_words import TIME_PARTS
 from milpplan.units import gib_text, seconds_text
 from tests.costs.cases import even_plan, problem_of
