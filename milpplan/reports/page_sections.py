@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from milpplan.reports.document import ResultDocument
 
 Section = dict[str, Any]
-MEMORY_LINES: Final = 6
-"""Stages in the chart of memory over time."""
+LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6)
+"""Of stages in the chart of memory over time; the grey that is left out shows too little."""
 SHOWN_PLANS: Final = 20
 MOST_START: Final = 0.8
 """A search that found its first plan later than this share of its time has no course to draw."""
@@ -177,11 +177,11 @@ def _memory_chart(overview: Overview, high: float) -> str:
     """Memory of some stages over the step, the fullest among them, and the limit."""
     lanes, report = overview.lanes, overview.report
     end = report.step_time_s
-    ranks = shown_ranks(len(lanes.ranks), MEMORY_LINES)
+    ranks = shown_ranks(len(lanes.ranks), len(LINE_COLOURS))
     if report.tightest_stage not in ranks:
         ranks[len(ranks) // 2] = report.tightest_stage
     lines = []
-    for colour, rank in enumerate(ranks):
+    for colour, rank in zip(LINE_COLOURS, ranks, strict=False):
         memory = lanes.ranks[rank].memory
         places, values = envelope(memory.time_s, memory.total_bytes.astype(np.float64), end)
         lines.append(Line(f"stage {rank}", places, values, colour))
@@ -267,7 +267,10 @@ def near_section(overview: Overview) -> Section:
 def _near_summary(near: NearBest) -> str:
     """How many other layouts there are, and what is known of the rest."""
     found, undecided = len(near.plans), near.most_layouts - len(near.plans)
-    within, legal = percent_text(near.within, 0), f"{near.legal_layouts:,} legal layouts"
+    within, legal = (
+        percent_text(near.within, 0),
+        f"{near.legal_layouts:,} legal layout{'s' if near.legal_layouts != 1 else ''}",
+    )
     if not found and not undecided:
         return f"No other of the {legal} has a plan within {within} of this one: proved."
     rest = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from milpplan.costs.report import StepReport
-from milpplan.reports.clusters import cluster_text
+from milpplan.reports.clusters import cluster_text, node_types_text
 from milpplan.specs.plan import Layout, Plan, Schedule
 from milpplan.specs.problem import Problem
 from milpplan.units import gib_text, percent_text, rate_text, seconds_text
@@ -67,6 +67,7 @@ def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str
     return [
         _job(problem, plan.layout, report),
         *_splits(problem, plan),
+        *_nodes(problem, report),
         *_recompute(problem, plan),
         *_switches(plan.layout),
         _memory(report),
@@ -118,6 +119,12 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
         )
     else:
         yield f"There is one replica; it works on {share} a step."
+
+
+def _nodes(problem: Problem, report: StepReport) -> Iterator[str]:
+    """Which stages are on which nodes, in a cluster of several types."""
+    if problem.other_hardware:
+        yield f"Every stage is on nodes of one type: {node_types_text(report)}."
 
 
 def _recompute(problem: Problem, plan: Plan) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan import Layout, Plan, Problem, plan_overview, step_lanes
+from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, step_lanes
 from milpplan.costs.lanes import SLICE_KINDS
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.records import Launch
@@ -21,7 +21,8 @@ from milpplan.launchers.targets import TARGETS, Target
 from milpplan.overview.records import Missing
 from milpplan.reports.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
 from milpplan.reports.plan_page import plan_page
-from milpplan.reports.plan_words import TIME_PARTS
+from milpplan.reports.plan_words import TIME_PARTS, plan_sentences
+from milpplan.specs.problem import NodeGroup
 from milpplan.units import gib_text, seconds_text
 from tests.costs.cases import even_plan, problem_of
 from tests.reports.pages import document, piped, shown
@@ -243,3 +244,19 @@ def test_what_cannot_be_shown_says_why() -> None:
     assert "The published rule of thumb is for training" in text
     assert "nothing is claimed here" in text
     assert seconds_text(overview.report.step_time_s) in text
+
+
+def test_words_name_every_degree_and_node_type() -> None:
+    """What a plan splits is said once for every degree above one, and in a mixed cluster where the stages are."""
+    problem, plan = piped("zb-v")
+    words = " ".join(plan_sentences(problem, plan, simulate(problem, plan)))
+    for degree in ("tp=2", "pp=4", "vpp=2", "dp=2", "ZB-V", "ZeRO 1", "Nothing is recomputed"):
+        assert words.count(degree) == 1, degree
+    assert "cp=" not in words
+    assert "Every stage is on nodes" not in words
+    alone = small_problem()
+    group = NodeGroup(hardware=load_hardware("dgx-a100-80"), num_gpus=2)
+    mixed = alone.model_copy(update={"other_hardware": (group,)})
+    two = even_plan(mixed, Layout(pp=2, dp=2, global_batch_size=8, node_order=(0, 1)))
+    words = " ".join(plan_sentences(mixed, two, simulate(mixed, two)))
+    assert "stages 0: dgx-h100; 1: dgx-a100-80" in words
