@@ -91,8 +91,8 @@ def test_a_changed_result_is_refused(result_path: Path, tmp_path: Path) -> None:
 
 
 def test_the_proof_of_another_version_is_left_out(result_path: Path, tmp_path: Path) -> None:
-    """A result of another cost model, or one that says another step time, has a page that says so and shows no
-    proof."""
+    """A result of another cost model or version, or one that says another step time, has a page that says so and
+    shows no proof."""
     certificate, step = document().certificate, document().step_time_s
     assert certificate is not None
     assert step is not None
@@ -101,7 +101,12 @@ def test_the_proof_of_another_version_is_left_out(result_path: Path, tmp_path: P
     )
     slower = document().model_copy(update={"step_time_s": 2 * step})
     page = tmp_path / "page.html"
-    for changed, words in ((old, "milpplan 0.0.1"), (slower, f"The file says {seconds_text(2 * step)}")):
+    first = document().model_copy(update={"milpplan_version": "0.0.1", "lower_bound_s": 0.0})
+    for changed, words in (
+        (old, "the cost model milpplan 0.0.1"),
+        (slower, f"The file says {seconds_text(2 * step)}"),
+        (first, "was written by milpplan"),
+    ):
         result_path.write_text(document_text(sealed(changed)))
         assert run(result_path, "-o", page).exit_code == 0
         assert words in page.read_text()

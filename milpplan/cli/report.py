@@ -10,7 +10,8 @@ from milpplan.costs.report import StepReport
 from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import InvalidInputError
 from milpplan.overview.gathering import plan_overview
-from milpplan.reports.document import ResultDocument, read_plan, result_in
+from milpplan.reports.claims import result_in, written_by_another
+from milpplan.reports.document import ResultDocument, read_plan
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.plan_page import plan_page, require_jinja
 from milpplan.reports.spaces import cost_model_text
@@ -18,6 +19,7 @@ from milpplan.reports.trace import trace_text
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import seconds_text
+from milpplan.version import __version__
 
 
 def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float) -> ExitCode:
@@ -31,7 +33,9 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float) -
         require_jinja()
     problem, plan = read_plan(path)
     check_plan_of_file(problem, plan)
-    found = result_in(path)
+    other = written_by_another(path)
+    # What another version has sealed cannot be checked here, and is not shown.
+    found = None if other else result_in(path)
     files: dict[Path, str] = {}
     with within_range():
         if trace is not None:
@@ -39,7 +43,7 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float) -
                 step_lanes(problem, plan), f"{problem.model.name} on {plan.layout.num_gpus:,} GPUs"
             )
         if out is not None:
-            files[out] = _page(problem, plan, found, time_limit_s)
+            files[out] = _page(problem, plan, found, other, time_limit_s)
     for target, text in files.items():
         write_whole(target, text)
         say(f"Written to {target}.")
@@ -66,10 +70,17 @@ def _check_outputs(path: Path, out: Path | None, trace: Path | None) -> None:
         check_writable(target)
 
 
-def _page(problem: Problem, plan: Plan, found: ResultDocument | None, time_limit_s: float) -> str:
+def _page(
+    problem: Problem, plan: Plan, found: ResultDocument | None, other: str | None, time_limit_s: float
+) -> str:
     forbid = () if found is None or found.certificate is None else found.certificate.forbid
     shown = plan_overview(problem, plan, time_limit_s=time_limit_s, forbid=forbid)
     notes = () if found is None else _old(found, shown.report)
+    if other is not None:
+        notes = (
+            f"The file was written by milpplan {other}, this page by {__version__}: all numbers are this "
+            "version's, and the proof of the file is left out. Solve again to have one.",
+        )
     return plan_page(shown, None if notes else found, notes)
 
 

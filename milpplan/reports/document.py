@@ -339,22 +339,6 @@ def read_result(path: Path) -> ResultDocument:
     return document
 
 
-def result_in(path: Path) -> ResultDocument | None:
-    """The result in a file that may be a bare plan, as it was when it was written; None where there is no proof.
-
-    Raises:
-        InvalidInputError: it has a certificate, and was changed since.
-    """
-    data = parse_json(read_text(path), str(path))
-    return read_result(path) if data.get("certificate") else None
-
-
-def proved_bound_s(path: Path) -> float | None:
-    """The lower bound of the step time in a file, where it is a result as it was written."""
-    found = result_in(path)
-    return None if found is None else found.lower_bound_s
-
-
 def proof_sentence(result: PlanResult, tolerance: float) -> str:
     """What the status means: for which cost model, space and tolerance."""
     model = scope_text(result.problem)
