@@ -281,8 +281,8 @@ def _near_summary(near: NearBest) -> str:
     if not found:
         return f"No other layout within {within} was found; of the {legal}, {rest}."
     return (
-        f"{found:,} other layout{'s do' if found > 1 else ' does'} nearly as well, each with its best plan "
-        f"found; take one if it suits you better. Of the {legal}, {rest}."
+        f"{found:,} other layout{'s do' if found > 1 else ' does'} nearly as well, with the best plan found for "
+        f"{'each' if found > 1 else 'it'}; take it if it suits you better. Of the {legal}, {rest}."
     )
 
 
