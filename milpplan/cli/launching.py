@@ -14,9 +14,9 @@ from milpplan.errors import InvalidInputError
 from milpplan.version import __version__
 
 if TYPE_CHECKING:
-    from milpplan.launchers.megatron_import import Imported
+    from milpplan.launchers.records import Imported
 
-NAMES = "megatron"
+NAMES = "megatron|torchtitan"
 """Targets, as the help shows them."""
 
 

@@ -62,5 +62,24 @@ MEGATRON = Capability(
         ),
     },
 )
-CAPABILITIES: dict[str, Capability] = {"megatron": MEGATRON}
+_NO_STREAMS = "it keeps on the host what this plan streams beside the layers only in other ways"
+_NO_TILES = "it has no tiles of products beside their messages that are known to take the time that is priced"
+TORCHTITAN = Capability(
+    name="torchtitan",
+    versions=("b5bcd76c", "0.3.0", "0.2.2"),
+    limits={
+        "cp": Limit((1,), "its context parallelism gathers keys and values, and what is priced is a ring"),
+        "schedule": Limit(
+            ("1f1b", "interleaved", "gpipe"),
+            "its zero-bubble schedules fail on the mask of FlexAttention and are off in its own tests "
+            "(tests/integration_tests/features.py:129)",
+        ),
+        "tp_overlap": Limit(("none",), _NO_TILES),
+        "pp_scatter_gather": Limit((False,), "PyTorch's pipeline sends whole activations"),
+        "offload_weights": Limit((False,), _NO_STREAMS),
+        "offload_activations": Limit((False,), _NO_STREAMS),
+        "offload_optimizer": Limit((False,), f"{_NO_STREAMS} (enable_cpu_offload updates on the processor)"),
+    },
+)
+CAPABILITIES: dict[str, Capability] = {"megatron": MEGATRON, "torchtitan": TORCHTITAN}
 """Targets by the name that ``--to`` and ``--from`` take."""

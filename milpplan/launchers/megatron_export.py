@@ -6,9 +6,10 @@ from milpplan.errors import IllegalPlanError
 from milpplan.launchers.arguments import checked
 from milpplan.launchers.megatron_plan import megatron_launch
 from milpplan.launchers.megatron_rules import check_environment, check_rules
-from milpplan.launchers.megatron_script import slurm_script, torchrun_script
+from milpplan.launchers.megatron_script import torchrun_script
 from milpplan.launchers.megatron_versions import for_version
 from milpplan.launchers.records import Launch
+from milpplan.launchers.scripts import slurm_script
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 

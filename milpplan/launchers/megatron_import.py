@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Arguments, checked
@@ -13,23 +12,12 @@ from milpplan.launchers.megatron_model_reading import model_of
 from milpplan.launchers.megatron_plan_reading import job_of, plan_of, software_of
 from milpplan.launchers.megatron_roles import is_quiet, unpriced
 from milpplan.launchers.megatron_rules import check_rules, sizes_of
+from milpplan.launchers.records import Imported
 from milpplan.launchers.shell_marks import unknown_in
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import shown
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """A problem and a plan for it; flags that the launcher does not know or that the caller leaves out; notes."""
-
-    problem: Problem
-    plan: Plan
-    unknown_flags: tuple[str, ...]
-    ignored_flags: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def imported(

@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from milpplan.launchers.arguments import Arguments, Values
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
+
+
+class Started(Protocol):
+    """What every launch has, whatever its arguments look like."""
+
+    @property
+    def target(self) -> str:
+        """Name of the launcher."""
+
+    @property
+    def version(self) -> str:
+        """Its version."""
+
+    @property
+    def title(self) -> tuple[str, ...]:
+        """The plan in words, a sentence a line."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the job."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Processes on each."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that every process needs."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +78,35 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a target cannot run a plan, and what makes the next one expressible."""
+class ConfigLaunch:
+    """A plan as the settings of a configuration file, by section and name, for ``num_nodes * gpus_per_node``
+    processes."""
 
-    seen: str
-    expected: str
-    do: str
+    target: str
+    version: str
+    title: tuple[str, ...]
+    num_nodes: int
+    gpus_per_node: int
+    environment: dict[str, str]
+    settings: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A problem and a plan for it; flags that the launcher does not know or that the caller leaves out; notes."""
+
+    problem: Problem
+    plan: Plan
+    unknown_flags: tuple[str, ...]
+    ignored_flags: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a target cannot run a plan, and the value (``NAME=VALUE``) that makes the next one expressible, if one
+    does."""
+
+    why: str
+    fix: str = ""

@@ -6,12 +6,12 @@ import difflib
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from milpplan.errors import UnknownNameError
-from milpplan.launchers import megatron_export
-from milpplan.launchers.capabilities import MEGATRON, Capability
-from milpplan.launchers.megatron_import import Imported, imported
-from milpplan.launchers.records import Launch
+from milpplan.launchers import megatron_export, megatron_import, torchtitan_export, torchtitan_import
+from milpplan.launchers.capabilities import MEGATRON, TORCHTITAN, Capability
+from milpplan.launchers.records import ConfigLaunch, Imported, Launch
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
@@ -27,13 +27,16 @@ class Target:
     ``read`` the reverse."""
 
     capability: Capability
-    export: Callable[[Problem, Plan, str], Launch]
-    files: Callable[[Launch, str], dict[str, str]]
+    export: Callable[[Problem, Plan, str], Launch | ConfigLaunch]
+    files: Callable[[Any, str], dict[str, str]]
     read: Read
 
 
 TARGETS: dict[str, Target] = {
-    "megatron": Target(MEGATRON, megatron_export.exported, megatron_export.files_of, imported),
+    "megatron": Target(MEGATRON, megatron_export.exported, megatron_export.files_of, megatron_import.imported),
+    "torchtitan": Target(
+        TORCHTITAN, torchtitan_export.exported, torchtitan_export.files_of, torchtitan_import.imported
+    ),
 }
 
 
@@ -69,8 +72,13 @@ def version_named(target: Target, version: str | None) -> str:
     return version or versions[0]
 
 
-def launch_document(launch: Launch) -> str:
+def launch_document(launch: Launch | ConfigLaunch) -> str:
     """A launch as one JSON document."""
+    if isinstance(launch, Launch):
+        pairs = launch.arguments.values.items()
+        said: dict[str, Any] = {"arguments": [word for flag, values in pairs for word in (flag, *values)]}
+    else:
+        said = {"settings": launch.settings}
     document = {
         "schema_version": 1,
         "target": launch.target,
@@ -78,7 +86,7 @@ def launch_document(launch: Launch) -> str:
         "num_nodes": launch.num_nodes,
         "gpus_per_node": launch.gpus_per_node,
         "environment": launch.environment,
-        "arguments": [word for flag, values in launch.arguments.values.items() for word in (flag, *values)],
+        **said,
         "notes": list(launch.notes),
     }
     return json.dumps(document, indent=2) + "\n"

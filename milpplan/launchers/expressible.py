@@ -1,0 +1,119 @@
+"""What a target that is started from a configuration file cannot run of a plan: all reasons, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from milpplan.errors import IllegalPlanError
+from milpplan.launchers.capabilities import Capability
+from milpplan.launchers.places import placed_alike
+from milpplan.launchers.records import Refusal
+from milpplan.specs.model import MixtureOfExperts, ModelSpec
+from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.problem import Problem
+
+
+def has_experts(model: ModelSpec) -> bool:
+    """Whether some layers have routed experts."""
+    return any(isinstance(kind.mlp, MixtureOfExperts) for kind in model.kinds)
+
+
+def word(value: object) -> str:
+    """A value of a layout as ``--fix`` takes it."""
+    return str(value).lower()
+
+
+def job_refusals(problem: Problem) -> list[Refusal]:
+    """Jobs that no trainer of nodes of one type runs."""
+    found = []
+    if problem.inference:
+        found.append(Refusal("it is a plan of forwards alone (inference), and this trains"))
+    if problem.other_hardware:
+        names = ", ".join(hardware.name for hardware in problem.node_types)
+        found.append(
+            Refusal(f"the cluster has several node types ({names}), and torchrun starts nodes in any order")
+        )
+    return found
+
+
+def field_refusals(capability: Capability, layout: Layout) -> list[Refusal]:
+    """Fields of the layout whose values the target does not have."""
+    return [
+        Refusal(f"{name}={word(getattr(layout, name))}: {limit.why}", f"{name}={word(limit.values[0])}")
+        for name, limit in capability.refused(layout).items()
+    ]
+
+
+def layout_differences(
+    plan: Plan, runs: Layout, reasons: Mapping[str, str], num_replicas: int, but: Collection[str]
+) -> list[Refusal]:
+    """Fields in which what the target would run is not what the plan says.
+
+    Args:
+        plan: what is to run.
+        runs: the layout that the target's file stands for, read back from it.
+        reasons: why a field of it has its value.
+        num_replicas: of the experts' weights; 1 without experts.
+        but: fields that have been refused already.
+    """
+    found = []
+    for name in Layout.model_fields:
+        wanted, there = getattr(plan.layout, name), getattr(runs, name)
+        if wanted == there or name in but:
+            continue
+        if name == "rank_order" and placed_alike(plan.layout, runs.rank_order, num_replicas):
+            continue
+        found.append(
+            Refusal(
+                f"{name}={word(wanted)}: {reasons.get(name, 'its file cannot say it')}", f"{name}={word(there)}"
+            )
+        )
+    return found
+
+
+def recompute_refusals(plan: Plan) -> list[Refusal]:
+    """Recomputation of all layers or of none is all that these targets have."""
+    full = [stage.recompute.full for stage in plan.virtual_stages]
+    if any(stage.recompute.selective for stage in plan.virtual_stages):
+        return [Refusal("some layers recompute selectively: it recomputes whole layers", "recompute=none")]
+    if any(full) and full != [stage.num_layers for stage in plan.virtual_stages]:
+        counts = ", ".join(map(str, full[:16]))
+        return [Refusal(f"the stages recompute {counts} layers: it recomputes all or none", "recompute=none")]
+    return []
+
+
+def whole_nodes(problem: Problem, layout: Layout) -> tuple[int, int, list[Refusal]]:
+    """Nodes, processes on each, and what is wrong with them."""
+    per_node = min(problem.hardware.gpus_per_node, layout.num_gpus)
+    if layout.num_gpus % per_node:
+        why = f"{layout.num_gpus} GPUs are no whole nodes of {per_node} ({problem.hardware.name})"
+        return 1, layout.num_gpus, [Refusal(why)]
+    return layout.num_gpus // per_node, per_node, []
+
+
+def title_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """The plan in words."""
+    layout, job = plan.layout, problem.job
+    degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep", "etp", "pp", "dp", "vpp"))
+    return (
+        f"{problem.model.name} on {layout.num_gpus} GPUs ({problem.hardware.name}), {layout.global_batch_size} "
+        f"sequences of {job.sequence_length} tokens a step.",
+        f"Layout: {degrees}; ZeRO {layout.zero_stage}, {layout.schedule}.",
+    )
+
+
+def refuse(target: str, refusals: Sequence[Refusal]) -> None:
+    """Raise with every reason, where there is one.
+
+    Raises:
+        IllegalPlanError: the reasons, and the values to fix in the next solve.
+    """
+    if not refusals:
+        return
+    whys = "; ".join(f"({number}) {refusal.why}" for number, refusal in enumerate(refusals, 1))
+    fixes = ",".join(dict.fromkeys(refusal.fix for refusal in refusals if refusal.fix))
+    raise IllegalPlanError(
+        f"{target} cannot run this plan as it is, for {len(refusals)} reason(s): {whys}.",
+        "Expected a plan that its files can tell without loss.",
+        f"Solve again with --fix {fixes}." if fixes else "Export to another target, or change the problem.",
+    )

@@ -1,0 +1,104 @@
+"""What the shell scripts of all launchers share: comments, places of nodes, torchrun, and the batch script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from milpplan.launchers.records import Started
+
+WIDTH = 110
+
+
+def header(launch: Started, version: str) -> list[str]:
+    """Comment lines: who wrote it for what, the plan in words, and the notes; ``version`` is that of milpplan."""
+    lines = [
+        f"{launch.target} ({launch.version}), {launch.num_nodes} nodes of {launch.gpus_per_node} GPUs. "
+        f"Written by milpplan {version}.",
+        *launch.title,
+        *(f"Note: {note}" for note in launch.notes),
+    ]
+    return [f"# {part}" for line in lines for part in wrapped(line)]
+
+
+def wrapped(text: str) -> list[str]:
+    """Lines of a comment. A name with a line break in it stays inside its comment."""
+    words, lines = text.split(), [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) + 1 > WIDTH:
+            lines.append("    " + word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def places(launch: Started) -> list[str]:
+    """Variables that say where a node is, with defaults for the first, and those that every process needs."""
+    return [
+        f"NUM_NODES=${{NUM_NODES:-{launch.num_nodes}}}",
+        f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{launch.gpus_per_node}}}",
+        "NODE_RANK=${NODE_RANK:-0}",
+        "MASTER_ADDR=${MASTER_ADDR:-localhost}",
+        "MASTER_PORT=${MASTER_PORT:-29500}",
+        "",
+        *(f"export {name}={value}" for name, value in launch.environment.items()),
+    ]
+
+
+TORCHRUN = (
+    "torchrun \\",
+    '    --nnodes "$NUM_NODES" --nproc-per-node "$GPUS_PER_NODE" --node-rank "$NODE_RANK" \\',
+    '    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\',
+)
+"""The command up to the program that it starts."""
+
+
+def torchrun_script(launch: Started, version: str, program: tuple[str, ...], before: tuple[str, ...] = ()) -> str:
+    """A script that every node runs, for a program whose arguments are in a configuration file.
+
+    Args:
+        launch: what is started.
+        version: of milpplan.
+        program: lines after torchrun, without their continuation marks.
+        before: lines ahead of torchrun.
+    """
+    lines = ["#!/usr/bin/env bash", *header(launch, version), "set -euo pipefail", "", "# Where this node is."]
+    lines += [
+        *places(launch),
+        *([""] if launch.environment else []),
+        *before,
+        *([""] if before else []),
+        *TORCHRUN,
+    ]
+    lines += [f"    {line} \\" for line in program[:-1]] + [f"    {program[-1]}"]
+    return "\n".join(lines) + "\n"
+
+
+def slurm_script(launch: Started, version: str, torchrun_name: str) -> str:
+    """The batch script that starts the other one once on every node, in the order of the nodes.
+
+    Args:
+        launch: what is started.
+        version: of milpplan.
+        torchrun_name: file name of the other script, in the same directory.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", launch.title[0].split(" on ")[0])[:40]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --nodes={launch.num_nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gpus-per-node={launch.gpus_per_node}",
+        "#SBATCH --exclusive",
+        *header(launch, version),
+        "# Submit from the directory of this file; account, partition and time are yours to add.",
+        "set -euo pipefail",
+        "",
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "export MASTER_ADDR",
+        "export MASTER_PORT=${MASTER_PORT:-29500}",
+        "",
+        "# Ranks follow the nodes: neighbours of the plan are neighbours here.",
+        f"srun bash -c 'NODE_RANK=$SLURM_NODEID exec bash {shlex.quote(torchrun_name)}'",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,142 @@
+"""torchtitan's Python configurations as settings, read without being run.
+
+A function that returns ``Trainer.Config(...)`` says everything in the arguments of calls. They must be literals
+or products of whole numbers; names that are assigned a call before stand for it. Other code is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from milpplan.errors import InvalidInputError
+
+CONFIGS = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
+"""Arguments of ``Trainer.Config`` whose own arguments are settings, and their classes."""
+
+
+def recipe_settings(text: str, source: str) -> dict[str, Any]:
+    """Settings by ``section.name``; of other arguments the name of the call.
+
+    Raises:
+        InvalidInputError: no Python, not one such function, or arguments that only running it would tell.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _wrong(source, f"it is no Python: {error}") from error
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _returned(node) is not None]
+    if len(functions) != 1:
+        names = ", ".join(function.name for function in functions[:6]) or "none"
+        raise _wrong(source, f"it has {len(functions)} functions that return Trainer.Config(...): {names}")
+    function = functions[0]
+    call = _returned(function)
+    assert call is not None
+    calls = _assigned(function, source)
+    found: dict[str, Any] = {"model.name": _model_name(tree)}
+    for keyword in call.keywords:
+        found |= _argument(keyword, calls, source)
+    return found
+
+
+def _wrong(source: str, why: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{source} cannot be read as a configuration: {why}.",
+        "Expected one function that returns Trainer.Config(...) with literal arguments; it is not run.",
+        "Write the values into the calls, and keep one function in the file.",
+    )
+
+
+def _returned(function: ast.FunctionDef) -> ast.Call | None:
+    last = function.body[-1]
+    value = last.value if isinstance(last, ast.Return) else None
+    return value if isinstance(value, ast.Call) and _name(value.func) == "Trainer.Config" else None
+
+
+def _name(node: ast.expr) -> str:
+    """A dotted name, or nothing."""
+    if isinstance(node, ast.Attribute):
+        return f"{_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _assigned(function: ast.FunctionDef, source: str) -> dict[str, ast.expr]:
+    """Names and what they are assigned; a docstring and asserts are no code."""
+    found: dict[str, ast.expr] = {}
+    for node in function.body[:-1]:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+        elif not isinstance(node, ast.Assert) and not (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        ):
+            raise _wrong(source, f"line {node.lineno} is code that only runs")
+    return found
+
+
+def _model_name(tree: ast.Module) -> str | None:
+    """The module that ``model_registry`` is imported from."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "model_registry" for alias in node.names):
+            return (node.module or "").rpartition(".")[2] or None
+    return None
+
+
+def _argument(keyword: ast.keyword, calls: dict[str, ast.expr], source: str) -> dict[str, Any]:
+    name, value = keyword.arg, keyword.value
+    if name is None:
+        raise _wrong(source, f"line {keyword.value.lineno} passes arguments by **")
+    if isinstance(value, ast.Name) and value.id in calls:
+        value = calls[value.id]
+    if name == "model_spec":
+        return _model(value, source)
+    if name == "activation_checkpoint":
+        return _policy(value, source)
+    if name in CONFIGS:
+        if not isinstance(value, ast.Call) or _name(value.func) != CONFIGS[name] or value.args:
+            raise _wrong(source, f"{name} is not {CONFIGS[name]}(...)")
+        return {
+            f"{name}.{part.arg}": _literal(part.value, f"{name}.{part.arg}", source) for part in value.keywords
+        }
+    return {name: _name(value.func) if isinstance(value, ast.Call) else _loose(value)}
+
+
+def _model(value: ast.expr, source: str) -> dict[str, Any]:
+    if not isinstance(value, ast.Call) or _name(value.func) != "model_registry" or len(value.args) != 1:
+        raise _wrong(source, "model_spec is not model_registry(FLAVOR)")
+    found = {"model.flavor": _literal(value.args[0], "the flavor", source)}
+    return found | {
+        f"model.{part.arg}": _literal(part.value, f"model.{part.arg}", source) for part in value.keywords
+    }
+
+
+def _policy(value: ast.expr, source: str) -> dict[str, Any]:
+    name = "activation_checkpoint.policy"
+    if isinstance(value, ast.Constant) and value.value is None:
+        return {name: None}
+    if not isinstance(value, ast.Call) or not _name(value.func).endswith(".Config"):
+        raise _wrong(source, "activation_checkpoint is neither None nor a policy's Config()")
+    found = {name: _name(value.func).removesuffix(".Config")}
+    return found | {
+        f"activation_checkpoint.{part.arg}": _literal(part.value, name, source) for part in value.keywords
+    }
+
+
+def _loose(value: ast.expr) -> Any:
+    return value.value if isinstance(value, ast.Constant) else _name(value)
+
+
+def _literal(value: ast.expr, name: str, source: str) -> Any:
+    try:
+        return _value(value)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(source, f"{name} is not a literal") from error
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, or a product of whole numbers."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _value(node.left), _value(node.right)
+        if type(left) is int and type(right) is int:
+            return left * right
+        raise ValueError("no whole numbers")
+    return ast.literal_eval(node)

@@ -1,0 +1,282 @@
+"""A run as torchtitan's settings in each dialect, and back: ``section.name`` to value.
+
+The dialects: TOML up to 0.2.2; a Python configuration in 0.3.0, with batches in sequences; the same on main since
+2026-08-20 (b5bcd76c), with batches in tokens. Source: torchtitan/config/job_config.py at 0.2.2,
+torchtitan/config/configs.py and trainer.py at 0.3.0 and b5bcd76c.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.settings import Settings
+from milpplan.launchers.torchtitan_flavors import Pair
+from milpplan.launchers.torchtitan_run import NEWEST, V022, Run
+from milpplan.specs.reading import parse_json, shown
+
+PYTHON_MODEL: dict[str, tuple[Any, ...]] = {
+    "model.name": (None,),
+    "model.flavor": (None,),
+    "model.moe_comm_backend": ("standard", ["standard", "deepep"]),
+    "activation_checkpoint.policy": ("SelectiveAC",),
+}
+"""What a Python configuration says through calls, under names of its own, with the defaults of those calls."""
+
+_P, _T = "parallelism", "training"
+QUIET = re.compile(
+    r"(job|profiling|profiler|metrics|lr_scheduler|checkpoint|comm|validation|validator|fault_tolerance|"
+    r"memory_estimation|loss|dataloader|tokenizer|debug)(\..*)?|hf_assets_path|dump_folder|"
+    r"model\.(hf_assets_path|tokenizer_path|print_after_conversion|attn_backend)|"
+    r"optimizer(\.(lr|beta1|beta2|eps|weight_decay|param_groups|implementation))?|"
+    r"training\.(dataset|dataset_path|steps|max_norm|gc_freq|gc_debug|dataloader\..*|disable_cuda_graphs)|"
+    r"parallelism\.(pipeline_parallel_expert_parallel_overlap|context_parallel_.*|spmd_backend)|compile\.backend|"
+    r"activation_checkpoint\.(preserve_rng_state|determinism_check|debug|early_stop|visualize.*|selective_ac_option|"
+    r"memory_budget|per_op_.*|force_recompute_.*)|quantize\..*"
+)
+"""Settings that change nothing that is priced, and such that act only where another that is looked at says so."""
+
+
+@cache
+def known_settings(version: str) -> dict[str, tuple[Any, ...]]:
+    """Every setting of a version with its default, and its choices where it has some."""
+    text = resources.files("milpplan.launchers").joinpath("torchtitan_keys.json").read_text(encoding="utf-8")
+    rows = parse_json(text, "torchtitan_keys.json")[version]
+    found = {name: tuple(row) for name, row in rows.items()}
+    return found if version == V022 else found | PYTHON_MODEL
+
+
+def head_name(version: str) -> str:
+    """The head's name in lists of modules (distributed/pipeline_parallel.py)."""
+    return "output" if version == V022 else "lm_head"
+
+
+def stage_modules(version: str, stages: tuple[int, ...]) -> list[list[str]]:
+    """``module_fqns_per_model_part`` of stages with so many layers each."""
+    parts, layer = [], 0
+    for size in stages:
+        parts.append([f"layers.{index}" for index in range(layer, layer + size)])
+        layer += size
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head_name(version)]
+    return parts
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """The settings that say a run, with those that every launch needs."""
+    found: dict[str, Any] = {"model.name": run.flavor[0], "model.flavor": run.flavor[1]}
+    found |= _batch(run)
+    found |= {
+        f"{_T}.dtype": "float32",
+        f"{_T}.mixed_precision_param": "bfloat16",
+        f"{_T}.mixed_precision_reduce": "float32",
+        f"{_P}.data_parallel_replicate_degree": run.replicate,
+        f"{_P}.data_parallel_shard_degree": run.shard,
+        f"{_P}.fsdp_reshard_after_forward": run.reshard,
+        f"{_P}.tensor_parallel_degree": run.tp,
+        f"{_P}.context_parallel_degree": run.cp,
+        f"{_P}.pipeline_parallel_degree": run.pp,
+    }
+    if run.version != V022:
+        found[f"{_P}.enable_sequence_parallel"] = run.sequence_parallel
+        # Graphs of the whole step exist neither under a pipeline nor around the experts' messages.
+        found[f"{_T}.disable_cuda_graphs"] = True
+    if run.pp > 1:
+        found[f"{_P}.pipeline_parallel_schedule"] = run.schedule
+        found[f"{_P}.module_fqns_per_model_part"] = stage_modules(run.version, run.stages)
+    if run.experts:
+        found[f"{_P}.expert_parallel_degree"] = run.ep
+        if run.version == V022:
+            found[f"{_P}.expert_tensor_parallel_degree"] = run.etp
+        backend = "deepep" if run.deduplicated else "standard"
+        found[_backend(run.version)] = backend
+    if run.version == V022:
+        found["activation_checkpoint.mode"] = "full" if run.recompute else "none"
+    else:
+        found["activation_checkpoint.policy"] = "FullAC" if run.recompute else None
+    return found | {"compile.enable": True, "compile.components": ["model", "loss"]}
+
+
+def _backend(version: str) -> str:
+    return f"{_P}.expert_parallel_comm_backend" if version == V022 else "model.moe_comm_backend"
+
+
+def _batch(run: Run) -> dict[str, Any]:
+    local, total = run.micro_batch_size * run.micro_batches, run.global_batch_size
+    if run.version == NEWEST:
+        found: dict[str, Any] = {
+            f"{_T}.num_tokens_per_microbatch_per_dp_rank": run.micro_batch_size * run.sequence_length,
+            f"{_T}.num_tokens_per_train_step": total * run.sequence_length,
+            f"{_T}.max_context_length": run.sequence_length,
+        }
+        return found | ({f"{_P}.num_pp_microbatches": run.micro_batches} if run.pp > 1 else {})
+    found = {
+        f"{_T}.local_batch_size": local,
+        f"{_T}.global_batch_size": total,
+        f"{_T}.seq_len": run.sequence_length,
+    }
+    return found | ({f"{_P}.pipeline_parallel_microbatch_size": run.micro_batch_size} if run.pp > 1 else {})
+
+
+def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers: int, world: int | None) -> Run:
+    """The run that settings say.
+
+    Args:
+        settings: by ``section.name``.
+        version: the dialect.
+        flavor: the model's name and flavor.
+        experts: whether it has routed experts.
+        layers: of the model.
+        world: processes, where data_parallel_shard_degree is -1.
+
+    Raises:
+        InvalidInputError: settings that contradict each other, or that no plan here says.
+    """
+    names = (
+        "data_parallel_replicate",
+        "context_parallel",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "expert_parallel",
+    )
+    replicate, cp, tp, pp, ep = (settings.degree(f"{_P}.{name}_degree") for name in names)
+    shard = _shard(settings, replicate * cp * tp * pp, world)
+    etp = settings.degree(f"{_P}.expert_tensor_parallel_degree") if version == V022 else 1
+    sequence, size, count, steps = _batches(settings, version, pp, replicate * shard)
+    reshard = settings.text(f"{_P}.fsdp_reshard_after_forward")
+    schedule = settings.text(f"{_P}.pipeline_parallel_schedule")
+    # Looked at even where it changes nothing, so that nobody is told that it is not priced.
+    parallel = version == V022 or settings.switch(f"{_P}.enable_sequence_parallel")
+    deduplicated = settings.text(_backend(version)) == "deepep"
+    return Run(
+        version=version,
+        flavor=flavor,
+        experts=experts,
+        sequence_length=sequence,
+        replicate=replicate,
+        shard=shard,
+        cp=cp,
+        tp=tp,
+        pp=pp,
+        ep=ep if experts else 1,
+        etp=etp if experts and ep > 1 else 1,
+        sequence_parallel=tp > 1 and parallel,
+        schedule=schedule if pp > 1 else "1F1B",
+        stages=_stages(settings, version, layers, pp, schedule),
+        micro_batch_size=size,
+        micro_batches=count,
+        accumulations=steps,
+        reshard=("never" if pp > 1 else "always") if reshard == "default" else reshard,
+        recompute=_recompute(settings, version),
+        deduplicated=experts and ep > 1 and deduplicated,
+    )
+
+
+def _shard(settings: Settings, others: int, world: int | None) -> int:
+    shard = settings.number(f"{_P}.data_parallel_shard_degree")
+    if shard >= 1:
+        if world is not None and shard * others != world:
+            raise InvalidInputError(
+                f"The degrees make {shard * others} processes, and {world} are given.",
+                "Expected their product to be the number of processes (distributed/parallel_dims.py).",
+                "Correct the degrees, or leave --gpus out.",
+            )
+        return shard
+    if shard != -1 or world is None or world % others:
+        raise InvalidInputError(
+            f"data_parallel_shard_degree is {shard}, with {world or 'unknown'} processes over {others}.",
+            "Expected a degree, or -1 and a number of processes that the other degrees divide.",
+            "Give --gpus, or write the degree.",
+        )
+    return world // others
+
+
+def _batches(settings: Settings, version: str, pp: int, dp: int) -> tuple[int, int, int, int]:
+    """Tokens of a sequence, sequences of a micro-batch, micro-batches of a pipeline, and runs of it a step."""
+    if version == NEWEST:
+        sequence = settings.degree(f"{_T}.max_context_length")
+        size = _quotient(
+            settings.degree(f"{_T}.num_tokens_per_microbatch_per_dp_rank"), sequence, "tokens of a micro-batch"
+        )
+        count = settings.degree(f"{_P}.num_pp_microbatches") if pp > 1 else 1
+        total = settings.number(f"{_T}.num_tokens_per_train_step")
+        return (
+            sequence,
+            size,
+            count,
+            _quotient(total, sequence * size * count * dp, "tokens of a step") if total > 0 else 1,
+        )
+    local = settings.degree(f"{_T}.local_batch_size")
+    size = settings.degree(f"{_P}.pipeline_parallel_microbatch_size") if pp > 1 else local
+    total = settings.number(f"{_T}.global_batch_size")
+    steps = _quotient(total, local * dp, "global_batch_size") if total > 0 else 1
+    return settings.degree(f"{_T}.seq_len"), size, _quotient(local, size, "local_batch_size"), steps
+
+
+def _quotient(whole: int, part: int, name: str) -> int:
+    if whole % part:
+        raise InvalidInputError(
+            f"{name} is {whole}, no multiple of {part}.",
+            "Expected whole micro-batches (torchtitan refuses others, too).",
+            "Correct the batch or the degrees.",
+        )
+    return whole // part
+
+
+def _recompute(settings: Settings, version: str) -> bool:
+    if version == V022:
+        mode = settings.text("activation_checkpoint.mode")
+        every = mode == "selective" and settings.get("activation_checkpoint.selective_ac_option") == "1"
+        whole, nothing = mode == "full" or every, mode == "none"
+    else:
+        mode = settings.get("activation_checkpoint.policy")
+        whole, nothing = mode == "FullAC", mode is None
+    if not (whole or nothing):
+        raise InvalidInputError(
+            f"Activation checkpointing is {shown(mode)}.",
+            "Expected full or none: which operators the others keep is not priced.",
+            "Use full or none to see the two ends between which it lies.",
+        )
+    return whole
+
+
+def _stages(settings: Settings, version: str, layers: int, pp: int, schedule: str) -> tuple[int, ...]:
+    """Layers of every virtual stage: the listed modules, or torchtitan's even split with embedding and head as
+    layers (distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part)."""
+    listed = settings.get(f"{_P}.module_fqns_per_model_part")
+    first = settings.number(f"{_P}.pipeline_parallel_first_stage_less_layers")
+    last = settings.number(f"{_P}.pipeline_parallel_last_stage_less_layers")
+    each = settings.get(f"{_P}.pipeline_parallel_layers_per_stage")
+    if pp == 1:
+        return (layers,)
+    if listed is not None:
+        return _listed(listed, version)
+    total = layers + first + last
+    count = pp * (1 if schedule in ("1F1B", "GPipe") else 2)
+    if each is not None:
+        count = -(-total // settings.degree(f"{_P}.pipeline_parallel_layers_per_stage"))
+    if min(first, last) < 0 or max(first, last) > total // count:
+        raise InvalidInputError(
+            f"Stages with {first} and {last} layers less at the ends, over {count} stages of {total} layers.",
+            "Expected no more than the layers of a stage (distributed/pipeline_parallel.py).",
+            "Correct pipeline_parallel_first_stage_less_layers and its twin, or list the modules.",
+        )
+    sizes = [total // count + (index < total % count) for index in range(count)]
+    sizes[0] -= first
+    sizes[-1] -= last
+    return tuple(sizes)
+
+
+def _listed(listed: Any, version: str) -> tuple[int, ...]:
+    parts = listed if isinstance(listed, list) and all(isinstance(part, list) for part in listed) else []
+    sizes = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+    if not parts or parts != stage_modules(version, sizes):
+        raise InvalidInputError(
+            f"module_fqns_per_model_part is {shown(listed)}.",
+            f"Expected tok_embeddings first, layers.0 and so on in order, norm and {head_name(version)} last.",
+            "Correct the list: a plan has embedding and head at the ends.",
+        )
+    return sizes

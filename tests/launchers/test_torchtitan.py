@@ -1,0 +1,287 @@
+"""torchtitan's files give the plan back, in its three dialects, or the export gives all the reasons why not."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milpplan import Layout, simulate
+from milpplan.costs.parameters import total_parameters
+from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers.torchtitan_export import exported
+from milpplan.launchers.torchtitan_flavors import flavors
+from milpplan.launchers.torchtitan_import import imported
+from milpplan.launchers.torchtitan_rules import RULES, broken_rules
+from milpplan.launchers.torchtitan_run import NEWEST, V022, V030, Run
+from milpplan.launchers.torchtitan_settings import known_settings
+from tests.costs.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
+from tests.launchers.cases import legal_layout
+from tests.launchers.torchtitan_cases import NAMED, VERSIONS, qwen_sharded, random_case, round_trip, staged
+
+DATA = Path(__file__).parents[1] / "data" / "launchers"
+COUNTS = {
+    ("llama3", "8B"): 8030261248,
+    ("llama3", "70B"): 70553706496,
+    ("llama3", "405B"): 405853388800,
+    ("qwen3", "0.6B"): 596049920,
+    ("qwen3", "1.7B"): 1720574976,
+    ("qwen3", "4B"): 4022468096,
+    ("qwen3", "8B"): 8190735360,
+    ("qwen3", "14B"): 14768307200,
+    ("qwen3", "32B"): 32762123264,
+    ("qwen3", "30B-A3B"): 30532122624,
+    ("qwen3", "235B-A22B"): 235093634560,
+    ("deepseek_v3", "16B"): 15706484224,
+    ("deepseek_v3", "236B"): 235741434880,
+    ("deepseek_v3", "671B"): 671026404352,
+    ("gpt_oss", "20b"): 20914757184,
+    ("gpt_oss", "120b"): 116829156672,
+}
+"""Parameters that torchtitan's own classes have on the meta device (0.3.0 and b5bcd76c, which agree)."""
+
+FOREIGN = """
+[job]
+dump_folder = "./outputs"
+[metrics]
+log_freq = 10
+[model]
+name = "llama3"
+flavor = "8B"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[training]
+local_batch_size = 1
+seq_len = 8192
+max_norm = 1.0
+[parallelism]
+data_parallel_shard_degree = -1
+[checkpoint]
+enable = false
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = false
+"""
+"""A file that nobody here wrote, in the manner of train_configs/llama3_8b.toml."""
+
+
+def read(text: str, source: str = "run.toml", **more: object) -> object:
+    """What an import makes of a text."""
+    return imported(text, source, shipped_hardware("dgx-h100"), **more)  # type: ignore[arg-type]
+
+
+def test_flavors_have_the_parameters_of_torchtitan() -> None:
+    """Every model known by name and flavor has as many parameters as torchtitan builds."""
+    assert {pair: total_parameters(spec) for pair, spec in flavors().items()} == COUNTS
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_plans_come_back(seed: int) -> None:
+    """Whatever the model, stages, recomputation, sharding and dialect: plan and cost are the same."""
+    problem, plan, version = random_case(seed)
+    files, found = round_trip(problem, plan, version, model=problem.model)
+    assert found.plan == plan
+    assert found.problem.model == problem.model
+    assert found.problem.hardware == problem.hardware
+    assert found.unknown_flags == ()
+    known = {*known_settings(version), "optimizer.name", "optimizer.lr", "lr_scheduler.warmup_steps"}
+    assert set(exported(problem, plan, version).settings) <= known
+    config, text = next(iter(files.items()))
+    assert tomllib.loads(text) if config.endswith(".toml") else ast.parse(text)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_golden_files(name: str) -> None:
+    """The named plans give the files that torchtitan's own parser was shown; when they are back they cost the
+    same."""
+    build, version = NAMED[name]
+    problem, plan = build()
+    files, found = round_trip(problem, plan, version, model=problem.model)
+    for file, text in files.items():
+        assert text == (DATA / f"{name}.titan-{file.rpartition('.')[2]}").read_text()
+    assert (found.problem, found.plan) == (problem, plan)
+    assert simulate(found.problem, found.plan).step_time_ns == simulate(problem, plan).step_time_ns
+
+
+def test_scripts_are_bash(tmp_path: Path) -> None:
+    """Both scripts parse, and name the configuration that lies beside them."""
+    problem, plan = qwen_sharded()
+    files, _ = round_trip(problem, plan, V030)
+    for name, text in files.items():
+        if name.endswith(".py"):
+            continue
+        (tmp_path / name).write_text(text)
+        assert subprocess.run(["bash", "-n", str(tmp_path / name)], check=False).returncode == 0
+    assert "--module torchtitan_plan --config plan" in files["torchtitan.sh"]
+
+
+def test_any_plan_comes_back_or_is_refused() -> None:
+    """Plans of the whole space are never turned into others; a refusal counts its reasons."""
+    random, refused, counted = np.random.default_rng(3), 0, True
+    for index in range(40):
+        problem = random_problem(random)
+        plan = random_plan(random, problem, legal_layout(random, problem))
+        try:
+            _, found = round_trip(problem, plan, VERSIONS[index % 3])
+        except IllegalPlanError as error:
+            refused += 1
+            counted &= f"for {error.seen.count('; (') + 1} reason(s)" in error.seen
+        else:
+            assert found.plan == plan
+    assert refused > 20
+    assert counted
+
+
+def test_all_reasons_come_together_with_the_way_out() -> None:
+    """ZeRO 1 beside replicas, ring-parallel context, gathering again, fp8: one message, one --fix."""
+    problem = problem_of("llama3-8b", "dgx-h100", precision="fp8")
+    layout = Layout(
+        tp=2, cp=2, dp=2, global_batch_size=8, sequence_parallel=True, zero_stage=1, overlap_grad_reduce=True
+    )
+    with pytest.raises(IllegalPlanError) as caught:
+        exported(problem, even_plan(problem, layout), NEWEST)
+    for word in ("fp8", "cp=2", "zero_stage=1", "gather_again=true", "overlap_param_gather=false"):
+        assert word in caught.value.seen
+    for fix in ("cp=1", "gather_again=false"):
+        assert fix in caught.value.do
+
+
+def test_the_way_out_of_a_refusal_is_expressible() -> None:
+    """What the refusal of a pipeline's overlapped reduction proposes is admitted."""
+    problem = problem_of("llama3-8b", "dgx-h100")
+    layout = Layout(pp=2, dp=4, global_batch_size=32, zero_stage=1, overlap_grad_reduce=True)
+    with pytest.raises(IllegalPlanError, match="overlap_grad_reduce=true") as caught:
+        exported(problem, even_plan(problem, layout), V030)
+    assert caught.value.do == "Solve again with --fix overlap_grad_reduce=false."
+    fixed = Layout.model_validate(layout.model_dump() | {"overlap_grad_reduce": False})
+    assert (
+        exported(problem, even_plan(problem, fixed), V030).settings["parallelism.data_parallel_shard_degree"] == 4
+    )
+
+
+def test_a_model_without_a_flavor_is_refused() -> None:
+    """torchtitan builds models that it knows by name."""
+    problem = problem_of("mistral-7b", "dgx-h100")
+    plan = even_plan(problem, Layout(dp=8, global_batch_size=8, zero_stage=3, overlap_grad_reduce=True,
+                                     overlap_param_gather=True))  # fmt: skip
+    with pytest.raises(IllegalPlanError, match="mistral-7b is none of its own"):
+        exported(problem, plan, NEWEST)
+
+
+RUN = Run(
+    version=V022, flavor=("deepseek_v3", "671B"), experts=True, sequence_length=4096, replicate=1, shard=8, cp=1,
+    tp=2, pp=2, ep=4, etp=2, sequence_parallel=True, schedule="1F1B", stages=(31, 30), micro_batch_size=1,
+    micro_batches=4, accumulations=1, reshard="never", recompute=False, deduplicated=False,
+)  # fmt: skip
+BREAKS = {
+    "experts_divide": {"etp": 4},
+    "sequence_divides": {"sequence_length": 4095},
+    "heads_divide": {"tp": 3},
+    "widths_divide": {"ep": 5},
+    "stages": {"stages": (31, 29)},
+    "micro_batches": {"micro_batches": 1},
+    "mixed_precision_needs_fsdp": {"shard": 1},
+    "replicas_stand_alone": {"shard": 1, "replicate": 8},
+    "model_has_pipeline": {"flavor": ("gpt_oss", "120b"), "stages": (18, 18)},
+    "deepep_has_the_model": {"deduplicated": True},
+    "flex_attention_is_not_split": {"cp": 2},
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_refuses_something(name: str) -> None:
+    """A run that keeps all rules breaks this one after one change."""
+    assert broken_rules(RUN) == {}
+    assert name in broken_rules(replace(RUN, **BREAKS[name]))  # type: ignore[arg-type]
+
+
+def test_somebody_elses_file_is_read() -> None:
+    """Leftover ranks shard, ``default`` reshards, one micro-batch a step: ZeRO 3 with everything recomputed."""
+    found = read(FOREIGN, num_gpus=64)
+    layout = found.plan.layout  # type: ignore[attr-defined]
+    assert (layout.dp, layout.zero_stage, layout.global_batch_size) == (64, 3, 64)
+    assert found.plan.virtual_stages[0].recompute.full == 32  # type: ignore[attr-defined]
+    assert any("torch.compile" in note for note in found.notes)  # type: ignore[attr-defined]
+
+
+def test_the_even_split_is_torchtitans() -> None:
+    """Without a list embedding and head count as a layer each: 32 + 2 over 4 stages are 9, 9, 8, 8, less one at
+    the ends."""
+    text = FOREIGN.replace(
+        "data_parallel_shard_degree = -1", "data_parallel_shard_degree = 2\npipeline_parallel_degree = 4"
+    )
+    found = read(text.replace("local_batch_size = 1", "local_batch_size = 8"))
+    assert [stage.num_layers for stage in found.plan.virtual_stages] == [8, 9, 8, 7]  # type: ignore[attr-defined]
+
+
+def test_a_recipe_is_read_and_not_run() -> None:
+    """Python is read for its literals; what only running it would tell is refused."""
+    problem, plan = qwen_sharded()
+    files, _ = round_trip(problem, plan, NEWEST)
+    text = files["torchtitan_plan.py"]
+    product = text.replace("max_context_length=4096", "max_context_length=4 * 1024")
+    assert imported(product, "x.py", problem.hardware).plan == plan
+    for old, new, word in (
+        ("max_context_length=4096", "max_context_length=LENGTH", "not a literal"),
+        ("    return Trainer", "    import os\n    return Trainer", "code that only runs"),
+        ("def plan()", "def plan(", "no Python"),
+        ("return Trainer.Config(", "return dict(", "0 functions"),
+    ):
+        with pytest.raises(InvalidInputError, match=word):
+            imported(text.replace(old, new), "x.py", problem.hardware)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("[compile]", "[compile", "TOML"),
+        ('flavor = "8B"', 'flavor = "9B"', "sizes are not known"),
+        ("-1", "7", "7 processes, and 64"),
+        ("-1", '"x"', "whole number"),
+        ("-1", "-1\ncontext_parallel_degree = 2", "ring"),
+        ("-1", "8\ndata_parallel_replicate_degree = 8", "HSDP"),
+        ("-1", "-1\nenable_async_tensor_parallel = true", "enable_async_tensor_parallel"),
+        ("seq_len = 8192", 'seq_len = 8192\ndtype = "bfloat16"', "training.dtype"),
+        ('mode = "full"', 'mode = "selective"', "selective"),
+        ("local_batch_size = 1", "local_batch_size = 1\nglobal_batch_size = 65", "whole micro-batches"),
+        ('"AdamW"', '"Muon"', "Muon"),
+    ],
+)
+def test_bad_files_are_refused(old: str, new: str, word: str) -> None:
+    """Whatever contradicts itself, is not priced, or is no such file."""
+    with pytest.raises(MilpplanError, match=word) as caught:
+        read(FOREIGN.replace(old, new), num_gpus=64)
+    assert caught.value.do
+
+
+def test_unpriced_settings_can_be_ignored_and_unknown_ones_are_told() -> None:
+    """Names that torchtitan does not have are listed; what may cost time must be accepted by name."""
+    text = FOREIGN.replace("-1", "-1\nenable_async_tensor_parallel = true\nno_such_thing = 3")
+    found = read(text, num_gpus=64, ignored=["parallelism.enable_async_tensor_parallel"])
+    assert found.unknown_flags == ("parallelism.no_such_thing",)  # type: ignore[attr-defined]
+    assert found.ignored_flags == ("parallelism.enable_async_tensor_parallel = True",)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInputError, match="no setting of the file"):
+        read(FOREIGN, num_gpus=64, ignored=["parallelism.nothing"])
+
+
+def test_an_empty_stage_inside_is_refused() -> None:
+    """Stages between the ends hold layers."""
+    problem = problem_of("llama3-8b", "dgx-h100")
+    layout = Layout(pp=4, dp=2, global_batch_size=16, zero_stage=1)
+    with pytest.raises(IllegalPlanError, match="holds no layer"):
+        exported(problem, staged(layout, [16, 0, 8, 8], False), V030)
+
+
+def test_defaults_are_those_of_the_releases() -> None:
+    """The tables of settings are whole: a few defaults that users rely on, in each dialect."""
+    assert known_settings(V022)["training.local_batch_size"] == (8,)
+    assert known_settings(V030)["parallelism.enable_sequence_parallel"] == (True,)
+    assert known_settings(NEWEST)["training.num_tokens_per_microbatch_per_dp_rank"] == (16384,)
+    assert all(len(known_settings(version)) > 100 for version in VERSIONS)
