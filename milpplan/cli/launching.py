@@ -16,7 +16,7 @@ from milpplan.version import __version__
 if TYPE_CHECKING:
     from milpplan.launchers.records import Imported
 
-NAMES = "megatron|torchtitan"
+NAMES = "megatron|torchtitan|nanotron"
 """Targets, as the help shows them."""
 
 

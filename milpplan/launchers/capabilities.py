@@ -81,5 +81,26 @@ TORCHTITAN = Capability(
         "offload_optimizer": Limit((False,), f"{_NO_STREAMS} (enable_cpu_offload updates on the processor)"),
     },
 )
-CAPABILITIES: dict[str, Capability] = {"megatron": MEGATRON, "torchtitan": TORCHTITAN}
+NANOTRON = Capability(
+    name="nanotron",
+    versions=("2411b022",),
+    limits={
+        "cp": Limit((1,), "its ring attention gathers keys and values, and what is priced is a ring"),
+        "ep": Limit(
+            (1,), "expert_parallel_size above 1 passes only one of its two checks (parallel/context.py:24, :62)"
+        ),
+        "vpp": Limit((1,), "its pipeline has one stage a rank (models/base.py, build_model)"),
+        "schedule": Limit(("1f1b", "gpipe"), "pp_engine is 1f1b or afab"),
+        "zero_stage": Limit((0, 1), "zero_stage above 0 is ZeRO 1 (helpers.py:409)"),
+        "tp_overlap": Limit(("none",), _NO_TILES),
+        "pp_scatter_gather": Limit((False,), "its pipeline sends whole activations"),
+        "offload_weights": Limit((False,), "it keeps nothing on the host"),
+        "offload_activations": Limit((False,), "it keeps nothing on the host"),
+        "offload_optimizer": Limit((False,), "it keeps nothing on the host"),
+        "overlap_param_gather": Limit(
+            (False,), "weights are gathered when the update is over (optim/zero.py:119)"
+        ),
+    },
+)
+CAPABILITIES: dict[str, Capability] = {"megatron": MEGATRON, "torchtitan": TORCHTITAN, "nanotron": NANOTRON}
 """Targets by the name that ``--to`` and ``--from`` take."""

@@ -18,6 +18,18 @@ def has_experts(model: ModelSpec) -> bool:
     return any(isinstance(kind.mlp, MixtureOfExperts) for kind in model.kinds)
 
 
+def same_model(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether two descriptions have the same layers, embedding and head: names and positions do not matter unless
+    positions are learned."""
+    fields = set(ModelSpec.model_fields) - {"name", "default_sequence_length", "schema_version", "layers"}
+    if not one.learned_positions:
+        fields.discard("max_position_embeddings")
+    if any(getattr(one, name) != getattr(other, name) for name in fields):
+        return False
+    kinds = [[spec.kinds[index] for index in spec.layer_kinds] for spec in (one, other)]
+    return kinds[0] == kinds[1]
+
+
 def word(value: object) -> str:
     """A value of a layout as ``--fix`` takes it."""
     return str(value).lower()

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from milpplan.errors import UnknownNameError
-from milpplan.launchers import megatron_export, megatron_import, torchtitan_export, torchtitan_import
-from milpplan.launchers.capabilities import MEGATRON, TORCHTITAN, Capability
+from milpplan.launchers import (
+    megatron_export,
+    megatron_import,
+    nanotron_export,
+    nanotron_import,
+    torchtitan_export,
+    torchtitan_import,
+)
+from milpplan.launchers.capabilities import MEGATRON, NANOTRON, TORCHTITAN, Capability
 from milpplan.launchers.records import ConfigLaunch, Imported, Launch
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
@@ -37,6 +44,7 @@ TARGETS: dict[str, Target] = {
     "torchtitan": Target(
         TORCHTITAN, torchtitan_export.exported, torchtitan_export.files_of, torchtitan_import.imported
     ),
+    "nanotron": Target(NANOTRON, nanotron_export.exported, nanotron_export.files_of, nanotron_import.imported),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from milpplan.launchers.expressible import same_model
 from milpplan.specs.model import ModelSpec
 
 Pair = tuple[str, str]
@@ -109,18 +110,6 @@ def flavors() -> dict[Pair, ModelSpec]:
         found["qwen3", flavor] = _spec("qwen3", flavor, hidden, 151936, [run])
     found |= {("deepseek_v3", flavor): _deepseek(flavor) for flavor in _DEEPSEEK}
     return found | {("gpt_oss", flavor): _gpt_oss(flavor) for flavor in _GPT_OSS}
-
-
-def same_model(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether two descriptions have the same layers, embedding and head: names and positions do not matter unless
-    positions are learned."""
-    fields = set(ModelSpec.model_fields) - {"name", "default_sequence_length", "schema_version", "layers"}
-    if not one.learned_positions:
-        fields.discard("max_position_embeddings")
-    if any(getattr(one, name) != getattr(other, name) for name in fields):
-        return False
-    kinds = [[spec.kinds[index] for index in spec.layer_kinds] for spec in (one, other)]
-    return kinds[0] == kinds[1]
 
 
 def flavor_of(model: ModelSpec) -> Pair | None:

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.expressible import has_experts
+from milpplan.launchers.expressible import has_experts, same_model
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, check_priced, flat, without
-from milpplan.launchers.torchtitan_flavors import Pair, flavors, same_model
+from milpplan.launchers.torchtitan_flavors import Pair, flavors
 from milpplan.launchers.torchtitan_recipe import recipe_settings
 from milpplan.launchers.torchtitan_rules import check_rules
 from milpplan.launchers.torchtitan_run import NEWEST, V022, V030, Run, plan_of_run

@@ -1,0 +1,121 @@
+"""From nanotron's YAML to a problem and a plan: the reverse of the export."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.expressible import same_model
+from milpplan.launchers.launch_text import load_yaml
+from milpplan.launchers.nanotron_rules import check_rules
+from milpplan.launchers.nanotron_settings import FLASH, QUIET, known_settings, model_of, plan_of
+from milpplan.launchers.records import Imported
+from milpplan.launchers.settings import Settings, check_priced, flat, without
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Layout
+from milpplan.specs.problem import Job, Problem
+from milpplan.specs.reading import shown, validated
+
+
+def imported(
+    text: str,
+    source: str,
+    hardware: HardwareSpec,
+    num_gpus: int | None = None,
+    model: ModelSpec | None = None,
+    vocab_size: int | None = None,
+    ignored: Collection[str] = (),
+) -> Imported:
+    """The plan of a configuration.
+
+    Args:
+        text: YAML.
+        source: its name.
+        hardware: the cluster.
+        num_gpus: nothing, or the product of the degrees.
+        model: its description, which must be the one of the file, and gives its name.
+        vocab_size: nothing, or the file's; where the file has -1 (the data decide), the vocabulary.
+        ignored: settings (section.name) whose effect on the cost the caller accepts not to see.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
+        IllegalPlanError: nanotron would refuse it.
+    """
+    kept, left_out = without(flat(load_yaml(text, source)), ignored)
+    if kept.get("model.model_config.vocab_size") == -1 and vocab_size:
+        kept["model.model_config.vocab_size"] = vocab_size
+    settings = Settings(kept, known_settings())
+    found = model_of(settings, "imported" if model is None else model.name)
+    if model is not None and not same_model(model, found):
+        raise InvalidInputError(
+            f"The settings build another model than {model.name}.",
+            "Expected its sizes.",
+            "Correct the file, or leave --model out.",
+        )
+    plan = plan_of(settings, found)
+    layout = plan.layout
+    _check_world(layout, num_gpus)
+    _check_formats(settings, layout)
+    tokens = settings.degree("tokens.sequence_length")
+    check_rules(found, layout, tokens, "Correct the settings.")
+    _check_degrees(layout)
+    check_priced(settings, QUIET)
+    job = validated(
+        Job,
+        {
+            "num_gpus": layout.num_gpus,
+            "global_batch_size": layout.global_batch_size,
+            "sequence_length": tokens,
+        },
+        "the job that the settings describe",
+    )
+    unknown = tuple(name for name in settings.unknown() if not QUIET.fullmatch(name))
+    return Imported(Problem(model=model or found, hardware=hardware, job=job), plan, unknown, left_out, ())
+
+
+def _check_world(layout: Layout, num_gpus: int | None) -> None:
+    if num_gpus not in (None, layout.num_gpus):
+        raise InvalidInputError(
+            f"The degrees make {layout.num_gpus} processes, and {num_gpus} are given.",
+            "Expected their product to be the number of processes (parallel/context.py:24).",
+            "Correct the degrees, or leave --gpus out.",
+        )
+
+
+def _check_degrees(layout: Layout) -> None:
+    """Context and expert parallelism are not priced as nanotron has them."""
+    for name, what in (
+        ("cp", "its ring attention gathers keys and values"),
+        ("ep", "its groups of experts overlap"),
+    ):
+        if getattr(layout, name) > 1:
+            raise InvalidInputError(
+                f"{name} is {getattr(layout, name)}: {what}, which is not priced.",
+                f"Expected {name} 1.",
+                "Use 1 to compare it as such a run.",
+            )
+
+
+def _check_formats(settings: Settings, layout: Layout) -> None:
+    """Number formats, kernels and the optimizer that are priced.
+
+    Raises:
+        InvalidInputError: others.
+    """
+    wanted = {
+        "model.dtype": (None, "bfloat16"),
+        "optimizer.accumulate_grad_in_fp32": (True,),
+        "optimizer.optimizer_factory.name": ("adamW",),
+        "model.model_config._attn_implementation": FLASH,
+    }
+    for name, values in wanted.items():
+        if settings.get(name) not in values:
+            raise InvalidInputError(
+                f"{name} is {shown(settings.get(name))}.",
+                f"Expected {' or '.join(str(value) for value in values if value is not None)}, which is priced.",
+                "Change it to compare it as such a run.",
+            )
+    asynchronous = settings.values.get("parallelism.tp_linear_async_communication")
+    if layout.tp == 1 or not asynchronous:
+        settings.looked_at.add("parallelism.tp_linear_async_communication")
