@@ -16,7 +16,7 @@ from milpplan.version import __version__
 if TYPE_CHECKING:
     from milpplan.launchers.records import Imported
 
-NAMES = "megatron|torchtitan|nanotron"
+NAMES = "megatron|torchtitan|nanotron|deepspeed"
 """Targets, as the help shows them."""
 
 

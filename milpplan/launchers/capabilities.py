@@ -102,5 +102,29 @@ NANOTRON = Capability(
         ),
     },
 )
-CAPABILITIES: dict[str, Capability] = {"megatron": MEGATRON, "torchtitan": TORCHTITAN, "nanotron": NANOTRON}
+_ONLY_DATA = "its configuration is data parallel; "
+DEEPSPEED = Capability(
+    name="DeepSpeed",
+    versions=("0.19.8",),
+    limits={
+        "tp": Limit((1,), f"{_ONLY_DATA}AutoTP keeps the embedding whole on every rank, which a plan cuts"),
+        "cp": Limit((1,), f"{_ONLY_DATA}Ulysses exchanges heads, and what is priced is a ring"),
+        "ep": Limit((1,), f"{_ONLY_DATA}experts are layers of the model's own code (moe/layer.py)"),
+        "etp": Limit((1,), f"{_ONLY_DATA}experts are layers of the model's own code (moe/layer.py)"),
+        "pp": Limit((1,), f"{_ONLY_DATA}stages are a PipelineModule of the model's own code (runtime/pipe)"),
+        "vpp": Limit((1,), "there is no pipeline in its configuration"),
+        "schedule": Limit(("1f1b",), "there is no pipeline in its configuration"),
+        "tp_overlap": Limit(("none",), _NO_TILES),
+        "pp_scatter_gather": Limit((False,), "there is no pipeline in its configuration"),
+        "offload_weights": Limit((False,), f"{_NO_STREAMS} (offload_param)"),
+        "offload_activations": Limit((False,), f"{_NO_STREAMS} (cpu_checkpointing)"),
+        "offload_optimizer": Limit((False,), f"{_NO_STREAMS} (offload_optimizer updates on the processor)"),
+    },
+)
+CAPABILITIES: dict[str, Capability] = {
+    "megatron": MEGATRON,
+    "torchtitan": TORCHTITAN,
+    "nanotron": NANOTRON,
+    "deepspeed": DEEPSPEED,
+}
 """Targets by the name that ``--to`` and ``--from`` take."""

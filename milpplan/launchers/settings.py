@@ -74,19 +74,25 @@ class Settings:
             f"{name} is {shown(self.values.get(name))}.", f"Expected {expected}.", f"Correct {name}."
         )
 
+    def _known_as(self, name: str) -> str | None:
+        """The name under which the framework knows a setting: its own, or that of a table that it is in."""
+        while name and name not in self.known:
+            name = name.rpartition(".")[0]
+        return name or None
+
     def unknown(self) -> tuple[str, ...]:
         """Names that the framework does not have."""
-        return tuple(name for name in self.values if name not in self.known and name not in self.looked_at)
+        return tuple(name for name in self.values if self._known_as(name) is None and name not in self.looked_at)
 
     def unpriced(self, quiet: re.Pattern[str]) -> tuple[str, ...]:
         """Settings that nobody looked at, that may change the cost and are not at their defaults."""
         return tuple(
             f"{name} = {shown(value)}"
             for name, value in self.values.items()
-            if name in self.known
+            if self._known_as(name)
             and name not in self.looked_at
             and not quiet.fullmatch(name)
-            and value != self.known[name][0]
+            and (name not in self.known or value != self.known[name][0])
         )
 
 

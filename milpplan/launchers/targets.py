@@ -10,6 +10,8 @@ from typing import Any
 
 from milpplan.errors import UnknownNameError
 from milpplan.launchers import (
+    deepspeed_export,
+    deepspeed_import,
     megatron_export,
     megatron_import,
     nanotron_export,
@@ -17,7 +19,7 @@ from milpplan.launchers import (
     torchtitan_export,
     torchtitan_import,
 )
-from milpplan.launchers.capabilities import MEGATRON, NANOTRON, TORCHTITAN, Capability
+from milpplan.launchers.capabilities import DEEPSPEED, MEGATRON, NANOTRON, TORCHTITAN, Capability
 from milpplan.launchers.records import ConfigLaunch, Imported, Launch
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
@@ -45,6 +47,9 @@ TARGETS: dict[str, Target] = {
         TORCHTITAN, torchtitan_export.exported, torchtitan_export.files_of, torchtitan_import.imported
     ),
     "nanotron": Target(NANOTRON, nanotron_export.exported, nanotron_export.files_of, nanotron_import.imported),
+    "deepspeed": Target(
+        DEEPSPEED, deepspeed_export.exported, deepspeed_export.files_of, deepspeed_import.imported
+    ),
 }
 
 

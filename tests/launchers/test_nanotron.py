@@ -87,8 +87,8 @@ def test_golden_files(tmp_path: Path) -> None:
 
 def test_stages_are_nanotrons() -> None:
     """Llama 3 8B on two ranks: a layer costs 4 * 4096^2 + 3 * 14336 * 4096 = 243.3 M, the head 525.3 M, half of
-    all is 4,155 M: the rank is left after 18 layers (4,379 M). With a head as dear as all 32 layers, a quarter is 16
-    layers: the first of four ranks takes 17, the second the rest and the head, and two are empty."""
+    all is 4,155 M: the rank is left after 18 layers (4,379 M). With a head as dear as all 32 layers, a quarter is
+    16 layers: the first of four ranks takes 17, the second the rest and the head, and two are empty."""
     problem, _ = llama()
     assert stage_sizes(problem.model, 2) == (18, 14)
     assert stage_sizes(problem.model, 1) == (32,)
