@@ -85,7 +85,7 @@ def test_golden_files(tmp_path: Path) -> None:
     problem, plan = llama()
     files, found = round_trip(problem, plan, model=problem.model)
     for file, text in files.items():
-        assert text == (DATA / f"llama3-8b-{file.replace('.py', '-py')}").read_text()
+        assert text == (DATA / f"llama3-8b.{file.replace('.', '-')}").read_text()
         if file.endswith((".sh", ".sbatch")):
             (tmp_path / file).write_text(text)
             assert subprocess.run(["bash", "-n", str(tmp_path / file)], check=False).returncode == 0
