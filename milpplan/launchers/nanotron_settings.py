@@ -153,6 +153,8 @@ def stage_sizes(model: ModelSpec, pp: int) -> tuple[int, ...]:
 
     Source: models/base.py:216-237 (build_model), models/llama.py:938 and models/qwen.py:813 at 2411b022.
     """
+    if pp > model.num_layers:
+        return ()
     kind, hidden = model.kinds[0], model.hidden_size
     heads = kind.attention.num_attention_heads
     layer = 4 * heads * (hidden // heads) * hidden + 3 * kind.mlp.intermediate_size * hidden

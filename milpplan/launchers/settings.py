@@ -96,14 +96,28 @@ class Settings:
         )
 
 
+MAX_DEPTH, MAX_SETTINGS = 16, 100_000
+"""Of tables in tables, and of settings: aliases of YAML may stand for more than any file has."""
+
+
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table by dotted names; lists stay values."""
+    """A nested table by dotted names; lists stay values.
+
+    Raises:
+        InvalidInputError: it nests or repeats without end.
+    """
     found: dict[str, Any] = {}
     for name, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and prefix.count(".") < MAX_DEPTH:
             found |= flat(value, f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = value
+        if isinstance(value, Mapping) and (prefix.count(".") >= MAX_DEPTH or len(found) > MAX_SETTINGS):
+            raise InvalidInputError(
+                f"Tables nest more than {MAX_DEPTH} deep, or hold more than {MAX_SETTINGS} settings.",
+                "Expected the configuration of a run.",
+                "Write it without aliases.",
+            )
     return found
 
 

@@ -258,7 +258,7 @@ def _stages(settings: Settings, version: str, layers: int, pp: int, schedule: st
     count = pp * (1 if schedule in ("1F1B", "GPipe") else 2)
     if each is not None:
         count = -(-total // settings.degree(f"{_P}.pipeline_parallel_layers_per_stage"))
-    if min(first, last) < 0 or max(first, last) > total // count:
+    if count > total or min(first, last) < 0 or max(first, last) > total // count:
         raise InvalidInputError(
             f"Stages with {first} and {last} layers less at the ends, over {count} stages of {total} layers.",
             "Expected no more than the layers of a stage (distributed/pipeline_parallel.py).",

@@ -177,6 +177,8 @@ def test_every_rule_refuses_something(name: str) -> None:
         ("parallelism:", "parallelism: [", "YAML"),
         ("pp: 2", "pp: 32", "the head"),
         ("tp: 4", "tp: 16", "heads_divide"),
+        ("pp: 2", "pp: 1000000000", "the head"),
+        ("general:", "x: &x\n  y: *x\ngeneral:", "nest"),
     ],
 )
 def test_bad_files_are_refused(old: str, new: str, word: str) -> None:

@@ -252,6 +252,12 @@ def test_a_recipe_is_read_and_not_run() -> None:
         ('mode = "full"', 'mode = "selective"', "selective"),
         ("local_batch_size = 1", "local_batch_size = 1\nglobal_batch_size = 65", "whole micro-batches"),
         ('"AdamW"', '"Muon"', "Muon"),
+        (
+            "-1",
+            "1\npipeline_parallel_degree = 64\npipeline_parallel_first_stage_less_layers = 0\n"
+            "pipeline_parallel_last_stage_less_layers = 0",
+            "Stages with",
+        ),
     ],
 )
 def test_bad_files_are_refused(old: str, new: str, word: str) -> None:
