@@ -45,13 +45,26 @@ class Cut:
         return float(self.slope * units + self.constant) / 2.0**SCALE_BITS
 
 
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """A mixture of paths through a pipeline: its transfers in ns, and its parts of each micro-batch [v]."""
+
+    lags: int
+    weights: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """Best real loads [v] in units, without the empty micro-batch's, their time, and the cut that proves it."""
+    """Best real loads [v] in units, without the empty micro-batch's, their time, and the cut that proves it.
+
+    ``paths`` is the mixture of paths behind the cut: a pipeline's time is at least
+    ``lags + sum_m weights_m (c + y_m)`` for all its loads y, both over ``2**SCALE_BITS``.
+    """
 
     units: FloatArray
     time_ns: float
     cut: Cut
+    paths: Paths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,14 +169,13 @@ def best_profile(
     )
     if answer.status != 0:
         return None
-    cut = _cut(pipeline, graph, -np.asarray(answer.ineqlin.marginals), num_micro_batches, units, cap_units)
-    return Profile(np.asarray(answer.x[num_nodes:]) * scale, float(answer.fun) * scale, cut)
+    paths = _paths(graph, -np.asarray(answer.ineqlin.marginals), num_micro_batches)
+    cut = _cut(pipeline, paths, units, cap_units)
+    return Profile(np.asarray(answer.x[num_nodes:]) * scale, float(answer.fun) * scale, cut, paths)
 
 
-def _cut(
-    pipeline: Pipeline, graph: _Graph, duals: FloatArray, num_micro_batches: int, units: int, cap_units: int
-) -> Cut:
-    """The cut of the flow next to ``duals`` [arcs], whole from the last node backwards."""
+def _paths(graph: _Graph, duals: FloatArray, num_micro_batches: int) -> Paths:
+    """The flow next to ``duals`` [arcs], whole from the last node backwards."""
     unit = 2**SCALE_BITS
     into: list[list[int]] = [[] for _ in range(graph.parts.size)]
     for arc, head in enumerate(graph.heads.tolist()):
@@ -186,6 +198,12 @@ def _cut(
             lags += flow * lag_of[arc]
             if tails[arc] >= 0:
                 through[tails[arc]] += flow
+    return Paths(lags, tuple(weights))
+
+
+def _cut(pipeline: Pipeline, paths: Paths, units: int, cap_units: int) -> Cut:
+    """The cut of a mixture of paths that is highest at a load of ``units``."""
+    weights = paths.weights
     # The best alpha is the weight at which the cheapest micro-batches hold all units.
     slope, left = max(weights), units
     for weight in sorted(weights):
@@ -194,5 +212,5 @@ def _cut(
             slope = weight
             break
     spare = sum(max(0, slope - weight) for weight in weights) * cap_units
-    constant = lags + pipeline.micro_batch_units * sum(weights) - spare
-    return Cut(num_micro_batches, slope, constant)
+    constant = paths.lags + pipeline.micro_batch_units * sum(weights) - spare
+    return Cut(len(weights), slope, constant)

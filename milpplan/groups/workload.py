@@ -55,10 +55,12 @@ def workload_of(
         )
     if tokens.size == 0:
         raise InvalidInputError("There are no sequences.", "At least one length expected.")
-    if tokens.dtype.kind not in "iu" or int(tokens.min()) < 1 or int(tokens.max()) > _MAX_LENGTH:
+    whole = tokens.dtype.kind in "iu" and tokens.ndim == 1
+    if not whole or int(tokens.min()) < 1 or int(tokens.max()) > _MAX_LENGTH:
+        seen = f"from {tokens.min()} to {tokens.max()}" if whole else f"in {tokens.ndim} dimensions"
         raise InvalidInputError(
-            f"Lengths are of type {tokens.dtype}, from {tokens.min()} to {tokens.max()}.",
-            f"Whole numbers from 1 to {_MAX_LENGTH} expected.",
+            f"Lengths are of type {tokens.dtype}, {seen}.",
+            f"A row of whole numbers from 1 to {_MAX_LENGTH} expected.",
         )
     kept = tokens.astype(np.int64) if max_length is None else np.minimum(tokens, max_length).astype(np.int64)
     distinct, counts = np.unique(-(-kept // alignment) * alignment, return_counts=True)
