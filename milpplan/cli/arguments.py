@@ -317,6 +317,7 @@ def _extent(values: int | Range) -> tuple[int, int]:
 
 def schema_of(kind: str) -> type[BaseModel]:
     """The record whose JSON Schema ``milpplan schema`` prints."""
+    from milpplan.groups.document import DispatchFile, GroupedPlanFile
     from milpplan.reports.document import ResultDocument
     from milpplan.reports.insight_document import ExplanationDocument
     from milpplan.reports.plan_file import PlanFile
@@ -334,5 +335,7 @@ def schema_of(kind: str) -> type[BaseModel]:
         "study": Study,
         "result": ResultDocument,
         "explanation": ExplanationDocument,
+        "grouped-plan": GroupedPlanFile,
+        "dispatch": DispatchFile,
     }
     return records[choice(kind, "schema", records)]

@@ -38,7 +38,10 @@ def show_preset(
 @app.command()
 def schema(
     kind: Annotated[
-        str, typer.Argument(metavar="problem|plan|model|hardware|overlay|study|result|explanation")
+        str,
+        typer.Argument(
+            metavar="problem|plan|model|hardware|overlay|study|result|explanation|grouped-plan|dispatch"
+        ),
     ] = "problem",
 ) -> None:
     """Print the JSON Schema of a file that milpplan reads or writes."""

@@ -1,0 +1,370 @@
+"""Grouped plans and dispatched batches as JSON that any framework can read, and back.
+
+``GroupedPlanFile`` is enough by itself: lengths, strategies with their costs (and layouts, where known), switch
+times, and the plan: home, groups in the order they run, micro-batches as pairs (length, sequences), the timeline.
+``DispatchFile`` is one batch: for every strategy in order and every replica, micro-batches as indices of the
+batch's sequences. What a reader derives again (times, timeline) is checked against the simulation when read.
+``GroupedPlanFile.model_json_schema()`` is the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from milpplan.errors import InvalidInputError
+from milpplan.groups.dispatcher import Dispatch
+from milpplan.groups.packing import Packing
+from milpplan.groups.plan import Group, GroupedPlan, check, simulate
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes
+from milpplan.specs.reading import parse_json, read_text, shown, validated
+from milpplan.specs.records import Count, NonNegativeFloat, PositiveInt, Record
+
+Pairs = tuple[tuple[PositiveInt, PositiveInt], ...]
+"""Pairs (tokens, sequences)."""
+Matrix = tuple[tuple[Count, ...], ...]
+
+
+class Degrees(Record):
+    """The layout of a strategy whose replicas are alike; ``dp`` is the number of replicas."""
+
+    dp: PositiveInt
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    cp: PositiveInt = 1
+    ep: PositiveInt = 1
+
+
+class PipelineRecord(Record):
+    """``num_replicas`` equal pipelines; the other fields are those of ``groups.strategies.Pipeline``."""
+
+    name: str
+    num_replicas: PositiveInt
+    num_stages: PositiveInt
+    quadratic_ns: NonNegativeFloat
+    linear_ns: NonNegativeFloat
+    micro_batch_ns: NonNegativeFloat
+    micro_batch_tokens: Count
+    in_flight_tokens: Count | None = None
+    max_micro_batches: PositiveInt | None = None
+    transfer_ns: Count = 0
+    forward_parts: PositiveInt
+    backward_parts: Count
+    num_gpus: PositiveInt
+
+    def pipeline(self) -> Pipeline:
+        """The pipeline."""
+        return Pipeline(**self.model_dump(exclude={"num_replicas"}))
+
+
+class StrategyRecord(Record):
+    """One strategy. ``layout`` is for launchers; costs are in the pipelines."""
+
+    name: str
+    reduce_ns: Count
+    pipelines: Annotated[tuple[PipelineRecord, ...], Field(min_length=1)]
+    layout: Degrees | None = None
+
+
+class GroupRecord(Record):
+    """One strategy's part of the step: for every replica, its micro-batches in the order they run."""
+
+    strategy: str
+    time_ns: Count
+    replicas: tuple[tuple[Pairs, ...], ...]
+
+
+class EventRecord(Record):
+    """One thing the step does; ``gradients`` run beside the group after them."""
+
+    kind: Literal["parameters", "gradients", "group", "reduce", "finish"]
+    strategy: str
+    start_ns: Count
+    end_ns: Count
+
+
+class GroupedPlanFile(Record):
+    """A grouped step: what was given, and the plan. Strategies go by their names; matrices are [from][to]."""
+
+    schema_version: Literal[1] = 1
+    lengths: Annotated[Pairs, Field(min_length=1)]
+    strategies: Annotated[tuple[StrategyRecord, ...], Field(min_length=1)]
+    parameters_ns: Matrix
+    gradients_ns: Matrix
+    max_strategies: PositiveInt
+    homes: tuple[str, ...] = ()
+    finish_ns: tuple[Count, ...] = ()
+    home: str
+    groups: Annotated[tuple[GroupRecord, ...], Field(min_length=1)]
+    time_ns: Count
+    bound_ns: Count | None = None
+    """Proved: no plan of the step takes less. None where nothing was proved."""
+    timeline: tuple[EventRecord, ...] = ()
+
+
+class DispatchGroup(Record):
+    """One strategy's part of a batch: for every replica, its micro-batches as indices of sequences."""
+
+    strategy: str
+    replicas: tuple[tuple[Annotated[tuple[Count, ...], Field(min_length=1)], ...], ...]
+
+
+class DispatchFile(Record):
+    """One batch under the strategies of a plan; ``groups`` in the order they run."""
+
+    schema_version: Literal[1] = 1
+    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    home: str
+    groups: Annotated[tuple[DispatchGroup, ...], Field(min_length=1)]
+    time_ns: Count
+    bound_ns: Count
+
+
+def plan_file(
+    plan: GroupedPlan, bound_ns: int | None = None, layouts: Mapping[str, Degrees] | None = None
+) -> GroupedPlanFile:
+    """The document of a plan; ``layouts`` by the strategies' names.
+
+    Raises:
+        InvalidInputError: two strategies have one name, or a layout has another number of replicas or GPUs.
+    """
+    problem = plan.problem
+    names = _names(problem)
+    for name, degrees in (layouts or {}).items():
+        _check_layout(problem, names, name, degrees)
+    return GroupedPlanFile(
+        lengths=_pairs(problem.lengths, problem.counts),
+        strategies=tuple(
+            StrategyRecord(
+                name=one.name,
+                reduce_ns=one.reduce_ns,
+                pipelines=tuple(_pipeline_record(pipeline, number) for pipeline, number in one.pipelines),
+                layout=(layouts or {}).get(one.name),
+            )
+            for one in problem.strategies
+        ),
+        parameters_ns=_rows(problem.switches.parameters_ns),
+        gradients_ns=_rows(problem.switches.gradients_ns),
+        max_strategies=problem.max_strategies,
+        homes=tuple(names[home] for home in problem.homes),
+        finish_ns=problem.finish_ns,
+        home=names[plan.home],
+        groups=tuple(
+            GroupRecord(
+                strategy=names[group.strategy],
+                time_ns=group.time_ns,
+                replicas=tuple(
+                    tuple(_pairs(problem.lengths, counts) for counts in replica)
+                    for packing in group.packings
+                    for replica in packing.replicas
+                ),
+            )
+            for group in plan.groups
+        ),
+        time_ns=plan.time_ns,
+        bound_ns=bound_ns,
+        timeline=_timeline(plan, names),
+    )
+
+
+def _names(problem: GroupedProblem) -> list[str]:
+    names = [one.name for one in problem.strategies]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInputError(
+            f"Two strategies are called {shown(twice[0])}.", "Names that differ expected.", "Rename one."
+        )
+    return names
+
+
+def _check_layout(problem: GroupedProblem, names: list[str], name: str, degrees: Degrees) -> None:
+    if name not in names:
+        raise InvalidInputError(
+            f"There is a layout for {shown(name)}.", f"Expected names of strategies: {', '.join(names)}."
+        )
+    replicas = problem.strategies[names.index(name)].replicas
+    stages = {pipeline.num_stages for pipeline in replicas}
+    if degrees.dp != len(replicas) or stages != {degrees.pp}:
+        raise InvalidInputError(
+            f"Strategy {name} has {len(replicas)} replicas of {sorted(stages)} stages, its layout dp={degrees.dp} "
+            f"and pp={degrees.pp}.",
+            "The same numbers expected.",
+            "Leave out the layouts of strategies whose replicas differ.",
+        )
+
+
+def _pairs(lengths: Int64Array, counts: Int64Array) -> Pairs:
+    held = np.flatnonzero(counts)
+    return tuple(zip(lengths[held].tolist(), counts[held].tolist(), strict=True))
+
+
+def _rows(matrix: Int64Array) -> Matrix:
+    return tuple(tuple(row) for row in matrix.tolist())
+
+
+def _pipeline_record(pipeline: Pipeline, number: int) -> PipelineRecord:
+    fields = {name: getattr(pipeline, name) for name in PipelineRecord.model_fields if name != "num_replicas"}
+    return PipelineRecord(num_replicas=number, **fields)
+
+
+def _timeline(plan: GroupedPlan, names: list[str]) -> tuple[EventRecord, ...]:
+    return tuple(
+        EventRecord(kind=one.kind, strategy=names[one.strategy], start_ns=one.start_ns, end_ns=one.end_ns)
+        for one in simulate(plan)
+    )
+
+
+def restored_plan(file: GroupedPlanFile, source: str) -> GroupedPlan:
+    """The plan of a document, simulated and checked anew; ``source`` names it in messages.
+
+    Raises:
+        InvalidInputError: names, shapes, replicas or lengths that do not go together, or a wrong timeline.
+        IllegalPlanError: a plan that drops a sequence, breaks memory or states a wrong time.
+    """
+    strategies = tuple(
+        Strategy(
+            one.name,
+            tuple((pipeline.pipeline(), pipeline.num_replicas) for pipeline in one.pipelines),
+            one.reduce_ns,
+        )
+        for one in file.strategies
+    )
+    names = [one.name for one in strategies]
+    lengths = np.array(file.lengths, np.int64).reshape(-1, 2)
+    problem = GroupedProblem(
+        lengths[:, 0],
+        lengths[:, 1],
+        strategies,
+        SwitchTimes(_matrix(file.parameters_ns, source), _matrix(file.gradients_ns, source)),
+        file.max_strategies,
+        tuple(_index(names, home, source) for home in file.homes),
+        file.finish_ns,
+    )
+    _names(problem)
+    groups = tuple(_group(problem, names, group, source) for group in file.groups)
+    plan = GroupedPlan(problem, _index(names, file.home, source), groups, file.time_ns)
+    check(plan)
+    if file.timeline and file.timeline != _timeline(plan, names):
+        raise InvalidInputError(
+            f"{source}: the timeline is not that of the plan.",
+            "Expected what its simulation does.",
+            "Delete the timeline, or write the file anew.",
+        )
+    return plan
+
+
+def _matrix(rows: Matrix, source: str) -> Int64Array:
+    widths = {len(row) for row in rows}
+    if widths != {len(rows)}:
+        raise InvalidInputError(
+            f"{source}: switch times have {len(rows)} rows of {sorted(widths)} values.",
+            "A row and a column for every strategy expected.",
+        )
+    return np.array(rows, np.int64)
+
+
+def _index(names: list[str], name: str, source: str) -> int:
+    if name not in names:
+        raise InvalidInputError(
+            f"{source} names the strategy {shown(name)}.", f"Expected one of {', '.join(names)}."
+        )
+    return names.index(name)
+
+
+def _group(problem: GroupedProblem, names: list[str], group: GroupRecord, source: str) -> Group:
+    strategy = _index(names, group.strategy, source)
+    kinds = problem.kinds_of(strategy)
+    number = sum(kind.num_replicas for kind in kinds)
+    if len(group.replicas) != number:
+        raise InvalidInputError(
+            f"{source}: the group of {group.strategy} has {len(group.replicas)} replicas.", f"{number} expected."
+        )
+    packings, first = [], 0
+    for kind in kinds:
+        mine = group.replicas[first : first + kind.num_replicas]
+        packings.append(Packing(kind, tuple(_counts(problem.lengths, one, source) for one in mine)))
+        first += kind.num_replicas
+    return Group(strategy, tuple(packings))
+
+
+def _counts(lengths: Int64Array, replica: tuple[Pairs, ...], source: str) -> Int64Array:
+    """Sequences of each length [micro-batches, K]."""
+    counts = np.zeros((len(replica), lengths.size), np.int64)
+    for row, pairs in zip(counts, replica, strict=True):
+        for length, number in pairs:
+            at = int(np.searchsorted(lengths, length))
+            if at == lengths.size or lengths[at] != length:
+                raise InvalidInputError(
+                    f"{source}: a micro-batch holds a sequence of {length} tokens.",
+                    "Expected lengths that the file lists.",
+                )
+            row[at] += number
+    return counts
+
+
+def dispatch_file(dispatch: Dispatch) -> DispatchFile:
+    """The document of a batch."""
+    names = _names(dispatch.problem)
+    return DispatchFile(
+        lengths=tuple(dispatch.lengths.tolist()),
+        home=names[dispatch.home],
+        groups=tuple(
+            DispatchGroup(strategy=names[strategy], replicas=dispatch.micro_batches(strategy))
+            for strategy in dispatch.order
+        ),
+        time_ns=dispatch.time_ns,
+        bound_ns=dispatch.bound_ns,
+    )
+
+
+def restored_dispatch(file: DispatchFile, problem: GroupedProblem, source: str) -> Dispatch:
+    """The batch of a document under the strategies of ``problem``, simulated and checked anew.
+
+    Raises:
+        InvalidInputError: a sequence that is missing, twice or none of the batch, or a wrong name.
+        IllegalPlanError: a batch that breaks memory or states a wrong time.
+    """
+    names = _names(problem)
+    number = len(file.lengths)
+    where = np.full((3, number), -1, np.int64)
+    order = tuple(_index(names, group.strategy, source) for group in file.groups)
+    for strategy, group in zip(order, file.groups, strict=True):
+        places = [
+            (index, replica, place)
+            for replica, held in enumerate(group.replicas)
+            for place, one in enumerate(held)
+            for index in one
+        ]
+        for index, replica, place in places:
+            if index >= number or where[0, index] >= 0 or replica >= len(problem.strategies[strategy].replicas):
+                raise InvalidInputError(
+                    f"{source}: sequence {index} of {number} is on replica {replica} of {group.strategy}.",
+                    "Every sequence once, on a replica that exists, expected.",
+                )
+            where[:, index] = strategy, replica, place
+    if (where < 0).any():
+        raise InvalidInputError(
+            f"{source}: sequence {int(np.flatnonzero(where[0] < 0)[0])} is in no micro-batch.",
+            "Every sequence once expected.",
+        )
+    home = _index(names, file.home, source)
+    lengths = np.array(file.lengths, np.int64)
+    found = Dispatch(problem, lengths, where[0], where[1], where[2], home, order, file.time_ns, file.bound_ns)
+    found.plan()
+    return found
+
+
+def read_plan(path: Path) -> GroupedPlan:
+    """The plan of a file that holds a ``GroupedPlanFile``."""
+    return restored_plan(validated(GroupedPlanFile, parse_json(read_text(path), str(path)), str(path)), str(path))
+
+
+def read_dispatch(path: Path, problem: GroupedProblem) -> Dispatch:
+    """The batch of a file that holds a ``DispatchFile``."""
+    file = validated(DispatchFile, parse_json(read_text(path), str(path)), str(path))
+    return restored_dispatch(file, problem, str(path))
