@@ -173,7 +173,9 @@ def flexsp_table(content: dict[str, Any]) -> str:
     rows = []
     for case in content["flexsp"]:
         for number, one in enumerate(case["micro_batches"], 1):
-            solved = solve_groups(micro_batch_problem(case, one["lengths"]), "highs", 0.002, 30)
+            # Few sequences are hard to prove below the 1 % that is asked for.
+            gap = 0.01 if len(one["lengths"]) <= 96 else 0.002
+            solved = solve_groups(micro_batch_problem(case, one["lengths"]), "highs", gap, 30)
             rows.append(
                 [
                     f"{case['case']}, micro-batch {number}",

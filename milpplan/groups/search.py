@@ -3,7 +3,8 @@
 Every plan uses exactly one set Q of strategies (those that hold sequences). For each set four bounds, each dearer
 than the last and none below it; the first that reaches the best plan known (less the gap asked for) closes it:
 
- 1. *sum*: least_overhead(Q) + sum_k n_k min over s in Q of inflation_s (f + b) u_sk / D_s, for all sets at once.
+ 1. *sum*: least_overhead(Q) + sum_k n_k min over s in Q of inflation_s (f + b) u_sk / D_s, for all sets at once;
+    or, if that is more, least_overhead(Q) and the longest sequence alone where it is done first (``alone_ns``).
     Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``cuts.KindCuts.inflation``), and each
     sequence adds at least its cheapest share. ``sequence_shares`` says how for replicas of several kinds, and
     for pipelines of one stage, whose first micro-batch is counted apart.
@@ -27,6 +28,7 @@ from typing import Literal
 import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
+from milpplan.groups.balance import balanced, balances, first_packings
 from milpplan.groups.cuts import KindCuts, last_stage_cut
 from milpplan.groups.exact import exact_program, exact_size
 from milpplan.groups.exchange import filled
@@ -57,9 +59,15 @@ _DEFAULT_UNITS = 2**20
 # Floating-point solvers' whole bounds may come back this far from whole.
 _BOUND_TOLERANCE = 1e-4
 # Steps with exact programs of at most so many variables are solved exactly.
-_MAX_EXACT = 400
+_MAX_EXACT = 512
 # Exchanges between different kinds of replicas of a group.
 _ROUNDS = 150
+# Sets that are balanced before programs are solved, in so many rounds each; the best ones for longer.
+_STARTS = 8
+_STARTS_MORE = 3
+# Of more sequences than this, the small ones level replicas.
+_START_SEQUENCES = 96
+_START_ROUNDS = 1_000
 
 
 @dataclass(slots=True)
@@ -135,6 +143,7 @@ class _Search:
 
     def run(self) -> None:
         """Sets in the order of their bounds, once each."""
+        self._start()
         for record in self.sets:
             if record.bound_ns >= self.target_ns():
                 # Sets are in the order of their bounds.
@@ -143,6 +152,19 @@ class _Search:
                 break
             self._examine(record)
         self._polish()
+
+    def _start(self) -> None:
+        """Plans of the most promising sets that only need balancing, before any program is solved."""
+        started = []
+        for record in self.sets[:_STARTS] if self.problem.num_sequences <= _START_SEQUENCES else ():
+            kinds = self.problem.kinds_of(record.used[0])
+            first = first_packings(kinds) if len(record.used) == 1 and balances(kinds) else None
+            if first is not None:
+                started.append(Group(record.used[0], tuple(balanced(first, _START_ROUNDS))))
+        started.sort(key=lambda group: group.time_ns)
+        for group in started[:_STARTS_MORE]:
+            more = balanced(group.packings, 4 * _START_ROUNDS)
+            self._keep(arranged(self.problem, [Group(group.strategy, tuple(more))]))
 
     def _examine(self, record: SetRecord) -> None:
         """Relaxation, master, and where that leaves a gap and the step is small, the exact program."""
@@ -172,13 +194,15 @@ class _Search:
         """Solve below the best plan; the bound goes to the record, the decisions come back."""
         left = max(1.0, self.deadline - time.perf_counter())
         limits = Limits(time_limit_s=max(1.0, _SHARE * left), relative_gap=self.relative_gap / 8)
-        below = self._below_best(program, unit_ns)
+        # Nothing is gained from plans between the target and the best, and their absence is hard to prove.
+        most_ns = math.ceil(self.target_ns()) if by == "exact" and self.best is not None else None
+        below = self._below_best(program, unit_ns, most_ns)
         solution = self.solver.solve(below, limits)
         if solution.status == "infeasible" and self.solver.name in _WITNESS:
             solution = backend(_WITNESS[self.solver.name]).solve(below, limits)
         if solution.status == "infeasible":
             # Nothing below the best plan; without one, the set cannot hold the sequences at all.
-            nothing_below = 2**62 if self.best is None else self.best.time_ns
+            nothing_below = most_ns or (2**62 if self.best is None else self.best.time_ns)
             self._raise(record, -(-nothing_below // unit_ns), unit_ns, by)
             return None
         if solution.bound is not None:
@@ -189,8 +213,8 @@ class _Search:
             return None
         return np.rint(solution.values.astype(np.float64)).astype(np.int64)
 
-    def _below_best(self, program: Program, unit_ns: int) -> Program:
-        """The program with its objective bounded by the best plan."""
+    def _below_best(self, program: Program, unit_ns: int, most_ns: int | None) -> Program:
+        """The program with its objective bounded by the best plan, or by ``most_ns``."""
         if self.best is None:
             return program
         columns = np.flatnonzero(program.objective)
@@ -198,7 +222,7 @@ class _Search:
             ("below_the_best_plan",),
             program.objective[columns],
             MINUS_INFINITY,
-            -(-self.best.time_ns // unit_ns) - program.offset,
+            -(-(most_ns or self.best.time_ns) // unit_ns) - program.offset,
             columns,
         )
         return program.with_rows(row)
@@ -241,6 +265,8 @@ class _Search:
         for strategy, found in groups.items():
             if len(found) > 1:
                 groups[strategy] = improve(found, _ROUNDS)
+            if balances([packing.kind for packing in found]):
+                groups[strategy] = balanced(groups[strategy], _START_ROUNDS)
         return arranged(self.problem, [Group(strategy, tuple(found)) for strategy, found in groups.items()])
 
 
@@ -256,14 +282,30 @@ def ranked_sets(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> list[Set
             f"At most {_MAX_SETS} sets expected.",
             "Offer fewer strategies, or lower max_strategies.",
         )
+    alone = np.array([alone_ns(problem, s) for s in range(len(problem.strategies))])
     records = []
     for size in range(1, most + 1):
         for used in itertools.combinations(useful, size):
             least = shares[list(used)].min(axis=0)
             if np.isfinite(least).all():
                 total = math.floor(float(problem.counts @ least) * (1.0 - 1e-9)) + int(constants[list(used)].sum())
-                records.append(SetRecord(used, total + least_overhead_ns(problem, used)))
+                longest = int(alone[list(used)].min(axis=0).max())
+                records.append(SetRecord(used, max(total, longest) + least_overhead_ns(problem, used)))
     return sorted(records, key=lambda record: (record.bound_ns, record.used))
+
+
+def alone_ns(problem: GroupedProblem, strategy: int) -> FloatArray:
+    """Time of each length in a micro-batch of its own on the strategy's best replica, ns, [K]; infinite if none.
+
+    It passes all stages forward and back, so no group that holds it takes less.
+    """
+    times = []
+    for kind in problem.kinds_of(strategy):
+        pipeline = kind.pipeline
+        lag = 2 * (pipeline.num_stages - 1) * pipeline.transfer_ns
+        passed = (kind.units + pipeline.micro_batch_units) * (pipeline.num_stages * pipeline.parts) + lag
+        times.append(np.where(kind.fits, passed, np.inf))
+    return np.asarray(np.min(times, axis=0))
 
 
 def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> tuple[FloatArray, Int64Array]:

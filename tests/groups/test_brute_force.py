@@ -28,6 +28,15 @@ def test_optimum_is_that_of_all_plans(seed: int, backend_name: str) -> None:
     check_optimum(seed, backend_name)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_bound_and_plan_hold_with_a_gap(seed: int) -> None:
+    """Stopped at a gap, the least time of all plans is between bound and plan, and these are as near as asked."""
+    problem = random_problem(seed)
+    result = solve_groups(problem, "highs", relative_gap=0.1)
+    assert result.bound_ns <= least_time_ns(problem) <= result.plan.time_ns
+    assert result.gap <= 0.1
+
+
 @pytest.mark.parametrize("seed", [184, 288])
 def test_cbc_is_not_believed_alone(seed: int) -> None:
     """CBC called these feasible programs infeasible, which made a wrong bound: another solver must say so too."""
