@@ -212,6 +212,12 @@ class _BatchSearch:
             node = root(self.batch, used, prices)
             if node is not None:
                 self._push(node)
+        if self._effort > 1:
+            # The relaxation shares single sequences out; few of them may do best under one strategy.
+            for _, _, node in [entry for entry in self._queue if len(entry[2].used) == 1]:
+                alone = relaxed(self.batch, node)
+                if alone.relaxed is not None:
+                    self._place(alone)
         # Where memory forbids all that was tried, the next sets are.
         while self._queue and (self._num_relaxed < _MAX_RELAXED * self._effort or self.best is None):
             if self.best is not None and self._queue[0][0] >= self._closed_ns:
