@@ -36,6 +36,9 @@ from milpplan.groups.workload import workload_of
 _MAX_RELAXED = 7
 _MAX_PACKED = 3
 _FEW = 128
+# Of more sequences than this, another set is packed only where it could save this share.
+_MANY = 1024
+_WORTH = 0.03
 _MORE = 3
 # Sets of strategies that one dispatcher weighs.
 _MAX_STRATEGIES = 6
@@ -262,6 +265,9 @@ class _BatchSearch:
         """Place the sequences as the relaxation has them, arrange the groups, and keep the plan if it is best."""
         tried = self._packed[node.used]
         enough = len(self._packed) > _MAX_PACKED * self._effort or tried == self._effort
+        if self.best is not None and self.index.size > _MANY:
+            # Packing is most of the work for many sequences: not for so little.
+            enough |= node.bound_ns > self.best.time_ns * (1.0 - _WORTH)
         if node.relaxed is None or (self.best is not None and enough):
             return
         self._packed[node.used] += 1
