@@ -1,0 +1,87 @@
+"""The pages of the documentation say what happens: every command of a ```sh block is run, in a folder of its page,
+and every line of the ```text block after it must be in what it prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Example:
+    """Commands, and lines that their output must hold."""
+
+    commands: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+def examples(page: Path) -> list[Example]:
+    """The examples of a page whose commands are all milpplan's, in order."""
+    found: list[Example] = []
+    text, last, end = page.read_text(encoding="utf-8"), None, 0
+    for match in BLOCK.finditer(text):
+        kind, lines = match[1], tuple(line for line in match[2].splitlines() if line.strip())
+        if kind == "sh":
+            runs = all(line.startswith("milpplan ") for line in lines)
+            last = Example(lines, ()) if runs else None
+            found += [last] if last else []
+        elif last is not None and "\n```" not in text[end : match.start()].rstrip():
+            found[-1] = last = Example(last.commands, lines)
+        end = match.end()
+    return found
+
+
+PAGES = sorted(page for page in DOCS.rglob("*.md") if examples(page))
+
+
+def squeezed(text: str) -> str:
+    """With single spaces: tables are as wide as their terminal."""
+    return " ".join(text.split())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    """In one folder a page, from a first to a last command, with the repository's own files at hand."""
+    for name in ("examples", "hardware", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    tool = shlex.join(
+        [sys.executable, "-c", "import sys, milpplan.cli; sys.argv[0] = 'milpplan'; milpplan.cli.main()"]
+    )
+    for example in examples(page):
+        printed = ""
+        for command in example.commands:
+            line = f"{tool} {command.removeprefix('milpplan ')}"
+            done = subprocess.run(
+                ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
+            )
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            printed += done.stdout + done.stderr
+        for line in example.lines:
+            assert squeezed(line) in squeezed(printed), f"{line!r} is not in:\n{printed}"
+
+
+def test_there_are_pages_to_check() -> None:
+    """The start, the questions and the tutorials have examples, so that the long test checks something."""
+    names = {str(page.relative_to(DOCS)) for page in PAGES}
+    assert {"index.md", "questions.md", "tutorials/llama3-70b.md", "tutorials/deepseek-v3.md"} <= names
+    assert sum(len(example.commands) for page in PAGES for example in examples(page)) >= 30
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_fences_are_closed_and_known(page: Path) -> None:
+    """Every fence opens with a language and closes."""
+    fences = FENCE.findall(page.read_text(encoding="utf-8"))
+    assert len(fences) % 2 == 0
+    assert set(fences[::2]) <= {"", "sh", "text", "python", "toml", "json", "yaml", "math"}
