@@ -229,7 +229,7 @@ def rank_memory(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]
         weights, gradients, optimizer = (int(part) for part in parts)
         on_host = [int(stage.host_kept_bytes[0]) for stage in held]
         host = max(int(np.dot(counts[: len(held)], on_host)) for _, counts in rows)
-        host += sum(stage.host_state_bytes for stage in held)
+        host += int(sum(stage.host_state_bytes for stage in held))
         reports.append(StageMemory(weights, gradients, optimizer, live, transient, buffers, total, host))
     return reports
 

@@ -25,7 +25,8 @@ EMBEDDING, HEAD = -2, -1
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """Costs of one virtual stage under several recompute choices (o options).
+    """Costs of one virtual stage under several recompute choices (o options). Of n layouts together every array
+    has their axis after its own, and what is a number here is [n].
 
     ``terms`` [Term, o] nanoseconds; ``state_bytes`` [3] (weights, gradients, optimizer); ``kept_bytes`` [o]
     per live micro-batch; ``deferred_bytes`` per micro-batch that waits for its weight gradients, whatever is
@@ -38,9 +39,9 @@ class StageOptions:
     terms: IntArray
     state_bytes: IntArray
     kept_bytes: IntArray
-    deferred_bytes: int
+    deferred_bytes: IntArray
     transient_bytes: IntArray
-    host_state_bytes: int
+    host_state_bytes: IntArray
     host_kept_bytes: IntArray
 
     def take(self, rows: IntArray) -> StageOptions:
@@ -71,7 +72,7 @@ def stage_options(
     """Costs of a virtual stage that holds layers of the given kinds, in order.
 
     Args:
-        costs: constants of the stage's rank (``RankCosts.of_rank``).
+        costs: constants of the stage's rank (``RankCosts.of_rank``), or those of many layouts of one schedule.
         kinds: index of the kind of each layer held; may be empty.
         full, selective: [o] recompute counts: the first ``full`` layers wholly, the next ``selective`` ones
             selectively.
@@ -81,59 +82,68 @@ def stage_options(
     held = np.asarray(kinds, dtype=np.int64)
     duration = costs.duration_ns
     last_recomputed = full + selective
+    seen = _seen(held, len(duration))
+    wholly, selectively = seen[full], seen[last_recomputed] - seen[full]
 
-    def over_range(per_kind: IntArray, start: IntArray, stop: IntArray) -> IntArray:
-        prefix = np.concatenate([[0], np.cumsum(per_kind[held])])
-        return np.asarray(prefix[stop] - prefix[start])
-
-    extra = over_range(duration[:, Phase.FULL], np.zeros_like(full), full)
-    extra = extra + over_range(duration[:, Phase.SELECTIVE], full, last_recomputed)
-    dropped = over_range(costs.dropped_full_bytes, np.zeros_like(full), full)
-    dropped = dropped + over_range(costs.dropped_selective_bytes, full, last_recomputed)
-    terms = np.repeat(_fixed_terms(costs, held, is_first, is_last)[:, None], len(full), axis=1)
+    extra = wholly @ duration[:, Phase.FULL] + selectively @ duration[:, Phase.SELECTIVE]
+    dropped = wholly @ costs.dropped_full_bytes + selectively @ costs.dropped_selective_bytes
+    terms = np.repeat(_fixed_terms(costs, held, seen[-1], is_first, is_last)[:, None], len(full), axis=1)
     terms[Term.BACKWARD] += extra
     if costs.runs_pairs:
         terms[Term.PAIRED_BACKWARD] += extra
-    terms[Term.FORWARD] += over_range(costs.replayed_forward_ns[1], np.zeros_like(full), full)
-    terms[Term.FORWARD] += over_range(costs.replayed_forward_ns[0], full, last_recomputed)
+    terms[Term.FORWARD] += wholly @ costs.replayed_forward_ns[1] + selectively @ costs.replayed_forward_ns[0]
     terms[Term.CROSSING] = crossing_ns
     ends = [EMBEDDING] * is_first + [HEAD] * is_last
-    kept = int(costs.kept_bytes[held].sum()) + _end_kept(costs, is_first, is_last) - dropped
+    kept = seen[-1] @ costs.kept_bytes + _end_kept(costs, is_first, is_last) - dropped
     return StageOptions(
         full,
         selective,
         terms,
-        costs.state_bytes[:, held].sum(axis=1) + costs.state_bytes[:, ends].sum(axis=1),
+        _over_layers(costs.state_bytes, seen[-1]) + costs.state_bytes[:, ends].sum(axis=1),
         kept,
-        int(costs.deferred_bytes[held].sum()) + int(costs.head_deferred_bytes) * is_last,
+        seen[-1] @ costs.deferred_bytes + costs.head_deferred_bytes * is_last,
         _transient(costs, held, full, last_recomputed, ends),
-        int(costs.host_state_bytes[held].sum() + costs.host_state_bytes[ends].sum()),
+        seen[-1] @ costs.host_state_bytes[: len(duration)] + costs.host_state_bytes[ends].sum(axis=0),
         _host_kept(costs, held, full, last_recomputed).sum(axis=1),
     )
 
 
+def _seen(held: IntArray, num_kinds: int) -> IntArray:
+    """Layers of each kind among the first 0, 1, ... held, [layers + 1, K]."""
+    seen = np.zeros((len(held) + 1, num_kinds), dtype=np.int64)
+    np.cumsum(held[:, None] == np.arange(num_kinds), axis=0, out=seen[1:])
+    return seen
+
+
+def _over_layers(values: IntArray, held: IntArray) -> IntArray:
+    """Sums over layers of ``values`` [parts, K + 2, ...], ``held`` [K] of each kind: [parts, ...]."""
+    return np.stack([held @ part[: len(held)] for part in values])
+
+
 def _host_kept(costs: LayoutCosts, held: IntArray, full: IntArray, last_recomputed: IntArray) -> IntArray:
-    """Bytes of every layer's activations on the host, [o, layers]."""
+    """Bytes of every layer's activations on the host, [o, layers, ...]."""
     if not costs.host_kept_bytes.any():
-        return np.zeros((len(full), 0), dtype=np.int64)
+        return np.zeros((len(full), 0, *costs.transfer_ns.shape), dtype=np.int64)
     layer = np.arange(len(held))
     mode = np.where(layer < full[:, None], 2, np.where(layer < last_recomputed[:, None], 1, 0))
     return np.asarray(costs.host_kept_bytes[mode, held])
 
 
 def _neighbours(pieces: IntArray) -> IntArray:
-    """The most that one piece and the next one take together, of pieces [..., layers] in order."""
-    if pieces.shape[-1] < 2:
-        return np.asarray(pieces.sum(axis=-1))
-    return np.asarray((pieces[..., 1:] + pieces[..., :-1]).max(axis=-1))
+    """The most that one piece and the next one take together, of pieces [layers, ...] in order."""
+    if len(pieces) < 2:
+        return np.asarray(pieces.sum(axis=0))
+    return np.asarray((pieces[1:] + pieces[:-1]).max(axis=0))
 
 
-def _end_kept(costs: LayoutCosts, is_first: bool, is_last: bool) -> int:
-    return int(costs.embedding_kept_bytes) * is_first + int(costs.head_kept_bytes) * is_last
+def _end_kept(costs: LayoutCosts, is_first: bool, is_last: bool) -> IntArray:
+    return np.asarray(costs.embedding_kept_bytes * is_first + costs.head_kept_bytes * is_last)
 
 
-def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bool) -> IntArray:
-    """Durations without recomputation: [Term]."""
+def _fixed_terms(
+    costs: LayoutCosts, held: IntArray, layers: IntArray, is_first: bool, is_last: bool
+) -> IntArray:
+    """Durations without recomputation, [Term, ...]; ``layers`` [K] of each kind are held."""
     duration = costs.duration_ns
     embedding = costs.embedding_ns * is_first
     head = costs.head_ns * is_last
@@ -141,27 +151,28 @@ def _fixed_terms(costs: LayoutCosts, held: IntArray, is_first: bool, is_last: bo
     any_layer = len(held) > 0
     front = held[:1]
     back = held[-1:]
-    terms = np.zeros(len(Term), dtype=np.int64)
-    terms[Term.FORWARD] = duration[held, Phase.FORWARD].sum() + embedding[0] + head[0]
-    terms[Term.BACKWARD] = duration[held, Phase.BACKWARD].sum() + embedding[1] + head[1]
-    terms[Term.WEIGHT] = duration[held, Phase.WEIGHT].sum() + embedding[Kind.WEIGHT] + head[Kind.WEIGHT]
+    terms = np.zeros((len(Term), *costs.transfer_ns.shape), dtype=np.int64)
+    terms[Term.FORWARD] = layers @ duration[:, Phase.FORWARD] + embedding[0] + head[0]
+    terms[Term.BACKWARD] = layers @ duration[:, Phase.BACKWARD] + embedding[1] + head[1]
+    terms[Term.WEIGHT] = layers @ duration[:, Phase.WEIGHT] + embedding[Kind.WEIGHT] + head[Kind.WEIGHT]
     if costs.runs_pairs:
-        terms[Term.PAIRED_FORWARD] = costs.paired_ns[held, 0].sum() + embedding[0] + head[0]
-        terms[Term.PAIRED_BACKWARD] = costs.paired_ns[held, 1].sum() + embedding[1] + head[1]
+        terms[Term.PAIRED_FORWARD] = layers @ costs.paired_ns[:, 0] + embedding[0] + head[0]
+        terms[Term.PAIRED_BACKWARD] = layers @ costs.paired_ns[:, 1] + embedding[1] + head[1]
     for term, values in (
         (Term.GATHER, costs.gather_ns),
         (Term.REDUCE, costs.reduce_ns),
         (Term.OPTIMIZER, costs.optimizer_ns),
     ):
-        terms[term] = values[held].sum() + values[ends].sum()
+        terms[term] = layers @ values[: len(layers)] + values[ends].sum(axis=0)
     # The first bucket that is ready, and the last one: one layer, with the end of the model beside it.
     # What adds to gradients: the backward, or where it is split the weight gradients. Transfers of the host are
     # left out of it: a recomputed layer may have shorter ones.
-    edge, adds = costs.edge_ns, Kind.WEIGHT if costs.split_backward else Kind.BACKWARD
-    terms[Term.LEAD] = edge[adds, back].sum() + head[adds] + (0 if any_layer else embedding[adds])
-    terms[Term.TRAIL] = costs.reduce_ns[front].sum() + costs.reduce_ns[ends[:1] if is_first else ends[:0]].sum()
-    terms[Term.FIRST] = costs.gather_ns[front].sum() + costs.gather_ns[ends[:1] if is_first else ends[:0]].sum()
-    terms[Term.LAST] = edge[Kind.FORWARD, back].sum() + head[0] + (0 if any_layer else embedding[0])
+    edge, adds = costs.edge_ns, Kind.WEIGHT if costs.split_backward.all() else Kind.BACKWARD
+    terms[Term.LEAD] = edge[adds, back].sum(axis=0) + head[adds] + (0 if any_layer else embedding[adds])
+    beside = [*front, *(ends[:1] if is_first else [])]
+    terms[Term.TRAIL] = costs.reduce_ns[beside].sum(axis=0)
+    terms[Term.FIRST] = costs.gather_ns[beside].sum(axis=0)
+    terms[Term.LAST] = edge[Kind.FORWARD, back].sum(axis=0) + head[0] + (0 if any_layer else embedding[0])
     if not any_layer:
         terms[Term.TRAIL] = terms[Term.REDUCE]
         terms[Term.FIRST] = terms[Term.GATHER]
@@ -174,10 +185,10 @@ def _transient(
     """Temporary bytes of a backward: gradients of the widest operator, plus the replay of one recomputed
     layer; and of what is on the host the part of the layer at work and of the next one. The update, which streams
     its states in the same way, counts as if it ran then (upper: activations are gone by then)."""
-    workspace = int(costs.workspace_bytes[held].max(initial=0))
+    workspace = costs.workspace_bytes[held].max(axis=0, initial=0)
     if HEAD in ends:
-        workspace = max(workspace, int(costs.head_workspace_bytes))
-    replay = np.zeros(len(full), dtype=np.int64)
+        workspace = np.maximum(workspace, costs.head_workspace_bytes)
+    replay = np.zeros((len(full), *costs.transfer_ns.shape), dtype=np.int64)
     # A replay brings back what was dropped, wherever the rest is kept.
     host = costs.host_kept_bytes
     dropped_selective = costs.dropped_selective_bytes + host[0] - host[1]
@@ -185,12 +196,12 @@ def _transient(
     for kind in np.unique(held):
         seen = np.concatenate([[0], np.cumsum(held == kind)])
         in_full, in_selective = seen[full] > 0, seen[last_recomputed] > seen[full]
-        replay = np.maximum(replay, in_full * dropped_full[kind])
-        replay = np.maximum(replay, in_selective * dropped_selective[kind])
+        replay = np.maximum(replay, np.multiply.outer(in_full, dropped_full[kind]))
+        replay = np.maximum(replay, np.multiply.outer(in_selective, dropped_selective[kind]))
     if not costs.offloads:
         return workspace + replay
     streamed = _neighbours(costs.streamed_bytes[held])
-    streamed = streamed + _neighbours(_host_kept(costs, held, full, last_recomputed))
+    streamed = streamed + _neighbours(np.moveaxis(_host_kept(costs, held, full, last_recomputed), 1, 0))
     pieces = costs.update_bytes[[*ends[:1], *held, *ends[1:]] if EMBEDDING in ends else [*held, *ends]]
     return np.asarray(np.maximum(workspace + replay + streamed, _neighbours(pieces)))
 
