@@ -2,6 +2,7 @@
 
 from milpplan.communication.records import TrafficReport
 from milpplan.communication.traffic import traffic
+from milpplan.costs.bulk import BulkSteps, simulate_many
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
 from milpplan.costs.step_lanes import step_lanes
@@ -25,6 +26,7 @@ from milpplan.switching.records import SwitchCosts, SwitchOrder, SwitchPlan
 from milpplan.version import __version__
 
 __all__ = [
+    "BulkSteps",
     "Explanation",
     "HardwareSpec",
     "Job",
@@ -56,6 +58,7 @@ __all__ = [
     "plan_overview",
     "plan_switch",
     "simulate",
+    "simulate_many",
     "solve",
     "step_lanes",
     "switch_costs",

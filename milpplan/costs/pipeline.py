@@ -217,8 +217,17 @@ def _reduce(
         return reduce_end, reduce_end[0]
     last = structure.release_node
     last_end = end[last]
-    reduce_end = last_end - node_durations[last] + matrix[Term.LEAD] + reduce_ns
-    for chunk in range(structure.vpp - 2, -1, -1):
+    return overlapped_reductions(matrix, last_end - node_durations[last], last_end)
+
+
+def overlapped_reductions(
+    matrix: Int64Array, last_start: Int64Array, last_end: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Ends of gradient reductions that overlap [v, P, B] and when each rank's gradients are ready [P, B], from
+    the start and end [v, P, B] of the last item of every virtual stage that adds to its gradients."""
+    reduce_ns = matrix[Term.REDUCE]
+    reduce_end = last_start + matrix[Term.LEAD] + reduce_ns
+    for chunk in range(len(reduce_end) - 2, -1, -1):
         np.maximum(reduce_end[chunk], reduce_end[chunk + 1] + reduce_ns[chunk], out=reduce_end[chunk])
     ready = np.maximum(reduce_end, last_end + matrix[Term.TRAIL]).max(axis=0)
     return reduce_end, ready

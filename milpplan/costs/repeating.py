@@ -1,15 +1,16 @@
 """When the work items of many plans end, in lockstep, and without repeating what repeats: exact, in nanoseconds.
 
-For GPipe, 1F1B and the interleaved schedule. All plans of a batch have the same schedule, ranks P and chunks v; they
-differ in durations, transfers and micro-batches. The recursions are those of ``pipeline``, item by item, but all
-ranks that can work at the same place of the schedule are one slice, and all plans go through it together.
+For GPipe, 1F1B and the interleaved schedule. All plans of a batch have the same schedule, ranks P and chunks v;
+they differ in durations, transfers and micro-batches. The recursions are those of ``pipeline``, item by item, but
+all ranks that can work at the same place of the schedule are one slice, and all plans go through it together.
 
 Jump. After the ramp the schedule repeats: a *round* is one forward and one backward of every rank (1F1B), or those
 of P micro-batches in all chunks (interleaved). What comes after a round depends on the ends of the last item of
-each kind on every rank alone, the *state*, by maxima and sums only. So if the states after rounds g and g - q differ
-by one and the same number on all ranks, everything after g is what came after g - q plus that number: the state
-after any later round is one of the last q plus a multiple of it. Nothing is assumed about when, or whether, this
-happens: plans that do not repeat go through all their rounds. After its last round every plan runs the same tail.
+each kind on every rank alone, the *state*, by maxima and sums only. So if the states after rounds g and g - q
+differ by one and the same number on all ranks, everything after g is what came after g - q plus that number: the
+state after any later round is one of the last q plus a multiple of it. Nothing is assumed about when, or whether,
+this happens: plans that do not repeat go through all their rounds. After its last round every plan runs the same
+tail.
 
 Source: the schedules are those of ``work_order``. Maxima and sums that repeat: Baccelli et al. 1992,
 "Synchronization and Linearity", section 3.7.
@@ -24,13 +25,20 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.columns import BoolArray, IntArray
+from milpplan.costs.columns import IntArray
 from milpplan.specs.plan import Schedule
 
-REPEATING: frozenset[Schedule] = frozenset({"gpipe", "1f1b", "interleaved"})
-"""The schedules that ``work_ends`` knows."""
+_REPEATING: frozenset[Schedule] = frozenset({"gpipe", "1f1b"})
+LEAP = 8
+"""Least number of rounds that a plan is moved on at once; nor fewer than states are kept of it."""
 _MAX_STATE = 2**14
 """Numbers in a state of all plans of a part: small enough for the caches."""
+
+
+def repeats(schedule: Schedule, vpp: int) -> bool:
+    """Whether ``work_ends`` knows the schedule (not the interleaved one with a chunk, whose last round may be
+    shorter than the others)."""
+    return schedule in _REPEATING or (schedule == "interleaved" and vpp > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class WorkEnds:
 
 
 def work_ends(schedule: Schedule, work: Work) -> WorkEnds:
-    """First starts and last ends of plans with one of the schedules ``REPEATING``."""
+    """First starts and last ends of plans with one of the schedules that ``repeats`` names."""
     if work.num_ranks == 1 or schedule == "gpipe":
         return _one_rank(work) if work.num_ranks == 1 else _gpipe(work)
     found, size = WorkEnds.empty(work), max(1, _MAX_STATE // (2 * work.num_ranks))
@@ -157,6 +165,10 @@ class _Lockstep(Protocol):
     def lags(self) -> tuple[int, ...]:
         """Numbers of rounds after which states are likely to repeat."""
 
+    @property
+    def looks(self) -> int:
+        """Rounds from one look for repetition to the next."""
+
     def keep(self, work: Work, state: IntArray) -> None:
         """Go on with these plans and their states."""
 
@@ -169,46 +181,80 @@ class _Lockstep(Protocol):
 
 def _walked(lockstep: _Lockstep) -> WorkEnds:
     """Rounds until every plan has ended or repeats, then the tail."""
-    whole, targets, number = lockstep.work, lockstep.rounds, lockstep.first_round
-    last = np.empty_like(lockstep.state)
-    rows = np.arange(len(whole))
-    states = [lockstep.state.copy()]
+    whole, left, number = lockstep.work, lockstep.rounds - lockstep.first_round, lockstep.first_round
+    last, rows, states = np.empty_like(lockstep.state), np.arange(len(whole)), [lockstep.state.copy()]
     while True:
-        over = targets[rows] == number
-        last[:, rows[over]] = lockstep.state[:, over]
-        if number >= lockstep.first_round + lockstep.lags[0]:
-            over = over | _jumped(states, targets[rows] - number, lockstep.lags, last, rows)
+        steps = number - lockstep.first_round
+        if (steps and steps % lockstep.looks == 0) or steps == 1:
+            _jump(states, left, lockstep.lags, last, rows)
+            _leap(lockstep, states, left, number)
+        over = left == 0
         if over.any():
-            left = np.flatnonzero(~over)
-            rows, states = rows[left], [state[:, left] for state in states]
-            lockstep.keep(lockstep.work.take(left), states[-1].copy())
-        if not len(rows):
+            last[:, rows[over]] = states[-1][:, over]
+        is_open = left > 0
+        if not is_open.any():
             break
+        if 2 * is_open.sum() < len(left):
+            rows, left = rows[is_open], left[is_open]
+            states = [state[:, is_open] for state in states]
+            lockstep.keep(lockstep.work.take(np.flatnonzero(is_open)), states[-1].copy())
         number += 1
         lockstep.step(number)
+        left -= 1
         states = [*states[-lockstep.lags[-1] :], lockstep.state.copy()]
     lockstep.keep(whole, last)
     return lockstep.tail()
 
 
-def _jumped(
-    states: list[IntArray], left: IntArray, lags: tuple[int, ...], last: IntArray, rows: IntArray
-) -> BoolArray:
-    """Which plans repeat [n]; ``last`` gets their states after their last rounds, of which ``left`` are to come."""
-    found = np.zeros(len(rows), dtype=np.bool_)
+_ENDED = -(2**40)
+"""Rounds that are left to a plan whose last state is known."""
+
+
+def _jump(states: list[IntArray], left: IntArray, lags: tuple[int, ...], last: IntArray, rows: IntArray) -> None:
+    """Put the states after their last rounds of plans that repeat into ``last``."""
     for lag in lags:
         if lag >= len(states):
             break
         grown = states[-1] - states[-1 - lag]
-        repeats = np.flatnonzero((grown == grown[0]).all(axis=0) & ~found)
-        found[repeats] = True
+        repeats = np.flatnonzero((grown == grown[0]).all(axis=0) & (left > 0))
+        if not len(repeats):
+            continue
         times, rest = np.divmod(left[repeats], lag)
-        back = np.where(rest > 0, lag - rest, 0)
+        ago = np.where(rest > 0, lag - rest, 0)
         times += rest > 0
-        for ago in np.unique(back):
-            own = repeats[back == ago]
-            last[:, rows[own]] = states[-1 - ago][:, own] + times[back == ago] * grown[0, own]
-    return found
+        for back in np.unique(ago):
+            own = repeats[ago == back]
+            last[:, rows[own]] = states[-1 - back][:, own] + times[ago == back] * grown[0, own]
+        left[repeats] = _ENDED
+
+
+def _leap(lockstep: _Lockstep, states: list[IntArray], left: IntArray, number: int) -> None:
+    """Move plans that run evenly on: every rank by a number of its own in each round.
+
+    With increments d after the last two rounds, let h(k) be the state one round after x + k d. Maxima of sums
+    are convex, so h is convex in k; h(0) = x + d and h(1) = x + 2 d were seen, and if h(n) = x + (n + 1) d, then h
+    is a line on all of [0, n]: a convex function that meets its chord inside is the chord. So the state n + 1
+    rounds later is x + (n + 1) d. Here x is the state before the last two rounds.
+    """
+    if lockstep.lags[0] != 1 or len(states) < 3:
+        return
+    grown, least = states[-1] - states[-2], max(LEAP, len(states))
+    even = np.flatnonzero((grown == states[-2] - states[-3]).all(axis=0) & (left > least + 1))
+    work, now, ahead = lockstep.work, lockstep.state, left[even] - 1
+    while len(even):
+        lockstep.keep(work.take(even), states[-1][:, even] + ahead * grown[:, even])
+        expected = lockstep.state + grown[:, even]
+        lockstep.step(number + 1)
+        right = (lockstep.state == expected).all(axis=0)
+        own = even[right]
+        moved = (ahead[right] + 1) * grown[:, own]
+        for ago, state in enumerate(states[::-1]):
+            state[:, own] = states[-1][:, own] - ago * grown[:, own] if ago else state[:, own] + moved
+        left[own] -= ahead[right] + 1
+        even, ahead = even[~right], ahead[~right] // 2
+        even, ahead = even[ahead >= least], ahead[ahead >= least]
+    lockstep.keep(work, now)
+    now[:] = states[-1]
 
 
 @dataclass(slots=True)
@@ -216,9 +262,9 @@ class _OneChunk:
     """1F1B. The state [P, n] is the end of every rank's latest item.
 
     Slots 0 to P - 1: forward i of rank r in slot r + i. From slot P on a rank is at work in every other slot of
-    each kind: backward i in slot 2 P - 1 - r + 2 i and forward i in slot r + 2 i. So neighbours run different kinds
-    in a slot, and what an item needs is the latest item of its neighbour and of its own rank. A round is two slots;
-    round g ends with slot 2 g - 1, after which a plan with g micro-batches has no forward of rank 0 left.
+    each kind: backward i in slot 2 P - 1 - r + 2 i and forward i in slot r + 2 i. So neighbours run different
+    kinds in a slot, and what an item needs is the latest item of its neighbour and of its own rank. A round is two
+    slots; round g ends with slot 2 g - 1, after which a plan with g micro-batches has no forward of rank 0 left.
     """
 
     work: Work
@@ -253,7 +299,12 @@ class _OneChunk:
         """Rounds after which states may repeat: one where a rank limits, or as many as the ranks that limit
         together, which are all or those without an end of the model."""
         ranks = self.work.num_ranks
-        return tuple(sorted({1, 2, *(lag for lag in (ranks - 2, ranks - 1, ranks) if lag > 0)}))
+        return tuple(sorted({1, *(lag for lag in (ranks - 2, ranks - 1, ranks) if lag > 0)}))
+
+    @property
+    def looks(self) -> int:
+        """Rounds from one look for repetition to the next."""
+        return max(1, self.work.num_ranks // 2)
 
     def _ramp(self, slot: int, short: int | None) -> None:
         low = 0 if short is None else max(0, slot - short + 1)
@@ -348,6 +399,11 @@ class _Interleaved:
     def lags(self) -> tuple[int, ...]:
         """Rounds after which states may repeat: a round has as many items as limit together."""
         return (1, 2)
+
+    @property
+    def looks(self) -> int:
+        """Rounds from one look for repetition to the next."""
+        return 1
 
     @property
     def _round(self) -> int:

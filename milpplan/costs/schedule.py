@@ -34,6 +34,7 @@ __all__ = [
     "held_bytes",
     "live_profiles",
     "placement",
+    "rank_profile",
     "structure",
     "work_order",
 ]
@@ -146,13 +147,18 @@ def live_profiles(
     chunk only the Pareto-maximal vectors are kept: any memory that grows with every count has its peak at one of
     them, because after a forward or before a weight gradient there is no more than at some backward.
     """
+    return tuple(rank_profile(schedule, num_stages, num_micro_batches, vpp, rank) for rank in range(num_stages))
+
+
+@lru_cache(maxsize=4096)
+def rank_profile(
+    schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int, rank: int
+) -> tuple[LiveProfile, ...]:
+    """``live_profiles`` of one rank."""
     orders = work_orders(schedule, num_stages, num_micro_batches, vpp)
-    profiles: list[tuple[LiveProfile, ...]] = []
-    for rank in range(num_stages):
-        rows = _distinct_rows(_moments(orders, rank, vpp, schedule in SPLIT_SCHEDULES))
-        kept = [(c, _pareto_maximal(rows[rows[:, 0] == c, 1:])) for c in range(vpp)]
-        profiles.append(tuple((c, tuple(counts)) for c, maximal in kept for counts in maximal.tolist()))
-    return tuple(profiles)
+    rows = _distinct_rows(_moments(orders, rank, vpp, schedule in SPLIT_SCHEDULES))
+    kept = [(c, _pareto_maximal(rows[rows[:, 0] == c, 1:])) for c in range(vpp)]
+    return tuple((c, tuple(counts)) for c, maximal in kept for counts in maximal.tolist())
 
 
 def _moments(orders: WorkOrder, rank: int, vpp: int, split: bool) -> Int64Array:

@@ -7,7 +7,7 @@ critical paths into valid rows of the integer program.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -57,6 +57,12 @@ class StageOptions:
             self.host_state_bytes,
             self.host_kept_bytes[rows],
         )
+
+    def take_layouts(self, rows: IntArray) -> StageOptions:
+        """The chosen ones of many layouts."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own |= {name: value[..., rows] for name, value in own.items() if name not in ("full", "selective")}
+        return StageOptions(**own)
 
 
 def stage_options(
@@ -140,9 +146,7 @@ def _end_kept(costs: LayoutCosts, is_first: bool, is_last: bool) -> IntArray:
     return np.asarray(costs.embedding_kept_bytes * is_first + costs.head_kept_bytes * is_last)
 
 
-def _fixed_terms(
-    costs: LayoutCosts, held: IntArray, layers: IntArray, is_first: bool, is_last: bool
-) -> IntArray:
+def _fixed_terms(costs: LayoutCosts, held: IntArray, layers: IntArray, is_first: bool, is_last: bool) -> IntArray:
     """Durations without recomputation, [Term, ...]; ``layers`` [K] of each kind are held."""
     duration = costs.duration_ns
     embedding = costs.embedding_ns * is_first
@@ -199,7 +203,7 @@ def _transient(
         replay = np.maximum(replay, np.multiply.outer(in_full, dropped_full[kind]))
         replay = np.maximum(replay, np.multiply.outer(in_selective, dropped_selective[kind]))
     if not costs.offloads:
-        return workspace + replay
+        return np.asarray(workspace + replay)
     streamed = _neighbours(costs.streamed_bytes[held])
     streamed = streamed + _neighbours(np.moveaxis(_host_kept(costs, held, full, last_recomputed), 1, 0))
     pieces = costs.update_bytes[[*ends[:1], *held, *ends[1:]] if EMBEDDING in ends else [*held, *ends]]

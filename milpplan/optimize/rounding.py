@@ -76,7 +76,7 @@ class _Rank:
         excess = state + int(bytes_used[fullest]) - self.setting.capacity_of(self.rank)
         if self.setting.costs.offloads:
             on_host = live @ np.array([int(option.host_kept_bytes[0]) for option in held])
-            over = sum(option.host_state_bytes for option in held) - self.setting.host_capacity_of(self.rank)
+            over = int(sum(option.host_state_bytes for option in held)) - self.setting.host_capacity_of(self.rank)
             if over + int(on_host.max()) > excess:
                 fullest = int(on_host.argmax())
                 excess = over + int(on_host[fullest])

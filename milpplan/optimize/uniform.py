@@ -11,10 +11,12 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
+from milpplan.costs.uniform_stages import uniform_plan
 from milpplan.optimize.bounds import SAFETY, path_coefficients
 from milpplan.optimize.pricing import Group, Sort, end_bytes, groups
-from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Problem
+
+__all__ = ["UniformBounds", "rank_work", "uniform_bounds", "uniform_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +26,6 @@ class UniformBounds:
 
     step_time_ns: FloatArray
     memory_bytes: FloatArray
-
-
-def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
-    """ceil(L / J) layers in every virtual stage but the last, which holds the rest."""
-    layers, stages = problem.model.num_layers, layout.num_virtual_stages
-    each = -(-layers // stages)
-    held = []
-    for j in range(stages):
-        first, last = min(j * each, layers), min((j + 1) * each, layers)
-        recompute = Recompute(**({mode: last - first} if mode != "none" else {}))
-        held.append(VirtualStage(layers=(first, last), recompute=recompute))
-    return Plan(layout=layout, virtual_stages=tuple(held))
 
 
 def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> UniformBounds:

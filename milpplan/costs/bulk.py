@@ -1,0 +1,279 @@
+"""Exact step times and memory of uniform plans in bulk: what ``simulate`` says of each, many of them at once.
+
+A uniform plan is a layout and a recompute mode; every virtual stage holds ceil(L / J) layers, the last ones what
+is left. So a plan has few distinct virtual stages (``stage_classes``), whose costs are sums over the constants of
+all layouts together, and plans that differ in what surrounds the work items only, gathers before and reductions
+after them, share those. Layouts of one schedule, ranks and chunks go through the schedule in lockstep
+(``repeating``); schedules that ``repeating`` does not know are swept over their graphs.
+
+Gathers. Without them every first forward j starts at S_j. Rank 0 has its own at o_0, which shifts all of it, and
+if no other gather ends after o_0 + S_j, none delays anything: the step is o_0 longer. Plans in which one does are
+walked through once more with all their origins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+
+from milpplan.costs.bulk_checks import check_columns
+from milpplan.costs.bulk_memory import chunk_classes, peak_bytes
+from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs
+from milpplan.costs.pipeline import StepGraph, first_starts, overlapped_reductions, step_time_ns, structure
+from milpplan.costs.repeating import Work, WorkEnds, repeats, work_ends
+from milpplan.costs.simulator import simulate
+from milpplan.costs.stages import StageOptions, stage_options
+from milpplan.costs.term import Term
+from milpplan.costs.uniform_stages import StageClasses, stage_classes, uniform_plan
+from milpplan.specs.plan import SCHEDULES, Layout, Schedule
+from milpplan.specs.problem import Problem
+
+Mode = Literal["none", "selective", "full"]
+CHUNK = 100_000
+"""Layouts priced at a time."""
+GROUP_KEYS = ("schedule", "pp", "vpp")
+OVERLAPS = ((False, False), (False, True), (True, False), (True, True))
+"""``overlap_param_gather``, ``overlap_grad_reduce``."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkSteps:
+    """Per layout and recompute mode, arrays [n, modes]: the step time, bytes of the fullest rank on the device and
+    on the host, and whether both fit."""
+
+    modes: tuple[Mode, ...]
+    step_time_ns: IntArray
+    peak_memory_bytes: IntArray
+    host_memory_bytes: IntArray
+    fits: BoolArray
+
+
+def simulate_many(
+    problem: Problem, layouts: Iterable[Layout] | LayoutColumns, modes: Sequence[Mode] | None = None
+) -> BulkSteps:
+    """Simulate the uniform plans of many layouts, exactly as ``simulate`` does one by one.
+
+    Args:
+        layouts: records, or columns (which are made faster).
+        modes: recompute modes to price each layout with; None: those of the problem's space.
+
+    Raises:
+        IllegalPlanError: one of them is no plan for the problem, or cannot run; the first such one is named.
+    """
+    columns = layouts if isinstance(layouts, LayoutColumns) else LayoutColumns.of(layouts)
+    chosen: tuple[Mode, ...] = problem.recompute_modes if modes is None else tuple(modes)
+    if problem.other_hardware:
+        return _one_by_one(problem, columns, chosen)
+    check_columns(problem, columns, chosen)
+    found = np.zeros((3, len(columns), len(chosen)), dtype=np.int64)
+    for start in range(0, len(columns), CHUNK):
+        rows = slice(start, start + CHUNK)
+        part = columns.take(np.arange(start, min(start + CHUNK, len(columns))))
+        _price(problem, part, chosen, found[:, rows])
+    step, device, host = found
+    fits = (device <= problem.hardware.usable_bytes) & (host <= problem.hardware.host_bytes)
+    return BulkSteps(chosen, step, device, host, fits)
+
+
+def _one_by_one(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...]) -> BulkSteps:
+    """Clusters of several node types: their ranks differ, so that nothing is shared."""
+    reports = [
+        simulate(problem, uniform_plan(problem, columns.at(row), mode))
+        for row in range(len(columns))
+        for mode in modes
+    ]
+    values = [(one.step_time_ns, one.peak_memory_bytes, one.host_memory_bytes, one.fits) for one in reports]
+    step, device, host, fits = np.array(values, dtype=np.int64).reshape(-1, 4).T.reshape(4, -1, len(modes))
+    return BulkSteps(modes, step, device, host, fits.astype(np.bool_))
+
+
+def _price(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], found: IntArray) -> None:
+    """Fill step time, bytes on the device and on the host, ``found`` [3, n, modes]."""
+    costs = layout_costs(problem, columns)
+    first, group_of = unique_rows(*(getattr(columns, name) for name in GROUP_KEYS))
+    order = np.argsort(group_of, kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(group_of, minlength=len(first)))[:-1])
+    overlaps = 2 * columns.overlap_param_gather + columns.overlap_grad_reduce
+    micro_batches = columns.num_micro_batches
+    for lead, rows in zip(first, groups, strict=True):
+        cases, case_of = unique_rows(costs.place[rows], micro_batches[rows])
+        wanted = np.unique(overlaps[rows])
+        group = _Group.of(problem, columns, int(lead), costs, rows[cases], modes, micro_batches[rows[cases]])
+        steps = group.steps(wanted.tolist())
+        device, host = group.memory()
+        found[0, rows] = steps[overlaps[rows], :, case_of]
+        found[1, rows], found[2, rows] = device[:, case_of].T, host[:, case_of].T
+
+
+def _taken(costs: CostTable, rows: IntArray) -> LayoutCosts:
+    """Constants of the chosen layouts; ``parts`` stay those of all, and nobody looks at them here."""
+    table, place = costs.distinct, costs.place[rows]
+    values = {field.name: getattr(table, field.name) for field in fields(table)}
+    parts = values.pop("parts")
+    return LayoutCosts(parts, **{name: value[..., place] for name, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Cases, x of them, of one schedule, ranks and chunks: layouts that differ in more than overlaps."""
+
+    schedule: Schedule
+    num_ranks: int
+    vpp: int
+    costs: LayoutCosts
+    classes: StageClasses
+    stages: list[StageOptions]
+    micro_batches: IntArray
+
+    @staticmethod
+    def of(
+        problem: Problem,
+        columns: LayoutColumns,
+        lead: int,
+        costs: CostTable,
+        rows: IntArray,
+        modes: tuple[Mode, ...],
+        micro_batches: IntArray,
+    ) -> _Group:
+        """The group of the layout ``lead`` with the layouts ``rows`` as its cases."""
+        pp, vpp = int(columns.pp[lead]), int(columns.vpp[lead])
+        own, classes = _taken(costs, rows), stage_classes(problem.model.layer_kinds, pp * vpp)
+        stages = []
+        for kinds, is_first, is_last in classes.members:
+            full, selective = (
+                np.array([len(kinds) * (mode == name) for mode in modes], dtype=np.int64)
+                for name in ("full", "selective")
+            )
+            stages.append(stage_options(own, kinds, full, selective, is_first=is_first, is_last=is_last))
+        schedule = SCHEDULES[int(columns.schedule[lead])]
+        return _Group(schedule, pp, vpp, own, classes, stages, micro_batches)
+
+    def memory(self) -> tuple[IntArray, IntArray]:
+        """Bytes of the fullest rank on the device and on the host, [modes, x]."""
+        class_of = chunk_classes(self.schedule, self.num_ranks, self.vpp, self.classes.class_of)
+        return peak_bytes(self.schedule, self.stages, class_of, self.costs.buffer_bytes, self.micro_batches)
+
+    def steps(self, wanted: Sequence[int]) -> IntArray:
+        """Step times [OVERLAPS, modes, x]; those not ``wanted`` may be left at zero."""
+        by_class = np.stack([stage.terms for stage in self.stages], axis=1)
+        shape = by_class.shape[2:]
+        by_class = by_class.reshape(*by_class.shape[:2], -1)
+        spread = [np.broadcast_to(v, shape).reshape(-1) for v in (self.costs.transfer_ns, self.micro_batches)]
+        flat = _Flat(self, by_class, *spread)
+        steps = np.zeros((len(OVERLAPS), by_class.shape[2]), dtype=np.int64)
+        if repeats(self.schedule, self.vpp):
+            flat.repeated(wanted, steps)
+        else:
+            flat.swept(wanted, steps)
+        return steps.reshape(-1, *shape) + self.costs.barrier_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """Cases and modes of a group in one axis, y of them: ``terms`` [Term, C, y] by class, ``transfer_ns``,
+    ``micro_batches`` [y]."""
+
+    group: _Group
+    terms: IntArray
+    transfer_ns: IntArray
+    micro_batches: IntArray
+
+    def take(self, rows: IntArray) -> _Flat:
+        """The chosen ones."""
+        return _Flat(self.group, self.terms[..., rows], self.transfer_ns[rows], self.micro_batches[rows])
+
+    @property
+    def matrix(self) -> IntArray:
+        """[Term, v, P, y], of schedules whose chunks run over the ranks in one direction."""
+        by_stage = self.terms[:, self.group.classes.class_of]
+        return by_stage.reshape(len(Term), self.group.vpp, self.group.num_ranks, -1)
+
+    def repeated(self, wanted: Sequence[int], steps: IntArray) -> None:
+        """Fill step times [OVERLAPS, y], less the barrier, of a schedule that ``repeating`` knows."""
+        matrix = self.matrix
+        ends = self._distinct_ends()
+        for param_gather in sorted({OVERLAPS[number][0] for number in wanted}):
+            origin = _origins(matrix, param_gather)
+            late = (origin > origin[0] + ends.first_start).any(axis=0)
+            mine = [number for number in wanted if OVERLAPS[number][0] == param_gather]
+            for number in mine:
+                steps[number] = origin[0] + _after_work(matrix, ends.last_end, OVERLAPS[number][1])
+            rows = np.flatnonzero(late)
+            if len(rows):
+                part = self.take(rows)
+                own = work_ends(self.group.schedule, part._work(origin[:, rows]))
+                for number in mine:
+                    steps[number, rows] = _after_work(matrix[..., rows], own.last_end, OVERLAPS[number][1])
+
+    def _work(self, origin: IntArray | None) -> Work:
+        group = self.group
+        return Work(
+            group.num_ranks,
+            group.vpp,
+            group.classes.class_of,
+            self.terms[Term.FORWARD],
+            self.terms[Term.BACKWARD],
+            self.transfer_ns,
+            self.micro_batches,
+            origin,
+        )
+
+    def _distinct_ends(self) -> WorkEnds:
+        """Ends of the work items without gathers, each distinct plan walked through once."""
+        work = self._work(None)
+        rows = np.concatenate([work.forward, work.backward, [work.transfer_ns, work.micro_batches]])
+        first, inverse = _distinct_columns(rows)
+        ends = work_ends(self.group.schedule, work.take(first))
+        return WorkEnds(ends.first_start[:, inverse], ends.last_end[:, inverse])
+
+    def swept(self, wanted: Sequence[int], steps: IntArray) -> None:
+        """The same of any schedule, over its graph. Transfers differ from plan to plan, so they are in the
+        durations, as what each takes beyond none."""
+        group = self.group
+        for number in np.unique(self.micro_batches):
+            rows = np.flatnonzero(self.micro_batches == number)
+            durations = np.moveaxis(self.terms[..., rows][:, group.classes.class_of], -1, 0).copy()
+            durations[:, Term.CROSSING] += self.transfer_ns[rows, None]
+            for overlap in wanted:
+                param_gather, grad_reduce = OVERLAPS[overlap]
+                shape = structure(group.schedule, group.num_ranks, int(number), group.vpp)
+                graph = StepGraph(shape, 0, grad_reduce, param_gather)
+                steps[overlap, rows] = step_time_ns(graph, durations)
+
+
+def _origins(matrix: IntArray, param_gather: bool) -> IntArray:
+    """Earliest starts of the first forwards [J, y], of ``matrix`` [Term, v, P, y]."""
+    if param_gather:
+        return np.asarray(np.maximum(*first_starts(matrix)).reshape(-1, matrix.shape[-1]))
+    origin = np.zeros(matrix.shape[1:], dtype=np.int64)
+    origin[0] = matrix[Term.GATHER].sum(axis=0)
+    return origin.reshape(-1, matrix.shape[-1])
+
+
+def _after_work(matrix: IntArray, last_end: IntArray, grad_reduce: bool) -> IntArray:
+    """The step without its barrier [y], from the ends of the last backwards [J, y]."""
+    last = last_end.reshape(matrix.shape[1:])
+    if grad_reduce:
+        _, ready = overlapped_reductions(matrix, last - matrix[Term.BACKWARD], last)
+    else:
+        ready = last[0] + matrix[Term.REDUCE].sum(axis=0)
+    return np.asarray(ready.max(axis=0) + matrix[Term.OPTIMIZER].sum(axis=0).max(axis=0))
+
+
+def _distinct_columns(rows: IntArray) -> tuple[IntArray, IntArray]:
+    """A representative of every distinct column of [r, y], and for each column the place of its own."""
+    weights = np.random.default_rng(len(rows)).integers(1, 2**62, size=len(rows), dtype=np.int64) | 1
+    with np.errstate(over="ignore"):
+        mixed = (rows * weights[:, None]).sum(axis=0)
+    _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
+    if (rows[:, first[inverse]] != rows).any():
+        # Two columns with one sum: hardly ever, and then exactly.
+        _, first, inverse = np.unique(rows, axis=1, return_index=True, return_inverse=True)
+    return first.astype(np.int64), inverse.reshape(-1).astype(np.int64)
+
+
+__all__ = ["BulkSteps", "simulate_many"]
