@@ -23,8 +23,9 @@ from milpplan.costs.bulk_checks import check_columns
 from milpplan.costs.bulk_memory import chunk_classes, peak_bytes
 from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, unique_rows
 from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs
+from milpplan.costs.lockstep import Work
 from milpplan.costs.pipeline import StepGraph, first_starts, overlapped_reductions, step_time_ns, structure
-from milpplan.costs.repeating import Work, WorkEnds, repeats, work_ends
+from milpplan.costs.repeating import repeats, work_ends
 from milpplan.costs.simulator import simulate
 from milpplan.costs.stages import StageOptions, stage_options
 from milpplan.costs.term import Term
@@ -38,6 +39,12 @@ CHUNK = 100_000
 GROUP_KEYS = ("schedule", "pp", "vpp")
 OVERLAPS = ((False, False), (False, True), (True, False), (True, True))
 """``overlap_param_gather``, ``overlap_grad_reduce``."""
+
+AROUND = (
+    *(Term.FORWARD, Term.BACKWARD, Term.GATHER, Term.REDUCE, Term.OPTIMIZER),
+    *(Term.LEAD, Term.TRAIL, Term.FIRST, Term.LAST),
+)
+"""The terms that gathers, reductions and updates look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,28 +193,24 @@ class _Flat:
         """The chosen ones."""
         return _Flat(self.group, self.terms[..., rows], self.transfer_ns[rows], self.micro_batches[rows])
 
-    @property
-    def matrix(self) -> IntArray:
-        """[Term, v, P, y], of schedules whose chunks run over the ranks in one direction."""
-        by_stage = self.terms[:, self.group.classes.class_of]
-        return by_stage.reshape(len(Term), self.group.vpp, self.group.num_ranks, -1)
-
     def repeated(self, wanted: Sequence[int], steps: IntArray) -> None:
         """Fill step times [OVERLAPS, y], less the barrier, of a schedule that ``repeating`` knows."""
-        matrix = self.matrix
-        ends = self._distinct_ends()
+        ranks = _RankClasses.of(self.group)
+        matrix = ranks.matrix(self.terms)
+        first_start, last_end = self._distinct_ends(ranks)
         for param_gather in sorted({OVERLAPS[number][0] for number in wanted}):
             origin = _origins(matrix, param_gather)
-            late = (origin > origin[0] + ends.first_start).any(axis=0)
+            late = (origin > origin[0, 0] + first_start).any(axis=(0, 1))
             mine = [number for number in wanted if OVERLAPS[number][0] == param_gather]
             for number in mine:
-                steps[number] = origin[0] + _after_work(matrix, ends.last_end, OVERLAPS[number][1])
+                steps[number] = origin[0, 0] + _after_work(matrix, last_end, OVERLAPS[number][1])
             rows = np.flatnonzero(late)
             if len(rows):
-                part = self.take(rows)
-                own = work_ends(self.group.schedule, part._work(origin[:, rows]))
+                all_ranks = origin[:, ranks.class_of][..., rows].reshape(-1, len(rows))
+                ends = work_ends(self.group.schedule, self.take(rows)._work(all_ranks))
+                latest = ranks.latest(ends.last_end)
                 for number in mine:
-                    steps[number, rows] = _after_work(matrix[..., rows], own.last_end, OVERLAPS[number][1])
+                    steps[number, rows] = _after_work(matrix[..., rows], latest, OVERLAPS[number][1])
 
     def _work(self, origin: IntArray | None) -> Work:
         group = self.group
@@ -222,13 +225,14 @@ class _Flat:
             origin,
         )
 
-    def _distinct_ends(self) -> WorkEnds:
-        """Ends of the work items without gathers, each distinct plan walked through once."""
+    def _distinct_ends(self, ranks: _RankClasses) -> tuple[IntArray, IntArray]:
+        """Least first starts and greatest last ends without gathers, [v, R, y] each; each distinct plan is walked
+        through once."""
         work = self._work(None)
         rows = np.concatenate([work.forward, work.backward, [work.transfer_ns, work.micro_batches]])
         first, inverse = _distinct_columns(rows)
         ends = work_ends(self.group.schedule, work.take(first))
-        return WorkEnds(ends.first_start[:, inverse], ends.last_end[:, inverse])
+        return -ranks.latest(-ends.first_start)[..., inverse], ranks.latest(ends.last_end)[..., inverse]
 
     def swept(self, wanted: Sequence[int], steps: IntArray) -> None:
         """The same of any schedule, over its graph. Transfers differ from plan to plan, so they are in the
@@ -245,18 +249,51 @@ class _Flat:
                 steps[overlap, rows] = step_time_ns(graph, durations)
 
 
+@dataclass(frozen=True, slots=True)
+class _RankClasses:
+    """Ranks with the same classes of virtual stages, of schedules whose chunks run over the ranks in one
+    direction: ``chunks`` [v, R] the classes that R distinct ranks hold, ``class_of`` [P] which one a rank is like.
+
+    What a rank adds to its last ends is the same on all ranks of a class and grows with them, so the latest ends
+    of a class stand for it; likewise the earliest starts.
+    """
+
+    chunks: IntArray
+    class_of: IntArray
+
+    @staticmethod
+    def of(group: _Group) -> _RankClasses:
+        """The classes of a group's ranks, that of the first rank first."""
+        stages = group.classes.class_of.reshape(group.vpp, group.num_ranks)
+        chunks, class_of = np.unique(stages, axis=1, return_inverse=True)
+        return _RankClasses(chunks, class_of.reshape(-1))
+
+    def matrix(self, terms: IntArray) -> IntArray:
+        """[Term, v, R, y] of ``terms`` [Term, C, y]; what the work items take alone is left out."""
+        matrix = np.empty((len(Term), *self.chunks.shape, terms.shape[-1]), dtype=np.int64)
+        for term in AROUND:
+            terms[term].take(self.chunks, axis=0, out=matrix[term], mode="clip")
+        return matrix
+
+    def latest(self, of_stages: IntArray) -> IntArray:
+        """The greatest of each class, [v, R, y], of numbers of virtual stages [J, y]."""
+        by_rank = of_stages.reshape(len(self.chunks), len(self.class_of), -1)
+        return np.stack(
+            [by_rank[:, self.class_of == own].max(axis=1) for own in range(self.chunks.shape[1])], axis=1
+        )
+
+
 def _origins(matrix: IntArray, param_gather: bool) -> IntArray:
-    """Earliest starts of the first forwards [J, y], of ``matrix`` [Term, v, P, y]."""
+    """Earliest starts of the first forwards [v, R, y], of ``matrix`` [Term, v, R, y]."""
     if param_gather:
-        return np.asarray(np.maximum(*first_starts(matrix)).reshape(-1, matrix.shape[-1]))
+        return np.asarray(np.maximum(*first_starts(matrix)))
     origin = np.zeros(matrix.shape[1:], dtype=np.int64)
     origin[0] = matrix[Term.GATHER].sum(axis=0)
-    return origin.reshape(-1, matrix.shape[-1])
+    return origin
 
 
-def _after_work(matrix: IntArray, last_end: IntArray, grad_reduce: bool) -> IntArray:
-    """The step without its barrier [y], from the ends of the last backwards [J, y]."""
-    last = last_end.reshape(matrix.shape[1:])
+def _after_work(matrix: IntArray, last: IntArray, grad_reduce: bool) -> IntArray:
+    """The step without its barrier [y], from the ends of the last backwards [v, R, y]."""
     if grad_reduce:
         _, ready = overlapped_reductions(matrix, last - matrix[Term.BACKWARD], last)
     else:

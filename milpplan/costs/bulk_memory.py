@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,12 +37,12 @@ def peak_bytes(
     device = np.zeros(stages[0].kept_bytes.shape, dtype=np.int64)
     host = np.zeros_like(device)
     for rows, number in _alike(schedule, class_of.shape, micro_batches):
-        part = [stage.take_layouts(rows) for stage in stages]
+        part = list(stages) if len(rows) == len(buffers) else [stage.take_layouts(rows) for stage in stages]
         for rank in _ranks(schedule, class_of):
             own = class_of[:, rank]
             parts = sum(part[number].state_bytes.sum(axis=0) for number in own) + buffers[rows]
             on_host = sum(part[number].host_state_bytes for number in own)
-            moments = _moments(schedule, class_of, number, rank)
+            moments = _moments(schedule, class_of.shape[1], number, rank, tuple(own.tolist()), len(stages))
             peaks = [_held(part, moment) + part[moment[0]].transient_bytes for moment in moments]
             kept = [_host_held(part, moment) for moment in moments]
             device[:, rows] = np.maximum(device[:, rows], parts + np.max(peaks, axis=0))
@@ -69,19 +70,19 @@ def _ranks(schedule: Schedule, class_of: IntArray) -> list[int]:
     return sorted(np.unique(class_of, axis=1, return_index=True)[1].tolist())
 
 
-def _moments(schedule: Schedule, class_of: IntArray, micro_batches: int, rank: int) -> set[Moment]:
-    """The moments of a rank at which its memory may be at its peak, chunks of a class together."""
-    vpp, ranks = class_of.shape
-    own, classes = class_of[:, rank], int(class_of.max()) + 1
+@lru_cache(maxsize=4096)
+def _moments(
+    schedule: Schedule, num_ranks: int, micro_batches: int, rank: int, own: tuple[int, ...], classes: int
+) -> frozenset[Moment]:
+    """The moments of a rank with chunks of the classes ``own`` at which its memory may be at its peak, chunks of a
+    class together."""
     if schedule == "gpipe":
-        live: tuple[tuple[int, tuple[int, ...]], ...] = ((0, (micro_batches if ranks > 1 else 1,)),)
-    else:
-        live = rank_profile(schedule, ranks, micro_batches, vpp, rank)
-    found = set()
-    for chunk, counts in live:
-        by_class = np.reshape(counts, (-1, vpp)) @ (own[:, None] == np.arange(classes))
-        found.add((int(own[chunk]), tuple(by_class.reshape(-1).tolist())))
-    return found
+        return frozenset({(own[0], (micro_batches if num_ranks > 1 else 1,) + (0,) * (classes - 1))})
+    live = rank_profile(schedule, num_ranks, micro_batches, len(own), rank)
+    counts = np.array([counts for _, counts in live], dtype=np.int64).reshape(len(live), -1, len(own))
+    by_class = counts @ (np.array(own)[:, None] == np.arange(classes))
+    rows = map(tuple, by_class.reshape(len(live), -1).tolist())
+    return frozenset((own[chunk], row) for (chunk, _), row in zip(live, rows, strict=True))
 
 
 def _held(stages: Sequence[StageOptions], moment: Moment) -> IntArray:

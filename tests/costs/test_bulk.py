@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Problem, simulate, simulate_many
-from milpplan.costs import bulk, repeating
+from milpplan.costs import bulk, lockstep
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.repeating import work_ends
 from milpplan.costs.schedule import rank_profile, structure
@@ -164,7 +164,7 @@ def test_bad_modes_and_no_layouts() -> None:
         simulate_many(problem_of("llama3-8b", kind="inference"), [Layout(global_batch_size=8)], ("full",))
 
 
-def by_items(schedule: Schedule, work: repeating.Work, plan: int) -> tuple[list[int], list[int]]:
+def by_items(schedule: Schedule, work: lockstep.Work, plan: int) -> tuple[list[int], list[int]]:
     """First starts and last ends of one plan, item by item over the graph of its schedule."""
     ranks, m = work.num_ranks, int(work.micro_batches[plan])
     graph = structure(schedule, ranks, m, work.vpp)
@@ -193,8 +193,8 @@ def test_lockstep_is_item_by_item(seed: int) -> None:
         m = random.integers(1, 9, plans) * ranks if vpp > 1 else random.integers(1, 45, plans)
         origin = random.integers(0, 4 * longest, (ranks * vpp, plans)) if random.integers(2) else None
         transfer = random.integers(0, 1 + longest // 2, plans)
-        work = repeating.Work(ranks, vpp, random.integers(0, classes, ranks * vpp), *draw, transfer, m, origin)
-        ends = repeating.work_ends(schedule, work)
+        work = lockstep.Work(ranks, vpp, random.integers(0, classes, ranks * vpp), *draw, transfer, m, origin)
+        ends = work_ends(schedule, work)
         for plan in range(plans):
             start, end = by_items(schedule, work, plan)
             assert ends.first_start[:, plan].tolist() == start
@@ -204,15 +204,15 @@ def test_lockstep_is_item_by_item(seed: int) -> None:
 def test_rounds_are_jumped_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand rounds of unequal ends take few steps, by repetition and by leaps, to the same end."""
     steps: list[int] = []
-    for kind in (repeating._OneChunk, repeating._Interleaved):
+    for kind in (lockstep.OneChunk, lockstep.Interleaved):
         step = kind.step
         monkeypatch.setattr(kind, "step", lambda own, n, step=step: (steps.append(n), step(own, n))[1])
     for schedule, ranks, vpp in (("1f1b", 4, 1), ("interleaved", 3, 2)):
         class_of = np.array([0, *[1] * (ranks * vpp - 2), 2])
         forward, backward = np.array([[1100], [1000], [1003]]), np.array([[2100], [2000], [2005]])
         m = np.array([1000 * ranks])
-        work = repeating.Work(ranks, vpp, class_of, forward, backward, np.array([7]), m)
-        ends = repeating.work_ends(schedule, work)
+        work = lockstep.Work(ranks, vpp, class_of, forward, backward, np.array([7]), m)
+        ends = work_ends(schedule, work)
         assert ends.last_end[:, 0].tolist() == by_items(schedule, work, 0)[1]
         assert len(steps) < 100
         steps.clear()

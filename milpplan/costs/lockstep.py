@@ -1,0 +1,290 @@
+"""1F1B and the interleaved schedule with many plans in lockstep: one slice of ranks, all plans, at a time.
+
+All plans of a batch have the same schedule, ranks P and chunks v; they differ in durations, transfers and
+micro-batches. The recursions are those of ``pipeline``, item by item. A schedule is a ramp, rounds that are all
+alike, and a tail; ``repeating`` says how many rounds have to be gone through.
+
+Source: the schedules are those of ``work_order``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.costs.columns import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the items of n plans take, in nanoseconds: ``forward``, ``backward`` [C, n] of C classes of virtual
+    stages, ``class_of`` [J] those of the virtual stages, ``transfer_ns`` and ``micro_batches`` [n]. ``origin_ns``
+    [J, n]: no first forward of a virtual stage starts sooner; None: 0 everywhere."""
+
+    num_ranks: int
+    vpp: int
+    class_of: IntArray
+    forward: IntArray
+    backward: IntArray
+    transfer_ns: IntArray
+    micro_batches: IntArray
+    origin_ns: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.transfer_ns)
+
+    def take(self, rows: npt.NDArray[np.integer]) -> Work:
+        """The chosen plans."""
+        origin = None if self.origin_ns is None else self.origin_ns[:, rows]
+        return replace(
+            self,
+            forward=self.forward[:, rows],
+            backward=self.backward[:, rows],
+            transfer_ns=self.transfer_ns[rows],
+            micro_batches=self.micro_batches[rows],
+            origin_ns=origin,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkEnds:
+    """Of every virtual stage: the start of its first forward and the end of its last backward, [J, n]."""
+
+    first_start: IntArray
+    last_end: IntArray
+
+    @staticmethod
+    def empty(work: Work) -> WorkEnds:
+        """To be filled."""
+        shape = (len(work.class_of), len(work))
+        return WorkEnds(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
+
+
+@dataclass(slots=True)
+class OneChunk:
+    """1F1B. The state [P, n] is the end of every rank's latest item.
+
+    Slots 0 to P - 1: forward i of rank r in slot r + i. From slot P on a rank is at work in every other slot of
+    each kind: backward i in slot 2 P - 1 - r + 2 i and forward i in slot r + 2 i. So neighbours run different
+    kinds in a slot, and what an item needs is the latest item of its neighbour and of its own rank. A round is two
+    slots; round g ends with slot 2 g - 1, after which a plan with g micro-batches has no forward of rank 0 left.
+    """
+
+    work: Work
+    state: IntArray = field(init=False)
+    ends: WorkEnds = field(init=False)
+    forward: IntArray = field(init=False)
+    backward: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The ramp."""
+        work = self.work
+        self.forward, self.backward = work.forward[work.class_of], work.backward[work.class_of]
+        self.ends, self.state = WorkEnds.empty(work), np.zeros((work.num_ranks, len(work)), dtype=np.int64)
+        short = int(work.micro_batches[0]) if (work.micro_batches < work.num_ranks).all() else None
+        for slot in range(work.num_ranks):
+            self._ramp(slot, short)
+        for slot in range(work.num_ranks, 2 * work.num_ranks):
+            self._slot(slot, short)
+
+    @property
+    def first_round(self) -> int:
+        """The round that the ramp ends with."""
+        return self.work.num_ranks
+
+    @property
+    def rounds(self) -> IntArray:
+        """The round after which the tail begins, [n]; that of the ramp where a plan is short."""
+        return np.maximum(self.work.micro_batches, self.first_round)
+
+    @property
+    def lags(self) -> tuple[int, ...]:
+        """Rounds after which states may repeat: one where a rank limits, or as many as the ranks that limit
+        together, which are all or those without an end of the model."""
+        ranks = self.work.num_ranks
+        return tuple(sorted({1, *(lag for lag in (ranks - 2, ranks - 1, ranks) if lag > 0)}))
+
+    @property
+    def looks(self) -> int:
+        """Rounds from one look for repetition to the next."""
+        return max(1, self.work.num_ranks // 2)
+
+    def _ramp(self, slot: int, short: int | None) -> None:
+        low = 0 if short is None else max(0, slot - short + 1)
+        state, rows = self.state, slice(max(low, 1), slot + 1)
+        arrived = state[rows.start - 1 : slot] + self.work.transfer_ns
+        arrived = np.maximum(arrived, state[rows])
+        if self.work.origin_ns is not None:
+            first = arrived[-1] if slot else state[0]
+            np.maximum(first, self.work.origin_ns[slot], out=first)
+        self.ends.first_start[slot] = arrived[-1] if slot else state[0]
+        if low == 0:
+            state[0] += self.forward[0]
+        np.add(arrived, self.forward[rows], out=state[rows])
+
+    def _slot(self, slot: int, short: int | None) -> None:
+        """Backwards on every other rank, forwards between them; ``short``: so many micro-batches there are."""
+        ranks, state, transfer = self.work.num_ranks, self.state, self.work.transfer_ns
+        last = ranks if short is None else min(ranks, 2 * short + 2 * ranks - 1 - slot)
+        low = max(0, 2 * ranks - 1 - slot)
+        low += (slot + 1 - low) % 2
+        back, above = slice(low, min(last, ranks - 1), 2), slice(low + 1, min(last, ranks - 1) + 1, 2)
+        received = np.maximum(state[above] + transfer, state[back]) if back.start < back.stop else None
+        begin = max(0, 2 * ranks - slot, 0 if short is None else slot - 2 * short + 1)
+        begin += (slot - begin) % 2
+        inner = begin if begin else 2
+        ahead, below = slice(inner, ranks, 2), slice(inner - 1, ranks - 1, 2)
+        if inner < ranks:
+            arrived = np.maximum(state[below] + transfer, state[ahead])
+            np.add(arrived, self.forward[ahead], out=state[ahead])
+        if begin == 0:
+            state[0] += self.forward[0]
+        if last == ranks and low < ranks and (ranks - 1 - low) % 2 == 0:
+            state[ranks - 1] += self.backward[ranks - 1]
+        if received is not None:
+            np.add(received, self.backward[back], out=state[back])
+
+    def keep(self, work: Work, state: IntArray) -> None:
+        """Go on with these plans and their states."""
+        self.work, self.state = work, state
+        self.forward, self.backward = work.forward[work.class_of], work.backward[work.class_of]
+
+    def step(self, number: int) -> None:
+        """Round ``number``, of plans with more micro-batches: they are all alike."""
+        ranks = self.work.num_ranks
+        self._slot(2 * ranks, None)
+        self._slot(2 * ranks + 1, None)
+
+    def tail(self) -> WorkEnds:
+        """What is left after the last round: as if all plans had P micro-batches, or as few as they have."""
+        ranks = self.work.num_ranks
+        short = min(ranks, int(self.work.micro_batches.min()))
+        for slot in range(2 * ranks, 2 * short + 2 * ranks - 2):
+            self._slot(slot, short)
+        self.ends.last_end[:] = self.state
+        return self.ends
+
+
+@dataclass(slots=True)
+class Interleaved:
+    """Interleaved 1F1B. The state [2 P, n] is the end of every rank's latest forward, then latest backward.
+
+    Phases: forward i of rank r in phase i + r; backward i after the forwards of phase v P - 1 + (P - 1 - r) + i.
+    What an item needs of another rank, it did in the phase before: the neighbour, or where a chunk of the first or
+    the last rank follows another, the rank at the other end. A round is v P phases; round g ends with phase
+    g v P - 1, after which a plan with g P micro-batches has no forward of rank 0 left.
+    """
+
+    work: Work
+    state: IntArray = field(init=False)
+    ends: WorkEnds = field(init=False)
+    ahead: IntArray = field(init=False)
+    """The class of every rank's forward by phase, [v P, P]."""
+    back: IntArray = field(init=False)
+    """The same of backwards, from the phase of the first one."""
+
+    def __post_init__(self) -> None:
+        """The ramp."""
+        work, ranks = self.work, np.arange(self.work.num_ranks)
+        items = (np.arange(self._round)[:, None] - ranks) % self._round
+        by_chunk = work.class_of.reshape(work.vpp, -1)
+        self.ahead = by_chunk[items // work.num_ranks, ranks]
+        self.back = by_chunk[work.vpp - 1 - items[:, ::-1] // work.num_ranks, ranks]
+        self.ends = WorkEnds.empty(work)
+        self.state = np.zeros((2 * work.num_ranks, len(work)), dtype=np.int64)
+        for phase in range(self._round):
+            self._forwards(phase, None)
+        self._backwards(self._round - 1, None)
+
+    @property
+    def first_round(self) -> int:
+        """The round that the ramp ends with."""
+        return 1
+
+    @property
+    def rounds(self) -> IntArray:
+        """The round after which the tail begins, [n]."""
+        return self.work.micro_batches // self.work.num_ranks
+
+    @property
+    def lags(self) -> tuple[int, ...]:
+        """Rounds after which states may repeat: a round has as many items as limit together."""
+        return (1, 2)
+
+    @property
+    def looks(self) -> int:
+        """Rounds from one look for repetition to the next."""
+        return 1
+
+    @property
+    def _round(self) -> int:
+        return self.work.num_ranks * self.work.vpp
+
+    def _forwards(self, phase: int, items: int | None) -> None:
+        work, P = self.work, self.work.num_ranks
+        low = 0 if items is None else max(0, phase - items + 1)
+        high = min(P, phase + 1)
+        if low >= high:
+            return
+        forward, backward = self.state[:P], self.state[P:]
+        start = np.empty((high - low, len(work)), dtype=np.int64)
+        inner = max(low, 1)
+        np.add(forward[inner - 1 : high - 1], work.transfer_ns, out=start[inner - low :])
+        if low == 0:
+            start[0] = forward[P - 1] + work.transfer_ns if phase % self._round >= P else 0
+        np.maximum(start, backward[low:high], out=start)
+        if phase < self._round + P:
+            # Before its first backward a rank waits for its forward before.
+            np.maximum(start, forward[low:high], out=start)
+        if phase < self._round:
+            rank = phase % P
+            if work.origin_ns is not None:
+                np.maximum(start[rank], work.origin_ns[phase], out=start[rank])
+            self.ends.first_start[phase] = start[rank]
+        took = work.forward.take(self.ahead[phase % self._round, low:high], axis=0)
+        np.add(start, took, out=forward[low:high])
+
+    def _backwards(self, phase: int, items: int | None) -> None:
+        work, P = self.work, self.work.num_ranks
+        done = phase - self._round + 1
+        low, high = max(0, P - 1 - done), P if items is None else min(P, items + P - 1 - done)
+        forward, backward = self.state[:P], self.state[P:]
+        start = np.empty((high - low, len(work)), dtype=np.int64)
+        inner = min(high, P - 1)
+        np.add(backward[low + 1 : inner + 1], work.transfer_ns, out=start[: inner - low])
+        if high == P:
+            start[-1] = backward[0] + work.transfer_ns if done % self._round >= P else 0
+        np.maximum(start, forward[low:high], out=start)
+        if items is not None:
+            # Without a forward in between a rank waits for its backward before.
+            np.maximum(start, backward[low:high], out=start)
+        took = work.backward.take(self.back[done % self._round, low:high], axis=0)
+        np.add(start, took, out=backward[low:high])
+
+    def keep(self, work: Work, state: IntArray) -> None:
+        """Go on with these plans and their states."""
+        self.work, self.state = work, state
+
+    def step(self, number: int) -> None:
+        """Round ``number``, of plans with more micro-batches."""
+        # In the second round the first ranks' backwards are still to come; all later ones are alike.
+        first = self._round * min(number - 1, 2)
+        for phase in range(first, first + self._round):
+            self._forwards(phase, None)
+            self._backwards(phase, None)
+
+    def tail(self) -> WorkEnds:
+        """What is left after the last round: as if all plans had two rounds, or one."""
+        P, vpp = self.work.num_ranks, self.work.vpp
+        items = self._round * min(2, int(self.rounds.min()))
+        for place in range(self._round + P - 2):
+            self._forwards(items + place, items)
+            self._backwards(items + place, items)
+            # Backwards of the last micro-batch: chunk after chunk, from the last rank to the first.
+            rank = (2 * P - 3 - place) % P
+            chunk = vpp - 1 - (place + rank - 2 * P + 3) // P
+            if 0 <= chunk < vpp:
+                self.ends.last_end[chunk * P + rank] = self.state[P + rank]
+        return self.ends
