@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import lru_cache, reduce
 
 import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.costs.repeating import repeats
-from milpplan.costs.schedule import placement, rank_profile
+from milpplan.costs.schedule import LiveProfile, placement, rank_profile
 from milpplan.costs.stages import StageOptions
 from milpplan.specs.plan import Schedule
 
@@ -19,6 +21,35 @@ where the backward is split)."""
 _STEADY_GROUPS = 3
 """Interleaved: after so many groups of P micro-batches all live counts have occurred. A rank warms up with fewer
 than (v + 1) P forwards, less than two groups, so the third one is steady; later ones repeat it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """What one class of virtual stages holds: states [n], of a live micro-batch [o, n], of one that waits [n],
+    while its backward runs [o, n]; on the host states and of a live micro-batch."""
+
+    states: IntArray
+    kept: IntArray
+    deferred: IntArray
+    transient: IntArray
+    host_states: IntArray
+    host_kept: IntArray
+
+    @staticmethod
+    def of(stage: StageOptions) -> _Bytes:
+        """Of a virtual stage."""
+        return _Bytes(
+            stage.state_bytes.sum(axis=0),
+            stage.kept_bytes,
+            stage.deferred_bytes,
+            stage.transient_bytes,
+            stage.host_state_bytes,
+            stage.host_kept_bytes,
+        )
+
+    def take(self, rows: IntArray) -> _Bytes:
+        """The chosen plans."""
+        return _Bytes(*(getattr(self, part.name)[..., rows] for part in fields(self)))
 
 
 def peak_bytes(
@@ -35,18 +66,20 @@ def peak_bytes(
         buffers, micro_batches: [n].
     """
     device = np.zeros(stages[0].kept_bytes.shape, dtype=np.int64)
-    host = np.zeros_like(device)
+    host, whole = np.zeros_like(device), [_Bytes.of(stage) for stage in stages]
+    offloads = any(part.host_states.any() or part.host_kept.any() for part in whole)
     for rows, number in _alike(schedule, class_of.shape, micro_batches):
-        part = list(stages) if len(rows) == len(buffers) else [stage.take_layouts(rows) for stage in stages]
+        held = whole if len(rows) == len(buffers) else [part.take(rows) for part in whole]
         for rank in _ranks(schedule, class_of):
-            own = class_of[:, rank]
-            parts = sum(part[number].state_bytes.sum(axis=0) for number in own) + buffers[rows]
-            on_host = sum(part[number].host_state_bytes for number in own)
-            moments = _moments(schedule, class_of.shape[1], number, rank, tuple(own.tolist()), len(stages))
-            peaks = [_held(part, moment) + part[moment[0]].transient_bytes for moment in moments]
-            kept = [_host_held(part, moment) for moment in moments]
-            device[:, rows] = np.maximum(device[:, rows], parts + np.max(peaks, axis=0))
-            host[:, rows] = np.maximum(host[:, rows], on_host + np.max(kept, axis=0))
+            own = tuple(class_of[:, rank].tolist())
+            moments = _moments(schedule, class_of.shape[1], number, rank, own, len(stages))
+            states = sum(count * held[index].states for index, count in Counter(own).items())
+            peaks = [_held(held, moment) + held[moment[0]].transient for moment in moments]
+            device[:, rows] = np.maximum(device[:, rows], states + buffers[rows] + reduce(np.maximum, peaks))
+            if offloads:
+                on_host = sum(count * held[index].host_states for index, count in Counter(own).items())
+                live = reduce(np.maximum, [_host_held(held, moment) for moment in moments])
+                host[:, rows] = np.maximum(host[:, rows], on_host + live)
     return device, host
 
 
@@ -76,28 +109,31 @@ def _moments(
 ) -> frozenset[Moment]:
     """The moments of a rank with chunks of the classes ``own`` at which its memory may be at its peak, chunks of a
     class together."""
+    live: tuple[LiveProfile, ...]
     if schedule == "gpipe":
-        return frozenset({(own[0], (micro_batches if num_ranks > 1 else 1,) + (0,) * (classes - 1))})
-    live = rank_profile(schedule, num_ranks, micro_batches, len(own), rank)
+        # All forwards come first: no need to go through them.
+        live = ((0, (micro_batches if num_ranks > 1 else 1,)),)
+    else:
+        live = rank_profile(schedule, num_ranks, micro_batches, len(own), rank)
     counts = np.array([counts for _, counts in live], dtype=np.int64).reshape(len(live), -1, len(own))
     by_class = counts @ (np.array(own)[:, None] == np.arange(classes))
     rows = map(tuple, by_class.reshape(len(live), -1).tolist())
     return frozenset((own[chunk], row) for (chunk, _), row in zip(live, rows, strict=True))
 
 
-def _held(stages: Sequence[StageOptions], moment: Moment) -> IntArray:
+def _held(stages: Sequence[_Bytes], moment: Moment) -> IntArray:
     """Bytes of live micro-batches and of those that wait, [o, n]."""
-    counts, total = moment[1], np.zeros((), dtype=np.int64)
-    for stage, count in zip(stages, counts, strict=False):
-        total = total + count * stage.kept_bytes if count else total
-    for stage, count in zip(stages, counts[len(stages) :], strict=False):
-        total = total + count * stage.deferred_bytes if count else total
-    return np.asarray(total)
+    counts = moment[1]
+    live, waiting = counts[: len(stages)], counts[len(stages) :]
+    parts = [count * stage.kept for stage, count in zip(stages, live, strict=True) if count]
+    parts += [count * stage.deferred for stage, count in zip(stages, waiting, strict=False) if count]
+    return reduce(np.add, parts)
 
 
-def _host_held(stages: Sequence[StageOptions], moment: Moment) -> IntArray:
+def _host_held(stages: Sequence[_Bytes], moment: Moment) -> IntArray:
     """Bytes of live micro-batches on the host, [o, n]."""
-    return np.asarray(sum(count * stage.host_kept_bytes for stage, count in zip(stages, moment[1], strict=False)))
+    live = zip(stages, moment[1], strict=False)
+    return reduce(np.add, [count * stage.host_kept for stage, count in live if count])
 
 
 def chunk_classes(schedule: Schedule, num_ranks: int, vpp: int, class_of: IntArray) -> IntArray:

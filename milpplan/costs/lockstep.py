@@ -184,6 +184,8 @@ class Interleaved:
     """The class of every rank's forward by phase, [v P, P]."""
     back: IntArray = field(init=False)
     """The same of backwards, from the phase of the first one."""
+    buffers: IntArray = field(init=False)
+    """Room for starts and durations, [2, P, n]: large arrays are slow to get again and again."""
 
     def __post_init__(self) -> None:
         """The ramp."""
@@ -193,7 +195,7 @@ class Interleaved:
         self.ahead = by_chunk[items // work.num_ranks, ranks]
         self.back = by_chunk[work.vpp - 1 - items[:, ::-1] // work.num_ranks, ranks]
         self.ends = WorkEnds.empty(work)
-        self.state = np.zeros((2 * work.num_ranks, len(work)), dtype=np.int64)
+        self.keep(work, np.zeros((2 * work.num_ranks, len(work)), dtype=np.int64))
         for phase in range(self._round):
             self._forwards(phase, None)
         self._backwards(self._round - 1, None)
@@ -229,11 +231,14 @@ class Interleaved:
         if low >= high:
             return
         forward, backward = self.state[:P], self.state[P:]
-        start = np.empty((high - low, len(work)), dtype=np.int64)
+        start = self.buffers[0, low:high]
         inner = max(low, 1)
         np.add(forward[inner - 1 : high - 1], work.transfer_ns, out=start[inner - low :])
         if low == 0:
-            start[0] = forward[P - 1] + work.transfer_ns if phase % self._round >= P else 0
+            if phase % self._round >= P:
+                np.add(forward[P - 1], work.transfer_ns, out=start[0])
+            else:
+                start[0] = 0
         np.maximum(start, backward[low:high], out=start)
         if phase < self._round + P:
             # Before its first backward a rank waits for its forward before.
@@ -243,7 +248,8 @@ class Interleaved:
             if work.origin_ns is not None:
                 np.maximum(start[rank], work.origin_ns[phase], out=start[rank])
             self.ends.first_start[phase] = start[rank]
-        took = work.forward.take(self.ahead[phase % self._round, low:high], axis=0)
+        took = self.buffers[1, low:high]
+        work.forward.take(self.ahead[phase % self._round, low:high], axis=0, out=took, mode="clip")
         np.add(start, took, out=forward[low:high])
 
     def _backwards(self, phase: int, items: int | None) -> None:
@@ -251,21 +257,26 @@ class Interleaved:
         done = phase - self._round + 1
         low, high = max(0, P - 1 - done), P if items is None else min(P, items + P - 1 - done)
         forward, backward = self.state[:P], self.state[P:]
-        start = np.empty((high - low, len(work)), dtype=np.int64)
+        start = self.buffers[0, low:high]
         inner = min(high, P - 1)
         np.add(backward[low + 1 : inner + 1], work.transfer_ns, out=start[: inner - low])
         if high == P:
-            start[-1] = backward[0] + work.transfer_ns if done % self._round >= P else 0
+            if done % self._round >= P:
+                np.add(backward[0], work.transfer_ns, out=start[-1])
+            else:
+                start[-1] = 0
         np.maximum(start, forward[low:high], out=start)
         if items is not None:
             # Without a forward in between a rank waits for its backward before.
             np.maximum(start, backward[low:high], out=start)
-        took = work.backward.take(self.back[done % self._round, low:high], axis=0)
+        took = self.buffers[1, low:high]
+        work.backward.take(self.back[done % self._round, low:high], axis=0, out=took, mode="clip")
         np.add(start, took, out=backward[low:high])
 
     def keep(self, work: Work, state: IntArray) -> None:
         """Go on with these plans and their states."""
         self.work, self.state = work, state
+        self.buffers = np.empty((2, work.num_ranks, len(work)), dtype=np.int64)
 
     def step(self, number: int) -> None:
         """Round ``number``, of plans with more micro-batches."""

@@ -141,7 +141,8 @@ def _walked(lockstep: _Lockstep) -> WorkEnds:
         steps = number - lockstep.first_round
         if (steps and steps % lockstep.looks == 0) or steps == 1:
             _jump(states, left, lockstep.lags, last, rows)
-            _leap(lockstep, states, left, number)
+            if steps & (steps - 1) == 0:
+                _leap(lockstep, states, left, number)
         over = left == 0
         if over.any():
             last[:, rows[over]] = states[-1][:, over]

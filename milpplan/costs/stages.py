@@ -7,7 +7,7 @@ critical paths into valid rows of the integer program.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -57,12 +57,6 @@ class StageOptions:
             self.host_state_bytes,
             self.host_kept_bytes[rows],
         )
-
-    def take_layouts(self, rows: IntArray) -> StageOptions:
-        """The chosen ones of many layouts."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        own |= {name: value[..., rows] for name, value in own.items() if name not in ("full", "selective")}
-        return StageOptions(**own)
 
 
 def stage_options(
