@@ -1,4 +1,4 @@
-"""Calculon and milpplan on the same executions: where they differ, in which term, and how fast each one is.
+"""Calculon and milpplan on the same executions: where they differ, and in which term.
 
     python -m benchmarks.calculon CHECKOUT_PATH [--number 200] [--samples FILE.json.gz] [--json]
 
@@ -7,10 +7,6 @@ example files and random ones of its search's space, on its models and systems; 
 executions instead. Switches that milpplan has no field for are set to their plain value in both. Memory is made
 unlimited in both, so that all executions have a time. milpplan prices blocks alone here (a vocabulary of a word),
 as Calculon does, on Calculon's rates: what differs is the model, not the machine.
-
-Rates are CPU seconds on one core, all in this run on the same executions (those of the uniform space of one
-problem): Calculon as its search calls it, and with its debug messages off; milpplan's bound on time and memory of
-all of them at once, which is what its search does first, and its exact simulator one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,23 +27,18 @@ from benchmarks.calculon_side import (
     TIME_TERMS,
     Checkout,
     Tree,
-    execution_of,
     files_of,
     load,
     our_terms,
-    search_problem,
     spoken,
     their_terms,
     without_ends,
     without_memory_limit,
 )
 from benchmarks.tables import markdown_table, measured_on
-from milpplan import MilpplanError, Space, simulate
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.uniform import uniform_bounds, uniform_plan
+from milpplan import MilpplanError
 from milpplan.presets.calculon import calculon_run
-from milpplan.units import percent_text, rate_text
+from milpplan.units import percent_text
 
 DIFFERS = 0.10
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -84,19 +74,6 @@ class Compared:
     def blame(self) -> str:
         """The term that differs most, in seconds."""
         return max(TIME_TERMS, key=lambda term: abs(self.ours[term] - self.theirs[term]))
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Estimates a CPU second of one core."""
-
-    problem: str
-    executions: int
-    sampled: int
-    calculon: float
-    calculon_quiet: float
-    bounds: float
-    simulated: float
 
 
 def drawn(checkout: Checkout, rng: np.random.Generator) -> Iterator[Case]:
@@ -250,70 +227,12 @@ def term_table(all_: Sequence[Compared], names: Sequence[str], fields: tuple[str
     return markdown_table(header, rows)
 
 
-def rates(checkout: Checkout, model: str, procs: int, batch: int, sample: int) -> Rates:
-    """Estimates a second of CPU, both on the executions of the uniform space of one problem."""
-    system = checkout.files("systems")["a100_80g"]
-    space = Space(kind="uniform", cp=(1,), zero_stage=(0, 1))
-    problem = search_problem(checkout.files("models")[model], system, procs, batch, space)
-    started = time.process_time()
-    layouts = layout_space(problem)
-    columns = layouts.take(np.arange(len(layouts)))
-    uniform_bounds(problem, columns, layout_costs(problem, columns))
-    bound_s = time.process_time() - started
-    number = len(layouts) * len(space.recompute)
-    rng = np.random.default_rng(1)
-    picked = [divmod(int(i), len(space.recompute)) for i in rng.integers(number, size=sample)]
-    plans = [uniform_plan(problem, layouts.at(row), space.recompute[mode]) for row, mode in picked]
-    simulated_s = _cpu(lambda plan: simulate(problem, plan), plans)
-    executions = [execution_of(problem, layouts.at(row), space.recompute[mode], system) for row, mode in picked]
-    application = checkout.llm.Application(checkout.files("models")[model])
-    unlimited = _system(checkout, without_memory_limit(system), executions[0])
-    their_s = [
-        _cpu(lambda one, talk=talk: checkout.estimate(application, one, unlimited, talk=talk), executions)
-        for talk in (True, False)
-    ]
-    name = f"{model}, {procs} processors, batch {batch}"
-    return Rates(name, number, sample, *(sample / s for s in their_s), number / bound_s, sample / simulated_s)
-
-
-def _cpu(work: Any, inputs: Sequence[Any]) -> float:
-    started = time.process_time()
-    for one in inputs:
-        work(one)
-    return time.process_time() - started
-
-
-def rate_table(all_: Sequence[Rates]) -> str:
-    """Estimates a CPU second, and ratios to Calculon as its search runs it."""
-    rows = [
-        (
-            one.problem,
-            f"{one.executions:,}",
-            rate_text(one.calculon),
-            rate_text(one.calculon_quiet),
-            f"{rate_text(one.bounds)} ({one.bounds / one.calculon:,.0f}x)",
-            f"{rate_text(one.simulated)} ({one.simulated / one.calculon:,.1f}x)",
-        )
-        for one in all_
-    ]
-    header = (
-        "problem",
-        "executions",
-        "Calculon's search",
-        "its messages off",
-        "bounds of all",
-        "simulated singly",
-    )
-    return markdown_table(header, rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description="Calculon and milpplan on the same executions.")
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT_PATH", help="a checkout of Calculon")
     parser.add_argument("--number", type=int, default=200, help="executions to compare (200)")
     parser.add_argument("--samples", type=Path, help="take the executions of this file")
-    parser.add_argument("--rate-sample", type=int, default=100, help="executions to time one by one (100)")
     parser.add_argument("--seed", type=int, default=1, help="of the random executions (1)")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     options = parser.parse_args(arguments)
@@ -329,12 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results.append(result)
         if len(results) >= options.number:
             break
-    problems = (("megatron-22B", 64, 512), ("gpt3-175B", 1024, 1536))
-    speeds = [rates(checkout, *one, options.rate_sample) for one in problems]
     changed = Counter(name for one in results for name in one.changed)
     if options.json:
         document = {"measured_on": measured_on(), "changed": changed, "skipped": skipped}
-        document |= {"compared": [asdict(one) for one in results], "rates": [asdict(one) for one in speeds]}
+        document |= {"compared": [asdict(one) for one in results]}
         print(json.dumps(document, indent=2))
         return
     if not results:
@@ -344,7 +261,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"\nSwitches set plain in both: {dict(changed.most_common())}. Left out: {dict(skipped.most_common(6))}."
     )
-    print("\nEstimates a CPU second of one core:\n\n" + rate_table(speeds))
     print("\n" + ", ".join(f"{name} {value}" for name, value in measured_on().items()))
 
 

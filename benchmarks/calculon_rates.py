@@ -11,8 +11,9 @@ milpplan: the enumeration of the layouts and ``simulate_many`` of all of them, e
 time, bytes on the device and on the host, and whether they fit. ``--checked`` of them are simulated one by one,
 which must give the same numbers, and also gives that rate. Not counted: the start of Python.
 
-Calculon, on a random sample of these executions: as its search calls it, which builds every debug message; with
-its logger switched off; and with all calls of the logger taken out of its source, which no run of its own does.
+Calculon, on a random sample of these executions that it does not refuse at once: as its search calls it, which
+builds every debug message; with its logger switched off; and with all calls of the logger taken out of its source,
+which no run of its own does.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import ast
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -127,15 +129,26 @@ def checked_s(
 
 def calculon_s(checkout: Checkout, model: Tree, system: Tree, executions: Sequence[Tree], *, talk: bool) -> float:
     """CPU seconds of Calculon for all executions."""
-    application, built = checkout.llm.Application(model), checkout.system(without_memory_limit(system))
-    built.set_datatype(executions[0]["datatype"])
+    application, built = checkout.llm.Application(model), unlimited(checkout, system, executions[0])
+    return cpu_s(lambda: [checkout.estimate(application, one, built, talk=talk) for one in executions])[0]
 
-    def every() -> None:
-        for one in executions:
-            if checkout.estimate(application, one, built, talk=talk) is None:
-                raise SystemExit(f"Calculon refuses {one}.")
 
-    return cpu_s(every)[0]
+def unlimited(checkout: Checkout, system: Tree, execution: Tree) -> Any:
+    """Calculon's record of a system without a limit of memory."""
+    built = checkout.system(without_memory_limit(system))
+    built.set_datatype(execution["datatype"])
+    return built
+
+
+def accepted(
+    checkout: Checkout, model: Tree, system: Tree, draws: Iterable[tuple[list[int], Tree]]
+) -> Iterator[tuple[list[int], Tree]]:
+    """What Calculon does not refuse at once (a degree that does not fill a node): those would cost it nothing."""
+    application = checkout.llm.Application(model)
+    for picked, execution in draws:
+        built = unlimited(checkout, system, execution)
+        if checkout.estimate(application, execution, built) is not None:
+            yield picked, execution
 
 
 def rates(checkout: Checkout, case: str, space: str, system: Tree, sample: int, checked: int) -> Rates:
@@ -149,16 +162,18 @@ def rates(checkout: Checkout, case: str, space: str, system: Tree, sample: int, 
     bounds_s = min(cpu_s(lambda: bounds_of(problem))[0] for _ in range(2))
     number = found.step_time_ns.size
     random = np.random.default_rng(1)
-    picked = [divmod(int(place), len(found.modes)) for place in random.integers(number, size=sample)]
-    singly_s = checked_s(problem, columns, found, picked[:checked])
-    said = [execution_of(problem, columns.at(row), found.modes[mode], system) for row, mode in picked]
+    places = (list(divmod(int(random.integers(number)), len(found.modes))) for _ in range(20 * sample))
+    draws = ((at, execution_of(problem, columns.at(at[0]), found.modes[at[1]], system)) for at in places)
+    chosen = list(islice(accepted(checkout, model, system, draws), sample))
+    said = [execution for _, execution in chosen]
+    singly_s = checked_s(problem, columns, found, [at for at, _ in chosen[:checked]])
     plain = without_messages(checkout)
     theirs = [
         calculon_s(one, model, system, said, talk=talk)
         for one, talk in ((checkout, True), (checkout, False), (plain, False))
     ]
     their_rates = [len(said) / seconds for seconds in theirs]
-    ours = (number / first_s, number / steady_s, number / bounds_s, min(checked, sample) / singly_s)
+    ours = (number / first_s, number / steady_s, number / bounds_s, min(checked, len(said)) / singly_s)
     return Rates(case, space, number, *their_rates, *ours)
 
 

@@ -65,13 +65,13 @@ def test_bulk_is_the_simulator(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", range(100, 120))
 def test_bulk_is_the_simulator_on_many(seed: int) -> None:
     """The same on more problems."""
     random = np.random.default_rng(seed)
     problem = with_host(random_problem(random))
-    layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(150)]
-    assert disagreements(problem, layouts, 150, random) == []
+    layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(60)]
+    assert disagreements(problem, layouts, 60, random) == []
 
 
 def test_long_pipelines_in_bulk() -> None:
