@@ -77,17 +77,20 @@ class OneChunk:
     ends: WorkEnds = field(init=False)
     forward: IntArray = field(init=False)
     backward: IntArray = field(init=False)
+    short: IntArray | None = None
+    """Micro-batches [n] where all plans have fewer than ranks: then each has its own items in ramp and tail."""
 
     def __post_init__(self) -> None:
         """The ramp."""
         work = self.work
         self.forward, self.backward = work.forward[work.class_of], work.backward[work.class_of]
         self.ends, self.state = WorkEnds.empty(work), np.zeros((work.num_ranks, len(work)), dtype=np.int64)
-        short = int(work.micro_batches[0]) if (work.micro_batches < work.num_ranks).all() else None
+        if (work.micro_batches < work.num_ranks).all():
+            self.short = work.micro_batches
         for slot in range(work.num_ranks):
-            self._ramp(slot, short)
+            self._ramp(slot)
         for slot in range(work.num_ranks, 2 * work.num_ranks):
-            self._slot(slot, short)
+            self._slot(slot, self._most)
 
     @property
     def first_round(self) -> int:
@@ -111,9 +114,23 @@ class OneChunk:
         """Rounds from one look for repetition to the next."""
         return max(1, self.work.num_ranks // 2)
 
-    def _ramp(self, slot: int, short: int | None) -> None:
-        low = 0 if short is None else max(0, slot - short + 1)
-        state, rows = self.state, slice(max(low, 1), slot + 1)
+    @property
+    def _most(self) -> int | None:
+        """Micro-batches of the longest of short plans."""
+        return None if self.short is None else int(self.short.max())
+
+    def _run(self, rows: slice, start: IntArray, took: IntArray, place: int, rises: int, rate: int) -> None:
+        """Items of some ranks r from their starts on; item (place + rises r) / rate of short plans may not be."""
+        if self.short is None:
+            np.add(start, took[rows], out=self.state[rows])
+            return
+        places = place + rises * np.arange(rows.start, rows.stop, rows.step)
+        np.copyto(self.state[rows], start + took[rows], where=places[:, None] < rate * self.short)
+
+    def _ramp(self, slot: int) -> None:
+        """Forwards alone, in the first P slots."""
+        low = 0 if self._most is None else max(0, slot - self._most + 1)
+        state, rows = self.state, slice(max(low, 1), slot + 1, 1)
         arrived = state[rows.start - 1 : slot] + self.work.transfer_ns
         arrived = np.maximum(arrived, state[rows])
         if self.work.origin_ns is not None:
@@ -121,30 +138,28 @@ class OneChunk:
             np.maximum(first, self.work.origin_ns[slot], out=first)
         self.ends.first_start[slot] = arrived[-1] if slot else state[0]
         if low == 0:
-            state[0] += self.forward[0]
-        np.add(arrived, self.forward[rows], out=state[rows])
+            self._run(slice(0, 1, 1), state[:1], self.forward, slot, -1, 1)
+        self._run(rows, arrived, self.forward, slot, -1, 1)
 
-    def _slot(self, slot: int, short: int | None) -> None:
-        """Backwards on every other rank, forwards between them; ``short``: so many micro-batches there are."""
+    def _slot(self, slot: int, most: int | None) -> None:
+        """Backwards on every other rank, forwards between them; ``most``: no plan has more micro-batches."""
         ranks, state, transfer = self.work.num_ranks, self.state, self.work.transfer_ns
-        last = ranks if short is None else min(ranks, 2 * short + 2 * ranks - 1 - slot)
-        low = max(0, 2 * ranks - 1 - slot)
+        turned = slot - 2 * ranks + 1
+        last = ranks if most is None else min(ranks, 2 * most - turned)
+        low = max(0, -turned)
         low += (slot + 1 - low) % 2
-        back, above = slice(low, min(last, ranks - 1), 2), slice(low + 1, min(last, ranks - 1) + 1, 2)
-        received = np.maximum(state[above] + transfer, state[back]) if back.start < back.stop else None
-        begin = max(0, 2 * ranks - slot, 0 if short is None else slot - 2 * short + 1)
+        back = slice(low, max(low, min(last, ranks - 1)), 2)
+        received = np.maximum(state[back.start + 1 : back.stop + 1 : 2] + transfer, state[back])
+        begin = max(0, 2 * ranks - slot, 0 if most is None else slot - 2 * most + 1)
         begin += (slot - begin) % 2
-        inner = begin if begin else 2
-        ahead, below = slice(inner, ranks, 2), slice(inner - 1, ranks - 1, 2)
-        if inner < ranks:
-            arrived = np.maximum(state[below] + transfer, state[ahead])
-            np.add(arrived, self.forward[ahead], out=state[ahead])
+        ahead = slice(begin if begin else 2, max(begin if begin else 2, ranks), 2)
+        arrived = np.maximum(state[ahead.start - 1 : ahead.stop - 1 : 2] + transfer, state[ahead])
+        self._run(ahead, arrived, self.forward, slot, -1, 2)
         if begin == 0:
-            state[0] += self.forward[0]
+            self._run(slice(0, 1, 1), state[:1], self.forward, slot, -1, 2)
         if last == ranks and low < ranks and (ranks - 1 - low) % 2 == 0:
-            state[ranks - 1] += self.backward[ranks - 1]
-        if received is not None:
-            np.add(received, self.backward[back], out=state[back])
+            self._run(slice(ranks - 1, ranks, 1), state[ranks - 1 :], self.backward, turned, 1, 2)
+        self._run(back, received, self.backward, turned, 1, 2)
 
     def keep(self, work: Work, state: IntArray) -> None:
         """Go on with these plans and their states."""
@@ -159,10 +174,9 @@ class OneChunk:
 
     def tail(self) -> WorkEnds:
         """What is left after the last round: as if all plans had P micro-batches, or as few as they have."""
-        ranks = self.work.num_ranks
-        short = min(ranks, int(self.work.micro_batches.min()))
-        for slot in range(2 * ranks, 2 * short + 2 * ranks - 2):
-            self._slot(slot, short)
+        ranks, most = self.work.num_ranks, self._most or self.work.num_ranks
+        for slot in range(2 * ranks, 2 * most + 2 * ranks - 2):
+            self._slot(slot, most)
         self.ends.last_end[:] = self.state
         return self.ends
 

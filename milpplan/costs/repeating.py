@@ -30,7 +30,7 @@ from milpplan.specs.plan import Schedule
 _REPEATING: frozenset[Schedule] = frozenset({"gpipe", "1f1b"})
 LEAP = 8
 """Least number of rounds that a plan is moved on at once; nor fewer than states are kept of it."""
-_MAX_STATE = 2**14
+_MAX_STATE = 2**16
 """Numbers in a state of all plans of a part: small enough for the caches."""
 
 
@@ -45,7 +45,7 @@ def work_ends(schedule: Schedule, work: Work) -> WorkEnds:
     if work.num_ranks == 1 or schedule == "gpipe":
         return _one_rank(work) if work.num_ranks == 1 else _gpipe(work)
     found, size = WorkEnds.empty(work), max(1, _MAX_STATE // (2 * work.num_ranks))
-    for rows in _parts(_kinds_of_tail(schedule, work), size):
+    for rows in _parts(_kinds_of_tail(schedule, work), work.micro_batches, size):
         part = work.take(rows)
         lockstep = OneChunk(part) if schedule == "1f1b" else Interleaved(part)
         ends = _walked(lockstep)
@@ -54,17 +54,17 @@ def work_ends(schedule: Schedule, work: Work) -> WorkEnds:
 
 
 def _kinds_of_tail(schedule: Schedule, work: Work) -> IntArray:
-    """Plans with the same number [n] here have the same tail; 0: that of long runs. Short ones are apart: there
-    the tail begins before the ramp ends."""
+    """1 [n] where a plan is so short that its tail begins before the ramp ends, else 0: those have one tail."""
     micro_batches, ranks = work.micro_batches, work.num_ranks
-    short = micro_batches < ranks if schedule == "1f1b" else micro_batches == ranks
-    return np.where(short, micro_batches, 0)
+    return np.where(micro_batches < ranks if schedule == "1f1b" else micro_batches == ranks, 1, 0)
 
 
-def _parts(kinds: IntArray, size: int) -> Iterator[IntArray]:
-    """Rows of one kind, at most ``size`` of them at a time."""
+def _parts(kinds: IntArray, micro_batches: IntArray, size: int) -> Iterator[IntArray]:
+    """Rows of one kind, at most ``size`` of them at a time. Plans of like length go together: the shorter all are,
+    the fewer ranks are at work at a time, and the sooner all have ended."""
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)
+        rows = rows[np.argsort(micro_batches[rows], kind="stable")]
         for first in range(0, len(rows), size):
             yield rows[first : first + size]
 
