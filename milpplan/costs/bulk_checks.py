@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from milpplan.costs import placement
-from milpplan.costs.columns import BoolArray, LayoutColumns
+from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns
 from milpplan.costs.simulator import check_plan
 from milpplan.costs.uniform_stages import uniform_plan
 from milpplan.errors import InvalidInputError
 from milpplan.specs.model import MixtureOfExperts
-from milpplan.specs.plan import PAIRED_SCHEDULES, SCHEDULES, V_SCHEDULES
-from milpplan.specs.problem import Problem
+from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
+from milpplan.specs.problem import Problem, Range
 
 MODES = ("none", "selective", "full")
 _IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
@@ -47,8 +47,8 @@ def check_columns(problem: Problem, columns: LayoutColumns, modes: Sequence[str]
 def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
     """The rules, each a mask [n] of the rows that keep it."""
     job, replicas, m = problem.job, c.dp * c.micro_batch_size, c.num_micro_batches
-    yield np.isin(c.num_gpus, job.num_gpus_values)
-    yield np.isin(c.global_batch_size, job.global_batch_values)
+    yield _admitted(c.num_gpus, job.num_gpus)
+    yield _admitted(c.global_batch_size, job.global_batch_size)
     yield c.global_batch_size % replicas == 0
     for kind in problem.model.kinds:
         yield kind.attention.num_attention_heads % c.tp == 0
@@ -68,14 +68,21 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
     yield from _schedule_rules(problem, c, m)
 
 
-def _schedule_rules(problem: Problem, c: LayoutColumns, m: np.ndarray) -> Iterator[BoolArray]:
+def _admitted(numbers: IntArray, asked: int | Range) -> BoolArray:
+    """Which numbers [n] a job admits."""
+    if isinstance(asked, int):
+        return np.asarray(numbers == asked)
+    inside = (numbers >= asked.minimum) & (numbers <= asked.maximum)
+    return np.asarray(inside & ((numbers - asked.minimum) % asked.step == 0))
+
+
+def _schedule_rules(problem: Problem, c: LayoutColumns, m: IntArray) -> Iterator[BoolArray]:
     """Those of ``work_order.check_schedule``, and that forwards alone fill and drain the pipeline."""
     interleaved, turns = c.schedule == _INTERLEAVED, _IS_V[c.schedule]
     yield m >= 1
     yield np.where(turns, c.vpp == 2, (c.vpp == 1) | interleaved)
     yield (c.vpp == 1) | (c.pp > 1)
     yield ~interleaved | (c.vpp == 1) | (m % c.pp == 0)
-    if PAIRED_SCHEDULES:
-        yield ~c.runs_pairs | (m >= 2 * c.pp)
+    yield ~c.runs_pairs | (m >= 2 * c.pp)
     if problem.inference:
         yield ((c.pp == 1) & ~c.split_backward) | (c.schedule == _GPIPE)

@@ -147,6 +147,7 @@ def live_profiles(
     chunk only the Pareto-maximal vectors are kept: any memory that grows with every count has its peak at one of
     them, because after a forward or before a weight gradient there is no more than at some backward.
     """
+    check_schedule(schedule, num_stages, num_micro_batches, vpp)
     return tuple(rank_profile(schedule, num_stages, num_micro_batches, vpp, rank) for rank in range(num_stages))
 
 
