@@ -8,6 +8,8 @@ from milpplan.costs.simulator import simulate
 from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import MilpplanError
 from milpplan.insight.explaining import explain_plan
+from milpplan.insight.gap import gap
+from milpplan.insight.gap_records import GapReport
 from milpplan.insight.records import Explanation
 from milpplan.optimize.planner import fixed, solve
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions
@@ -28,6 +30,7 @@ from milpplan.version import __version__
 __all__ = [
     "BulkSteps",
     "Explanation",
+    "GapReport",
     "HardwareSpec",
     "Job",
     "Layout",
@@ -53,6 +56,7 @@ __all__ = [
     "best_order",
     "explain_plan",
     "fixed",
+    "gap",
     "load_hardware",
     "load_model",
     "plan_overview",

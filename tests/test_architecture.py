@@ -124,6 +124,7 @@ ALLOWED = {
         "milpplan.insight.candidates",
         "milpplan.insight.runs",
         "milpplan.overview.records",
+        "milpplan.insight.gap_records",
         "milpplan.calibration.records",
         "milpplan.validation.evidence",
         "milpplan.presets",

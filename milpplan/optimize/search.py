@@ -285,7 +285,7 @@ class Search:
         """The plans to start from whose layouts are in the space."""
         for plan in self.starts:
             row = self.space.find(plan.layout)
-            if row is not None and _in_space(self.problem, plan):
+            if row is not None and in_space(self.problem, plan):
                 self.evaluate(row, plan)
 
     def _free(self) -> None:
@@ -333,7 +333,7 @@ class Search:
         self._note()
 
 
-def _in_space(problem: Problem, plan: Plan) -> bool:
+def in_space(problem: Problem, plan: Plan) -> bool:
     """Whether a plan's stages are those of the space (its layout is looked up)."""
     if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
         return False

@@ -9,12 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from milpplan.insight.gap_records import layout_words
 from milpplan.insight.records import Explanation, Interval, SingleChange, WishAnswer, Worth
 from milpplan.reports.clusters import cluster_text
+from milpplan.reports.intervals import joined, range_text
 from milpplan.reports.spaces import scope_text
 from milpplan.reports.terminal import hanging, plan_report, printable, report_table
 from milpplan.specs.plan import Layout
-from milpplan.units import gib_text, percent_text, rate_text, seconds_text, signed_percent_text
+from milpplan.units import gib_text, percent_text, rate_text, seconds_text
 
 SHOWN_STAGES = 4
 ALMOST_NOTHING = 0.001
@@ -49,19 +51,19 @@ def _distance(told: Explanation) -> str:
     """How far the plan is from the proved best."""
     model = scope_text(told.problem)
     if told.is_outside:
-        share = _range(Interval(-told.above_best.high, -told.above_best.low))
+        share = range_text(Interval(-told.above_best.high, -told.above_best.low))
         return f"not in the declared space, whose proved best takes {share} longer ({model})"
     if told.best.plan is None:
         return f"no plan of the space was found in the time; the best takes at least {_low(told)} ({model})"
     if not told.report.fits:
         return f"the proved best that fits takes {_amounts(told, told.best.bounds)} ({model})"
     if told.best.plan == told.plan or told.value <= told.best.bounds.high:
-        most = _range(Interval(-math.inf, max(0.0, told.above_best.high)))
+        most = range_text(Interval(-math.inf, max(0.0, told.above_best.high)))
         return f"the best plan known; {most} can be saved ({model})"
     high = told.best.bounds.high
     return (
         f"not the best: the proved best takes {_amounts(told, Interval(told.best.bounds.low, high))}, "
-        f"which saves {_range(told.above_best)} ({model})"
+        f"which saves {range_text(told.above_best)} ({model})"
     )
 
 
@@ -77,33 +79,7 @@ def _amount(told: Explanation, value: float) -> str:
 
 def _amounts(told: Explanation, interval: Interval) -> str:
     low, high = _amount(told, interval.low), _amount(told, interval.high)
-    return _joined(low, high)
-
-
-def _range(interval: Interval, signed: bool = False) -> str:
-    """An interval of shares in per cent, with the digits that it supports and no more."""
-    low, high = interval.low, interval.high
-    width = high - low
-    digits = 2 if math.isinf(width) or width < 0.01 else 1
-    text = signed_percent_text if signed else percent_text
-    if math.isinf(low) and math.isinf(high):
-        return "unknown"
-    if math.isinf(high):
-        return f"at least {text(low, digits)}"
-    if math.isinf(low):
-        return f"at most {text(high, digits)}"
-    # Rounded outwards: what is printed is proved as well.
-    unit = 10.0 ** -(digits + 2)
-    ends = text(math.floor(low / unit) * unit, digits), text(math.ceil(high / unit) * unit, digits)
-    return _joined(*ends)
-
-
-def _joined(low: str, high: str) -> str:
-    """Two amounts as a range, their unit once where it is the same: ``1.2 to 1.3 %``."""
-    if low == high:
-        return low
-    number, _, unit = low.rpartition(" ")
-    return f"{number} to {high}" if unit == high.rpartition(" ")[2] else f"{low} to {high}"
+    return joined(low, high)
 
 
 def _limits(told: Explanation) -> Iterator[RenderableType]:
@@ -151,14 +127,14 @@ def _memory(told: Explanation) -> str:
     if unlimited.gain.low > 0:
         peak = unlimited.best.peak_bytes
         need = f"; the best plan found without a limit needs {gib_text(peak)} a GPU" if peak else ""
-        text += f". Memory binds: without a limit {_range(unlimited.gain)} would be saved{need}"
+        text += f". Memory binds: without a limit {range_text(unlimited.gain)} would be saved{need}"
         one_more = next((one for one in told.worth if one.name == "more_memory" and one.gain.low > 0), None)
         if one_more is not None and one_more.best.peak_bytes:
             needs = gib_text(one_more.best.peak_bytes - told.report.peak_memory_bytes)
             text += f". A better plan needs {needs} more than this one"
         return text
     if unlimited.gain.high <= ALMOST_NOTHING:
-        most = _range(Interval(-math.inf, unlimited.gain.high))
+        most = range_text(Interval(-math.inf, unlimited.gain.high))
         return f"{text}. Memory does not bind: without a limit {most} would be saved"
     return f"{text}. Whether memory binds was not decided in the time"
 
@@ -167,7 +143,7 @@ def _changes_table(told: Explanation) -> Table:
     table = _words_last("Single changes, everything else fixed", "change", "proved best", "saves", "layout")
     for change in told.changes:
         table.add_row(
-            change.words, _amounts(told, change.best.bounds), _range(change.saved), _differs(told, change)
+            change.words, _amounts(told, change.best.bounds), range_text(change.saved), _differs(told, change)
         )
     return table
 
@@ -180,16 +156,8 @@ def _difference(own: Layout, other: Layout | None) -> str:
     """The fields in which another layout differs; its batch is that of the question."""
     if other is None:
         return ""
-    names = [
-        name
-        for name in Layout.model_fields
-        if name != "global_batch_size" and getattr(own, name) != getattr(other, name)
-    ]
-    return " ".join(f"{name}={_word(getattr(other, name))}" for name in names) or "the same layout"
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    same_batch = other.model_copy(update={"global_batch_size": own.global_batch_size})
+    return layout_words(own, same_batch) or "the same layout"
 
 
 def _worth_table(told: Explanation) -> Table:
@@ -197,7 +165,7 @@ def _worth_table(told: Explanation) -> Table:
     table = _words_last(title, "change", "this plan", "proved best", "saves", "best with")
     for one in told.worth:
         same = "does not fit" if one.same_plan is None else _amount(told, one.same_plan)
-        table.add_row(one.words, same, _best(told, one), _range(one.gain), _with(told, one))
+        table.add_row(one.words, same, _best(told, one), range_text(one.gain), _with(told, one))
     return table
 
 
@@ -231,7 +199,7 @@ def _price(told: Explanation, one: WishAnswer) -> tuple[str, str]:
     if one.price is None or one.amount is None:
         return "", ""
     amount = _amounts(told, one.amount) if math.isfinite(one.price.high) else ""
-    return _range(one.price, signed=True), amount
+    return range_text(one.price, signed=True), amount
 
 
 def _because(told: Explanation, one: WishAnswer) -> str:
