@@ -6,6 +6,9 @@ from milpplan.cli import planning
 from milpplan.cli import showing
 
 # isort: split
+from milpplan.cli import judging
+
+# isort: split
 from milpplan.cli import launching
 
 # isort: split
@@ -15,4 +18,4 @@ from milpplan.cli import measuring
 from milpplan.cli import describing
 from milpplan.cli.program import app, run
 
-__all__ = ["app", "describing", "launching", "measuring", "planning", "run", "showing"]
+__all__ = ["app", "describing", "judging", "launching", "measuring", "planning", "run", "showing"]

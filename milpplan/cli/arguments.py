@@ -319,6 +319,7 @@ def schema_of(kind: str) -> type[BaseModel]:
     """The record whose JSON Schema ``milpplan schema`` prints."""
     from milpplan.groups.document import DispatchFile, GroupedPlanFile
     from milpplan.reports.document import ResultDocument
+    from milpplan.reports.gap_document import GapDocument
     from milpplan.reports.insight_document import ExplanationDocument
     from milpplan.reports.plan_file import PlanFile
     from milpplan.specs.hardware import HardwareSpec
@@ -337,5 +338,6 @@ def schema_of(kind: str) -> type[BaseModel]:
         "explanation": ExplanationDocument,
         "grouped-plan": GroupedPlanFile,
         "dispatch": DispatchFile,
+        "gap": GapDocument,
     }
     return records[choice(kind, "schema", records)]

@@ -56,19 +56,24 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
     return float((signs_x * signs_y).sum() / np.sqrt(untied)) if untied else None
 
 
-def sweeps(comparisons: Sequence[Comparison]) -> list[Sweep]:
-    """Every sweep with at least two runs that finished."""
+def competitions(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Runs of a sweep that compete, those that ran out of memory too: two layouts at least that ran."""
     groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
     for one in comparisons:
         if one.run.sweep_id is None or UNSCORED_FLAGS & set(one.run.flags):
             continue
         if one.run.measured.status == "oom" or one.step is not None:
             groups[_competition(one)].append(one)
-    found = []
-    for members in groups.values():
-        ran = [one for one in members if one.step is not None]
-        if len({_layout_key(one) for one in ran}) > 1:
-            found.append(_sweep(members, ran))
+    ran = [[one for one in members if one.step is not None] for members in groups.values()]
+    several = [len({_layout_key(one) for one in finished}) > 1 for finished in ran]
+    return [members for members, keep in zip(groups.values(), several, strict=True) if keep]
+
+
+def sweeps(comparisons: Sequence[Comparison]) -> list[Sweep]:
+    """Every sweep with at least two runs that finished."""
+    found = [
+        _sweep(members, [one for one in members if one.step is not None]) for members in competitions(comparisons)
+    ]
     return _named_apart(sorted(found, key=lambda sweep: (sweep.id, -sweep.num_ok)))
 
 

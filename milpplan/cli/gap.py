@@ -1,0 +1,289 @@
+"""Gap as a command: plans from any file, each judged, the report, the page, the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from milpplan.cli import arguments
+from milpplan.cli.compare import short_names
+from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
+from milpplan.cli.progress import shown_progress
+from milpplan.cli.solving import check_plan_of_file, within_range
+from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.insight.gap import Solves, gap, widened
+from milpplan.insight.gap_records import GapReport
+from milpplan.launchers.targets import Target, target_named
+from milpplan.presets.calculon import CalculonFiles, calculon_run, notes, read_calculon
+from milpplan.presets.catalog import load_hardware, load_model
+from milpplan.reports.document import document_text, read_plan
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.gap_document import Failed, Judged, gap_document
+from milpplan.reports.gap_text import gap_report, gaps_table
+from milpplan.reports.plan_file import PlanFile, plan_document
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import SPACES, Problem, Space
+from milpplan.specs.reading import read_text
+
+DECLARED = "declared"
+"""The space of a plan file itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the plans are: the options that say how files are read."""
+
+    launcher: str | None
+    target: str | None
+    hardware: str | None
+    model: str | None
+    gpus: int | None
+    vocab_size: int | None
+    ignore: tuple[str, ...]
+    calculon: tuple[Path, Path, Path] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked about every plan, and where the answers go."""
+
+    space: str
+    schedule: str | None
+    allow: tuple[str, ...]
+    time_limit_s: float
+    tolerance: float
+    tokens: float | None
+    price_per_gpu_hour: float | None
+    report: Path | None
+    out: Path | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One plan to be judged, with what its file said beside it."""
+
+    problem: Problem
+    plan: Plan
+    unknown_flags: tuple[str, ...] = ()
+    ignored_flags: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def run(files: Sequence[Path], source: Source, wanted: Wanted) -> ExitCode:
+    """Judge the plans of some files."""
+    _check(files, source, wanted)
+    runs_on = source.target or source.launcher
+    if runs_on is not None:
+        target_named(runs_on, "--target" if source.target else "--from")
+    judged: list[Judged] = []
+    failed: list[Failed] = []
+    with shown_progress("step_time_per_token") as callback, within_range():
+        solves = Solves(wanted.tolerance, callback)
+        for name, read in _readers(files, source):
+            try:
+                judged.append(_judged(name, read(), runs_on, wanted, solves))
+            except MilpplanError as error:
+                if len(files) < 2:
+                    raise
+                failed.append(Failed(name, error))
+            if judged and judged[-1].gap.interrupted:
+                say("Interrupted.")
+                break
+    _told(judged, failed, wanted)
+    return _exit_code([one.gap for one in judged], bool(failed))
+
+
+def _check(files: Sequence[Path], source: Source, wanted: Wanted) -> None:
+    arguments.positive(wanted.time_limit_s, "--time-limit", "number of seconds")
+    arguments.positive(wanted.tokens, "--tokens", "number of tokens")
+    arguments.positive(wanted.price_per_gpu_hour, "--price-per-gpu-hour", "price")
+    arguments.choice(wanted.space, "--space", (*SPACES, DECLARED))
+    if bool(files) == (source.calculon is not None):
+        raise InvalidInputError(
+            "Plan files are given together with --calculon." if files else "No plan is given.",
+            "Expected plan files, a launcher's files with --from, or --calculon with three files.",
+            "Name one of them.",
+        )
+    if len(files) > 1 and wanted.out is not None:
+        raise InvalidInputError(
+            f"--out is given with {len(files)} plans.", "Expected one plan.", "Judge the plan by itself."
+        )
+    if source.launcher is not None and source.hardware is None:
+        raise InvalidInputError(
+            "--from is given without --hardware.",
+            "Expected the cluster: a launcher's files do not say it.",
+            "Add --hardware NAME.",
+        )
+    named: dict[str, object] = {"--hardware": source.hardware, "--model": source.model, "--gpus": source.gpus}
+    named |= {"--vocab-size": source.vocab_size, "--ignore": source.ignore or None}
+    beside = [option for option, value in named.items() if value is not None]
+    if source.launcher is None and beside:
+        raise InvalidInputError(
+            f"{' and '.join(beside)} without --from.",
+            "Expected such options with a launcher's files only: a plan file says all of it.",
+            "Name the launcher with --from, or leave them out.",
+        )
+    for path in (wanted.report, wanted.out):
+        if path is not None:
+            check_writable(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launches:
+    """Files of a launcher, all for one cluster."""
+
+    target: Target
+    hardware: HardwareSpec
+    model: ModelSpec | None
+    source: Source
+
+    def read(self, path: Path) -> Case:
+        """The plan of a file."""
+        options = (self.source.gpus, self.model, self.source.vocab_size, list(self.source.ignore))
+        found = self.target.read(read_text(path), str(path), self.hardware, *options)
+        return Case(found.problem, found.plan, found.unknown_flags, found.ignored_flags, found.notes)
+
+
+def _readers(files: Sequence[Path], source: Source) -> Iterator[tuple[str, _Reader]]:
+    """A name and a way to read for every plan."""
+    if source.calculon is not None:
+        yield source.calculon[1].stem, _Reader(None, None, source.calculon)
+        return
+    launches = None
+    if source.launcher is not None:
+        target = target_named(source.launcher, "--from")
+        model = None if source.model is None else load_model(source.model)
+        launches = _Launches(target, load_hardware(str(source.hardware)), model, source)
+    for path, name in zip(files, short_names(files), strict=True):
+        yield name, _Reader(path, launches, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """How one plan is read, when its turn comes."""
+
+    path: Path | None
+    launches: _Launches | None
+    calculon: tuple[Path, Path, Path] | None
+
+    def __call__(self) -> Case:
+        if self.calculon is not None:
+            return _calculon_case(read_calculon(*self.calculon))
+        assert self.path is not None
+        if self.launches is not None:
+            return self.launches.read(self.path)
+        return Case(*_plan_file(self.path))
+
+
+def _calculon_case(read: CalculonFiles) -> Case:
+    """An execution of Calculon; what it leaves of network 0 is not there for other plans either, which is told."""
+    problem, plan = calculon_run(read)
+    told, domain, size = notes(read), problem.hardware.scale_up.num_gpus, read.system.networks[0].size
+    if len(read.system.networks) > 1 and domain < size:
+        told += (
+            f"Domains have {domain} processors, as the execution uses network 0 of {size}: a plan that would use "
+            "more of it may be better than the bound says.",
+        )
+    return Case(problem, plan, notes=told)
+
+
+def _plan_file(path: Path) -> tuple[Problem, Plan]:
+    try:
+        return read_plan(path)
+    except InvalidInputError as error:
+        hint = f"{error.do} A launcher's file needs --from.".strip()
+        raise InvalidInputError(error.seen, error.expected, hint) from error
+
+
+def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: Solves) -> Judged:
+    for what, flags in (("Not known to the launcher", case.unknown_flags), ("Ignored", case.ignored_flags)):
+        for flag in flags:
+            say(f"{name}: {what}: {flag}")
+    for note in case.notes:
+        say(f"{name}: Note: {note}")
+    check_plan_of_file(case.problem, case.plan)
+    problem = case.problem
+    if wanted.space != DECLARED:
+        problem = problem.model_copy(update={"space": SPACES[wanted.space]})
+    problem = arguments.narrowed(problem, [], wanted.allow, wanted.schedule)
+    # A launcher's space has the plan's own switches as far as the launcher does.
+    whole = problem.model_copy(update={"space": widened(problem.space, case.plan.layout)})
+    told = gap(
+        problem,
+        case.plan,
+        runnable=None
+        if runs_on is None
+        else (f"what {runs_on} can run, stages alike", runnable(whole, case.plan, runs_on)),
+        time_limit_s=wanted.time_limit_s,
+        tolerance=wanted.tolerance,
+        tokens=wanted.tokens or case.problem.job.training_tokens,
+        price_per_gpu_hour=wanted.price_per_gpu_hour,
+        solves=solves,
+    )
+    return Judged(name, told, runs_on, case.unknown_flags, case.ignored_flags, case.notes)
+
+
+def runnable(problem: Problem, plan: Plan, launcher: str) -> Problem:
+    """The problem with the values that a launcher has, each field by itself, and equal stages; recomputed alike:
+    all layers, none, or as the plan has it. Rules of the launcher on several fields together are not asked."""
+    limits = target_named(launcher, "--target").capability.limits
+    values = {
+        name: tuple(value for value in getattr(problem.space, name) if value in limit.values)
+        for name, limit in limits.items()
+        if name in Space.model_fields and getattr(problem.space, name) is not None
+    }
+    selective = any(stage.recompute.selective for stage in plan.virtual_stages)
+    modes = tuple(mode for mode in problem.space.recompute if selective or mode != "selective")
+    changes = {**values, "kind": "uniform", "recompute": modes}
+    return problem.model_copy(update={"space": problem.space.model_copy(update=changes)})
+
+
+def _told(judged: Sequence[Judged], failed: Sequence[Failed], wanted: Wanted) -> None:
+    """Print, and write what was asked for."""
+    document = gap_document(judged, failed)
+    if wanted.as_json:
+        emit(document_text(document))
+    elif len(judged) == 1 and not failed:
+        show(gap_report(judged[0]))
+    else:
+        show(gaps_table(judged, failed))
+    for lost in failed:
+        say_error(replace_seen(lost))
+    if wanted.out is not None and judged:
+        _write_best(judged[0], wanted.out)
+    if wanted.report is not None:
+        from milpplan.reports.gap_page import gap_page
+
+        write_whole(wanted.report, gap_page(document, judged))
+        say(f"Written to {wanted.report}.")
+
+
+def replace_seen(lost: Failed) -> MilpplanError:
+    """The error of a file of several, with its name."""
+    error = lost.error
+    seen = error.seen if lost.name in error.seen else f"{lost.name}: {error.seen}"
+    return InvalidInputError(seen, error.expected, error.do)
+
+
+def _write_best(one: Judged, out: Path) -> None:
+    """The fastest plan known that the launcher can run, or of the whole space, as a plan file."""
+    space = one.gap.spaces[0]
+    if space.best is None:
+        raise IllegalPlanError(
+            f"No plan of {space.name} is known.", "Expected one to write.", "Give more time with --time-limit."
+        )
+    write_whole(out, document_text(PlanFile(plan=plan_document(space.best), problem=space.problem)))
+    say(f"Written to {out}.")
+
+
+def _exit_code(gaps: Sequence[GapReport], any_failed: bool) -> ExitCode:
+    """The worst of all plans: bad input, does not fit, not proved."""
+    if any_failed:
+        return ExitCode.BAD_INPUT
+    if any(not told.report.fits for told in gaps):
+        return ExitCode.INFEASIBLE
+    return ExitCode.OPTIMAL if all(told.proved for told in gaps) else ExitCode.STOPPED_WITH_PLAN

@@ -1,0 +1,313 @@
+"""``milpplan gap`` as a command: every kind of input, documents, pages, exit codes, and broken files."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from milpplan import Layout, Plan, Problem, simulate
+from milpplan.cli.app import app
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.megatron_export import exported, files_of
+from milpplan.optimize.uniform import uniform_plan
+from milpplan.reports.document import document_text, read_plan
+from milpplan.reports.gap_document import Failed, GapDocument, gap_document, layout_fates
+from milpplan.reports.plan_file import PlanFile, plan_document
+from tests.small import small_hardware, small_problem
+from tests.test_cli_calculon import FILES, PATHS
+from tests.test_cli_fuzz import FUZZ, broken, ends_well, plan_tree
+
+FAST = ("--space", "uniform", "--time-limit", "20")
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    result = CliRunner().invoke(app, ["gap", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def slow_plan(problem: Problem) -> Plan:
+    """Legal, and far from the best."""
+    return uniform_plan(problem, Layout(pp=2, dp=2, global_batch_size=8), "full")
+
+
+def written(path: Path, problem: Problem, plan: Plan) -> Path:
+    """A plan file."""
+    path.write_text(document_text(PlanFile(plan=plan_document(plan), problem=problem)))
+    return path
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """The file of a slow plan."""
+    problem = small_problem()
+    return written(tmp_path / "slow.json", problem, slow_plan(problem))
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> tuple[Path, list[str]]:
+    """The same plan as a script for Megatron-LM, and the options that its cluster needs."""
+    problem = small_problem()
+    path, hardware = tmp_path / "run.sh", tmp_path / "hardware.json"
+    launch = exported(problem, slow_plan(problem), "d98e8a64")
+    path.write_text(files_of(launch, "test")["megatron.sh"])
+    hardware.write_text(document_text(small_hardware()))
+    return path, [str(path), "--from", "megatron", "--hardware", str(hardware), *FAST]
+
+
+def test_a_plan_file_is_judged(slow: Path, tmp_path: Path) -> None:
+    """One document: the simulator's step, a proved gap, changes, a cost; the best plan comes back as a file."""
+    best = tmp_path / "best.json"
+    code, out, err = run(
+        str(slow), *FAST, "--tokens", "1e9", "--price-per-gpu-hour", "2", "--json", "--out", str(best)
+    )
+    assert code == 0, err
+    (plan,) = GapDocument.model_validate_json(out).plans
+    assert plan.step_time_s == simulate(*read_plan(slow)).step_time_s
+    (whole,) = plan.spaces
+    assert whole.best_s is not None
+    assert whole.bound_s is not None
+    assert whole.saved.low == 1 - whole.best_s / plan.step_time_s > 0.2
+    assert whole.saved.high == 1 - whole.bound_s / plan.step_time_s
+    assert whole.layouts is not None
+    assert sum(whole.layouts.fates.values()) == whole.layouts.legal
+    assert plan.spending.money == 2 * plan.spending.gpu_hours
+    assert plan.changes[0].closed is not None
+    assert simulate(*read_plan(best)).step_time_s == whole.best_s
+
+
+def test_a_launchers_script_is_judged_by_what_it_can_run(script: tuple[Path, list[str]], slow: Path) -> None:
+    """Two gaps, to the launcher's best and to the whole; the step is that of the plan file it was made from."""
+    code, out, err = run(*script[1], "--json")
+    assert code == 0, err
+    (plan,) = GapDocument.model_validate_json(out).plans
+    assert plan.launcher == "megatron"
+    assert [space.name for space in plan.spaces] == ["what megatron can run, stages alike", "the whole space"]
+    inner, whole = plan.spaces
+    assert inner.best_s is not None
+    assert whole.best_s is not None
+    assert inner.best_s >= whole.best_s
+    assert plan.step_time_s == simulate(*read_plan(slow)).step_time_s
+    code, out, err = run(str(slow), "--target", "megatron", *FAST, "--json")
+    assert GapDocument.model_validate_json(out).plans[0].spaces[0].best_s == inner.best_s
+
+
+def test_a_launchers_space_has_what_the_launcher_has(tmp_path: Path) -> None:
+    """A plan's own switches join a launcher's space only where the launcher has them."""
+    problem = small_problem()
+    layout = Layout(tp=2, pp=2, schedule="zb-h1", tp_overlap="ring", sequence_parallel=True, global_batch_size=8)
+    path = written(tmp_path / "plan.json", problem, uniform_plan(problem, layout, "none"))
+    code, out, err = run(str(path), "--target", "megatron", *FAST, "--json")
+    assert code == 0, err
+    inner, whole = GapDocument.model_validate_json(out).plans[0].spaces
+    assert inner.is_outside
+    assert not whole.is_outside
+    assert "zb-h1" in whole.space
+    assert "zb-h1" not in inner.space
+    assert "ring" in inner.space
+
+
+def test_flags_are_told_or_refused(script: tuple[Path, list[str]]) -> None:
+    """A flag that nobody knows is listed, one that changes the cost is refused by name, unless it is ignored."""
+    path, words = script
+    text = path.read_text().replace("--bf16", "--bf16\n  --no-such-flag 3\n  --delay-wgrad-compute")
+    path.write_text(text)
+    code, out, err = run(*words)
+    assert code == 2
+    assert out == ""
+    assert "--delay-wgrad-compute" in err
+    code, out, err = run(*words, "--ignore", "delay-wgrad-compute", "--json")
+    assert code == 0, err
+    plan = GapDocument.model_validate_json(out).plans[0]
+    assert plan.unknown_flags == ("--no-such-flag 3",)
+    assert plan.ignored_flags == ("--delay-wgrad-compute",)
+    assert "--no-such-flag 3" in err
+
+
+def test_calculons_execution_is_judged() -> None:
+    """The three files of Calculon, in the space with the execution's own switches; what other plans would have
+    of its networks is told where the execution leaves some."""
+    code, out, err = run(*FILES, *FAST, "--json")
+    assert code == 0, err
+    assert "Domains have" not in err
+    (plan,) = GapDocument.model_validate_json(out).plans
+    assert plan.name == "execution"
+    assert not plan.spaces[0].is_outside
+    assert "ZeRO stage 1" in err
+
+
+def test_networks_that_an_execution_leaves_are_told(tmp_path: Path) -> None:
+    """With two tensor-parallel processors on a network of eight, domains have two."""
+    execution = json.loads(PATHS[1].read_text())
+    execution |= {"tensor_par": 2, "data_par": 8}
+    changed = tmp_path / "execution.json"
+    changed.write_text(json.dumps(execution))
+    files = ("--calculon", str(PATHS[0]), str(changed), str(PATHS[2]))
+    code, out, err = run(*files, "--space", "uniform", "--time-limit", "0.05", "--json")
+    assert code in (0, 3, 4), err
+    assert "Domains have 2 processors" in err
+    assert "Domains have 2" in " ".join(GapDocument.model_validate_json(out).plans[0].notes)
+
+
+def test_many_plans_are_a_table(slow: Path, tmp_path: Path) -> None:
+    """A row each; a file that cannot be read costs the exit code, not the others' rows."""
+    problem = small_problem()
+    plan = uniform_plan(problem, Layout(dp=4, global_batch_size=8), "none")
+    other = written(tmp_path / "other.json", problem, plan)
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("{}")
+    code, out, err = run(str(slow), str(wrong), str(other), *FAST)
+    assert code == 2
+    assert [name in out for name in ("slow", "other", "not judged", "GPU-hours to save")] == [True] * 4
+    assert "wrong.json" in err
+    lost = gap_document([], [Failed("wrong", InvalidInputError("It is empty.", "Expected a plan.", "Give one."))])
+    assert lost.failed[0].seen == "It is empty."
+
+
+def test_exit_codes_say_how_it_ended(tmp_path: Path) -> None:
+    """3 where the plan does not fit, judged all the same; 4 where the time ended before the proof."""
+    problem = small_problem(memory_gib=14)
+    large = written(
+        tmp_path / "large.json", problem, uniform_plan(problem, Layout(dp=4, global_batch_size=8), "none")
+    )
+    code, out, err = run(str(large), *FAST)
+    assert code == 3, err
+    assert "does not fit" in out
+    assert "if it fitted" in out
+    assert "Single changes, each simulated" in out
+    assert "GPU-hours" in out
+    hard = small_problem(num_gpus=8, space={"kind": "free"})
+    path = written(
+        tmp_path / "hard.json", hard, uniform_plan(hard, Layout(pp=4, dp=2, global_batch_size=8), "full")
+    )
+    code, out, _ = run(str(path), "--time-limit", "0.01")
+    assert code == 4
+    assert "no time left for" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "No plan is given"),
+        (["a.json", *FILES], "together with --calculon"),
+        (["a.sh", "--from", "megatron"], "--hardware"),
+        (["a.sh", "--from", "megatrom", "--hardware", "dgx-h100"], "Did you mean megatron"),
+        (["a.json", "--model", "llama3-8b"], "without --from"),
+        (["a.json", "--space", "fre"], "Did you mean free"),
+        (["a.json", "--tokens", "-1"], "--tokens"),
+        (["a.json", "--price-per-gpu-hour", "nan"], "--price-per-gpu-hour"),
+        (["a.json", "b.json", "--out", "c.json"], "--out is given with 2 plans"),
+        (["a.json"], "a.json does not exist"),
+        (["a.json", "--report", "/no/such/place.html"], "cannot be written"),
+    ],
+)
+def test_refusals(words: list[str], expected: str) -> None:
+    """Exit code 2, nothing on standard output, and a message that names what is wrong."""
+    code, out, err = run(*words)
+    assert code == 2
+    assert out == ""
+    assert expected in err.replace("\n", " ")
+
+
+class _Reader(HTMLParser):
+    """What a page asks a network for, its open elements, and its embedded document."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.stack: list[str] = []
+        self.data = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.asked += [str(value) for name, value in attrs if name in ("src", "href")]
+        if tag in ("html", "body", "table", "tr", "div", "script", "ul", "h2", "h3"):
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("html", "body", "table", "tr", "div", "script", "ul", "h2", "h3"):
+            assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.stack[-1:] == ["script"] and data.startswith("{"):
+            self.data = data
+
+
+def test_the_page_is_complete_in_itself(slow: Path, tmp_path: Path) -> None:
+    """Well-formed, asks for nothing, and holds the same document as --json; names cannot break out of it."""
+    named = slow.with_name("<script>alert(1)</script>.json".replace("/", "_"))
+    slow.rename(named)
+    page = tmp_path / "gap.html"
+    code, out, err = run(str(named), *FAST, "--json", "--report", str(page))
+    assert code == 0, err
+    reader = _Reader()
+    text = page.read_text()
+    reader.feed(text)
+    assert reader.stack == []
+    assert reader.asked == []
+    assert json.loads(reader.data) == json.loads(out)
+    assert "<script>alert" not in text
+    plan = GapDocument.model_validate_json(out).plans[0]
+    assert f"{plan.changes[0].words}</td>" in text
+    assert re.search(r"Certificate: cost model milpplan", text)
+
+
+def test_layouts_are_counted_by_bound() -> None:
+    """Every legal layout is in one class or does not fit."""
+    from milpplan import solve
+
+    result = solve(small_problem(memory_gib=20))
+    found = layout_fates(result, result.step_time_s)
+    assert found is not None
+    counted = sum(sum(one.fates.values()) for one in found.bounds)
+    assert counted + found.fates["does_not_fit"] == found.legal
+    assert found.bounds[0].fates["open"] == 0
+    assert gap_document([]).plans == ()
+
+
+def test_the_schema_is_printed() -> None:
+    """``milpplan schema gap`` is that of the document."""
+    result = CliRunner().invoke(app, ["schema", "gap"])
+    assert json.loads(result.stdout)["title"] == "GapDocument"
+
+
+@settings(FUZZ, max_examples=6)
+@given(data=st.data())
+def test_broken_plan_files(data: st.DataObject, tmp_path: Path) -> None:
+    """A plan file with anything changed is judged or refused."""
+    path = tmp_path / "plan.json"
+    path.write_text(data.draw(st.composite(broken)(plan_tree())))
+    ends_well("gap", str(path), "--space", "uniform", "--time-limit", "0.05")
+
+
+@settings(FUZZ, max_examples=5)
+@given(data=st.data())
+def test_broken_scripts(data: st.DataObject, script: tuple[Path, list[str]]) -> None:
+    """A launcher's script with words lost, doubled or changed is judged or refused."""
+    path, options = script
+    words = path.read_text().split(" ")
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(words) - 1))
+        words[at : at + 1] = data.draw(
+            st.sampled_from(
+                [[], [words[at]] * 2, ["--no-such"], ["0"], ["-7"], ["$X"], ['"'], ["10" * 9], ["\x00"]]
+            )
+        )
+    changed = path.with_name("changed.sh")
+    changed.write_text(" ".join(words))
+    ends_well(
+        "gap",
+        str(changed),
+        *options[1:4],
+        *("--hardware", options[4])[1:],
+        "--space",
+        "uniform",
+        "--time-limit",
+        "0.5",
+    )
