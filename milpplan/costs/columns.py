@@ -19,6 +19,8 @@ from milpplan.specs.plan import (
     Layout,
     order_code,
     order_of,
+    shares_code,
+    shares_of,
 )
 
 IntArray = npt.NDArray[np.int64]
@@ -38,6 +40,8 @@ def column_value(field: str, value: Any) -> int:
     """A field's value as its column holds it."""
     if field == "node_order":
         return order_code(value)
+    if field == "replica_micro_batches":
+        return shares_code(value)
     return WORDS[field].index(str(value)) if field in WORDS else int(value)
 
 
@@ -46,8 +50,8 @@ class LayoutColumns:
     """Struct of arrays with the fields of ``Layout``; every array has shape [num_layouts].
 
     ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``, ``rank_order`` into
-    ``RANK_ORDERS``, ``node_order`` codes (``specs.plan.order_code``). A column of one value may be a broadcast
-    number (``constant``), which costs nothing to take from.
+    ``RANK_ORDERS``, ``node_order`` and ``replica_micro_batches`` codes (``specs.plan``). A column of one value may
+    be a broadcast number (``constant``), which costs nothing to take from.
     """
 
     tp: IntArray
@@ -72,6 +76,7 @@ class LayoutColumns:
     offload_optimizer: BoolArray
     rank_order: IntArray
     node_order: IntArray
+    replica_micro_batches: IntArray
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -136,6 +141,7 @@ class LayoutColumns:
         """One row as a record."""
         values = {field.name: getattr(self, field.name)[row].item() for field in fields(self)}
         values["node_order"] = order_of(values["node_order"])
+        values["replica_micro_batches"] = shares_of(values["replica_micro_batches"])
         return Layout(**values | {name: words[values[name]] for name, words in WORDS.items()})
 
     @staticmethod

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import (
     CostTable,
     LayoutCosts,
@@ -23,6 +23,7 @@ from milpplan.costs.layout_costs import (
     layout_costs,
     step_overhead_ns,
 )
+from milpplan.costs.replica_costs import ReplicaCosts, ReplicaTable, replica_table
 from milpplan.specs.plan import Layout, NodeOrder
 from milpplan.specs.problem import Problem
 
@@ -156,15 +157,55 @@ def rank_capacities(problem: Problem, layout: Layout) -> tuple[int, ...]:
     return tuple(types[node_type].usable_bytes for node_type in rank_types(problem, layout))
 
 
-def cluster_costs(problem: Problem, columns: LayoutColumns) -> CostTable | MixedTable:
+@dataclass(frozen=True)
+class ClusterTable:
+    """Constants of many layouts, some with replicas of different make: one table of those, one of the others."""
+
+    pipelines: MixedTable
+    replicas: ReplicaTable
+    different: BoolArray
+    """Which layouts have replicas of different make, [n]; both tables keep their order."""
+
+    @cached_property
+    def place(self) -> IntArray:
+        """The row of every layout in its own table, [n]."""
+        return np.where(self.different, np.cumsum(self.different), np.cumsum(~self.different)) - 1
+
+    def take(self, rows: npt.NDArray[np.integer]) -> ClusterTable:
+        """The chosen layouts."""
+        different, place = self.different[rows], self.place[rows]
+        pipelines, replicas = self.pipelines.take(place[~different]), self.replicas.take(place[different])
+        return ClusterTable(pipelines, replicas, different)
+
+    def at(self, row: int) -> MixedCosts | ReplicaCosts:
+        """One layout."""
+        table = self.replicas if self.different[row] else self.pipelines
+        return table.at(int(self.place[row]))
+
+
+AnyTable = CostTable | MixedTable | ReplicaTable | ClusterTable
+"""Constants of many layouts of any cluster."""
+
+
+def cluster_costs(problem: Problem, columns: LayoutColumns) -> AnyTable:
     """Constants of every layout on every node type of the problem's cluster."""
     if not problem.other_hardware:
         return layout_costs(problem, columns)
+    if not columns.any_of("replica_micro_batches"):
+        return _pipelines(problem, columns)
+    different = columns.replica_micro_batches > 0
+    replicas = replica_table(problem, columns.take(different))
+    return ClusterTable(_pipelines(problem, columns.take(~different)), replicas, different)
+
+
+def _pipelines(problem: Problem, columns: LayoutColumns) -> MixedTable:
+    """Constants of layouts with all replicas alike."""
     types = range(len(problem.node_types))
     tables = tuple(layout_costs(problem.on_type(node_type), columns) for node_type in types)
     return MixedTable(problem, columns, tables, crossing_transfer_ns(problem, columns))
 
 
 def costs_of(problem: Problem, layout: Layout) -> RankCosts:
-    """Constants of one layout."""
-    return cluster_costs(problem, LayoutColumns.of([layout])).at(0)
+    """Constants of one layout whose replicas are alike (else ``replica_costs.costs_of_replicas``)."""
+    assert not layout.replica_micro_batches, "the caller takes the views apart"
+    return (_pipelines if problem.other_hardware else layout_costs)(problem, LayoutColumns.of([layout])).at(0)

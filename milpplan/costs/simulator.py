@@ -20,6 +20,8 @@ from milpplan.costs.layers import EXPOSED, ONCE, Part, Phase
 from milpplan.costs.layout_costs import LayoutCosts, step_overhead_ns
 from milpplan.costs.mixed_costs import RankCosts, costs_of, rank_types
 from milpplan.costs.pipeline import StepGraph, Term, Timeline
+from milpplan.costs.replica_costs import costs_of_replicas, view_plans
+from milpplan.costs.replica_report import check_replicas, joined_report, refuse_replicas
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.costs.schedule import check_schedule, held_bytes, live_profiles
 from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages
@@ -38,8 +40,15 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
             schedule does not exist for its degrees.
     """
     check_plan(problem, plan)
+    if plan.layout.replica_micro_batches:
+        views = costs_of_replicas(problem, plan.layout).views
+        parts = zip(views, view_plans(problem, plan), strict=True)
+        return joined_report(problem, plan, [_report(view.problem, own, view.costs) for view, (_, own) in parts])
+    return _report(problem, plan, costs_of(problem, plan.layout))
+
+
+def _report(problem: Problem, plan: Plan, costs: RankCosts) -> StepReport:
     layout = plan.layout
-    costs = costs_of(problem, layout)
     stages = plan_stages(costs, problem.model.layer_kinds, plan)
     timeline = _timeline(layout, costs, stages)
     reports = _stage_reports(problem, plan, costs, stages, timeline)
@@ -70,8 +79,9 @@ def simulate(problem: Problem, plan: Plan) -> StepReport:
 
 
 def plan_timeline(problem: Problem, plan: Plan) -> Timeline:
-    """Start and end of every work item of a plan, for traces."""
+    """Start and end of every work item of a plan whose replicas are alike, for traces."""
     check_plan(problem, plan)
+    refuse_replicas(plan, "A time line")
     costs = costs_of(problem, plan.layout)
     return _timeline(plan.layout, costs, plan_stages(costs, problem.model.layer_kinds, plan))
 
@@ -81,6 +91,11 @@ def check_plan(problem: Problem, plan: Plan) -> None:
     (the space's rules are the planner's)."""
     layout = plan.layout
     check_job(problem.job, layout)
+    if layout.replica_micro_batches:
+        check_replicas(problem, layout)
+        for alone, own in view_plans(problem, plan):
+            check_plan(alone, own)
+        return
     if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
         raise IllegalPlanError(
             f"The plan holds {plan.virtual_stages[-1].layers[1]} layers.",

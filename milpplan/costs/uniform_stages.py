@@ -28,7 +28,8 @@ def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
     for first, last in even_chunks(problem.model.num_layers, layout.num_virtual_stages):
         recompute = Recompute(**({mode: last - first} if mode != "none" else {}))
         held.append(VirtualStage(layers=(first, last), recompute=recompute))
-    return Plan(layout=layout, virtual_stages=tuple(held))
+    other = tuple(stage.recompute for stage in held) if layout.replica_micro_batches else ()
+    return Plan(layout=layout, virtual_stages=tuple(held), other_recompute=other)
 
 
 @dataclass(frozen=True, slots=True)

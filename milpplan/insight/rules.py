@@ -92,6 +92,17 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     ),
     "sharded_gradients_are_overlapped": lambda p: "ZeRO 2 and 3 overlap the gradient reduction",
     "sharded_weights_are_overlapped": lambda p: "ZeRO 3 overlaps the parameter gather",
+    "different_replicas_need_two_node_types": lambda p: "replicas of different make are on two node types",
+    "different_replicas_are_trained": lambda p: "replicas of different make are planned for training",
+    "node_types_hold_whole_replicas": lambda p: (
+        f"tp x cp x pp must divide the GPUs of every node type ({', '.join(map(str, p.node_gpus))})"
+    ),
+    "different_replicas_hold_all_experts": lambda p: "replicas of different make need ep x etp to divide tp x cp",
+    "different_replicas_offload_nothing": lambda p: "replicas of different make offload nothing",
+    "different_replicas_are_neighbours": lambda p: "replicas of different make need an order with dp last",
+    "different_replicas_meet_once_a_step": lambda p: (
+        "ZeRO 2 and 3 meet in every micro-batch, of which replicas of different make have different numbers"
+    ),
 }
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from milpplan.costs.critical_path import critical_path
-from milpplan.costs.mixed_costs import costs_of
+from milpplan.costs.critical_path import CriticalPath, critical_path
+from milpplan.costs.mixed_costs import RankCosts, costs_of
 from milpplan.costs.pipeline import StepGraph
+from milpplan.costs.replica_costs import costs_of_replicas, view_plans
 from milpplan.costs.simulator import simulate
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.claim import Certification, Check, Claim, Verdict
@@ -95,15 +96,24 @@ def _plan_again(problem: Problem, claim: Claim) -> Check:
 
 def _path_again(problem: Problem, plan: Plan) -> Check:
     """The longest path through the plan's step, summed from the durations that it passes, is the step."""
-    layout = plan.layout
-    costs = costs_of(problem, layout)
-    matrix = durations(plan_stages(costs, problem.model.layer_kinds, plan))
-    graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
-    path = critical_path(graph, matrix)
-    length = int(path.length_ns(matrix, graph.transfer_ns, graph.barrier_ns))
+    if plan.layout.replica_micro_batches:
+        views = zip(costs_of_replicas(problem, plan.layout).views, view_plans(problem, plan), strict=True)
+        path, length = max(
+            (_critical(view.problem, own, view.costs) for view, (_, own) in views), key=lambda found: found[1]
+        )
+    else:
+        path, length = _critical(problem, plan, costs_of(problem, plan.layout))
     step = simulate(problem, plan).step_time_ns
     passed = f"{int(path.counts.sum()):,} durations and {path.num_transfers:,} transfers"
     return Check("critical path summed", length == step, f"{passed}: {seconds_text(length / NS_PER_S)}")
+
+
+def _critical(problem: Problem, plan: Plan, costs: RankCosts) -> tuple[CriticalPath, int]:
+    """The longest path of a plan and its length in nanoseconds."""
+    matrix = durations(plan_stages(costs, problem.model.layer_kinds, plan))
+    graph = StepGraph.of(plan.layout, costs.transfer_ns, costs.barrier_ns)
+    path = critical_path(graph, matrix)
+    return path, int(path.length_ns(matrix, graph.transfer_ns, graph.barrier_ns))
 
 
 def _proof_again(claim: Claim, again: PlanResult) -> tuple[Check, Verdict]:

@@ -60,7 +60,7 @@ def asked_switches(problem: Problem) -> dict[str, IntArray]:
 def default_switches(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
     """Columns of the switches that a table lacks, and of the node types' order where there is one type."""
     length = len(next(iter(columns.values())))
-    missing = [name for name in (*EXECUTION, "node_order") if name not in columns]
+    missing = [name for name in (*EXECUTION, "node_order", "replica_micro_batches") if name not in columns]
     return {name: np.asarray(constant(column_value(name, DEFAULTS[name]), length)) for name in missing}
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -44,6 +45,37 @@ SLACK_UNITS = 32
 """Units above the cutoff that z may take, so that a proof with this much tolerance still passes the cutoff."""
 MEMORY_UNITS = 2**20
 UNPLACED_PRICE = 64 * RESOLUTION
+
+
+class ChoiceProgram(Protocol):
+    """A program of which item every virtual stage takes: of one layout, or of all views of one
+    (``replica_program``). The last variable is z."""
+
+    cutoff_ns: int
+    memory_units: int
+
+    @property
+    def offsets(self) -> IntArray:
+        """First column of each choice's items, and the end."""
+
+    @property
+    def num_rows_found(self) -> int:
+        """Paths and forbidden combinations so far."""
+
+    def split(self, row: FloatArray) -> list[FloatArray]:
+        """A row over all items as one part a choice."""
+
+    def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
+        """(base_ns, unit_ns) of z."""
+
+    def program(self, base: int, unit: int) -> Program:
+        """The whole program with all rows known so far."""
+
+    def overfull_rank(self, choice: Sequence[int]) -> int | None:
+        """A rank whose exact peak exceeds the capacity, if any."""
+
+    def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
+        """Exclude the combination of items that a rank cannot hold together."""
 
 
 @dataclass(slots=True)
@@ -70,6 +102,11 @@ class LayoutProgram:
         """A row over all items as one part a stage."""
         offsets = self.offsets
         return [row[start:end] for start, end in pairwise(offsets)]
+
+    @property
+    def num_rows_found(self) -> int:
+        """Paths and forbidden combinations so far."""
+        return len(self.paths) + len(self.forbidden)
 
     def fixed_ns(self, path: CriticalPath) -> int:
         """Transfers and barrier on a path."""

@@ -8,9 +8,10 @@ integer program proves by a backend, confirmed by a second one (``SolveOptions.w
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -25,16 +26,17 @@ from milpplan.optimize.bounds import path_coefficients
 from milpplan.optimize.branching import Tree
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
-from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, LayoutProgram
+from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
 from milpplan.optimize.kelley import Attempt, Counters, compact_rounds, menu_rounds, try_choice
 from milpplan.optimize.menus import Menu, Setting
 from milpplan.optimize.program import Program
+from milpplan.optimize.resolution import Resolution
 from milpplan.optimize.result import Fate, SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
 from milpplan.optimize.solution import Backend, Limits, Solution
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.optimize.splits import even_splits
-from milpplan.specs.plan import SCHEDULES, V_SCHEDULES, Layout, Plan
+from milpplan.specs.plan import SCHEDULES, V_SCHEDULES, Layout
 
 AIM = 0.9
 """Share of the gap that proofs aim at: what a witness does not confirm must not leave the bound just short."""
@@ -52,17 +54,6 @@ before any with the long one, because which solver is fast differs from program 
 last is asked first."""
 COARSE_GAP = 0.02
 """Relative gap (of the part above the program's base) of integer programs that only look for critical paths."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """What is proved of a layout: a lower bound in nanoseconds, the step that proved it, and the best plan at
-    or below the cutoff (with its exact step time), if one was found."""
-
-    bound_ns: int
-    fate: Fate
-    plan: Plan | None = None
-    step_time_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -87,15 +78,18 @@ class LayoutSolver:
         that helps. Free interleaved splits go on where the last call for the layout ended, the longer the more
         effort.
         """
-        layout = setting.layout
-        most = _most(setting, cutoff_ns)
-        # Where all ranks are alike and hold one end at most, the layout's memory bound has looked at the ends.
-        alike = layout.schedule not in V_SCHEDULES and not setting.capacities and not setting.costs.offloads
-        if most is None or not (alike or setting.ends_fit()):
+        most = most_within(setting, cutoff_ns)
+        if most is None:
             return Resolution(max(bound_ns, cutoff_ns + 1), "bounded")
+        attempt = self.attempt(setting, cutoff_ns, bound_ns)
+        return Resolution.of(attempt, self._run(attempt, most, effort))
+
+    def attempt(self, setting: Setting, cutoff_ns: int, bound_ns: int) -> Attempt:
+        """An attempt at a layout, with the paths known of its graph."""
+        layout = setting.layout
         shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
-        attempt = Attempt(
+        return Attempt(
             setting,
             StepGraph.of(layout, setting.costs.transfer_ns, setting.costs.barrier_ns),
             self.known_paths.setdefault(key, analytic_paths(layout)),
@@ -105,13 +99,6 @@ class LayoutSolver:
             self.deadline,
             self.counters,
         )
-        fate = self._run(attempt, most, effort)
-        if fate != "open":
-            attempt.bound_ns = max(attempt.bound_ns, attempt.cutoff_ns + 1)
-        if attempt.best is None:
-            return Resolution(attempt.bound_ns, fate)
-        step, plan = attempt.best
-        return Resolution(min(attempt.bound_ns, step), "open" if fate == "open" else "solved", plan, step)
 
     def _run(self, attempt: Attempt, most: IntArray, effort: int) -> Fate:
         splits = even_splits(attempt.setting.problem, attempt.setting.layout)
@@ -166,13 +153,14 @@ class LayoutSolver:
 
     def _whole(self, attempt: Attempt, menus: list[Menu]) -> Fate:
         """The menus' relaxation and, where it does not decide, integer programs."""
-        program = _start(attempt, menus)
+        program = start_program(attempt, menus)
         if program is None:
             return "relaxed"
         menu_rounds(attempt, program, MENU_ROUNDS)
         if attempt.closed:
             return "relaxed"
-        return "open" if self.out_of_time() else self._programs(attempt, program)
+        trying = partial(try_choice, attempt, program)
+        return "open" if self.out_of_time() else self.programs(attempt, program, trying)
 
     def _splits(self, attempt: Attempt, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
         """Decide every split of the layers by itself, most promising first; the layout's bound is the least."""
@@ -206,17 +194,19 @@ class LayoutSolver:
         """Whether the time limit has passed."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
-    def _programs(self, attempt: Attempt, program: LayoutProgram) -> Fate:
-        """Integer programs until bound and simulator meet up to rounding; once more in finer units where that
-        leaves more than the gap. Finer units try the solvers' tolerances: where they then fail or contradict each
-        other, what the coarser ones proved stays."""
-        fate = self._programs_in(attempt, program, 0)
+    def programs(self, attempt: Attempt, program: ChoiceProgram, trying: Callable[[Choice], None]) -> Fate:
+        """Integer programs, whose answers ``trying`` simulates, until bound and simulator meet up to their
+        rounding; once more in finer units where that leaves more than the gap. Finer units try the tolerances of
+        solvers: where they then fail or contradict each other, what the coarser ones proved stays."""
+        fate = self._programs_in(attempt, program, trying, 0)
         if fate == "open" and attempt.rounded and attempt.gap > 0 and not self.out_of_time():
             with suppress(SolverError):
-                return self._programs_in(attempt, program, attempt.bound_ns)
+                return self._programs_in(attempt, program, trying, attempt.bound_ns)
         return fate
 
-    def _programs_in(self, attempt: Attempt, program: LayoutProgram, proved_ns: int) -> Fate:
+    def _programs_in(
+        self, attempt: Attempt, program: ChoiceProgram, trying: Callable[[Choice], None], proved_ns: int
+    ) -> Fate:
         """Integer programs above a base of ``proved_ns`` until bound and simulator meet, or the limit.
 
         A bound of an integer program counts only when the second solver has proved it too.
@@ -237,15 +227,15 @@ class LayoutSolver:
             if solution.bound is None or solution.values is None or solution.limit_reached:
                 return "open"
             proved = int(np.ceil(solution.bound - 1e-6))
-            known, excluded = len(program.paths), len(program.forbidden)
+            known = program.num_rows_found
             choice = _choice_of(program, np.asarray(solution.values))
-            try_choice(attempt, program, choice)
+            trying(choice)
             if base + unit * proved > attempt.cutoff_ns:
                 return self._settle(attempt, current, solution, proved, base, unit)
             rank = program.overfull_rank(choice)
             if rank is not None:
                 program.forbid_rank_items(choice, rank)
-            if (len(program.paths), len(program.forbidden)) != (known, excluded):
+            if program.num_rows_found != known:
                 continue
             if gap > 0:
                 gap = 0.0
@@ -345,7 +335,7 @@ def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
     return np.asarray(np.maximum(np.floor(room + 1e-6), -1), dtype=np.int64)
 
 
-def _scaled(program: LayoutProgram, base: int, unit: int, limited: bool) -> tuple[Program, int]:
+def _scaled(program: ChoiceProgram, base: int, unit: int, limited: bool) -> tuple[Program, int]:
     """The program and its unit; ``limited``: in units coarse enough for CP-SAT."""
     current = program.program(base, unit)
     while limited and current.max_row_magnitude() >= MAX_ROW_MAGNITUDE:
@@ -353,6 +343,14 @@ def _scaled(program: LayoutProgram, base: int, unit: int, limited: bool) -> tupl
         program.memory_units = max(1, program.memory_units // 4)
         current = program.program(base, unit)
     return current, unit
+
+
+def most_within(setting: Setting, cutoff_ns: int) -> IntArray | None:
+    """Most layers of every stage, or None when counting, or the memory of the ends, shows that nothing is left."""
+    # Where all ranks are alike and hold one end at most, the layout's memory bound has looked at the ends.
+    alike = setting.layout.schedule not in V_SCHEDULES and not setting.capacities and not setting.costs.offloads
+    most = _most(setting, cutoff_ns)
+    return most if most is not None and (alike or setting.ends_fit()) else None
 
 
 def _most(setting: Setting, cutoff_ns: int) -> IntArray | None:
@@ -364,7 +362,7 @@ def _most(setting: Setting, cutoff_ns: int) -> IntArray | None:
     return None if (most < least).any() or most.sum() < layers else most
 
 
-def _start(attempt: Attempt, menus: list[Menu]) -> LayoutProgram | None:
+def start_program(attempt: Attempt, menus: list[Menu]) -> LayoutProgram | None:
     """The program with all known paths, or None when counting shows that nothing is left."""
     program = LayoutProgram(attempt.setting, menus, attempt.cutoff_ns)
     for path in attempt.pool:
@@ -382,6 +380,6 @@ def _enough(menus: Sequence[Menu], setting: Setting) -> bool:
     return least <= total <= most
 
 
-def _choice_of(program: LayoutProgram, values: IntArray) -> Choice:
+def _choice_of(program: ChoiceProgram, values: IntArray) -> Choice:
     """Item taken by each stage in an integer answer."""
     return [int(np.argmax(part)) for part in program.split(values[: int(program.offsets[-1])].astype(np.float64))]

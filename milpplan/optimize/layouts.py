@@ -9,13 +9,14 @@ core/pipeline_parallel/schedules.py at d98e8a64.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from milpplan.costs import placement
 from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, column_value
+from milpplan.costs.replica_costs import view_of
 from milpplan.optimize.cluster_rules import (
     CLUSTER_ORDER_RULES,
     CLUSTER_RULES,
@@ -32,37 +33,21 @@ from milpplan.optimize.execution_rules import (
     default_switches,
 )
 from milpplan.optimize.layout_space import SHARDING, LayoutSpace
+from milpplan.optimize.replica_rules import (
+    ALL_REPLICA_RULES,
+    REPLICA_DEGREE_RULES,
+    REPLICA_RULES,
+    joined,
+    meeting_once,
+    replica_rank_orders,
+    shares_in,
+    with_shares,
+)
+from milpplan.optimize.sieve import Sieve, not_forbidden
 from milpplan.optimize.stage_rules import SPLIT_RULES, max_virtual_stages, schedule_rules, stage_rules
 from milpplan.specs.model import DenseMlp, MixtureOfExperts
-from milpplan.specs.plan import SCHEDULES, Layout
+from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, Layout
 from milpplan.specs.problem import Problem, Space
-
-
-@dataclass(slots=True)
-class _Sieve:
-    problem: Problem
-    rejected: dict[str, int] = field(default_factory=dict)
-    enumerated: int = 0
-    without: Collection[str] = ()
-    """Rules that are not applied."""
-
-    def keep(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule]) -> Columns:
-        """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
-        self.enumerated += len(columns[next(iter(columns))])
-        return dict(self.sift(columns, rules))
-
-    def sift(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule], stand_for: int = 1) -> Crossed:
-        """The same of rows that stand for several each, and whose number is counted elsewhere."""
-        rows = columns if isinstance(columns, Crossed) else Crossed(dict(columns), None, {})
-        for name, rule in rules.items():
-            if name in self.without:
-                continue
-            legal = np.asarray(rule(self.problem, rows))
-            lost = int(len(legal) - np.count_nonzero(legal))
-            self.rejected[name] = self.rejected.get(name, 0) + lost * stand_for
-            if lost:
-                rows = rows.where(legal)
-        return rows
 
 
 def divisors(number: int) -> IntArray:
@@ -190,44 +175,73 @@ def layout_space(
     ``forbidden`` lists partial layouts (field to value) that the caller excludes; ``without`` names rules that are
     not applied, to see what they keep out.
     """
-    sieve = _Sieve(problem, without=without)
-    space = problem.space
+    sieve = Sieve(problem, without=without)
+    alike, parts = not problem.other_hardware, []
+    if alike or "stages" in problem.space.mixing:
+        parts.append(_pipelines(problem, sieve))
+    if not alike and "replicas" in problem.space.mixing:
+        parts.append(_different_replicas(problem, sieve))
+    return _shardings(problem, sieve, parts[0] if len(parts) == 1 else joined(parts), forbidden)
+
+
+def _pipelines(problem: Problem, sieve: Sieve) -> Columns:
+    """Layouts with all replicas alike, but for their sharding."""
     columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
     if problem.other_hardware:
         columns = cross(sieve.keep(columns, CLUSTER_RULES), "node_order", node_orders(problem))
-    if _experts(problem):
-        columns = cross(
-            columns,
-            "ep",
-            _allowed(space.ep, divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))),
-        )
-        degrees = np.unique(np.concatenate([[1], *(divisors(int(tp)) for tp in np.unique(columns["tp"]))]))
-        columns = cross(columns, "etp", _allowed(space.etp, degrees))
-        columns = sieve.keep(columns, EXPERT_RULES)
-    else:
-        one = np.ones_like(columns["tp"])
-        columns = sieve.keep(
-            {**columns, "ep": one, "etp": one},
-            {
-                "experts_need_moe": lambda p, c: np.full(
-                    len(c["ep"]), 1 in (p.space.ep or (1,)) and 1 in (p.space.etp or (1,))
-                )
-            },
-        )
-    columns = _rank_orders(problem, sieve, columns)
-    columns = _micro_batches(problem, columns)
-    columns = cross(columns, "sequence_parallel", np.array(sorted(set(space.sequence_parallel)), dtype=np.int64))
-    columns = _execution(problem, sieve, sieve.keep(columns, SEQUENCE_RULES))
-    columns = _virtual_stages(problem, columns)
+    columns = _expert_degrees(problem, sieve, columns)
+    columns = _micro_batches(problem, _rank_orders(problem, sieve, columns))
+    columns = _virtual_stages(problem, _switches(problem, sieve, columns))
     schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
     sieve.enumerated += len(columns["vpp"]) * len(schedules)
     # Rules that do not look at the schedule come before it: each row then stands for all schedules.
     columns = sieve.sift(columns, SPLIT_RULES, stand_for=len(schedules))
-    columns = dict(sieve.sift(cross(columns, "schedule", schedules), schedule_rules(problem)))
-    return _shardings(problem, sieve, columns, forbidden)
+    return dict(sieve.sift(cross(columns, "schedule", schedules), schedule_rules(problem)))
 
 
-def _execution(problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
+def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
+    """Layouts with replicas of different make, but for their sharding."""
+    orders = replica_rank_orders(problem)
+    space = problem.space.model_copy(update={"rank_order": tuple(RANK_ORDERS[code] for code in orders)})
+    own = Sieve(problem.model_copy(update={"space": space}), sieve.rejected, without=sieve.without)
+    degrees = {name: rule for name, rule in DEGREE_RULES.items() if name != "batch_divisible_by_dp"}
+    columns: Mapping[str, IntArray] = own.keep(_degrees(problem), REPLICA_DEGREE_RULES | degrees)
+    columns = _expert_degrees(problem, own, columns)
+    crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
+    columns = own.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
+    columns = _switches(problem, own, with_shares(problem, columns))
+    columns = _virtual_stages(problem, own.keep(columns, REPLICA_RULES))
+    schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
+    own.enumerated += len(columns["vpp"]) * len(schedules)
+    columns = cross(columns, "schedule", schedules)
+    for node_type in (0, 1):
+        shares = {"num_micro_batches": shares_in(columns, node_type)}
+        columns = own.sift({**columns, **shares}, SPLIT_RULES | schedule_rules(problem))
+    sieve.enumerated += own.enumerated
+    return {name: column for name, column in columns.items() if name != "num_micro_batches"}
+
+
+def _expert_degrees(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Columns:
+    """Every row with the degrees of its experts."""
+    space = problem.space
+    if not _experts(problem):
+        one = np.ones_like(columns["tp"])
+        legal = 1 in (space.ep or (1,)) and 1 in (space.etp or (1,))
+        rules: dict[str, Rule] = {"experts_need_moe": lambda p, c: np.full(len(c["ep"]), legal)}
+        return sieve.keep({**columns, "ep": one, "etp": one}, rules)
+    experts = divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))
+    columns = cross(columns, "ep", _allowed(space.ep, experts))
+    degrees = np.unique(np.concatenate([[1], *(divisors(int(tp)) for tp in np.unique(columns["tp"]))]))
+    return sieve.keep(cross(columns, "etp", _allowed(space.etp, degrees)), EXPERT_RULES)
+
+
+def _switches(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
+    """Every row with sequence parallelism or not, and with the switches that are to decide."""
+    values = np.array(sorted(set(problem.space.sequence_parallel)), dtype=np.int64)
+    return _execution(problem, sieve, sieve.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES))
+
+
+def _execution(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
     """Every row with the values of the switches that are not left at their defaults."""
     asked = asked_switches(problem)
     if not asked:
@@ -239,7 +253,7 @@ def _execution(problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray])
 
 
 def _shardings(
-    problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]
+    problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]
 ) -> LayoutSpace:
     """Every row with every legal choice of ZeRO stage and overlap switches.
 
@@ -256,7 +270,7 @@ def _shardings(
     replicated = columns["cp"] * columns["dp"] > 1
     size, legal, counts = len(choices["zero_stage"]), [], (int(replicated.sum()), int((~replicated).sum()))
     for has_replicas, count in zip((True, False), counts, strict=True):
-        group = _Sieve(problem, without=sieve.without)
+        group = Sieve(problem, without=sieve.without)
         table = {"cp": np.full(size, 1 + has_replicas), "dp": np.ones(size, dtype=np.int64)}
         legal.append(group.keep({**choices, **table}, rules))
         sieve.enumerated += group.enumerated * count
@@ -274,27 +288,20 @@ def _shardings(
         rejected=sieve.rejected,
         enumerated=sieve.enumerated,
     )
+    if crossed.families.any_of("replica_micro_batches"):
+        crossed = meeting_once(sieve, crossed)
     return _without(problem, sieve, crossed, forbidden) if forbidden else crossed
 
 
 def _without(
-    problem: Problem, sieve: _Sieve, space: LayoutSpace, forbidden: tuple[Mapping[str, Any], ...]
+    problem: Problem, sieve: Sieve, space: LayoutSpace, forbidden: tuple[Mapping[str, Any], ...]
 ) -> LayoutSpace:
     """The space without the layouts that the caller forbids."""
     columns: Columns = {field.name: getattr(space.columns, field.name) for field in fields(LayoutColumns)}
     columns["row"] = np.arange(len(space))
-    kept = sieve.keep(columns, {"forbidden_by_caller": lambda p, c: _not_forbidden(c, forbidden)})["row"]
+    kept = sieve.keep(columns, {"forbidden_by_caller": lambda p, c: not_forbidden(c, forbidden)})["row"]
+    kept = kept if space.kept is None else space.kept[kept]
     return replace(space, kept=kept, rejected=sieve.rejected, enumerated=sieve.enumerated)
-
-
-def _not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]) -> BoolArray:
-    keep = np.ones(len(c["tp"]), dtype=np.bool_)
-    for partial in forbidden:
-        hit = np.ones_like(keep)
-        for name, value in partial.items():
-            hit &= c[name] == column_value(name, value)
-        keep &= ~hit
-    return keep
 
 
 def _allowed(values: tuple[int, ...] | None, candidates: IntArray) -> IntArray:
@@ -322,7 +329,7 @@ def _degrees(problem: Problem) -> Columns:
     return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
 
 
-def _rank_orders(problem: Problem, sieve: _Sieve, columns: Mapping[str, IntArray]) -> Columns:
+def _rank_orders(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Columns:
     """Every row with the orders of its ranks that give different strides."""
     orders = sorted({column_value("rank_order", order) for order in problem.space.rank_order})
     crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
@@ -362,7 +369,12 @@ def _vpp_values(problem: Problem, pp: int) -> IntArray:
 
 def broken_rules(problem: Problem, layout: Layout) -> list[str]:
     """Names of the rules that a layout breaks (empty when it is legal); the space's value lists do not count."""
-    return [name for name, kept in kept_rules(problem, LayoutColumns.of([layout])).items() if not kept.all()]
+    if not layout.replica_micro_batches:
+        return [name for name, kept in kept_rules(problem, LayoutColumns.of([layout])).items() if not kept.all()]
+    columns = LayoutColumns.of([layout]).mapping
+    own = [name for name, rule in ALL_REPLICA_RULES.items() if not np.all(rule(problem, columns))]
+    views = [] if own else [view_of(problem, layout, node_type) for node_type in range(len(problem.node_types))]
+    return list(dict.fromkeys([*own, *(name for view in views for name in broken_rules(*view))]))
 
 
 def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]:

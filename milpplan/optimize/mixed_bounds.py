@@ -14,12 +14,15 @@ Memory enters as in ``bounds``: every rank prices its own bytes above its own ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layers import ONCE
 from milpplan.costs.layout_costs import CostTable, distinct_layers, layer_durations_ns
-from milpplan.costs.mixed_costs import MixedTable, types_of_ranks
+from milpplan.costs.mixed_costs import AnyTable, ClusterTable, types_of_ranks
+from milpplan.costs.replica_costs import ReplicaTable
 from milpplan.optimize.bounds import (
     SAFETY,
     LayoutBounds,
@@ -38,6 +41,7 @@ from milpplan.optimize.pricing import (
     over_kinds,
     priced_layers,
 )
+from milpplan.optimize.replica_bounds import replica_bounds, replica_compute_bounds, replica_uniform_bounds
 from milpplan.optimize.uniform import UniformBounds, rank_work, uniform_bounds
 from milpplan.specs.plan import order_of
 from milpplan.specs.problem import Problem
@@ -52,6 +56,16 @@ def cluster_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArr
     """
     if not problem.other_hardware:
         return compute_bounds(problem, columns)
+    if not columns.any_of("replica_micro_batches"):
+        return _pipeline_compute_bounds(problem, columns)
+    different, bound = columns.replica_micro_batches > 0, np.empty(len(columns))
+    bound[different] = replica_compute_bounds(problem, columns.take(different))
+    bound[~different] = _pipeline_compute_bounds(problem, columns.take(~different))
+    return bound
+
+
+def _pipeline_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Of layouts whose replicas are alike."""
     rows, inverse = distinct_layers(columns)
     part = columns.take(rows)
     types = range(len(problem.node_types))
@@ -71,8 +85,12 @@ def cluster_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArr
     return np.asarray(np.maximum.reduce([over_kinds(counts, placed.min(axis=0)), work, once]) * SAFETY)
 
 
-def cluster_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable | MixedTable) -> LayoutBounds:
+def cluster_bounds(problem: Problem, columns: LayoutColumns, costs: AnyTable) -> LayoutBounds:
     """``bounds.layout_bounds`` for any cluster."""
+    if isinstance(costs, ClusterTable):
+        return LayoutBounds(*_of_both(cluster_bounds, problem, columns, costs))
+    if isinstance(costs, ReplicaTable):
+        return replica_bounds(problem, columns, costs)
     if isinstance(costs, CostTable):
         return layout_bounds(problem, columns, costs)
     best = layout_bounds(problem, columns, costs.best)
@@ -92,11 +110,34 @@ def cluster_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable | 
     return LayoutBounds(time, best.memory_bytes)
 
 
-def cluster_uniform_bounds(
-    problem: Problem, columns: LayoutColumns, costs: CostTable | MixedTable
-) -> UniformBounds:
+def _of_both(
+    bounds: Callable[[Problem, LayoutColumns, AnyTable], LayoutBounds | UniformBounds],
+    problem: Problem,
+    columns: LayoutColumns,
+    costs: ClusterTable,
+) -> tuple[FloatArray, FloatArray]:
+    """Time and memory where some layouts have replicas of different make and others have not."""
+    found: list[FloatArray] = []
+    parts: list[tuple[BoolArray, AnyTable]] = [
+        (costs.different, costs.replicas),
+        (~costs.different, costs.pipelines),
+    ]
+    for rows, table in parts:
+        own = bounds(problem, columns.take(rows), table)
+        for number, values in enumerate((own.step_time_ns, own.memory_bytes)):
+            if len(found) <= number:
+                found.append(np.empty((len(columns), *values.shape[1:])))
+            found[number][rows] = values
+    return found[0], found[1]
+
+
+def cluster_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: AnyTable) -> UniformBounds:
     """``uniform.uniform_bounds`` for any cluster: those of the best of all types, and no less than the work of any
     rank on its own type."""
+    if isinstance(costs, ClusterTable):
+        return UniformBounds(*_of_both(cluster_uniform_bounds, problem, columns, costs))
+    if isinstance(costs, ReplicaTable):
+        return replica_uniform_bounds(problem, columns, costs)
     best = uniform_bounds(problem, columns, costs.best)
     if isinstance(costs, CostTable):
         return best

@@ -30,6 +30,7 @@ import numpy as np
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.costs.mixed_costs import cluster_costs
+from milpplan.costs.replica_costs import ReplicaCosts
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import backend as backend_named
 from milpplan.optimize.degrees import Degrees
@@ -265,6 +266,12 @@ def _require_small(problem: Problem, num_layouts: int, max_layouts: int) -> None
             "The monolithic program states the free space, step_time_per_token and no deadline.",
             "Use solve() for the others.",
         )
+    if problem.other_hardware and "replicas" in space.mixing:
+        raise InvalidInputError(
+            f"The problem has mixing={', '.join(space.mixing)}.",
+            "The monolithic program states node types that differ between stages alone.",
+            "Fix mixing=stages, or use solve().",
+        )
     if num_layouts > max_layouts:
         raise _too_large(f"it has {num_layouts:,} legal layouts", f"{max_layouts:,}")
 
@@ -285,7 +292,9 @@ def _blocks(problem: Problem, columns: LayoutColumns) -> list[LayoutBlock]:
     items = 0
     for number in range(len(columns)):
         layout = columns.at(number)
-        setting = Setting.of(problem, layout, costs.at(number), capacity)
+        own = costs.at(number)
+        assert not isinstance(own, ReplicaCosts), "refused before"
+        setting = Setting.of(problem, layout, own, capacity)
         blocks.append(LayoutBlock.of(number, setting, Fraction(largest, layout.global_batch_size)))
         items += blocks[-1].num_items
         if items > MAX_ITEMS:

@@ -100,8 +100,8 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
         changed_problem.check_node_types()
     except ValueError as error:
         raise InvalidInputError(
-            f"Cannot fix node_order: {error}.",
-            "Expected an order of the cluster's node types (0 is the first one named).",
+            f"Cannot fix the node types: {error}.",
+            "Expected an order of the cluster's node types (0 is the first one named), or a share of each.",
             "Leave it out, or correct it.",
         ) from error
     return changed_problem
@@ -191,7 +191,7 @@ def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[
     best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
     known = best[:1]
     for plan in best[:MOVED_PLANS]:
-        if plan.layout.vpp > 1:
+        if plan.layout.vpp > 1 and not plan.layout.replica_micro_batches:
             costs = costs_of(problem, plan.layout)
             setting = Setting.of(problem, plan.layout, costs, usable_memory_bytes(problem))
             known.append(moved(setting, plan, deadline))

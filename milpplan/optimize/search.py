@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
-from milpplan.costs.mixed_costs import MixedTable, RankCosts, cluster_costs
-from milpplan.costs.simulator import fits_in_memory, rank_memory, step_times_ns
-from milpplan.costs.stages import durations, plan_stages
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.mixed_costs import AnyTable, RankCosts, cluster_costs
+from milpplan.costs.replica_costs import ReplicaCosts
+from milpplan.optimize.evaluation import fitting_step_ns, settings_of
 from milpplan.optimize.layout_solver import AIM, LayoutSolver
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.longest import longest_step_ns
-from milpplan.optimize.menus import Setting
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
+from milpplan.optimize.replica_solver import resolve_replicas
 from milpplan.optimize.result import FATES, Fate, LayoutFates, Progress
 from milpplan.optimize.splits import even_splits, layer_bounds
 from milpplan.optimize.uniform import uniform_plan
@@ -70,7 +70,7 @@ class Search:
     simulated: BoolArray = field(init=False)
     queue: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts about to be looked at, in order."""
-    block: dict[int, tuple[CostTable | MixedTable, int]] = field(default_factory=dict)
+    block: dict[int, tuple[AnyTable, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         families, count = self.space.families, len(self.space)
@@ -115,9 +115,7 @@ class Search:
         self.detailed[rows] = True
         self.fates[rows[self.memory[rows] > usable_memory_bytes(self.problem)]] = FATES.index("does_not_fit")
 
-    def _bound_uniform(
-        self, rows: npt.NDArray[np.int64], part: LayoutColumns, costs: CostTable | MixedTable
-    ) -> None:
+    def _bound_uniform(self, rows: npt.NDArray[np.int64], part: LayoutColumns, costs: AnyTable) -> None:
         """Bounds of the uniform plans of some layouts; in the uniform space they are the layouts' bounds."""
         uniform = cluster_uniform_bounds(self.problem, part, costs)
         fits = uniform.memory_bytes <= usable_memory_bytes(self.problem)
@@ -245,7 +243,7 @@ class Search:
         elif self.simulated[row, best]:
             self.fates[row] = FATES.index("solved")
 
-    def _costs(self, row: int) -> RankCosts:
+    def _costs(self, row: int) -> RankCosts | ReplicaCosts:
         """Constants of one layout, from a block computed together with its neighbours in the visiting order."""
         if row not in self.block:
             rows = np.array([row])
@@ -256,7 +254,7 @@ class Search:
         costs, place = self.block[row]
         return costs.at(place)
 
-    def _keep(self, rows: npt.NDArray[np.int64], costs: CostTable | MixedTable) -> None:
+    def _keep(self, rows: npt.NDArray[np.int64], costs: AnyTable) -> None:
         self.block = {number: (costs, place) for place, number in enumerate(rows.tolist())}
 
     def _simulate(self, row: int, mode: str) -> int | None:
@@ -271,13 +269,10 @@ class Search:
 
     def evaluate(self, row: int, plan: Plan) -> int | None:
         """Exact step time of a plan of a layout, offered as incumbent; None if it does not fit."""
-        costs = self._costs(row)
-        stages = plan_stages(costs, self.problem.model.layer_kinds, plan)
-        memory = rank_memory(plan.layout, costs, stages)
-        if not fits_in_memory(self.problem, plan.layout, memory):
+        step = fitting_step_ns(self.problem, plan, self._costs(row))
+        if step is None:
             return None
         self.solver.counters.simulations += 1
-        step = int(step_times_ns(plan.layout, costs, durations(stages)))
         self._offer(row, step, plan)
         return step
 
@@ -317,10 +312,13 @@ class Search:
 
     def _resolve(self, row: int, effort: int) -> None:
         layout = self.space.at(row)
-        capacity = usable_memory_bytes(self.problem)
-        setting = Setting.of(self.problem, layout, self._costs(row), capacity)
-        cutoff, longest = self._cutoff_ns(row), longest_step_ns(setting)
-        resolution = self.solver.resolve(setting, min(cutoff, longest), int(self.bounds_ns[row]), effort)
+        settings = settings_of(self.problem, layout, self._costs(row))
+        cutoff, longest = self._cutoff_ns(row), max(longest_step_ns(setting) for setting in settings)
+        limit, bound = min(cutoff, longest), int(self.bounds_ns[row])
+        if layout.replica_micro_batches:
+            resolution = resolve_replicas(self.solver, layout, settings, limit, bound, effort)
+        else:
+            resolution = self.solver.resolve(settings[0], limit, bound, effort)
         self.bounds_ns[row] = max(self.bounds_ns[row], float(resolution.bound_ns))
         self.fates[row] = FATES.index(resolution.fate)
         if resolution.plan is None and resolution.fate != "open" and longest <= cutoff:
@@ -340,7 +338,13 @@ def in_space(problem: Problem, plan: Plan) -> bool:
     modes = problem.recompute_modes
     if problem.space.kind == "uniform":
         return any(plan == uniform_plan(problem, plan.layout, mode) for mode in modes)
-    bounds = layer_bounds(problem, plan.layout)
+    bounds, other = layer_bounds(problem, plan.layout), plan.other_recompute
+    if any((one.full and "full" not in modes) or (one.selective and "selective" not in modes) for one in other):
+        return False
+    if "none" not in modes and any(
+        one.full + one.selective < stage.num_layers for one, stage in zip(other, plan.virtual_stages, strict=False)
+    ):
+        return False
     splits = even_splits(problem, plan.layout)
     if splits is not None and tuple(stage.num_layers for stage in plan.virtual_stages) not in splits:
         return False

@@ -71,6 +71,24 @@ def order_of(code: int) -> NodeOrder:
     return tuple(reversed(digits))
 
 
+_SHARE_BASE = 1 << 21
+"""More than the micro-batches of any replica."""
+MicroBatchShares = tuple[Annotated[int, Field(ge=1, lt=_SHARE_BASE)], ...]
+
+
+def shares_code(shares: MicroBatchShares) -> int:
+    """The micro-batches of replicas on two node types as one integer for columns; 0 where all are alike."""
+    code = 0
+    for share in shares:
+        code = code * _SHARE_BASE + share
+    return code
+
+
+def shares_of(code: int) -> MicroBatchShares:
+    """The micro-batches that a code stands for."""
+    return divmod(code, _SHARE_BASE) if code else ()
+
+
 class Layout(Record):
     """The degrees and switches chosen for the whole run.
 
@@ -118,6 +136,18 @@ class Layout(Record):
         return self.offload_weights or self.offload_activations or self.offload_optimizer
 
     node_order: NodeOrder = ()
+    replica_micro_batches: MicroBatchShares = ()
+    """Replicas of different make: micro-batches of every replica on the first and on the second of two node types,
+    each replica wholly on one type. Empty: all replicas are alike."""
+
+    @model_validator(mode="after")
+    def _replicas_or_stages(self) -> Layout:
+        if len(self.replica_micro_batches) not in (0, 2) or (self.replica_micro_batches and self.node_order):
+            raise ValueError(
+                "replica_micro_batches must be empty, or one number for each of two node types and no node_order, "
+                f"got {list(self.replica_micro_batches)} and node_order={list(self.node_order)}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _every_type_once(self) -> Layout:
@@ -135,7 +165,9 @@ class Layout(Record):
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches a pipeline runs in a step (whole only for a legal layout)."""
+        """Micro-batches a pipeline runs in a step (whole only for a legal layout); the most of any replica."""
+        if self.replica_micro_batches:
+            return max(self.replica_micro_batches)
         return self.global_batch_size // (self.dp * self.micro_batch_size)
 
     @property
@@ -195,6 +227,35 @@ class Plan(Record):
     schema_version: Literal[1] = 1
     layout: Layout
     virtual_stages: tuple[VirtualStage, ...] = Field(min_length=1)
+    other_recompute: tuple[Recompute, ...] = ()
+    """Replicas of different make: recomputation of every virtual stage in the replicas on the second node type,
+    which hold the same layers as those on the first. Empty where all replicas are alike."""
+
+    def of_replicas(self, node_type: int, layout: Layout) -> Plan:
+        """What the replicas on one node type run, with ``layout`` as theirs."""
+        stages = self.virtual_stages
+        if node_type:
+            stages = tuple(
+                stage.model_copy(update={"recompute": own})
+                for stage, own in zip(stages, self.other_recompute, strict=True)
+            )
+        return Plan(layout=layout, virtual_stages=stages)
+
+    @model_validator(mode="after")
+    def _recompute_of_both_types(self) -> Plan:
+        expected = len(self.virtual_stages) if self.layout.replica_micro_batches else 0
+        if len(self.other_recompute) != expected:
+            raise ValueError(
+                f"other_recompute names {len(self.other_recompute)} virtual stages, expected {expected} (one for "
+                "each with replicas of different make, else none)"
+            )
+        for stage, own in zip(self.virtual_stages, self.other_recompute, strict=False):
+            if own.full + own.selective > stage.num_layers:
+                raise ValueError(
+                    f"other_recompute names {own.full + own.selective} layers but the virtual stage holds "
+                    f"{stage.num_layers}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _covers(self) -> Plan:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import NodeOrder, RankOrder, Schedule, TpOverlap
+from milpplan.specs.plan import MicroBatchShares, NodeOrder, RankOrder, Schedule, TpOverlap
 from milpplan.specs.records import PositiveFloat, PositiveInt, Record
 
 MAX_GPUS: Final = 1_048_576
@@ -93,6 +93,10 @@ Values = tuple[int, ...]
 Switch = tuple[bool, ...]
 
 
+Mixing = Literal["stages", "replicas"]
+MIXINGS: tuple[Mixing, ...] = ("stages", "replicas")
+
+
 class Space(Record):
     """The declared set of plans. ``None`` leaves a degree to its divisibility rules.
 
@@ -133,6 +137,11 @@ class Space(Record):
     rank_order: Annotated[tuple[RankOrder, ...], Field(min_length=1)] = ("tp-cp-dp-pp",)
     node_order: tuple[NodeOrder, ...] | None = None
     """Orders of the node types along the pipeline, in a cluster of several types; None: every order."""
+    mixing: Annotated[tuple[Mixing, ...], Field(min_length=1)] = ("stages",)
+    """Where the node types of a cluster differ: between the stages of a pipeline, all replicas being alike, or
+    between the replicas, each wholly on one type and with a share of the batch of its own."""
+    replica_micro_batches: tuple[MicroBatchShares, ...] | None = None
+    """Shares of the replicas on two node types, in micro-batches; None: all that make up the batch."""
     recompute: Annotated[tuple[Literal["none", "selective", "full"], ...], Field(min_length=1)] = (
         "none",
         "selective",
@@ -223,6 +232,9 @@ class Problem(Record):
                 f"{self.hardware.name}), got {self.job.num_gpus}"
             )
         wanted = list(range(count)) if count > 1 else []
+        for shares in self.space.replica_micro_batches or ():
+            if len(shares) != 2:
+                raise ValueError(f"replica_micro_batches must name each of 2 node types once, got {list(shares)}")
         for order in self.space.node_order or ():
             if sorted(order) != wanted:
                 raise ValueError(f"node_order must name each of {count} node types once, got {list(order)}")

@@ -92,10 +92,11 @@ def plan_switch(
 
 def _check_one_type(*plans: Plan) -> None:
     """Refuse plans whose ranks are on several node types: ``Links`` has those of one."""
-    orders = [list(plan.layout.node_order) for plan in plans if plan.layout.node_order]
-    if orders:
+    mixed = [plan.layout for plan in plans if plan.layout.node_order or plan.layout.replica_micro_batches]
+    if mixed:
+        name = "node_order" if mixed[0].node_order else "replica_micro_batches"
         raise InvalidInputError(
-            f"A plan is on several node types (node_order={orders[0]}).",
+            f"A plan is on several node types ({name}={list(getattr(mixed[0], name))}).",
             "Expected plans on one node type: the links of several are not in a switch.",
             "Switch between plans of a cluster of one type.",
         )

@@ -1,0 +1,50 @@
+"""Lower bounds of layouts with replicas of different make: of each view's step, the larger.
+
+A step is the longest of its views (``costs.replica_costs``), each of them a step of one node type, whose bounds
+(``bounds``) hold for every plan that fits that type. A plan must fit both types; what a type has less than the
+roomiest one counts as filled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.replica_costs import ReplicaTable, on_one_type, view_columns
+from milpplan.optimize.bounds import LayoutBounds, compute_bounds, layout_bounds
+from milpplan.optimize.uniform import UniformBounds, uniform_bounds
+from milpplan.specs.problem import Problem
+
+
+def replica_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """``bounds.compute_bounds`` of the slower view, nanoseconds [n]."""
+    types = range(len(problem.node_types))
+    views = [compute_bounds(on_one_type(problem, t), view_columns(columns, t)) for t in types]
+    return np.asarray(np.maximum.reduce(views))
+
+
+def replica_bounds(problem: Problem, columns: LayoutColumns, costs: ReplicaTable) -> LayoutBounds:
+    """``bounds.layout_bounds`` of the slower and of the fuller view."""
+    parts = [
+        layout_bounds(on_one_type(problem, t), view_columns(columns, t), table)
+        for t, table in enumerate(costs.tables)
+    ]
+    return LayoutBounds(*_joined(problem, [(part.step_time_ns, part.memory_bytes) for part in parts]))
+
+
+def replica_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: ReplicaTable) -> UniformBounds:
+    """``uniform.uniform_bounds`` of the slower and of the fuller view, with one recompute mode in both."""
+    parts = [
+        uniform_bounds(on_one_type(problem, t), view_columns(columns, t), table)
+        for t, table in enumerate(costs.tables)
+    ]
+    return UniformBounds(*_joined(problem, [(part.step_time_ns, part.memory_bytes) for part in parts]))
+
+
+def _joined(problem: Problem, views: list[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+    """The larger time, and the memory of the view with the least left."""
+    roomiest = usable_memory_bytes(problem)
+    missing = [roomiest - hardware.usable_bytes for hardware in problem.node_types]
+    memory = [own + less for (_, own), less in zip(views, missing, strict=True)]
+    return np.maximum.reduce([time for time, _ in views]), np.maximum.reduce(memory)

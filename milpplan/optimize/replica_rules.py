@@ -1,0 +1,146 @@
+"""Layouts with data-parallel replicas of different make: their rules, and the shares of the batch.
+
+A replica is wholly on one node type. The replicas of both types have the same degrees, layers and switches; each
+type has a number of micro-batches of its own. Replicas are numbered outermost (the order of ranks ends with dp):
+those of a type are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from milpplan.costs.columns import BoolArray, IntArray, column_value
+from milpplan.errors import InvalidInputError
+from milpplan.optimize.crossing import Columns, Crossed, expand
+from milpplan.optimize.execution_rules import Rule, offloads
+from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.optimize.sieve import Sieve
+from milpplan.specs.plan import RANK_ORDERS, RankOrder, shares_code
+from milpplan.specs.problem import Problem
+
+USUAL_ORDER: RankOrder = "tp-cp-pp-dp"
+"""The order of ranks where the space names none with the replicas outermost."""
+MAX_ROWS = 4_000_000
+OUTERMOST = np.array([order.endswith("dp") for order in RANK_ORDERS])
+
+
+def replicas_of(problem: Problem, c: Mapping[str, IntArray]) -> list[IntArray]:
+    """Replicas on each node type, [n] each; whole only for legal layouts."""
+    block = c["tp"] * c["cp"] * c["pp"]
+    return [gpus // block for gpus in problem.node_gpus]
+
+
+def _whole_replicas(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    block = c["tp"] * c["cp"] * c["pp"]
+    return np.asarray(np.logical_and.reduce([gpus % block == 0 for gpus in problem.node_gpus]))
+
+
+REPLICA_DEGREE_RULES: dict[str, Rule] = {
+    "different_replicas_need_two_node_types": lambda p, c: np.full(len(c["tp"]), len(p.node_types) == 2),
+    "different_replicas_are_trained": lambda p, c: np.full(len(c["tp"]), not p.inference),
+    "node_types_hold_whole_replicas": _whole_replicas,
+}
+
+REPLICA_RULES: dict[str, Rule] = {
+    "different_replicas_hold_all_experts": lambda p, c: (c["tp"] * c["cp"]) % (c["ep"] * c["etp"]) == 0,
+    "different_replicas_offload_nothing": lambda p, c: ~offloads(c),
+    "different_replicas_are_neighbours": lambda p, c: OUTERMOST[c["rank_order"]],
+}
+
+REPLICA_SHARDING_RULES: dict[str, Rule] = {
+    "different_replicas_meet_once_a_step": lambda p, c: c["zero_stage"] <= 1,
+}
+"""ZeRO 2 and 3 exchange gradients or weights in every micro-batch, and replicas have different numbers of them."""
+
+ALL_REPLICA_RULES = REPLICA_DEGREE_RULES | REPLICA_RULES | REPLICA_SHARDING_RULES
+"""All of them, for rows that have everything."""
+
+
+def replica_rank_orders(problem: Problem) -> tuple[int, ...]:
+    """Codes of the space's orders of ranks with the replicas outermost, or of the usual one of these."""
+    orders = [order for order in problem.space.rank_order if order.endswith("dp")]
+    return tuple(sorted({column_value("rank_order", order) for order in orders or [USUAL_ORDER]}))
+
+
+def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
+    """Every row with all micro-batch sizes and all shares of the two types that make up the batch."""
+    batch = columns["global_batch_size"]
+    sizes = problem.space.micro_batch_size
+    by_batch = {
+        int(value): np.array(
+            [size for size in (sizes or range(1, int(value) + 1)) if value % size == 0], dtype=np.int64
+        )
+        for value in np.unique(batch)
+    }
+    sized = expand(columns, "micro_batch_size", by_batch, batch)
+    first, second = (np.maximum(number, 1) for number in replicas_of(problem, sized)[:2])
+    total = sized["global_batch_size"] // sized["micro_batch_size"]
+    # One integer for what the shares depend on.
+    keys, place = np.unique(np.stack([first, second, total]), axis=1, return_inverse=True)
+    codes: dict[int, IntArray] = {
+        number: _shares(problem, *(int(part) for part in key)) for number, key in enumerate(keys.T)
+    }
+    place = np.asarray(place).reshape(-1)
+    ways = np.array([len(codes[number]) for number in range(len(codes))], dtype=np.int64)
+    _check_size(int(ways[place].sum()))
+    return expand(sized, "replica_micro_batches", codes, place)
+
+
+def _check_size(rows: int) -> None:
+    """Refuse tables that no memory holds."""
+    if rows > MAX_ROWS:
+        raise InvalidInputError(
+            f"Replicas of different make share the batch in {rows:,} ways over all degrees and micro-batch sizes.",
+            f"Expected at most {MAX_ROWS:,}.",
+            "Fix micro_batch_size or some degrees (--fix micro_batch_size=1,tp=8), or take a smaller batch.",
+        )
+
+
+def _shares(problem: Problem, first: int, second: int, total: int) -> IntArray:
+    """Codes of all (m, n) with first m + second n = total, both at least 1."""
+    own = np.arange(1, (total - second) // first + 1)
+    own = own[(total - first * own) % second == 0]
+    found = [(int(m), (total - first * int(m)) // second) for m in own]
+    asked = problem.space.replica_micro_batches
+    return np.array([shares_code(pair) for pair in found if asked is None or pair in asked], dtype=np.int64)
+
+
+def shares_in(columns: Mapping[str, IntArray], node_type: int) -> IntArray:
+    """Micro-batches of the replicas on one type, [n]."""
+    base = shares_code((1, 0))
+    pair = np.divmod(columns["replica_micro_batches"], base)
+    return np.asarray(pair[node_type])
+
+
+def joined(parts: Sequence[Mapping[str, IntArray]]) -> Columns:
+    """Tables one after another, those with replicas first; a column that one lacks is at its default there."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    sizes = [len(part["tp"]) for part in parts]
+    table = {
+        name: np.concatenate(
+            [
+                part[name] if name in part else np.zeros(size, np.int64)
+                for part, size in zip(parts, sizes, strict=True)
+            ]
+        )
+        for name in names
+    }
+    order = np.argsort(table["cp"] * table["dp"] == 1, kind="stable")
+    return {name: values[order] for name, values in table.items()}
+
+
+def meeting_once(sieve: Sieve, space: LayoutSpace) -> LayoutSpace:
+    """Without the shardings that replicas of different make cannot have (``REPLICA_SHARDING_RULES``)."""
+    different = space.spread(space.families.replica_micro_batches > 0)
+    rows = np.flatnonzero(different)
+    # All of them have replicas, so their choices come first, one after another.
+    zero_stage = space.choices["zero_stage"][rows % max(1, space.num_choices[0])]
+    lost = np.zeros(len(different), dtype=np.bool_)
+    for name, rule in REPLICA_SHARDING_RULES.items():
+        broken = ~rule(sieve.problem, {"zero_stage": zero_stage}) & (name not in sieve.without)
+        lost[rows] |= broken
+        sieve.rejected[name] = int(broken.sum())
+    return replace(space, kept=np.flatnonzero(~lost), rejected=sieve.rejected)

@@ -1,0 +1,54 @@
+"""Rules applied to tables of layouts, with the count of what each of them rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from milpplan.costs.columns import BoolArray, IntArray, column_value
+from milpplan.optimize.crossing import Columns, Crossed
+from milpplan.optimize.execution_rules import Rule
+from milpplan.specs.problem import Problem
+
+
+@dataclass(slots=True)
+class Sieve:
+    """Drops what rules forbid and counts it by rule."""
+
+    problem: Problem
+    rejected: dict[str, int] = field(default_factory=dict)
+    enumerated: int = 0
+    without: Collection[str] = ()
+    """Rules that are not applied."""
+
+    def keep(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule]) -> Columns:
+        """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
+        self.enumerated += len(columns[next(iter(columns))])
+        return dict(self.sift(columns, rules))
+
+    def sift(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule], stand_for: int = 1) -> Crossed:
+        """The same of rows that stand for several each, and whose number is counted elsewhere."""
+        rows = columns if isinstance(columns, Crossed) else Crossed(dict(columns), None, {})
+        for name, rule in rules.items():
+            if name in self.without:
+                continue
+            legal = np.asarray(rule(self.problem, rows))
+            lost = int(len(legal) - np.count_nonzero(legal))
+            self.rejected[name] = self.rejected.get(name, 0) + lost * stand_for
+            if lost:
+                rows = rows.where(legal)
+        return rows
+
+
+def not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]) -> BoolArray:
+    """Whether no partial layout of a caller's list holds of a row, [n]."""
+    keep = np.ones(len(c["tp"]), dtype=np.bool_)
+    for partial in forbidden:
+        hit = np.ones_like(keep)
+        for name, value in partial.items():
+            hit &= c[name] == column_value(name, value)
+        keep &= ~hit
+    return keep
