@@ -97,3 +97,51 @@ def test_no_whole_ranks_is_explained() -> None:
     result = run("solve", "llama3-8b", CLUSTER, "--global-batch", "64", "--fix", "pp=1")
     assert result.exit_code == 3
     assert "node_types_hold_whole_ranks" in result.stderr
+
+
+REPLICAS = [
+    *("solve", "llama3-8b", CLUSTER, "--global-batch", "64", "--allow", "replicas"),
+    *("--fix", "mixing=replicas,tp=2,cp=1,pp=2,vpp=1,micro_batch_size=1,zero_stage=1"),
+]
+
+
+def test_replicas_of_different_make_are_solved_simulated_and_said(tmp_path: Path) -> None:
+    """The report says how many replicas are on which nodes and what each does; the JSON has the stages of both,
+    and simulates to the same time."""
+    path = tmp_path / "plan.json"
+    result = run(*REPLICAS, "--out", str(path))
+    assert result.exit_code == 0, result.stderr
+    words = " ".join(result.stdout.split())
+    assert "4 replicas on dgx-a100-80 with" in words
+    assert "Stages on dgx-h100" in words
+    document = json.loads(path.read_text())
+    slow, fast = document["plan"]["layout"]["replica_micro_batches"]
+    assert 4 * (slow + fast) == 64
+    assert slow < fast
+    own, other = document["plan"]["stages"], document["plan"]["other_stages"]
+    assert [stage["layers"] for stage in own] == [stage["layers"] for stage in other]
+    assert {stage["node_type"] for stage in own} == {"dgx-a100-80"}
+    assert {stage["node_type"] for stage in other} == {"dgx-h100"}
+    again = run("simulate", str(path), "--json")
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout)["step_time_s"] == document["step_time_s"]
+    document["plan"]["other_stages"][0]["layers"][1] -= 1
+    document["plan"]["other_stages"][1]["layers"][0] -= 1
+    path.write_text(json.dumps(document))
+    assert "other layers" in refused(run("simulate", str(path)))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words", "seen"),
+    [
+        ("dgx-a100-80:16+dgx-h100:8+l40s:8", ["--allow", "replicas"], "3 node types"),
+        ("dgx-h100", ["--gpus", "16", "--allow", "replicas"], "1 node types"),
+        (CLUSTER, ["--fix", "mixing=rows"], "mixing"),
+        (CLUSTER, ["--fix", "replica_micro_batches=4"], "replica_micro_batches"),
+        (CLUSTER, ["--fix", "replica_micro_batches=0-4"], "replica_micro_batches"),
+        (CLUSTER, ["--fix", "replica_micro_batches=some"], "replica_micro_batches"),
+    ],
+)
+def test_malformed_replicas_are_refused(hardware: str, words: list[str], seen: str) -> None:
+    """Every mistake says what was seen, what was expected and what to do."""
+    assert seen in refused(run("solve", "llama3-8b", hardware, "--global-batch", "64", *words))

@@ -9,13 +9,23 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from milpplan.cli.clusters import cluster, node_order
+from milpplan.cli.clusters import cluster, numbers
 from milpplan.costs.columns import SWITCHES, WORDS
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.optimize.planner import fixed
 from milpplan.presets.catalog import hardware_names, load_model, model_names
 from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, Schedule
-from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Range, Space
+from milpplan.specs.problem import (
+    MAX_BATCH,
+    MAX_GPUS,
+    MAX_SEQUENCE,
+    MIXINGS,
+    SPACES,
+    Job,
+    Problem,
+    Range,
+    Space,
+)
 from milpplan.specs.reading import RecordType, invalid_fields, shown
 from milpplan.units import HOURS_PER_DAY, SECONDS_PER_HOUR
 
@@ -113,8 +123,10 @@ def _value(name: str, word: str, option: str) -> object:
         value = {"1": True, "0": False, **_WORDS}.get(word.lower(), word)
     elif name in WORDS:
         value = choice(word, f"{option} {name}", WORDS[name])
-    elif name == "node_order":
-        value = node_order(word)
+    elif name == "mixing":
+        return choice(word, f"{option} {name}", MIXINGS)
+    elif name in ("node_order", "replica_micro_batches"):
+        value = numbers(word)
     else:
         try:
             value = int(word)
@@ -157,6 +169,7 @@ ALLOWED: Final[dict[str, dict[str, tuple[bool | str, ...]]]] = {
     "scatter-gather": {"pp_scatter_gather": (False, True)},
     "kept-gathered": {"gather_again": (True, False)},
     "placement": {"rank_order": RANK_ORDERS},
+    "replicas": {"mixing": MIXINGS},
 }
 """What ``--allow`` opens: switches that are otherwise at their defaults."""
 
@@ -167,7 +180,7 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
     for text in options:
         for word in text.split(","):
             name = choice(word.strip(), "--allow", (*ALLOWED, "all"))
-            opened = [ALLOWED[name]] if name != "all" else list(ALLOWED.values())
+            opened = [ALLOWED[name]] if name != "all" else _all_of(problem)
             without = [hardware.name for hardware in problem.node_types if hardware.host_memory is None]
             if name == "offload" and without:
                 raise InvalidInputError(
@@ -175,9 +188,21 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
                     "Expected the capacity, bandwidth and efficiency of the host's memory in the hardware file.",
                     "Add the section (hardware/README.md), or leave the option out.",
                 )
+            if name == "replicas" and len(problem.node_types) != 2:
+                raise InvalidInputError(
+                    f"--allow replicas, and the cluster has {len(problem.node_types)} node types.",
+                    "Expected two, such as dgx-a100-80:64+dgx-h100:64.",
+                    "Leave the option out, or name two types.",
+                )
             for part in opened:
                 values |= part
     return values
+
+
+def _all_of(problem: Problem) -> list[dict[str, tuple[bool | str, ...]]]:
+    """Everything that a problem can open."""
+    two_types = len(problem.node_types) == 2
+    return [part for name, part in ALLOWED.items() if name != "replicas" or two_types]
 
 
 def schedules(text: str) -> tuple[Schedule, ...]:

@@ -60,8 +60,8 @@ def _group(part: str, whole: str) -> tuple[str, int]:
     return found["name"], count
 
 
-def node_order(word: str) -> Any:
-    """``1-0`` as an order of node types; whatever it is, the record says whether it is one."""
+def numbers(word: str) -> Any:
+    """``1-0`` as an order of node types or shares of replicas; the record says whether it is one."""
     try:
         return tuple(int(part) for part in word.split("-"))
     except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from milpplan.costs.report import StepReport
+from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 
 
@@ -23,3 +24,22 @@ def node_types_text(report: StepReport) -> str:
         blocks.append(f"{first}: {name}" if first == last else f"{first}-{last}: {name}")
         first = last + 1
     return f"stages {'; '.join(blocks)}"
+
+
+def replicas_text(problem: Problem, plan: Plan, report: StepReport) -> str:
+    """How many replicas are on which nodes, with the micro-batches of each: ``4 replicas on NAME with 20
+    micro-batches each; ...``. Nothing where all are alike."""
+    layout = plan.layout
+    block = layout.num_gpus // layout.dp
+    parts = []
+    for node_type, share in enumerate(layout.replica_micro_batches):
+        number = problem.node_gpus[node_type] // block
+        name = report.stages[layout.pp * node_type].node_type
+        parts.append(f"{_counted(number, 'replica')} on {name} with {_counted(share, 'micro-batch')} each")
+    return "; ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    """``1 replica``, ``2 replicas``."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

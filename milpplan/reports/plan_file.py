@@ -8,13 +8,14 @@ ignored when the file is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from milpplan.costs.report import StepReport
+from milpplan.costs.report import StageReport, StepReport
 from milpplan.errors import InvalidInputError
 from milpplan.specs.plan import Layout, Plan, Recompute
 from milpplan.specs.problem import Problem
@@ -75,6 +76,9 @@ class PlanDocument(Record):
 
     layout: Layout
     stages: Annotated[tuple[StageDocument, ...], Field(min_length=1)]
+    other_stages: tuple[StageDocument, ...] = ()
+    """Replicas of different make: the ranks of a replica on the second node type; ``stages`` are those of one on
+    the first. Both hold the same layers."""
 
     def restored(self, source: str) -> Plan:
         """The plan that was written; ``source`` names the file in messages.
@@ -83,21 +87,36 @@ class PlanDocument(Record):
             InvalidInputError: the stages do not fit the layout, or do not cover the layers in order.
         """
         pp, vpp = self.layout.pp, self.layout.vpp
-        held = [(len(stage.spans), len(stage.recomputes)) for stage in self.stages]
-        if len(held) != pp or any(counts != (vpp, vpp) for counts in held):
-            raise InvalidInputError(
-                f"{source}: plan.stages has {len(held)} stages with {sorted({n for n, _ in held})} virtual "
-                f"stages and {sorted({n for _, n in held})} recompute entries each.",
-                f"pp={shown(pp)} and vpp={shown(vpp)} need {shown(pp)} stages with {shown(vpp)} of both.",
-                "Correct the stages or the layout.",
-            )
-        stages = {
-            j: {"layers": list(stage.spans[chunk]), "recompute": stage.recomputes[chunk].model_dump()}
-            for stage, own in zip(self.stages, self.layout.rank_stages, strict=True)
-            for chunk, j in enumerate(own)
-        }
+        stages = _by_virtual_stage(self.layout, self.stages, source)
         data = {"layout": self.layout.model_dump(), "virtual_stages": [stages[j] for j in range(pp * vpp)]}
+        if self.other_stages:
+            other = _by_virtual_stage(self.layout, self.other_stages, source)
+            if any(other[j]["layers"] != stages[j]["layers"] for j in range(pp * vpp)):
+                raise InvalidInputError(
+                    f"{source}: plan.other_stages holds other layers than plan.stages.",
+                    "Replicas of different make hold the same layers in the same stages.",
+                    "Correct one of the two; their recomputation may differ.",
+                )
+            data["other_recompute"] = [other[j]["recompute"] for j in range(pp * vpp)]
         return validated(Plan, data, f"{source}: plan")
+
+
+def _by_virtual_stage(layout: Layout, given: tuple[StageDocument, ...], source: str) -> dict[int, dict[str, Any]]:
+    """Layers and recomputation of every virtual stage."""
+    pp, vpp = layout.pp, layout.vpp
+    held = [(len(stage.spans), len(stage.recomputes)) for stage in given]
+    if len(held) != pp or any(counts != (vpp, vpp) for counts in held):
+        raise InvalidInputError(
+            f"{source}: plan.stages has {len(held)} stages with {sorted({n for n, _ in held})} virtual "
+            f"stages and {sorted({n for _, n in held})} recompute entries each.",
+            f"pp={shown(pp)} and vpp={shown(vpp)} need {shown(pp)} stages with {shown(vpp)} of both.",
+            "Correct the stages or the layout.",
+        )
+    return {
+        j: {"layers": list(stage.spans[chunk]), "recompute": stage.recomputes[chunk].model_dump()}
+        for stage, own in zip(given, layout.rank_stages, strict=True)
+        for chunk, j in enumerate(own)
+    }
 
 
 class PlanFile(Record):
@@ -110,6 +129,17 @@ class PlanFile(Record):
 
 def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
     """A plan by pipeline rank, with each rank's memory and times where a report is given."""
+    ranks = () if report is None else report.stages
+    stages = _stage_documents(plan, ranks[: plan.layout.pp])
+    if not plan.layout.replica_micro_batches:
+        return PlanDocument(layout=plan.layout, stages=stages)
+    alike = plan.layout.model_copy(update={"replica_micro_batches": ()})
+    other = _stage_documents(plan.of_replicas(1, alike), ranks[plan.layout.pp :])
+    return PlanDocument(layout=plan.layout, stages=stages, other_stages=other)
+
+
+def _stage_documents(plan: Plan, ranks: Sequence[StageReport]) -> tuple[StageDocument, ...]:
+    """The ranks of one pipeline; ``ranks`` are their reports, if there are any."""
     layout = plan.layout
     stages = []
     for rank in range(layout.pp):
@@ -117,8 +147,8 @@ def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
         spans = tuple(stage.layers for stage in own)
         recomputes = tuple(stage.recompute for stage in own)
         details: dict[str, Any] = {}
-        if report is not None:
-            stage = report.stages[rank]
+        if ranks:
+            stage = ranks[rank]
             details = {
                 "memory_bytes": stage.memory.peak_bytes,
                 "memory": MemoryDocument(**asdict(stage.memory)),
@@ -134,7 +164,7 @@ def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
                 **details,
             )
         )
-    return PlanDocument(layout=layout, stages=tuple(stages))
+    return tuple(stages)
 
 
 def read_plan_file(path: Path, known: frozenset[str]) -> tuple[Problem, Plan]:

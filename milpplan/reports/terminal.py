@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 
 from rich import box
@@ -16,7 +16,7 @@ from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import StepReport
 from milpplan.insight.runs import RunTotals
 from milpplan.optimize.result import PlanResult
-from milpplan.reports.clusters import cluster_text, node_types_text
+from milpplan.reports.clusters import cluster_text, node_types_text, replicas_text
 from milpplan.reports.document import layouts_document, tolerance_text
 from milpplan.reports.error_bars import error_bar_text, robustness_text
 from milpplan.reports.evidence import evidence_text
@@ -98,10 +98,11 @@ def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Re
     """Layout, stages, where the time goes and where the memory goes."""
     yield from _layout_lines(plan.layout)
     if problem.other_hardware:
-        yield hanging("nodes", printable(node_types_text(report)))
+        text = replicas_text(problem, plan, report) or node_types_text(report)
+        yield hanging("nodes", printable(text))
     yield Text()
-    yield _stage_table(plan, report)
-    yield _SideBySide(_time_table(report), _memory_table(report))
+    yield from _stage_tables(plan, report)
+    yield _SideBySide(_time_table(report), _memory_table(report, plan.layout.pp))
 
 
 class _SideBySide:
@@ -168,9 +169,10 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
     if layout.rank_order != Layout.model_fields["rank_order"].default:
         degrees += f" order={layout.rank_order}"
     yield hanging("layout", f"{degrees} ({layout.num_gpus:,} GPUs)")
+    shares = " or ".join(f"{share:,}" for share in layout.replica_micro_batches or (layout.num_micro_batches,))
     yield hanging(
         "batch",
-        f"{layout.global_batch_size:,} sequences: {layout.num_micro_batches:,} micro-batches of "
+        f"{layout.global_batch_size:,} sequences: {shares} micro-batches of "
         f"{layout.micro_batch_size} on each of {layout.dp} replicas, schedule {layout.schedule}",
     )
     switches = {
@@ -224,6 +226,19 @@ def _held(stages: tuple[VirtualStage, ...]) -> tuple[str, ...]:
     )
 
 
+def _stage_tables(plan: Plan, report: StepReport) -> Iterator[Table]:
+    """One table, or with replicas of different make one of a replica on each node type."""
+    pp, layout = plan.layout.pp, plan.layout.model_copy(update={"replica_micro_batches": ()})
+    if not plan.layout.replica_micro_batches:
+        yield _stage_table(plan, report)
+        return
+    for node_type in range(len(report.stages) // pp):
+        stages = report.stages[pp * node_type : pp * (node_type + 1)]
+        table = _stage_table(plan.of_replicas(node_type, layout), replace(report, stages=stages))
+        table.title = Text(f"{table.title} on {stages[0].node_type}", "bold")
+        yield table
+
+
 def _stage_table(plan: Plan, report: StepReport) -> Table:
     pp, vpp = plan.layout.pp, plan.layout.vpp
     table = report_table(
@@ -273,9 +288,10 @@ def _time_table(report: StepReport) -> Table:
     return table
 
 
-def _memory_table(report: StepReport) -> Table:
+def _memory_table(report: StepReport, pp: int) -> Table:
     fullest = report.tightest_stage
-    table = report_table(f"Memory (stage {fullest}, the fullest)", "part", "size", "share")
+    where = f" on {report.stages[fullest].node_type}" if len(report.stages) > pp else ""
+    table = report_table(f"Memory (stage {fullest % pp}{where}, the fullest)", "part", "size", "share")
     parts = asdict(report.stages[fullest].memory)
     peak, host = parts.pop("peak_bytes"), parts.pop("host_bytes")
     usable = report.usable_memory_bytes
