@@ -99,6 +99,9 @@ class LayoutSpace:
     def sha256(self) -> str:
         """A digest of all layouts in their order, from the families and choices that they are made of."""
         parts = {field.name: getattr(self.families, field.name) for field in fields(LayoutColumns)}
+        if not self.families.any_of("replica_micro_batches"):
+            # Spaces without replicas of different make keep the digest that certificates of before have.
+            del parts["replica_micro_batches"]
         parts |= {f"choices.{name}": self.choices[name] for name in sorted(self.choices)}
         parts["sizes"] = np.array([self.num_replicated, *self.num_choices, len(self)])
         if self.kept is not None:

@@ -1,8 +1,7 @@
 """Lower bounds of layouts with replicas of different make: of each view's step, the larger.
 
 A step is the longest of its views (``costs.replica_costs``), each of them a step of one node type, whose bounds
-(``bounds``) hold for every plan that fits that type. A plan must fit both types; what a type has less than the
-roomiest one counts as filled.
+(``bounds``) hold for every plan that fits that type. A plan must fit both types.
 """
 
 from __future__ import annotations
@@ -43,8 +42,11 @@ def replica_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: Repl
 
 
 def _joined(problem: Problem, views: list[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    """The larger time, and the memory of the view with the least left."""
+    """The larger time, and the larger memory; a view that does not fit its type counts as more than the roomiest
+    one holds."""
     roomiest = usable_memory_bytes(problem)
-    missing = [roomiest - hardware.usable_bytes for hardware in problem.node_types]
-    memory = [own + less for (_, own), less in zip(views, missing, strict=True)]
+    memory = [
+        np.where(own > hardware.usable_bytes, np.maximum(own, roomiest + 1.0), own)
+        for (_, own), hardware in zip(views, problem.node_types, strict=True)
+    ]
     return np.maximum.reduce([time for time, _ in views]), np.maximum.reduce(memory)
