@@ -69,9 +69,11 @@ def layout_differences(
         but: fields that have been refused already.
     """
     found = []
+    # Replicas of different make: their cluster has been refused, and no other share of the batch would help.
+    shared = {"replica_micro_batches", "global_batch_size"} if plan.layout.replica_micro_batches else set()
     for name in Layout.model_fields:
         wanted, there = getattr(plan.layout, name), getattr(runs, name)
-        if wanted == there or name in but:
+        if wanted == there or name in but or name in shared:
             continue
         if name == "rank_order" and placed_alike(plan.layout, runs.rank_order, num_replicas):
             continue

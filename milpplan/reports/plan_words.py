@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from milpplan.costs.report import StepReport
-from milpplan.reports.clusters import cluster_text, node_types_text
+from milpplan.reports.clusters import cluster_text, node_types_text, replicas_text
 from milpplan.specs.plan import Layout, Plan, Schedule
 from milpplan.specs.problem import Problem
 from milpplan.units import gib_text, percent_text, rate_text, seconds_text
@@ -67,7 +67,7 @@ def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str
     return [
         _job(problem, plan.layout, report),
         *_splits(problem, plan),
-        *_nodes(problem, report),
+        *_nodes(problem, plan, report),
         *_recompute(problem, plan),
         *_switches(plan.layout),
         _memory(report),
@@ -107,8 +107,9 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
             f"micro-batches (pipeline, pp={layout.pp}" + (f", vpp={layout.vpp}" if layout.vpp > 1 else "") + "). "
             f"Order of work: {SCHEDULES[layout.schedule]}."
         )
+    number = " or ".join(f"{each:,}" for each in layout.replica_micro_batches or (layout.num_micro_batches,))
     share = (
-        f"{layout.num_micro_batches:,} micro-batch{'es' if layout.num_micro_batches > 1 else ''} of "
+        f"{number} micro-batch{'es' if layout.num_micro_batches > 1 else ''} of "
         f"{layout.micro_batch_size} sequence{'s' if layout.micro_batch_size > 1 else ''}"
     )
     if layout.dp > 1:
@@ -121,9 +122,11 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
         yield f"There is one replica; it works on {share} a step."
 
 
-def _nodes(problem: Problem, report: StepReport) -> Iterator[str]:
-    """Which stages are on which nodes, in a cluster of several types."""
-    if problem.other_hardware:
+def _nodes(problem: Problem, plan: Plan, report: StepReport) -> Iterator[str]:
+    """Which stages, or which replicas, are on which nodes, in a cluster of several types."""
+    if plan.layout.replica_micro_batches:
+        yield f"The replicas are of different make: {replicas_text(problem, plan, report)}."
+    elif problem.other_hardware:
         yield f"Every stage is on nodes of one type: {node_types_text(report)}."
 
 
