@@ -14,7 +14,8 @@ import numpy as np
 
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.mixed_costs import RankCosts, cluster_costs, costs_of, rank_types
-from milpplan.costs.simulator import rank_memory, step_times_ns
+from milpplan.costs.replica_costs import ReplicaCosts
+from milpplan.costs.simulator import rank_memory, simulate, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.insight.gap_records import Change, Effort, layout_words
 from milpplan.insight.optima import Budget
@@ -45,9 +46,13 @@ class Priced:
     over_bytes: int
 
     @staticmethod
-    def of(problem: Problem, plan: Plan, costs: RankCosts | None = None) -> Priced:
+    def of(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts | None = None) -> Priced:
         """Simulated, with the constants of its layout where they are known already."""
         layout = plan.layout
+        if layout.replica_micro_batches or isinstance(costs, ReplicaCosts):
+            report = simulate(problem, plan)
+            over = max(stage.memory.peak_bytes - stage.usable_memory_bytes for stage in report.stages)
+            return Priced(plan, report.step_time_s, report.fits, report.peak_memory_bytes, max(0, over))
         costs = costs or costs_of(problem, layout)
         stages = plan_stages(costs, problem.model.layer_kinds, plan)
         memory = rank_memory(layout, costs, stages)
