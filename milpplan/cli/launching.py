@@ -16,7 +16,7 @@ from milpplan.version import __version__
 if TYPE_CHECKING:
     from milpplan.launchers.records import Imported
 
-NAMES = "megatron|torchtitan|nanotron|deepspeed"
+NAMES = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel"
 """Targets, as the help shows them."""
 
 
@@ -41,11 +41,12 @@ def export(
 ) -> None:
     """Write the files that start a plan with a launcher, checked against the launcher's own rules."""
     from milpplan.cli.solving import check_plan_of_file
-    from milpplan.launchers.targets import launch_document, target_named, version_named
+    from milpplan.launchers.restriction import version_of
+    from milpplan.launchers.targets import launch_document, target_named
     from milpplan.reports.document import read_plan
 
     target = target_named(to, "--to")
-    version = version_named(target, target_version)
+    version = version_of(target.capability, target_version)
     problem, decided = read_plan(plan)
     check_plan_of_file(problem, decided)
     launch = target.export(problem, decided, version)

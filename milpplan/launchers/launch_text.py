@@ -37,7 +37,7 @@ def from_script(text: str, source: str) -> Given:
         InvalidInputError: no command has arguments, or several do.
     """
     commands = script_commands(text)
-    starts = [(command, _program(command.words)) for command in commands]
+    starts = [(command, program_place(command.words)) for command in commands]
     programs = [(command, at) for command, at in starts if at is not None and _flags(command.words[at + 1 :])]
     if not programs:
         words = [word for command in commands for word in command.words]
@@ -54,10 +54,10 @@ def from_script(text: str, source: str) -> Given:
         )
     command, at = programs[0]
     pairs, stray = pairs_of(command.words[at + 1 :])
-    return Given(tuple(pairs), _world(command.words[: max(at, 0)], text), stray)
+    return Given(tuple(pairs), world_of(command.words[: max(at, 0)], text), stray)
 
 
-def _program(words: tuple[str, ...]) -> int | None:
+def program_place(words: tuple[str, ...]) -> int | None:
     """The place of the Python file that a command runs."""
     return next((index for index, word in enumerate(words) if word.endswith(".py")), None)
 
@@ -103,7 +103,7 @@ def _unknown(
     return pairs, [*stray, word]
 
 
-def _world(words: Iterable[str], text: str) -> int | None:
+def world_of(words: Iterable[str], text: str) -> int | None:
     """Processes that torchrun or Slurm starts, where both numbers are there."""
     found: dict[str, int] = {}
     for flag, values in pairs_of(tuple(words))[0]:

@@ -45,6 +45,24 @@ def imported(
         IllegalPlanError: Megatron-LM would refuse it.
     """
     read = from_yaml(text, source) if source.lower().endswith((".yaml", ".yml")) else from_script(text, source)
+    return imported_from(read, source, hardware, num_gpus, model, vocab_size, ignored)
+
+
+def imported_from(
+    read: Given,
+    source: str,
+    hardware: HardwareSpec,
+    num_gpus: int | None = None,
+    model: ModelSpec | None = None,
+    vocab_size: int | None = None,
+    ignored: Collection[str] = (),
+) -> Imported:
+    """``imported`` of arguments that have been read, from whatever said them.
+
+    Raises:
+        InvalidInputError: there are flags that change the cost and are not priced.
+        IllegalPlanError: Megatron-LM would refuse them.
+    """
     world = _world(read, num_gpus, source)
     names = _spelled(ignored)
     pairs, loose = _resolved(read, source, names)

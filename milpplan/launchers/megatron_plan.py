@@ -7,6 +7,7 @@ from milpplan.launchers.arguments import Values
 from milpplan.launchers.capabilities import MEGATRON
 from milpplan.launchers.megatron_model import model_arguments
 from milpplan.launchers.megatron_recompute import kept_notes, recompute_arguments
+from milpplan.launchers.megatron_versions import check_version
 from milpplan.launchers.places import placed_alike
 from milpplan.launchers.records import Launch, Section
 from milpplan.launchers.stage_strings import stage_string
@@ -27,7 +28,7 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
     Raises:
         IllegalPlanError: Megatron-LM cannot express it; the message says what makes the next plan expressible.
     """
-    _check_expressible(problem, plan)
+    _check_expressible(problem, plan, version)
     layout, model, job = plan.layout, problem.model, problem.job
     num_nodes, per_node = _nodes(problem, layout)
     recompute = recompute_arguments(model, job, plan)
@@ -62,7 +63,12 @@ def expert_replicas(problem: Problem, layout: Layout) -> int:
     return layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp) if has_experts(problem) else 1
 
 
-def _check_expressible(problem: Problem, plan: Plan) -> None:
+def check_problem(problem: Problem, version: str) -> None:
+    """Whether Megatron-LM can run any plan of a problem.
+
+    Raises:
+        IllegalPlanError: it cannot build the model, or runs no such job or cluster.
+    """
     if problem.inference:
         raise IllegalPlanError(
             "The plan is one of forwards alone (inference).",
@@ -76,6 +82,11 @@ def _check_expressible(problem: Problem, plan: Plan) -> None:
             "Expected nodes of one type: torchrun starts them in any order, and the plan says which come first.",
             "Solve again with one of these types alone.",
         )
+    check_version(version, model_arguments(problem.model, problem.job.sequence_length))
+
+
+def _check_expressible(problem: Problem, plan: Plan, version: str) -> None:
+    check_problem(problem, version)
     layout = plan.layout
     refused = MEGATRON.refused(layout)
     replicas = expert_replicas(problem, layout)

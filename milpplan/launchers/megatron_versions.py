@@ -7,6 +7,7 @@ before have neither Megatron-FSDP nor windows.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from milpplan.errors import IllegalPlanError
@@ -36,6 +37,21 @@ NULL_TOKENIZER_NOTE = (
 )
 
 
+def check_version(version: str, given: Container[str]) -> None:
+    """Refuse arguments that a version's parser does not have.
+
+    Raises:
+        IllegalPlanError: it lacks one.
+    """
+    lacking = [flag for flag in LACKS.get(version, ()) if flag in given]
+    if lacking:
+        raise IllegalPlanError(
+            f"Megatron-LM {version} has no {', '.join(lacking)}, which this model needs.",
+            f"Expected a version that has it, such as {NEWEST}.",
+            f"Leave --target-version out, or give one after {version}.",
+        )
+
+
 def for_version(launch: Launch) -> Launch:
     """The launch as its version wants it.
 
@@ -44,13 +60,7 @@ def for_version(launch: Launch) -> Launch:
     """
     if launch.version == NEWEST:
         return launch
-    lacking = [flag for flag in LACKS[launch.version] if launch.arguments.given(flag)]
-    if lacking:
-        raise IllegalPlanError(
-            f"Megatron-LM {launch.version} has no {', '.join(lacking)}, which this model needs.",
-            f"Expected a version that has it, such as {NEWEST}.",
-            f"Leave --target-version out, or give one after {launch.version}.",
-        )
+    check_version(launch.version, launch.arguments.values)
     sections = launch.sections
     if launch.version in WANTS_DEEPEP and launch.arguments.text("--moe-token-dispatcher-type") == "flex":
         sections = tuple(_with(part, {"--moe-enable-deepep": ()}) for part in sections)

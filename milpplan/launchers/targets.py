@@ -10,6 +10,12 @@ from typing import Any
 
 from milpplan.errors import UnknownNameError
 from milpplan.launchers import (
+    accelerate_export,
+    accelerate_import,
+    automodel_export,
+    automodel_import,
+    bridge_export,
+    bridge_import,
     deepspeed_export,
     deepspeed_import,
     megatron_export,
@@ -19,7 +25,16 @@ from milpplan.launchers import (
     torchtitan_export,
     torchtitan_import,
 )
-from milpplan.launchers.capabilities import DEEPSPEED, MEGATRON, NANOTRON, TORCHTITAN, Capability
+from milpplan.launchers.capabilities import (
+    ACCELERATE,
+    AUTOMODEL,
+    BRIDGE,
+    DEEPSPEED,
+    MEGATRON,
+    NANOTRON,
+    TORCHTITAN,
+    Capability,
+)
 from milpplan.launchers.records import ConfigLaunch, Imported, Launch
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
@@ -43,12 +58,19 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "megatron": Target(MEGATRON, megatron_export.exported, megatron_export.files_of, megatron_import.imported),
+    "megatron-bridge": Target(BRIDGE, bridge_export.exported, bridge_export.files_of, bridge_import.imported),
     "torchtitan": Target(
         TORCHTITAN, torchtitan_export.exported, torchtitan_export.files_of, torchtitan_import.imported
     ),
     "nanotron": Target(NANOTRON, nanotron_export.exported, nanotron_export.files_of, nanotron_import.imported),
     "deepspeed": Target(
         DEEPSPEED, deepspeed_export.exported, deepspeed_export.files_of, deepspeed_import.imported
+    ),
+    "accelerate": Target(
+        ACCELERATE, accelerate_export.exported, accelerate_export.files_of, accelerate_import.imported
+    ),
+    "automodel": Target(
+        AUTOMODEL, automodel_export.exported, automodel_export.files_of, automodel_import.imported
     ),
 }
 
@@ -67,22 +89,6 @@ def target_named(name: str, option: str) -> Target:
             f"Did you mean {close[0]}?" if close else "Give one of these names.",
         )
     return TARGETS[name]
-
-
-def version_named(target: Target, version: str | None) -> str:
-    """The version of a target; the newest where none is named.
-
-    Raises:
-        UnknownNameError: its arguments are not known.
-    """
-    versions = target.capability.versions
-    if version is not None and version not in versions:
-        raise UnknownNameError(
-            f"--target-version {shown(version)} of {target.capability.name} is not known.",
-            f"Expected one of {', '.join(versions)}.",
-            "Give one of these versions, or leave the option out.",
-        )
-    return version or versions[0]
 
 
 def launch_document(launch: Launch | ConfigLaunch) -> str:

@@ -1,0 +1,198 @@
+"""A plan as the settings of a recipe of NeMo AutoModel, and back: FSDP2, or replicas alone by DDP.
+
+Source: nemo-automodel 0.7.0, components/distributed/config.py and mesh_utils.py, its pipelining/config.py and
+pipelining/functional.py, components/training/step_scheduler.py, recipes/llm/train_ft.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.expressible import word
+from milpplan.launchers.settings import Settings
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.plan import Layout, Plan, Recompute, Schedule, VirtualStage
+from milpplan.specs.reading import shown
+
+D, PIPE = "distributed.", "distributed.pipeline."
+SCHEDULES: dict[Schedule, str] = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+"""Names of PyTorch's schedules (torch/distributed/pipelining/schedules.py, get_schedule_class)."""
+
+
+def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str, Any]:
+    """Settings of the recipe, by section and name."""
+    layout = plan.layout
+    local = layout.micro_batch_size * (layout.num_micro_batches if layout.pp > 1 else 1)
+    found: dict[str, Any] = {
+        "step_scheduler.global_batch_size": layout.global_batch_size,
+        "step_scheduler.local_batch_size": local,
+        f"{D}strategy": "ddp" if layout.zero_stage == 0 and layout.dp > 1 else "fsdp2",
+        f"{D}dp_size": layout.dp,
+        f"{D}activation_checkpointing": any(stage.recompute.full for stage in plan.virtual_stages),
+    }
+    if found[f"{D}strategy"] == "fsdp2":
+        found |= {
+            f"{D}dp_replicate_size": 1,
+            f"{D}tp_size": layout.tp,
+            f"{D}cp_size": layout.cp,
+            f"{D}pp_size": layout.pp,
+            f"{D}ep_size": layout.ep,
+            f"{D}sequence_parallel": layout.sequence_parallel,
+            f"{D}reshard_after_forward": layout.zero_stage == 3,
+            f"{D}defer_fsdp_grad_sync": layout.pp > 1,
+        }
+    if layout.ep > 1:
+        found[f"{D}moe.reshard_after_forward"] = layout.zero_stage == 3
+    if layout.pp > 1:
+        found |= {
+            f"{PIPE}pp_schedule": SCHEDULES[layout.schedule],
+            f"{PIPE}pp_microbatch_size": layout.micro_batch_size,
+            f"{PIPE}pp_batch_size": local,
+            f"{PIPE}module_fqns_per_model_part": parts_of(plan),
+        }
+    return found | {"dataset.seq_len": sequence_length, "dataset.vocab_size": model.vocab_size}
+
+
+def parts_of(plan: Plan) -> list[list[str]]:
+    """The modules of every virtual stage by the names of Transformers' decoders."""
+    parts = []
+    last = len(plan.virtual_stages) - 1
+    for number, stage in enumerate(plan.virtual_stages):
+        names = [f"model.layers.{layer}" for layer in range(*stage.layers)]
+        if number == 0:
+            names.insert(0, "model.embed_tokens")
+        if number == last:
+            names += ["model.norm", "lm_head"]
+        parts.append([*names, "model.rotary_emb"])
+    return parts
+
+
+def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
+    """The plan that the settings stand for.
+
+    Raises:
+        InvalidInputError: a setting has a value that no plan has, or the number of processes is open.
+    """
+    kind = settings.get(f"{D}strategy")
+    if kind not in ("fsdp2", "ddp"):
+        raise _strange(f"{D}strategy", kind, "fsdp2 or ddp: nothing else is priced here")
+    sharded = kind == "fsdp2"
+    size = {name: settings.degree(f"{D}{name}_size") for name in ("tp", "cp", "pp", "ep")}
+    if settings.get(f"{D}dp_replicate_size") not in (None, 1):
+        found = settings.get(f"{D}dp_replicate_size")
+        raise _strange(f"{D}dp_replicate_size", found, "1: shards inside replicas are no plan here")
+    dp = _replicas(settings, size["tp"] * size["cp"] * size["pp"], world)
+    local = settings.degree("step_scheduler.local_batch_size")
+    several = dp * size["cp"] > 1
+    stage = _zero_stage(settings, size["ep"], size["pp"] > 1) if sharded and several else 0
+    for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "moe.reshard_after_forward"):
+        # They mean nothing to what is not sharded.
+        settings.get(f"{D}{name}")
+    stages, vpp, schedule, micro = _pipeline(settings, model, size["pp"], local)
+    full = settings.get(f"{D}activation_checkpointing")
+    if full not in (True, False, "full"):
+        raise _strange(f"{D}activation_checkpointing", full, "true or false: selective is another than a plan's")
+    layout = Layout(
+        **size,
+        dp=dp,
+        vpp=vpp,
+        micro_batch_size=micro,
+        global_batch_size=settings.degree("step_scheduler.global_batch_size"),
+        sequence_parallel=sharded and size["tp"] > 1 and settings.switch(f"{D}sequence_parallel"),
+        zero_stage=stage,
+        schedule=schedule,
+        overlap_grad_reduce=several and size["pp"] == 1,
+        overlap_param_gather=stage > 1,
+    )
+    settings.get(f"{D}sequence_parallel")
+    held, first = [], 0
+    for count in stages:
+        recompute = Recompute(full=count if full else 0)
+        held.append(VirtualStage(layers=(first, first + count), recompute=recompute))
+        first += count
+    return Plan(layout=layout, virtual_stages=tuple(held))
+
+
+def _zero_stage(settings: Settings, ep: int, pipelined: bool) -> int:
+    """Under a pipeline nothing is sharded until all micro-batches have run: ZeRO 1."""
+    found = settings.get(f"{D}reshard_after_forward")
+    reshard = (found is True) if pipelined else settings.switch(f"{D}reshard_after_forward")
+    if settings.switch(f"{D}defer_fsdp_grad_sync") != pipelined:
+        what = "gradients are whole under a pipeline" if pipelined else "a plan reduces in every micro-batch"
+        raise _strange(f"{D}defer_fsdp_grad_sync", not pipelined, f"{word(pipelined)}: {what}")
+    if pipelined and reshard:
+        raise _strange(
+            f"{D}reshard_after_forward",
+            True,
+            "false: weights gathered for every micro-batch of a pipeline, with whole gradients, are no ZeRO stage",
+        )
+    if ep > 1 and settings.switch(f"{D}moe.reshard_after_forward") != reshard:
+        raise _strange(f"{D}moe.reshard_after_forward", not reshard, "the same as of the other layers")
+    return 1 if pipelined else 3 if reshard else 2
+
+
+def _replicas(settings: Settings, others: int, world: int | None) -> int:
+    found = settings.get(f"{D}dp_size")
+    if isinstance(found, int) and found > 0:
+        return found
+    if world is None:
+        raise InvalidInputError(
+            f"{D}dp_size is left to the number of processes.",
+            "Expected that number, or the size.",
+            "Give --gpus.",
+        )
+    if world % others:
+        raise InvalidInputError(
+            f"{world} processes are no multiple of tp * cp * pp = {others}.",
+            "Expected whole replicas (components/distributed/mesh_utils.py).",
+            "Correct --gpus, or the sizes.",
+        )
+    return world // others
+
+
+def _pipeline(
+    settings: Settings, model: ModelSpec, pp: int, local: int
+) -> tuple[tuple[int, ...], int, Schedule, int]:
+    """Layers of every virtual stage, their number a rank, the schedule, and the micro-batch."""
+    if pp == 1:
+        return (model.num_layers,), 1, "1f1b", local
+    word = str(settings.get(f"{PIPE}pp_schedule")).lower()
+    named = {name.lower(): schedule for schedule, name in SCHEDULES.items()}
+    if word not in named:
+        raise _strange(f"{PIPE}pp_schedule", word, " or ".join(SCHEDULES.values()))
+    settings.get(f"{PIPE}pp_batch_size")
+    parts, each = settings.get(f"{PIPE}module_fqns_per_model_part"), settings.get(f"{PIPE}layers_per_stage")
+    if parts is not None:
+        sizes = _sizes(parts, model)
+    elif each is not None:
+        degree = settings.degree(f"{PIPE}layers_per_stage")
+        sizes = _evenly(model.num_layers, -(-model.num_layers // degree))
+    else:
+        sizes = _evenly(model.num_layers, pp * (2 if named[word] == "interleaved" else 1))
+    if len(sizes) % pp or (len(sizes) > pp) != (named[word] == "interleaved"):
+        raise _strange(f"{PIPE}pp_schedule", word, f"one that has {len(sizes)} virtual stages on {pp} ranks")
+    return sizes, len(sizes) // pp, named[word], settings.degree(f"{PIPE}pp_microbatch_size")
+
+
+def _evenly(layers: int, stages: int) -> tuple[int, ...]:
+    """The first stages hold what is left over (components/distributed/pipelining/functional.py)."""
+    each, more = divmod(layers, stages)
+    return tuple(each + (number < more) for number in range(stages))
+
+
+def _sizes(parts: Any, model: ModelSpec) -> tuple[int, ...]:
+    """Layers of the named modules, which must be all of them in order."""
+    name = f"{PIPE}module_fqns_per_model_part"
+    listed = [[str(one) for one in part] for part in parts] if isinstance(parts, list) else []
+    layers = [re.fullmatch(r".*layers\.(\d+)", one) for part in listed for one in part]
+    numbers = [int(match[1]) for match in layers if match]
+    ends = bool(listed) and any("embed" in one for one in listed[0]) and "lm_head" in listed[-1]
+    if numbers != list(range(model.num_layers)) or not ends:
+        raise _strange(name, f"{len(numbers)} layers", f"all {model.num_layers} layers in order, and both ends")
+    return tuple(sum(bool(re.fullmatch(r".*layers\.\d+", one)) for one in part) for part in listed)
+
+
+def _strange(name: str, value: object, expected: str) -> InvalidInputError:
+    return InvalidInputError(f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name}.")

@@ -1,0 +1,56 @@
+"""What torchtitan, nanotron and DeepSpeed refuse of a whole problem, before any plan of it is looked for."""
+
+from __future__ import annotations
+
+from milpplan.launchers.capabilities import DEEPSPEED, NANOTRON, TORCHTITAN
+from milpplan.launchers.expressible import job_refusals, refuse
+from milpplan.launchers.hf_config import config_of
+from milpplan.launchers.nanotron_settings import model_losses
+from milpplan.launchers.records import Refusal
+from milpplan.launchers.torchtitan_flavors import flavor_of
+from milpplan.specs.problem import Problem
+
+
+def _formats(problem: Problem, kernels: tuple[str, ...], gradients: tuple[str, ...]) -> list[Refusal]:
+    job, found = problem.job, job_refusals(problem)
+    if job.precision != "bf16":
+        found.append(Refusal(f"precision {job.precision}: it computes in bf16"))
+    if job.grad_dtype not in gradients:
+        found.append(Refusal(f"gradients in {job.grad_dtype}: it has them in {' or '.join(gradients)}"))
+    if job.attention_kernel not in kernels:
+        found.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
+    return found
+
+
+def check_torchtitan(problem: Problem, version: str) -> None:
+    """Whether torchtitan can run any plan of a problem.
+
+    Raises:
+        IllegalPlanError: it cannot; all reasons are given.
+    """
+    found = _formats(problem, ("flash",), ("fp32",))
+    if flavor_of(problem.model) is None:
+        found.append(Refusal(f"it knows models by name and flavor, and {problem.model.name} is none of its own"))
+    refuse(TORCHTITAN.name, found)
+
+
+def check_nanotron(problem: Problem, version: str) -> None:
+    """Whether nanotron can run any plan of a problem.
+
+    Raises:
+        IllegalPlanError: it cannot; all reasons are given.
+    """
+    losses = [Refusal(text) for text in model_losses(problem.model)]
+    refuse(NANOTRON.name, [*_formats(problem, ("flash",), ("fp32",)), *losses])
+
+
+def check_deepspeed(problem: Problem, version: str) -> None:
+    """Whether DeepSpeed can run any plan of a problem.
+
+    Raises:
+        IllegalPlanError: it cannot; all reasons are given.
+    """
+    found = _formats(problem, ("flash", "unfused"), ("fp32", "bf16"))
+    if config_of(problem.model) is None:
+        found.append(Refusal(f"{problem.model.name} is none of the dense families that its program builds"))
+    refuse(DEEPSPEED.name, found)

@@ -1,0 +1,144 @@
+"""``restrict``: a problem whose space holds only what one launcher can run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from milpplan.errors import IllegalPlanError, UnknownNameError
+from milpplan.launchers.accelerate_export import check_problem as check_accelerate
+from milpplan.launchers.automodel_export import check_problem as check_automodel
+from milpplan.launchers.bridge_export import check_problem as check_bridge
+from milpplan.launchers.capabilities import CAPABILITIES, Capability
+from milpplan.launchers.megatron_plan import check_problem as check_megatron
+from milpplan.launchers.problem_checks import check_deepspeed, check_nanotron, check_torchtitan
+from milpplan.specs.problem import Problem, Space
+from milpplan.specs.reading import shown
+
+Check = Callable[[Problem, str], None]
+CHECKS: dict[str, Check] = {
+    "megatron": check_megatron,
+    "megatron-bridge": check_bridge,
+    "accelerate": check_accelerate,
+    "automodel": check_automodel,
+    "torchtitan": check_torchtitan,
+    "nanotron": check_nanotron,
+    "deepspeed": check_deepspeed,
+}
+"""What a target refuses of a whole problem: its models, jobs and clusters."""
+
+
+def restrict(problem: Problem, target: str, version: str | None = None) -> Problem:
+    """The problem with the space that a launcher can run: values of the layout, rules on several of them, sizes of
+    stages and counts of recomputed layers. Every plan of it can be exported to the launcher; what was narrowed
+    before stays narrow.
+
+    Args:
+        problem: what is asked.
+        target: a name of ``CAPABILITIES``.
+        version: one of the launcher's versions; None: its first.
+
+    Raises:
+        UnknownNameError: no such launcher, or no such version of it.
+        IllegalPlanError: it can run no plan of the problem; the message says why.
+    """
+    capability = capability_named(target, "--target")
+    chosen = version_of(capability, version)
+    if problem.inference:
+        raise IllegalPlanError(
+            f"The job is inference, and the target {capability.name}.",
+            "Expected a job of training: the launchers here train.",
+            "Leave --target or --inference out.",
+        )
+    if problem.other_hardware:
+        names = ", ".join(hardware.name for hardware in problem.node_types)
+        raise IllegalPlanError(
+            f"The cluster has several node types ({names}), and the target is {capability.name}.",
+            "Expected nodes of one type: launchers start them in any order.",
+            "Leave --target out, or name one of these types alone.",
+        )
+    if target in CHECKS:
+        CHECKS[target](problem, chosen)
+    changes = _values(problem, capability)
+    changes |= {"target": target, "target_version": chosen, "recompute": _modes(problem, capability)}
+    if capability.stages == "equal":
+        changes["kind"] = "uniform"
+    elif problem.space.recompute_counts != "alike":
+        changes["recompute_counts"] = capability.recompute_counts
+    return problem.model_copy(update={"space": problem.space.model_copy(update=changes)})
+
+
+def capability_named(name: str, option: str) -> Capability:
+    """What the launcher of a name can run.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    whole = [known for known, capability in CAPABILITIES.items() if capability.complete]
+    if name in CAPABILITIES and name not in whole:
+        raise UnknownNameError(
+            f"{option} {name}: it is not declared well enough to search its plans alone.",
+            f"Expected one of {', '.join(whole)}.",
+            f"Solve without {option}, and fix what `milpplan export --to {name}` asks for.",
+        )
+    if name not in CAPABILITIES:
+        close = difflib.get_close_matches(name.lower(), whole, n=1, cutoff=0.5)
+        raise UnknownNameError(
+            f"{option} {shown(name)} does not exist.",
+            f"Expected one of {', '.join(whole)}.",
+            f"Did you mean {close[0]}?" if close else "Give one of these names.",
+        )
+    return CAPABILITIES[name]
+
+
+def version_of(capability: Capability, version: str | None) -> str:
+    """The version of a launcher; the newest where none is named.
+
+    Raises:
+        UnknownNameError: it is not known.
+    """
+    if version is not None and version not in capability.versions:
+        raise UnknownNameError(
+            f"--target-version {shown(version)} of {capability.name} is not known.",
+            f"Expected one of {', '.join(capability.versions)}.",
+            "Give one of these versions, or leave the option out.",
+        )
+    return version or capability.versions[0]
+
+
+def _values(problem: Problem, capability: Capability) -> dict[str, Any]:
+    """The values of every limited field that both the space and the launcher have."""
+    found: dict[str, Any] = {}
+    for name, limit in capability.limits_of(problem).items():
+        if name not in Space.model_fields:
+            continue
+        asked = getattr(problem.space, name)
+        values = limit.values if asked is None else tuple(value for value in asked if value in limit.values)
+        if not values:
+            raise _nothing_left(capability, name, asked, limit.values, limit.why)
+        found[name] = values
+    return found
+
+
+def _modes(problem: Problem, capability: Capability) -> tuple[str, ...]:
+    has = capability.modes(problem)
+    modes = tuple(mode for mode in problem.space.recompute if mode in has)
+    if not modes:
+        why = f"{capability.name} has no other recomputation of this model's layers"
+        raise _nothing_left(capability, "recompute", problem.space.recompute, has, why)
+    return modes
+
+
+def _nothing_left(
+    capability: Capability, name: str, asked: tuple[object, ...], has: tuple[object, ...], why: str
+) -> IllegalPlanError:
+    return IllegalPlanError(
+        f"The space has {name} {_listed(asked)}, which {capability.name} does not have: {why}.",
+        f"Expected {name} {_listed(has)}.",
+        f"Leave {name} free, or give another --target.",
+    )
+
+
+def _listed(values: tuple[object, ...]) -> str:
+    return " or ".join(str(value).lower() for value in values)

@@ -1,0 +1,122 @@
+"""Megatron-Bridge: plans come back from its overrides, and what overrides leave open or cannot say is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milpplan import Plan, Problem
+from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers import bridge_export, bridge_import
+from milpplan.launchers.bridge_names import CONSTANT, NAMES
+from milpplan.launchers.megatron_import import Imported
+from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case
+from tests.launchers.test_megatron_round_trip import assert_same
+
+KEPT = Path(__file__).parents[1] / "data" / "launchers"
+VERSION = "0.3.1"
+
+
+def script_of(problem: Problem, plan: Plan) -> str:
+    """The script of a plan."""
+    launch = bridge_export.exported(problem, plan, VERSION)
+    return bridge_export.files_of(launch, "0")[bridge_export.SCRIPT]
+
+
+def read(problem: Problem, text: str) -> Imported:
+    """What a script says."""
+    return bridge_import.imported(text, "run.sh", problem.hardware, model=problem.model)
+
+
+def without_ring(case: tuple[Problem, Plan]) -> tuple[Problem, Plan]:
+    """The same plan without tiles."""
+    problem, plan = case
+    layout = plan.layout.model_copy(update={"tp_overlap": "none"})
+    return problem, plan.model_copy(update={"layout": layout})
+
+
+def test_random_plans_come_back() -> None:
+    """Of random plans of Megatron-LM's every one comes back equal, or is refused with what to do."""
+    told, refusals = 0, []
+    for seed in range(40):
+        problem, plan = without_ring(random_case(seed))
+        job = problem.job.model_copy(update={"grad_dtype": "fp32"})
+        problem = problem.model_copy(update={"job": job})
+        try:
+            text = script_of(problem, plan)
+        except IllegalPlanError as error:
+            refusals.append(error)
+            continue
+        found = bridge_import.imported(text, "run.sh", problem.hardware)
+        assert_same(problem, plan, found.problem, found.plan)
+        told += 1
+    assert told >= 15
+    assert all(error.expected and error.do for error in refusals)
+
+
+@pytest.mark.parametrize("name", ["llama3-70b-uneven", "mixtral-8x7b-sharded"])
+def test_kept_script(name: str) -> None:
+    """The script of a named plan is the kept one, and says the plan."""
+    problem, plan = without_ring(NAMED[name]())
+    text = script_of(problem, plan)
+    assert text == (KEPT / f"{name}.bridge-sh").read_text(encoding="utf-8")
+    assert read(problem, text).plan == plan
+
+
+def test_latent_attention_takes_its_recipe() -> None:
+    """A model with latent attention and fp8 weights starts from a recipe that has it."""
+    problem, plan = deepseek()
+    software = problem.hardware.software.model_copy(update={"fp8_weights_only": True})
+    problem = problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"software": software})})
+    text = script_of(problem, plan)
+    assert "deepseek_v3_pretrain_config" in text
+    assert "mixed_precision=bf16_with_fp8_current_scaling_mixed" in text
+    assert read(problem, text).plan == plan
+
+
+@pytest.mark.parametrize("key", [name.keys[0] for name in NAMES if name.part == "all"][::6])
+def test_what_the_recipe_would_decide_is_refused(key: str) -> None:
+    """Without one of the settings of a plan it depends on the recipe, and the import names it."""
+    problem, plan = without_ring(llama_uneven())
+    kept = [line for line in script_of(problem, plan).splitlines() if f"{key}=" not in line]
+    with pytest.raises(InvalidInputError, match=key):
+        read(problem, "\n".join(kept))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("comm_overlap=null", "comm_overlap.tp_comm_overlap=true"),
+        ("model.mtp_num_layers=null", "model.mtp_num_layers=1"),
+        ("model.num_layers=80", "model.num_layers=$LAYERS"),
+        ("mixed_precision=bf16_mixed", "mixed_precision=fp16_mixed"),
+        ("dist.use_megatron_fsdp=false", "dist.use_megatron_fsdp=true"),
+        ("train.micro_batch_size=1", "train.micro_batch_size=3"),
+        ("model.should_pad_vocab=true", "model.should_pad_vocab=true model.delay_wgrad_compute=true"),
+    ],
+)
+def test_unpriced_and_contradicting_settings_are_refused(old: str, new: str) -> None:
+    """What changes the cost and is not priced, or contradicts itself or Megatron-Core's rules, is refused."""
+    problem, plan = without_ring(llama_uneven())
+    text = script_of(problem, plan)
+    assert old in text
+    with pytest.raises(MilpplanError) as error:
+        read(problem, text.replace(old, new))
+    assert error.value.do
+
+
+def test_what_no_override_says_is_refused() -> None:
+    """A ring of tiles and gradients in bf16 have no override that stands by itself."""
+    problem, plan = llama_uneven()
+    with pytest.raises(IllegalPlanError, match="tp_overlap"):
+        script_of(problem, plan)
+    job = problem.job.model_copy(update={"grad_dtype": "bf16"})
+    with pytest.raises(IllegalPlanError, match="bf16"):
+        script_of(problem.model_copy(update={"job": job}), without_ring((problem, plan))[1])
+
+
+def test_settings_have_one_name() -> None:
+    """No setting is written for two flags, or both for a flag and switched off."""
+    keys = [key for name in NAMES for key in name.keys] + list(CONSTANT)
+    assert len(keys) == len(set(keys))
