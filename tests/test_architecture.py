@@ -41,7 +41,15 @@ ALLOWED = {
         "milpplan.communication.rank_lists",
         "milpplan.switching",
     ),
-    "milpplan.optimize": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize"),
+    # What launchers can run is declared once, and restricts spaces as well as exports.
+    "milpplan.optimize": (
+        *BASE,
+        "milpplan.specs",
+        "milpplan.costs",
+        "milpplan.launchers.capabilities",
+        "milpplan.launchers.space_rules",
+        "milpplan.optimize",
+    ),
     "milpplan.graph": (*BASE, *SOLVER_ROOM, "milpplan.graph"),
     # Programs and backends only: groups know strategies by their times, not how a model has them.
     "milpplan.groups": (

@@ -20,6 +20,7 @@ from milpplan.specs.problem import (
     MAX_GPUS,
     MAX_SEQUENCE,
     MIXINGS,
+    NOT_LISTS,
     SPACES,
     Job,
     Problem,
@@ -35,7 +36,7 @@ OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
 OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_FIXABLE = tuple(name for name in Space.model_fields if name != "kind")
+_FIXABLE = tuple(name for name in Space.model_fields if name not in NOT_LISTS)
 
 
 def whole(text: str, option: str, most: int, or_else: str = "") -> int:

@@ -16,7 +16,7 @@ from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bound
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult
 from milpplan.specs.plan import Layout
-from milpplan.specs.problem import Problem, Space
+from milpplan.specs.problem import NOT_LISTS, Problem, Space
 from milpplan.units import NS_PER_S
 
 Forbidden = tuple[Mapping[str, object], ...]
@@ -154,7 +154,7 @@ def shorter_sequences(problem: Problem) -> Iterator[tuple[str, Problem]]:
 def unrestricted(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Without one of the restrictions that the space puts on the degrees and switches."""
     for name in Space.model_fields:
-        if name in ("kind", "recompute"):
+        if name in NOT_LISTS or name == "recompute":
             continue
         values, default = getattr(problem.space, name), getattr(Space(), name)
         if values is not None and values != default:

@@ -10,6 +10,8 @@
     rank_fits            bytes at every live vector of every rank <= capacity
     rank_fits_on_host    the same on the host, where something is offloaded
     rank_recomputes_enough  a rank's recomputation >= the least that fits, where the layers are fixed
+    stage_recomputes_block  min(n, most_j) / most_j * sum_k n_jk <= sum_k f_jk <= n, where the first n layers of
+                         every virtual stage are recomputed
     critical_path        z >= path(x)                                                      for every path
 
 It forgets integrality, the order of kinds, and all but the mean of the replayed bytes, so its optimum bounds every
@@ -165,6 +167,7 @@ class CompactRelaxation:
             self._memory(),
             *self._host(),
             self._recomputed(),
+            *self._blocks(),
         ]
         return Program(
             "compact",
@@ -319,6 +322,27 @@ class CompactRelaxation:
             matrix[rank][:, stages] = -(-backward // unit)
             lower[rank] = -(-(least - int(self.empty[Term.BACKWARD, stages].sum())) // unit)
         return Rows.dense([f"rank_recomputes_enough[{rank}]" for rank in range(P)], matrix.reshape(P, -1), lower)
+
+    def _blocks(self) -> list[Rows]:
+        """stage_recomputes_block: of n_j <= most_j layers the first n are recomputed, min(n, n_j), which is no
+        less than the chord between no layer and the most."""
+        block = self.setting.first_full
+        if block is None:
+            return []
+        _, J, K = self.slope.shape[1:]
+        enough = np.zeros((J, 3, J, K), dtype=np.int64)
+        no_more = np.zeros_like(enough)
+        for j in range(J):
+            most = max(1, self.setting.max_layers(j))
+            enough[j, 1, j], enough[j, 0, j] = most, -min(block, most)
+            no_more[j, 1, j] = 1
+        stages = range(J)
+        return [
+            Rows.dense([f"stage_recomputes_block[{j}]" for j in stages], enough.reshape(J, -1), 0, INFINITY),
+            Rows.dense(
+                [f"stage_recomputes_no_more[{j}]" for j in stages], no_more.reshape(J, -1), MINUS_INFINITY, block
+            ),
+        ]
 
     def item_prices(self, program: Program, duals: FloatArray) -> tuple[float, FloatArray]:
         """(bound, prices [3, J, K]) in units: every plan of the layout has z >= bound + sum prices * counts.

@@ -30,6 +30,7 @@ from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, ChoiceProgr
 from milpplan.optimize.kelley import Attempt, Counters, compact_rounds, menu_rounds, try_choice
 from milpplan.optimize.menus import Menu, Setting
 from milpplan.optimize.program import Program
+from milpplan.optimize.recompute_parts import PartKey, part_key
 from milpplan.optimize.resolution import Resolution
 from milpplan.optimize.result import Fate, SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
@@ -68,8 +69,12 @@ class LayoutSolver:
     counters: Counters = field(default_factory=Counters)
     known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
     """Paths by graph: they hold for every layout with the same graph."""
-    trees: dict[Layout, Tree] = field(default_factory=dict)
-    """Layouts with free interleaved splits that are not decided yet."""
+    trees: dict[tuple[Layout, PartKey], Tree] = field(default_factory=dict)
+    """Layouts, and their parts, with free interleaved splits that are not decided yet."""
+
+    def unfinished(self, layout: Layout) -> bool:
+        """Whether more effort on a layout goes on where the last one ended."""
+        return any(place == layout for place, _ in self.trees)
 
     def resolve(self, setting: Setting, cutoff_ns: int, bound_ns: int, effort: int = 1) -> Resolution:
         """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best one within the gap.
@@ -128,15 +133,15 @@ class LayoutSolver:
 
     def _tree(self, attempt: Attempt, nodes: int) -> Fate:
         """Branch and bound over the layers of the virtual stages."""
-        layout, programs = attempt.setting.layout, self.counters.integer_programs
-        if layout not in self.trees:
-            self.trees[layout] = Tree(attempt, self._split)
-        self.trees[layout].run(attempt, nodes)
-        if not self.trees[layout].heap:
-            del self.trees[layout]
+        part, programs = (attempt.setting.layout, part_key(attempt.setting)), self.counters.integer_programs
+        if part not in self.trees:
+            self.trees[part] = Tree(attempt, self._split)
+        self.trees[part].run(attempt, nodes)
+        if not self.trees[part].heap:
+            del self.trees[part]
         if not attempt.closed:
             return "open"
-        self.trees.pop(layout, None)
+        self.trees.pop(part, None)
         return "solved" if self.counters.integer_programs > programs else "relaxed"
 
     def _split(self, part: Attempt, split: tuple[int, ...]) -> None:

@@ -9,7 +9,6 @@ core/pipeline_parallel/schedules.py at d98e8a64.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from milpplan.optimize.replica_rules import (
 )
 from milpplan.optimize.sieve import Sieve, not_forbidden
 from milpplan.optimize.stage_rules import SPLIT_RULES, max_virtual_stages, schedule_rules, stage_rules
+from milpplan.optimize.target_rules import target_crossed_rules, target_rules, target_sharding_rules
 from milpplan.specs.model import DenseMlp, MixtureOfExperts
 from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, Layout
 from milpplan.specs.problem import Problem, Space
@@ -196,7 +196,8 @@ def _pipelines(problem: Problem, sieve: Sieve) -> Columns:
     sieve.enumerated += len(columns["vpp"]) * len(schedules)
     # Rules that do not look at the schedule come before it: each row then stands for all schedules.
     columns = sieve.sift(columns, SPLIT_RULES, stand_for=len(schedules))
-    return dict(sieve.sift(cross(columns, "schedule", schedules), schedule_rules(problem)))
+    rules = schedule_rules(problem) | target_rules(problem)
+    return dict(sieve.sift(cross(columns, "schedule", schedules), rules))
 
 
 def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
@@ -266,7 +267,10 @@ def _shardings(
     for switch in ("overlap_grad_reduce", "overlap_param_gather"):
         values = sorted({int(value) for value in getattr(space, switch)})
         choices = cross(choices, switch, np.array(values, dtype=np.int64))
-    rules = SHARDING_RULES | INFERENCE_RULES | {"dominated_by_overlap": _dominated_by_overlap}
+    rules = SHARDING_RULES | INFERENCE_RULES | target_sharding_rules(problem)
+    if not target_crossed_rules(problem):
+        # Else the twin with the overlap may be none that the target has.
+        rules |= {"dominated_by_overlap": _dominated_by_overlap}
     replicated = columns["cp"] * columns["dp"] > 1
     size, legal, counts = len(choices["zero_stage"]), [], (int(replicated.sum()), int((~replicated).sum()))
     for has_replicas, count in zip((True, False), counts, strict=True):
@@ -290,18 +294,10 @@ def _shardings(
     )
     if crossed.families.any_of("replica_micro_batches"):
         crossed = meeting_once(sieve, crossed)
-    return _without(problem, sieve, crossed, forbidden) if forbidden else crossed
-
-
-def _without(
-    problem: Problem, sieve: Sieve, space: LayoutSpace, forbidden: tuple[Mapping[str, Any], ...]
-) -> LayoutSpace:
-    """The space without the layouts that the caller forbids."""
-    columns: Columns = {field.name: getattr(space.columns, field.name) for field in fields(LayoutColumns)}
-    columns["row"] = np.arange(len(space))
-    kept = sieve.keep(columns, {"forbidden_by_caller": lambda p, c: not_forbidden(c, forbidden)})["row"]
-    kept = kept if space.kept is None else space.kept[kept]
-    return replace(space, kept=kept, rejected=sieve.rejected, enumerated=sieve.enumerated)
+    more = target_crossed_rules(problem)
+    if forbidden:
+        more["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
+    return sieve.narrowed(crossed, more) if more else crossed
 
 
 def _allowed(values: tuple[int, ...] | None, candidates: IntArray) -> IntArray:

@@ -92,6 +92,8 @@ class Setting:
     """(fewest, most) layers of all chunks of every rank together, [P]."""
     capacities: tuple[int, ...] = ()
     """Bytes that each rank can hold, [P]; empty where all are alike."""
+    first_full: int | None = None
+    """So many first layers of every virtual stage are recomputed wholly, the others not; None: any counts."""
 
     @staticmethod
     def of(problem: Problem, layout: Layout, costs: RankCosts, capacity_bytes: int) -> Setting:
@@ -264,6 +266,8 @@ def _affordable(
 
 def _recompute_choices(setting: Setting, num_layers: int) -> tuple[IntArray, IntArray]:
     """Every (full, selective) pair the space allows for a number of layers."""
+    if setting.first_full is not None:
+        return np.array([min(setting.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
     modes = setting.problem.recompute_modes
     grid = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
     full, selective = grid[0], grid[1]

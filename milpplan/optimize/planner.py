@@ -24,7 +24,7 @@ from milpplan.optimize.search import Search
 from milpplan.optimize.solution import Backend
 from milpplan.optimize.wider import bound_of_any_chunks
 from milpplan.specs.plan import Layout, Plan
-from milpplan.specs.problem import ANY_SPLIT_LAYERS, Job, Problem, Space
+from milpplan.specs.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Job, Problem, Space
 from milpplan.units import NS_PER_S, gpu_hours
 
 WITNESSES = {
@@ -79,7 +79,7 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
     Raises:
         InvalidInputError: a name or value that no layout has.
     """
-    known = set(Space.model_fields) - {"kind"}
+    known = set(Space.model_fields) - NOT_LISTS
     for name in values:
         if name not in known:
             raise InvalidInputError(

@@ -9,9 +9,11 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.layers import Phase
+from milpplan.costs.pipeline import Term
 from milpplan.costs.schedule import LiveProfile, held_bytes
 from milpplan.costs.stages import StageMemo, StageOptions
 from milpplan.optimize.menus import Setting
+from milpplan.optimize.recompute_parts import in_parts
 from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
 
@@ -140,6 +142,8 @@ def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = Non
     kinds = setting.problem.model.layer_kinds
     if int(layers.sum()) != len(kinds):
         return None
+    if setting.first_full is not None or in_parts(setting.problem):
+        return _alike_plan(setting, layers, memo or StageMemo(setting.layout, setting.costs))
     P, v = setting.layout.pp, setting.layout.vpp
     ends = np.cumsum(layers)
     starts = ends - layers
@@ -167,10 +171,66 @@ def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = Non
             excess, live = state.worst()
         for chunk, j in enumerate(stages):
             recompute[j] = Recompute(full=state.full[chunk], selective=state.selective[chunk])
+    return _plan(setting, layers, recompute)
+
+
+def _plan(setting: Setting, layers: IntArray, recompute: list[Recompute]) -> Plan:
+    ends = np.cumsum(layers)
     return Plan(
         layout=setting.layout,
         virtual_stages=tuple(
-            VirtualStage(layers=(int(start), int(end)), recompute=choice)
-            for start, end, choice in zip(starts, ends, recompute, strict=True)
+            VirtualStage(layers=(int(end - size), int(end)), recompute=choice)
+            for size, end, choice in zip(layers, ends, recompute, strict=True)
         ),
     )
+
+
+def _alike_plan(setting: Setting, layers: IntArray, memo: StageMemo) -> Plan | None:
+    """The plan with one recompute setting for all stages that fits and recomputes for the shortest time."""
+    modes, most = setting.problem.recompute_modes, int(layers.max())
+    if setting.first_full is not None:
+        blocks = [setting.first_full]
+    else:
+        by_block = setting.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes)
+        blocks = [0] * ("none" in modes) + list(range(1, most)) * by_block + [most] * ("full" in modes)
+    tried = [_blocks(layers, _first_that_fits(setting, layers, memo, blocks))] if blocks else []
+    if "selective" in modes and setting.first_full is None:
+        tried.append([Recompute(selective=int(size)) for size in layers])
+    found: list[tuple[int, list[Recompute]]] = []
+    for recompute in tried:
+        spent = _spent_if_it_fits(setting, layers, memo, recompute)
+        if spent is not None:
+            found.append((spent, recompute))
+    return _plan(setting, layers, min(found, key=lambda entry: entry[0])[1]) if found else None
+
+
+def _blocks(layers: IntArray, block: int) -> list[Recompute]:
+    return [Recompute(full=min(block, int(size))) for size in layers]
+
+
+def _first_that_fits(setting: Setting, layers: IntArray, memo: StageMemo, blocks: list[int]) -> int:
+    """The first block that fits, by halving: more recomputed layers hold less (but for what one of them replays).
+    The last one where none does."""
+    low, high = 0, len(blocks) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _spent_if_it_fits(setting, layers, memo, _blocks(layers, blocks[middle])) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return blocks[low]
+
+
+def _spent_if_it_fits(
+    setting: Setting, layers: IntArray, memo: StageMemo, recompute: list[Recompute]
+) -> int | None:
+    """Nanoseconds of all backwards together; None where a rank does not fit."""
+    kinds, ends, spent = setting.problem.model.layer_kinds, np.cumsum(layers), 0
+    for rank, stages in enumerate(setting.layout.rank_stages):
+        held = [list(kinds[int(ends[j] - layers[j]) : int(ends[j])]) for j in stages]
+        full, selective = [recompute[j].full for j in stages], [recompute[j].selective for j in stages]
+        state = _Rank(setting, memo, rank, held, full, selective)
+        if state.worst()[0] > 0:
+            return None
+        spent += sum(int(state.options(chunk).terms[Term.BACKWARD, 0]) for chunk in range(len(stages)))
+    return spent

@@ -18,6 +18,8 @@ from milpplan.optimize.layout_solver import AIM, LayoutSolver
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.longest import longest_step_ns
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
+from milpplan.optimize.part_solving import PartBounds, resolve_in_parts
+from milpplan.optimize.recompute_parts import in_parts, recomputes_as_declared
 from milpplan.optimize.replica_solver import resolve_replicas
 from milpplan.optimize.result import FATES, Fate, LayoutFates, Progress
 from milpplan.optimize.splits import even_splits, layer_bounds
@@ -71,6 +73,7 @@ class Search:
     queue: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts about to be looked at, in order."""
     block: dict[int, tuple[AnyTable, int]] = field(default_factory=dict)
+    part_bounds: PartBounds = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         families, count = self.space.families, len(self.space)
@@ -291,9 +294,8 @@ class Search:
             # A layout without a tree has been decided, or given up.
             self.queue = self._by_value(self.candidates, self.values(self.candidates))
             if effort > 1:
-                self.queue = np.array(
-                    [row for row in self.queue.tolist() if self._unfinished(row)], dtype=np.int64
-                )
+                unfinished = [row for row in self.queue.tolist() if self.solver.unfinished(self.space.at(row))]
+                self.queue = np.array(unfinished, dtype=np.int64)
             if effort:
                 own = self.queue == self.best_row
                 self.queue = np.concatenate([self.queue[own], self.queue[~own]])
@@ -306,10 +308,6 @@ class Search:
                     return
                 self._resolve(row, effort)
 
-    def _unfinished(self, row: int) -> bool:
-        """Whether more effort goes on where the last one ended."""
-        return self.space.at(row) in self.solver.trees
-
     def _resolve(self, row: int, effort: int) -> None:
         layout = self.space.at(row)
         settings = settings_of(self.problem, layout, self._costs(row))
@@ -317,6 +315,8 @@ class Search:
         limit, bound = min(cutoff, longest), int(self.bounds_ns[row])
         if layout.replica_micro_batches:
             resolution = resolve_replicas(self.solver, layout, settings, limit, bound, effort)
+        elif in_parts(self.problem):
+            resolution = resolve_in_parts(self.solver, self.part_bounds, settings[0], limit, bound, effort)
         else:
             resolution = self.solver.resolve(settings[0], limit, bound, effort)
         self.bounds_ns[row] = max(self.bounds_ns[row], float(resolution.bound_ns))
@@ -348,13 +348,9 @@ def in_space(problem: Problem, plan: Plan) -> bool:
     splits = even_splits(problem, plan.layout)
     if splits is not None and tuple(stage.num_layers for stage in plan.virtual_stages) not in splits:
         return False
-    for stage, (least, most) in zip(plan.virtual_stages, bounds, strict=True):
-        full, selective = stage.recompute.full, stage.recompute.selective
-        plain = stage.num_layers - full - selective
-        used = {"none": plain, "selective": selective, "full": full}
-        if not least <= stage.num_layers <= most or any(used[m] and m not in modes for m in used):
-            return False
-    return True
+    sizes = [stage.num_layers for stage in plan.virtual_stages]
+    held = all(least <= size <= most for size, (least, most) in zip(sizes, bounds, strict=True))
+    return held and recomputes_as_declared(problem, plan)
 
 
 def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatArray, FloatArray]:

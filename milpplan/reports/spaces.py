@@ -5,7 +5,7 @@ from __future__ import annotations
 from milpplan.plugins import plugin_title
 from milpplan.specs.hardware import OWN_COST_MODEL
 from milpplan.specs.plan import RANK_ORDERS
-from milpplan.specs.problem import Problem, Space
+from milpplan.specs.problem import NOT_LISTS, Problem, Space
 from milpplan.version import __version__
 
 
@@ -25,12 +25,16 @@ def space_text(problem: Problem) -> str:
     """Kind of the space and everything that narrows it, e.g. ``space free (interleaved layers even; tp 8)``."""
     space, default = problem.space, Space()
     narrowed = []
+    if space.target is not None:
+        narrowed.append(f"what {space.target} {space.target_version or ''}".rstrip() + " can run")
+    if space.kind == "free" and space.recompute_counts != "any":
+        narrowed.append(f"recompute counts {space.recompute_counts}")
     if space.kind == "free":
         narrowed.append(f"interleaved layers {problem.interleaved_layers}")
     if space.vpp is None and space.vpp_values != default.vpp_values:
         narrowed.append(f"vpp {space.vpp_values}")
     for name in Space.model_fields:
-        if name in ("kind", "interleaved_layers", "vpp_values"):
+        if name in NOT_LISTS:
             continue
         value = getattr(space, name)
         if name == "rank_order" and set(value) == set(RANK_ORDERS):

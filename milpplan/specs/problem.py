@@ -110,6 +110,11 @@ class Space(Record):
     and the ends at most ceil; ``auto`` is ``any`` for models of at most ``ANY_SPLIT_LAYERS`` layers, whose proofs
     take seconds, and ``even`` for larger ones. ``vpp_values`` = ``all`` offers every number of virtual stages a
     rank; ``distinct`` only those that make the largest chunk smaller than any smaller number does.
+
+    In the free space ``recompute_counts`` says how recomputation may differ between virtual stages: ``any``;
+    ``alike``: one mode for all layers; ``block``: that, or the first n layers of every virtual stage wholly (all
+    of a shorter one), with one n. ``target`` names a launcher (``launchers.capabilities.CAPABILITIES``) whose
+    rules every layout keeps, ``target_version`` its version; ``launchers.restriction.restrict`` sets all three.
     """
 
     kind: Literal["uniform", "free"] = "free"
@@ -147,7 +152,15 @@ class Space(Record):
         "selective",
         "full",
     )
+    recompute_counts: Literal["any", "alike", "block"] = "any"
+    target: str | None = None
+    target_version: str | None = None
 
+
+NOT_LISTS: Final = frozenset(
+    ("kind", "interleaved_layers", "vpp_values", "recompute_counts", "target", "target_version")
+)
+"""Fields of a space that are no lists of values."""
 
 SPACES: Final = {"uniform": Space(kind="uniform"), "free": Space(), "any": Space(interleaved_layers="any")}
 """The spaces that have a name of their own."""
