@@ -109,6 +109,28 @@ Allow = Annotated[
         "replicas (of different make, on two node types), or all. Repeatable.",
     ),
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="Only plans that this launcher can run: megatron, and the other names of `export --to`.",
+        show_default="any plan",
+    ),
+]
+TargetVersion = Annotated[
+    str | None,
+    typer.Option("--target-version", metavar="V", help="Its version.", show_default="the newest known"),
+]
+PriceLimit = Annotated[
+    float,
+    typer.Option(
+        "--price-limit",
+        metavar="S",
+        min=0.0,
+        help="With --target: seconds to prove what the restriction costs; 0 does not ask.",
+    ),
+]
 Forbid = Annotated[
     list[str] | None,
     typer.Option("--forbid", metavar="NAME=VALUE,...", help="Forbid such layouts, as tp=8,pp=4. Repeatable."),

@@ -8,8 +8,10 @@ from pathlib import Path
 from milpplan.cli import arguments, candidates, solving
 from milpplan.cli.calculon import Files, problem_of
 from milpplan.cli.outcome import ExitCode
+from milpplan.errors import InvalidInputError
 from milpplan.optimize.result import SolveOptions
 from milpplan.specs.problem import Problem
+from milpplan.specs.reading import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,9 @@ class SolveWords:
     fix: list[str] | None
     allow: list[str] | None
     forbid: list[str] | None
+    target: str | None
+    target_version: str | None
+    price_limit: float
     objective: str
     deadline_hours: float | None
     deadline_days: float | None
@@ -47,7 +52,22 @@ class SolveWords:
     as_json: bool
 
     def problem(self, hardware: str | None) -> Problem:
-        """The problem on one kind of hardware."""
+        """The problem on one kind of hardware, with the space that ``--target`` can run."""
+        from milpplan.launchers.restriction import restrict
+
+        whole = self.whole(hardware)
+        if self.target is not None:
+            return restrict(whole, self.target, self.target_version)
+        if self.target_version is not None:
+            raise InvalidInputError(
+                f"--target-version is {shown(self.target_version)}, without --target.",
+                "Expected the launcher that it is a version of.",
+                "Add --target, or leave --target-version out.",
+            )
+        return whole
+
+    def whole(self, hardware: str | None) -> Problem:
+        """The problem on one kind of hardware, for any launcher."""
         job = {
             "gpus": self.gpus,
             "global_batch": self.global_batch,
@@ -85,5 +105,6 @@ def run(words: SolveWords) -> ExitCode:
     options = words.options(problem)
     if len(names) > 1:
         return candidates.run(names, words.problem, price_of, options, words.out, words.as_json)
-    asked = solving.Asked(words.check_ends, price_of.get(names[0]))
+    whole = words.whole(names[0] or None) if words.target is not None and words.price_limit else None
+    asked = solving.Asked(words.check_ends, price_of.get(names[0]), whole, words.price_limit)
     return solving.run(problem, options, words.out, words.as_json, asked)

@@ -21,6 +21,7 @@ from milpplan.optimize.explain import explain
 from milpplan.optimize.layouts import broken_rules
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, SolveOptions
+from milpplan.optimize.target_price import target_price
 from milpplan.reports.document import document_text, read_plan, result_document, simulation_document
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.terminal import simulation_report, solve_report
@@ -36,11 +37,14 @@ MAX_WORK_ITEMS = 33_554_432
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to say beside the plan: whether it is best at both ends of the hardware's uncertainty too, and what the
-    whole run costs at a price of an accelerator-hour."""
+    """What to say beside the plan: whether it is best at both ends of the hardware's uncertainty too, what the
+    whole run costs at a price of an accelerator-hour, and what the restriction to a launcher costs (``whole`` is
+    the problem without it, solved for so many seconds)."""
 
     check_ends: bool = False
     price_per_gpu_hour: float | None = None
+    whole: Problem | None = None
+    whole_limit_s: float = 0.0
 
 
 def run(
@@ -53,6 +57,9 @@ def run(
         check_writable(out)
     with shown_progress(problem.job.objective) as callback, within_range():
         result = solve(problem, replace(options, callback=callback))
+        if asked.whole is not None and not result.message:
+            found = target_price(result, asked.whole, options, asked.whole_limit_s)
+            result = replace(result, target_price=found)
         bar, robust = _uncertainty(result, options, asked.check_ends)
         known = _evidence(result)
     totals = run_totals(result, asked.price_per_gpu_hour)

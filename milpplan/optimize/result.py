@@ -92,6 +92,21 @@ class SolverWork:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetPrice:
+    """What the restriction to a launcher's plans costs: the best plan found in the whole space takes
+    ``objective``, and none of it less than ``objective_bound``. The launcher's best takes between
+    ``least_fraction`` and ``most_fraction`` more than that of the whole space, proved. ``status`` and
+    ``wall_time_s`` are of the whole space's solve."""
+
+    objective: float
+    objective_bound: float
+    least_fraction: float
+    most_fraction: float
+    status: Status
+    wall_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlanResult:
     """The best plan found and what is proved about it.
 
@@ -122,6 +137,8 @@ class PlanResult:
     """Where the space has even interleaved chunks only: a proved bound of the objective, in its unit, over chunks
     of any size as well."""
     details: dict[str, Any] = field(default_factory=dict)
+    target_price: TargetPrice | None = None
+    """Where the space is restricted to a launcher, and the whole space was solved as well."""
 
     @property
     def any_chunks_gap(self) -> float | None:

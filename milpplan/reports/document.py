@@ -23,6 +23,7 @@ from milpplan.reports.insight_document import ExplanationDocument
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.reports.run_totals import RunDocument, run_document
 from milpplan.reports.spaces import scope_text
+from milpplan.reports.targets import TargetDocument, target_document
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import parse_json, read_text, validated
@@ -128,6 +129,7 @@ class ResultDocument(Record):
     lower_bound_s: float | None
     gap: float | None
     any_chunks: AnyChunksDocument | None = None
+    target: TargetDocument | None = None
     tokens_per_s: float | None
     mfu: float | None
     peak_memory_bytes: Count | None
@@ -216,6 +218,7 @@ def result_document(
         lower_bound_s=result.lower_bound_s,
         gap=result.gap,
         any_chunks=_any_chunks(result),
+        target=target_document(result),
         tokens_per_s=report.tokens_per_s if report else None,
         mfu=report.mfu if report else None,
         peak_memory_bytes=report.peak_memory_bytes if report else None,

@@ -22,6 +22,7 @@ from milpplan.reports.error_bars import error_bar_text, robustness_text
 from milpplan.reports.evidence import evidence_text
 from milpplan.reports.run_totals import run_text
 from milpplan.reports.spaces import scope_text
+from milpplan.reports.targets import target_price_text
 from milpplan.specs.plan import Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem
 from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
@@ -56,6 +57,8 @@ def solve_report(
                 "(proved; --space any looks for them)"
             )
         )
+    if result.target_price is not None:
+        parts.append(Text(printable(target_price_text(result.problem, result.target_price))))
     if result.plan is not None and result.report is not None:
         run = [] if totals is None else [hanging("whole run", run_text(totals))]
         parts += [_rates(result.report), *run, *_known(bar, robust, evidence), Text()]

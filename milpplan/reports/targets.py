@@ -1,0 +1,54 @@
+"""The launcher that a result is restricted to, and what the restriction costs: as a record and in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Literal
+
+from milpplan.optimize.result import PlanResult, TargetPrice
+from milpplan.specs.problem import Problem
+from milpplan.specs.records import Record
+
+SAME_SHARE = 1e-3
+"""Prices of a restriction that differ less are printed as one, and smaller ones as none."""
+
+
+class TargetPriceDocument(Record):
+    """What the restriction costs: the best of the whole space and its proved bound, in the objective's unit, and
+    the shares that the launcher's best takes more, at least and at most."""
+
+    objective: float
+    objective_bound: float
+    least_fraction: float
+    most_fraction: float
+    status: Literal["optimal", "feasible", "infeasible", "no_solution_found"]
+    wall_time_s: float
+
+
+class TargetDocument(Record):
+    """The launcher that the space is restricted to; ``price`` is null where the whole space was not solved."""
+
+    name: str
+    version: str | None
+    price: TargetPriceDocument | None
+
+
+def target_document(result: PlanResult) -> TargetDocument | None:
+    """The record of the launcher that a result is restricted to; None without one."""
+    space, price = result.problem.space, result.target_price
+    if space.target is None:
+        return None
+    priced = None if price is None else TargetPriceDocument(**asdict(price))
+    return TargetDocument(name=space.target, version=space.target_version, price=priced)
+
+
+def target_price_text(problem: Problem, price: TargetPrice) -> str:
+    """What the restriction to a launcher costs, in words; an interval where the proofs leave one."""
+    least, most = price.least_fraction, price.most_fraction
+    more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
+    best = f"than the best of any launcher (the same space without --target {problem.space.target})"
+    if most <= SAME_SHARE:
+        return f"no plan of any launcher is more than {most:.2%} better (proved; --target {problem.space.target})"
+    if most - least <= SAME_SHARE:
+        return f"{(least + most) / 2:.1%} {more} {best}, proved"
+    return f"between {least:.1%} and {most:.1%} {more} {best}: so far is proved"

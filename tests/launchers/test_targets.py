@@ -1,0 +1,205 @@
+"""Spaces restricted to a target: every plan of them can be exported and comes back; what is outside is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, simulate, solve
+from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError, UnknownNameError
+from milpplan.launchers.capabilities import CAPABILITIES
+from milpplan.launchers.restriction import restrict
+from milpplan.launchers.targets import TARGETS
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.splits import even_splits
+from milpplan.optimize.target_price import target_price
+from milpplan.optimize.uniform import uniform_plan
+from tests.costs.cases import problem_of
+
+MODELS = ("llama3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
+KEPT = Path(__file__).parents[1] / "data" / "launchers"
+COMPLETE = [name for name, capability in CAPABILITIES.items() if capability.complete]
+MORE = {
+    "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1"),
+    "rank_order": ("tp-cp-dp-pp", "tp-cp-pp-dp", "pp-dp-cp-tp"),
+    "micro_batch_size": (1, 2),
+    "vpp_values": "distinct",
+}
+"""What the tests open of a space, and where they keep it small."""
+
+
+def asked(model: str, **job: Any) -> Problem:
+    """A problem of a model, with more schedules and orders than any target has."""
+    problem = problem_of(model, "dgx-h100", **({"num_gpus": 16, "global_batch_size": 32} | job))
+    space = problem.space.model_copy(update=MORE)
+    return problem.model_copy(update={"space": space})
+
+
+def drawn_plan(random: np.random.Generator, problem: Problem, layout: Layout) -> Plan:
+    """A plan of the space with a layout: a random split that it allows, and one of its recompute settings."""
+    modes = problem.recompute_modes
+    if problem.space.kind == "uniform":
+        return uniform_plan(problem, layout, str(random.choice(modes)))
+    splits, stages = even_splits(problem, layout), layout.num_virtual_stages
+    if splits is not None:
+        sizes = splits[int(random.integers(len(splits)))]
+    else:
+        cuts = np.sort(random.choice(problem.model.num_layers - 1, stages - 1, replace=False)) + 1
+        sizes = tuple(np.diff([0, *cuts.tolist(), problem.model.num_layers]).tolist())
+    mode = str(random.choice(modes))
+    block = int(random.integers(1, max(sizes) + 1))
+    if problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes) and random.integers(2):
+        counts = [Recompute(full=min(block, size)) for size in sizes]
+    else:
+        counts = [Recompute(**({} if mode == "none" else {mode: size})) for size in sizes]
+    ends = np.cumsum((0, *sizes)).tolist()
+    held = zip(ends[:-1], ends[1:], counts, strict=True)
+    return Plan(
+        layout=layout,
+        virtual_stages=tuple(VirtualStage(layers=(a, b), recompute=count) for a, b, count in held),
+    )
+
+
+@pytest.mark.parametrize("target", COMPLETE)
+def test_every_plan_of_the_space_is_exported_and_comes_back(target: str) -> None:
+    """Plans drawn from the restricted spaces of several models: none is refused, all come back, step and all."""
+    random = np.random.default_rng(11)
+    known, told = TARGETS[target], 0
+    for model in MODELS:
+        try:
+            problem = restrict(asked(model), target)
+        except IllegalPlanError:
+            # It cannot build the model: the next test looks at what is said.
+            continue
+        space = layout_space(problem)
+        for row in random.choice(len(space), min(6, len(space)), replace=False).tolist():
+            plan = drawn_plan(random, problem, space.at(row))
+            launch = known.export(problem, plan, known.capability.versions[0])
+            name, text = next(iter(known.files(launch, "0").items()))
+            found = known.read(text, name, problem.hardware, None, problem.model, None, ())
+            order = {"rank_order": plan.layout.rank_order}
+            assert found.plan.layout.model_copy(update=order) == plan.layout
+            assert found.plan.virtual_stages == plan.virtual_stages
+            step = simulate(problem, plan).step_time_ns
+            assert simulate(found.problem, found.plan).step_time_ns == step
+            told += 1
+    assert told >= 4
+
+
+@pytest.mark.parametrize("target", COMPLETE)
+def test_solved_plans_are_of_the_target(target: str) -> None:
+    """The best plan of a restricted space is proved, can be exported, and is no faster than that of the whole."""
+    whole = problem_of("llama3-8b", "dgx-h100", num_gpus=8, global_batch_size=16)
+    problem = restrict(whole, target)
+    result = solve(problem, gap=1e-3)
+    assert result.status == "optimal"
+    assert result.plan is not None
+    known = TARGETS[target]
+    assert known.export(problem, result.plan, known.capability.versions[0]).version
+    price = target_price(result, whole, SolveOptions(gap=1e-3), 20.0)
+    assert price is not None
+    assert 0 <= price.least_fraction <= price.most_fraction
+    assert result.objective is not None
+    assert price.objective_bound <= price.objective <= result.objective
+    assert price.most_fraction == pytest.approx(result.objective / price.objective_bound - 1)
+
+
+def test_restricting_twice_changes_nothing() -> None:
+    """A restricted problem is restricted already; every value of it was one of the whole space."""
+    for target in COMPLETE:
+        problem = restrict(asked("llama3-70b"), target)
+        assert restrict(problem, target) == problem
+        assert 0 < len(layout_space(problem)) < len(layout_space(asked("llama3-70b")))
+
+
+def test_a_restricted_space_keeps_its_rules() -> None:
+    """Values that somebody opens again after the restriction stay out: the rules are part of the space."""
+    problem = restrict(asked("llama3-70b"), "megatron")
+    opened = problem.space.model_copy(update={"schedule": ("zb-h1", "1f1b"), "tp_overlap": ("none", "pipelined")})
+    columns = layout_space(problem.model_copy(update={"space": opened})).columns
+    assert {columns.at(row).schedule for row in range(0, len(columns), 97)} == {"1f1b"}
+    assert {columns.at(row).tp_overlap for row in range(0, len(columns), 97)} == {"none"}
+
+
+def test_what_a_target_cannot_run_is_refused_with_the_way_out() -> None:
+    """Unknown names, versions, models, jobs, and values that leave nothing."""
+    problem = asked("llama3-70b")
+    with pytest.raises(UnknownNameError, match="megatron"):
+        restrict(problem, "megatrn")
+    with pytest.raises(UnknownNameError, match="core_v0"):
+        restrict(problem, "megatron", "core_v9")
+    with pytest.raises(IllegalPlanError, match="softmax-type"):
+        restrict(asked("gpt-oss-120b"), "megatron", "core_v0.14.0")
+    with pytest.raises(IllegalPlanError, match="inference"):
+        restrict(problem_of("llama3-8b", "dgx-h100", kind="inference"), "accelerate")
+    fixed = problem.model_copy(update={"space": problem.space.model_copy(update={"pp": (4,)})})
+    with pytest.raises(IllegalPlanError, match="pp 4"):
+        restrict(fixed, "accelerate")
+    unknown = problem.model_copy(update={"space": problem.space.model_copy(update={"target": "nobody"})})
+    with pytest.raises(MilpplanError, match="nobody"):
+        layout_space(unknown)
+
+
+def small_plan(target: str) -> tuple[Problem, Plan]:
+    """Llama 3 8B on 16 GPUs: ZeRO 3 and two tensor-parallel ranks, or a pipeline of two beside."""
+    layout = Layout(tp=2, dp=8, global_batch_size=32, zero_stage=3)
+    changes: dict[str, Any] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    if target == "automodel":
+        changes = {"pp": 2, "dp": 4, "sequence_parallel": True, "zero_stage": 1}
+    layout = layout.model_copy(update=changes)
+    problem = problem_of("llama3-8b", "dgx-h100", num_gpus=16, global_batch_size=32)
+    each = problem.model.num_layers // layout.pp
+    stages = tuple(VirtualStage(layers=(j * each, (j + 1) * each)) for j in range(layout.pp))
+    return problem, Plan(layout=layout, virtual_stages=stages)
+
+
+@pytest.mark.parametrize("target", ["accelerate", "automodel"])
+def test_kept_files(target: str) -> None:
+    """The files of a small plan are the kept ones."""
+    problem, plan = small_plan(target)
+    known = TARGETS[target]
+    files = known.files(known.export(problem, plan, known.capability.versions[0]), "0")
+    for name, text in files.items():
+        kept = KEPT / f"llama3-8b.{name.replace('.', '-')}"
+        assert text == kept.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("target", "old", "new", "error"),
+    [
+        ("accelerate", "fsdp_version: 2", "fsdp_version: 1", InvalidInputError),
+        ("accelerate", "num_processes: 16", "num_processes: 12", IllegalPlanError),
+        ("accelerate", "dp_replicate_size: 1", "dp_replicate_size: 2", InvalidInputError),
+        ("accelerate", "mixed_precision: bf16", "mixed_precision: fp8", InvalidInputError),
+        ("accelerate", "offload_params: false", "offload_params: true", InvalidInputError),
+        ("accelerate", "--block_size 8192", "", InvalidInputError),
+        ("accelerate", "--do_train", "--do_train --gradient_checkpointing true", InvalidInputError),
+        ("accelerate", "YAML", "TEXT", None),
+        ("automodel", "strategy: fsdp2", "strategy: megatron_fsdp", InvalidInputError),
+        ("automodel", "defer_fsdp_grad_sync: true", "defer_fsdp_grad_sync: false", InvalidInputError),
+        ("automodel", "cp_size: 1", "cp_size: 2", MilpplanError),
+        ("automodel", "activation_checkpointing: false", "activation_checkpointing: selective", InvalidInputError),
+        ("automodel", "pp_microbatch_size: 1", "pp_microbatch_size: 0", InvalidInputError),
+        ("automodel", "model.layers.2,", "model.layers.3,", InvalidInputError),
+        ("automodel", "recipe:", "peft:\n  dim: 8\nrecipe:", InvalidInputError),
+    ],
+)
+def test_files_that_say_something_else_are_refused(target: str, old: str, new: str, error: Any) -> None:
+    """Settings that no plan has, that the framework refuses, or that change the cost are refused by name."""
+    problem, plan = small_plan(target)
+    known = TARGETS[target]
+    launch = known.export(problem, plan, known.capability.versions[0])
+    name, text = next(iter(known.files(launch, "0").items()))
+    assert old in text
+    changed = text.replace(old, new)
+    if error is None:
+        found = known.read(changed, name, problem.hardware, None, problem.model, None, ())
+        assert found.plan == plan
+        return
+    with pytest.raises(error) as raised:
+        known.read(changed, name, problem.hardware, None, problem.model, None, ())
+    assert raised.value.do
