@@ -7,10 +7,13 @@ from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
 from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import MilpplanError
+from milpplan.groups.workload import Workload, read_lengths, workload_of
 from milpplan.insight.explaining import explain_plan
 from milpplan.insight.gap import gap
 from milpplan.insight.gap_records import GapReport
 from milpplan.insight.records import Explanation
+from milpplan.lengths.records import LengthsResult
+from milpplan.lengths.solving import solve_lengths
 from milpplan.optimize.planner import fixed, solve
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions
 from milpplan.overview.gathering import plan_overview
@@ -34,6 +37,7 @@ __all__ = [
     "HardwareSpec",
     "Job",
     "Layout",
+    "LengthsResult",
     "Links",
     "MilpplanError",
     "ModelSpec",
@@ -52,6 +56,7 @@ __all__ = [
     "SwitchPlan",
     "TrafficReport",
     "VirtualStage",
+    "Workload",
     "__version__",
     "best_order",
     "explain_plan",
@@ -61,12 +66,15 @@ __all__ = [
     "load_model",
     "plan_overview",
     "plan_switch",
+    "read_lengths",
     "simulate",
     "simulate_many",
     "solve",
+    "solve_lengths",
     "step_lanes",
     "switch_costs",
     "traffic",
+    "workload_of",
 ]
 
 # Records know nothing of reports; who imports the library sees them drawn in a notebook.

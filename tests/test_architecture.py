@@ -61,6 +61,17 @@ ALLOWED = {
         "milpplan.optimize.backends",
         "milpplan.groups",
     ),
+    # Where groups meet the cost model: their tables, and plans of theirs at exact times.
+    "milpplan.lengths": (
+        *BASE,
+        "milpplan.specs",
+        "milpplan.costs",
+        "milpplan.switching",
+        "milpplan.groups",
+        "milpplan.optimize.layouts",
+        "milpplan.optimize.uniform",
+        "milpplan.lengths",
+    ),
     "milpplan.insight": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize", "milpplan.insight"),
     "milpplan.launchers": (*BASE, "milpplan.specs", "milpplan.launchers"),
     "milpplan.validation": (
@@ -123,6 +134,7 @@ ALLOWED = {
         "milpplan.costs.lanes",
         "milpplan.communication.records",
         "milpplan.switching.records",
+        "milpplan.lengths.records",
         "milpplan.costs.columns",
         "milpplan.costs.parameters",
         "milpplan.optimize.result",

@@ -165,6 +165,12 @@ TimeLimit = Annotated[
     typer.Option("--time-limit", metavar="S", help="Stop after S seconds with the best plan and its gap."),
 ]
 Gap = Annotated[float, typer.Option("--gap", metavar="REL", help="Relative tolerance of the proof.")]
+SolveGap = Annotated[
+    float | None,
+    typer.Option(
+        "--gap", metavar="REL", help="Relative tolerance of the proof.", show_default="0.0001; with --lengths 0.01"
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2_147_483_647, metavar="N", help="Solvers' seed.")]
 Witness = Annotated[
     bool, typer.Option("--witness/--no-witness", help="A second solver confirms every bound that decides.")
@@ -175,4 +181,30 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 CheckEnds = Annotated[
     bool,
     typer.Option("--check-ends", help="Solve again at both ends of the hardware's uncertainty (three solves)."),
+]
+Lengths = Annotated[
+    Path | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE",
+        help="Sequences of several lengths in one step: one length a line, or a histogram or a law as JSON. "
+        "--global-batch: how many of them (first of the file, or drawn); --seq-len: cut longer ones. Stops after "
+        "60 s unless --time-limit says otherwise.",
+    ),
+]
+MaxStrategies = Annotated[
+    int | None,
+    typer.Option(
+        "--max-strategies", metavar="K", help="Strategies that take turns in a step.", show_default="3 (lengths)"
+    ),
+]
+TokensPerStep = Annotated[
+    int | None,
+    typer.Option("--tokens-per-step", metavar="T", help="With --lengths: as many of its sequences as T tokens."),
+]
+Align = Annotated[
+    int | None,
+    typer.Option(
+        "--align", metavar="N", help="With --lengths: sequences are padded to multiples.", show_default="128"
+    ),
 ]

@@ -24,10 +24,10 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
         if isinstance(run.attention, LatentAttention):
             dims = run.attention
             width = heads * (dims.qk_nope_head_dim + dims.qk_rope_head_dim + dims.v_head_dim)
-            keys = average_keys(sequence_length, None)
+            keys = float(average_keys(sequence_length, None))
         else:
             width = 2 * heads * run.attention.head_dim
-            keys = average_keys(sequence_length, run.attention.sliding_window)
+            keys = float(average_keys(sequence_length, run.attention.sliding_window))
         attention += run.count * 6 * keys * width
     return 6.0 * matmul + attention
 

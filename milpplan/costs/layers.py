@@ -15,12 +15,20 @@ import numpy as np
 
 from milpplan.costs import collectives, compute, placement
 from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.compute import Numbers
 from milpplan.costs.cost_models import replaced_seconds
 from milpplan.costs.domains import neighbours_share_domain
-from milpplan.costs.shard import BF16_BYTES, FP32_BYTES, Product, Shard
+from milpplan.costs.shard import BF16_BYTES, FP32_BYTES, CoreSeconds, Product, Shard
 from milpplan.costs.tally import EXPOSED, ONCE, REPLAYS, Part, Phase, Tally
 from milpplan.costs.tensor_parallel import linear_pair
-from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
+from milpplan.specs.model import (
+    Attention,
+    DenseMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerRun,
+    MixtureOfExperts,
+)
 from milpplan.specs.problem import Problem
 
 __all__ = [
@@ -39,20 +47,24 @@ __all__ = [
 ]
 
 
-def layer_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
-    """Seconds of one layer of ``kind``: array [Part, Phase, num_layouts].
+def layer_seconds(
+    problem: Problem, kind: LayerRun, columns: LayoutColumns, core: CoreSeconds | None = None
+) -> FloatArray:
+    """Seconds of one layer of ``kind``: array [Part, Phase, num_layouts]; ``core`` as in ``Shard``.
 
     ``Phase.SELECTIVE`` and ``Phase.FULL`` are what recomputing the layer adds to its backward. ``Phase.WEIGHT``
     holds the products of weight gradients where the schedule runs them by themselves, else nothing: they are in
     the backward. ZeRO parts are added by ``milpplan.costs.layout_costs``, because they depend on the data-parallel
     group.
     """
-    return replaced_seconds(problem, kind, columns, layer_tally(problem, kind, columns).seconds)
+    return replaced_seconds(problem, kind, columns, layer_tally(problem, kind, columns, core).seconds)
 
 
-def layer_tally(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> Tally:
+def layer_tally(
+    problem: Problem, kind: LayerRun, columns: LayoutColumns, core: CoreSeconds | None = None
+) -> Tally:
     """``layer_seconds`` with the collectives that the layer calls."""
-    shard = Shard.of(problem, columns)
+    shard = Shard.of(problem, columns, core)
     tally = Tally.empty(columns.split_backward)
     _norms_and_residuals(shard, kind, tally)
     if isinstance(kind.attention, LatentAttention):
@@ -95,11 +107,40 @@ def host_seconds(problem: Problem, tally: Tally, phase: Phase) -> FloatArray:
     return np.asarray(host)
 
 
-def average_keys(sequence_length: int, window: int | None) -> float:
-    """Keys a query attends to on average under a causal mask: s/2, or w - w^2/(2s) with a window w < s."""
-    if window is None or window >= sequence_length:
-        return sequence_length / 2
-    return window - window * window / (2 * sequence_length)
+def average_keys(sequence_length: Numbers, window: int | None) -> FloatArray:
+    """Keys a query attends to on average under a causal mask: w - w^2/(2s) with a window of w keys, at most s, so
+    s/2 without one. Any shape."""
+    length = np.asarray(sequence_length, dtype=np.float64)
+    seen = length if window is None else np.minimum(length, window)
+    return np.asarray(seen - seen * seen / (2 * length))
+
+
+def core_shape(attention: Attention, tp: FloatArray) -> tuple[FloatArray, tuple[int, int], int | None]:
+    """Heads of a tensor-parallel rank, the sizes of one head's queries and values, and the window of keys."""
+    heads = attention.num_attention_heads / tp
+    if isinstance(attention, LatentAttention):
+        qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+        return heads, (qk_dim, attention.v_head_dim), None
+    return heads, (attention.head_dim, attention.head_dim), attention.sliding_window
+
+
+def flash_core_s(
+    shard: Shard, attention: Attention, sequence_length: Numbers, tokens: Numbers, kernels: Numbers
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of flash attention forward and backward on a rank's ``tokens``, all in sequences of one length, with
+    the last tiles of ``kernels`` kernels. Any shapes that broadcast with the shard's rows.
+
+    FLOPs forward: 2 * tokens * keys * heads * (qk_size + v_size), backward 2.5 times as many (Dao 2023, section
+    4.1); to both comes what the last tiles waste in each kernel.
+    """
+    gpu, rate = shard.problem.hardware.accelerator, shard.problem.hardware.software.attention_efficiency
+    heads, sizes, window = core_shape(attention, shard.tp)
+    chunk = np.asarray(sequence_length) / shard.columns.cp
+    tiles = (kernels, np.minimum(chunk, np.asarray(sequence_length) if window is None else window))
+    keys = average_keys(sequence_length, window)
+    flops = compute.flash_attention_flops(gpu, tokens, keys, heads, sum(sizes), tiles)
+    forward = compute.attention_forward_s(gpu, flops[0] / rate, chunk)
+    return forward, compute.attention_backward_s(gpu, flops[1] / rate, chunk)
 
 
 def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
@@ -132,10 +173,7 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
         rope = 2 * rope
     tally.compute(qkv[0] + out[0] + rope, qkv[1] + qkv[2] + out[1] + out[2] + rope, qkv[2] + out[2])
     linear_pair(shard, tally, (qkv,), out)
-    heads = attention.num_attention_heads / tp
-    ring_bytes = BF16_BYTES * tokens * kv_width
-    sizes = (attention.head_dim, attention.head_dim)
-    _core_attention(shard, tally, heads, sizes, ring_bytes, attention.sliding_window)
+    _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
 
 
 def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) -> None:
@@ -164,33 +202,20 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     tally.compute(q_up[0] + kv_up[0], both, q_up[2] + kv_up[2], selective=modules)
     linear_pair(shard, tally, (q_up, kv_up), out)
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
-    _core_attention(shard, tally, heads, (qk_dim, attention.v_head_dim), ring_bytes, None)
+    _core_attention(shard, tally, attention, ring_bytes)
 
 
-def _core_attention(
-    shard: Shard,
-    tally: Tally,
-    heads: FloatArray,
-    sizes: tuple[int, int],
-    ring_bytes: FloatArray,
-    window: int | None,
-) -> None:
+def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes: FloatArray) -> None:
     """Scores and weighted values, and the ring of key/value blocks among context-parallel ranks.
 
-    ``heads`` of a rank, with ``sizes`` of one head's queries and values. FLOPs forward: 2 * tokens * keys * heads
-    * (qk_size + v_size), flash attention backward 2.5 times as many (Dao 2023, section 4.1); to both comes what
-    the last tiles waste in each step of the ring. The ring sends the next step's block beside the attention of
-    this one.
+    The ring sends the next step's block beside the attention of this one.
     """
-    job, gpu = shard.problem.job, shard.problem.hardware.accelerator
-    chunk = job.sequence_length / shard.columns.cp
+    job = shard.problem.job
+    heads, sizes, _ = core_shape(attention, shard.tp)
     if job.attention_kernel == "flash":
-        keys = average_keys(job.sequence_length, window)
-        tiles = (shard.columns.cp, np.minimum(chunk, window or job.sequence_length))
-        flops = compute.flash_attention_flops(gpu, shard.tokens, keys, heads, sum(sizes), tiles)
-        rate = shard.problem.hardware.software.attention_efficiency
-        forward = compute.attention_forward_s(gpu, flops[0] / rate, chunk)
-        backward = compute.attention_backward_s(gpu, flops[1] / rate, chunk)
+        forward, backward = shard.core or flash_core_s(
+            shard, attention, job.sequence_length, shard.tokens, shard.columns.cp
+        )
         tally.compute(forward, backward)
         _ring_merges(shard, tally, (heads * sizes[0], heads * sizes[1]), ring_bytes)
     else:

@@ -24,6 +24,10 @@ class Product(NamedTuple):
     size: tuple[FloatArray, FloatArray | float, FloatArray | float]
 
 
+CoreSeconds = tuple[FloatArray, FloatArray]
+"""Seconds of one layer's attention kernels forward and backward, [num_layouts]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The share of one micro-batch that a GPU works on; arrays of shape [num_layouts]."""
@@ -35,13 +39,16 @@ class Shard:
     tp: FloatArray
     sequence_tp: FloatArray
     """Divisor of tensors outside the tensor-parallel region: tp with sequence parallelism, else 1."""
+    core: CoreSeconds | None = None
+    """Of sequences of several lengths packed into the micro-batch (``milpplan.costs.packed``); None: all have the
+    job's length."""
 
     @staticmethod
-    def of(problem: Problem, columns: LayoutColumns) -> Shard:
+    def of(problem: Problem, columns: LayoutColumns, core: CoreSeconds | None = None) -> Shard:
         """The shard of every layout."""
         tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
         tp = columns.tp.astype(np.float64)
-        return Shard(problem, columns, tokens, tp, np.where(columns.sequence_parallel, tp, 1.0))
+        return Shard(problem, columns, tokens, tp, np.where(columns.sequence_parallel, tp, 1.0), core)
 
     @property
     def hidden(self) -> int:

@@ -1,0 +1,134 @@
+"""``milpplan solve ... --lengths FILE``: a step of sequences of several lengths as a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milpplan.cli import arguments
+from milpplan.cli.calculon import problem_of
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
+from milpplan.cli.solving import within_range
+from milpplan.errors import InvalidInputError
+from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
+from milpplan.lengths.solving import solve_lengths
+from milpplan.optimize.backends import AUTO, BACKENDS
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.lengths_text import lengths_document, lengths_tables
+from milpplan.specs.problem import MAX_BATCH, MAX_SEQUENCE
+
+DEFAULT_TIME_LIMIT_S = 60.0
+DEFAULT_GAP = 0.01
+DEFAULT_STRATEGIES = 3
+DEFAULT_ALIGNMENT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LengthOptions:
+    """What the command line says about lengths: the file, strategies a step, tokens a step, multiples that lengths
+    are padded to, and the seed of what is drawn. None: not given."""
+
+    path: Path | None
+    max_strategies: int | None
+    tokens_per_step: int | None
+    align: int | None
+    seed: int
+
+    @property
+    def alignment(self) -> int:
+        """Lengths are padded to multiples of this."""
+        return DEFAULT_ALIGNMENT if self.align is None else self.align
+
+
+def are_asked(
+    path: Path | None, max_strategies: int | None, tokens_per_step: int | None, align: int | None
+) -> bool:
+    """Whether a file of lengths is given.
+
+    Raises:
+        InvalidInputError: the other options are given without the file, or are no positive numbers.
+    """
+    options = {"--max-strategies": max_strategies, "--tokens-per-step": tokens_per_step, "--align": align}
+    given = [name for name, value in options.items() if value is not None]
+    for name in given:
+        arguments.whole(str(options[name]), name, MAX_SEQUENCE)
+    if given and path is None:
+        raise InvalidInputError(
+            f"{' and '.join(given)} is given without --lengths.",
+            "Expected a file of lengths.",
+            "Add --lengths FILE.",
+        )
+    return path is not None
+
+
+def refuse(
+    calculon: object,
+    allow: object,
+    forbid: object,
+    schedule: object,
+    warm_start: object,
+    check_ends: bool,
+) -> None:
+    """Refuse options of ``solve`` that lengths do not know."""
+    options = {
+        "--calculon": calculon,
+        "--allow": allow,
+        "--forbid": forbid,
+        "--schedule": schedule,
+        "--warm-start": warm_start,
+        "--check-ends": check_ends,
+    }
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise InvalidInputError(
+            f"--lengths is given together with {' and '.join(given)}.",
+            "Expected lengths with a model, a cluster, formats, --fix, --gap, --time-limit and --backend.",
+            "Leave the other options out.",
+        )
+
+
+def workload(options: LengthOptions, batch: str | None, cut: str | None) -> Workload:
+    """The sequences of the step: the first of the file, or drawn from what it describes; longer ones ``cut``."""
+    longest = None if cut is None else arguments.whole(cut, "--seq-len", MAX_SEQUENCE)
+    number = None if batch is None else arguments.whole(batch, "--global-batch", MAX_BATCH)
+    assert options.path is not None
+    drawn = read_lengths(options.path, number, options.seed)
+    return workload_of(step_of(drawn, number, options.tokens_per_step, longest), options.alignment, longest)
+
+
+def solve(
+    named: Mapping[str, str | None],
+    job: Mapping[str, Any],
+    space: str,
+    fix: list[str],
+    options: LengthOptions,
+    limits: tuple[float | None, float | None, str],
+    out: Path | None,
+    as_json: bool,
+) -> ExitCode:
+    """Solve, print, write; ``limits``: gap, seconds, backend."""
+    gap, time_limit_s, backend = limits
+    gap = DEFAULT_GAP if gap is None else gap
+    arguments.positive(time_limit_s, "--time-limit", "number of seconds")
+    arguments.choice(backend, "--backend", (AUTO, *BACKENDS))
+    if not 0 <= gap < 1:
+        raise InvalidInputError(f"--gap is {gap}.", "Expected a share from 0 to below 1.", "Correct --gap.")
+    lengths = workload(options, job["global_batch"], job["seq_len"])
+    problem = problem_of(None, named, {**job, "global_batch": "1", "seq_len": None}, space, fix)
+    if out is not None:
+        check_writable(out)
+    strategies = DEFAULT_STRATEGIES if options.max_strategies is None else options.max_strategies
+    seconds = DEFAULT_TIME_LIMIT_S if time_limit_s is None else time_limit_s
+    with within_range():
+        result = solve_lengths(problem, lengths, options.alignment, strategies, gap, seconds, backend)
+    document = lengths_document(result) if as_json or out is not None else ""
+    if as_json:
+        emit(document)
+    else:
+        show(lengths_tables(result))
+    if out is not None:
+        write_whole(out, document)
+        say(f"Written to {out}.")
+    return OF_STATUS[result.status]

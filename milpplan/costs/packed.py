@@ -1,0 +1,89 @@
+"""Micro-batches of sequences of several lengths, packed one after another without padding.
+
+A layer sees a packed micro-batch as so many tokens, but for its attention, which every sequence has to itself
+(flash attention with variable lengths: one kernel over all sequences). So a micro-batch is given by its tokens and
+by the seconds of its attention kernels: the sum over its sequences, and once a kernel its latency and what its
+last tiles waste, those of its longest sequence. Of equal sequences this is what ``layer_seconds`` says, to
+rounding.
+
+Tokens come in whole ``grains``: a problem whose sequences are one grain long, with as many of them in a
+micro-batch as it has grains, has the same layers, ends, transfers and memory. Source: FlashAttention-2 (Dao 2023);
+packing with per-sequence attention: Transformer Engine's THD layout (pytorch/attention), which Megatron-LM calls
+with packed sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.endpoints import embedding_endpoint, head_endpoint
+from milpplan.costs.layers import EXPOSED, Phase, flash_core_s, layer_seconds
+from milpplan.costs.shard import Shard
+from milpplan.costs.tally import Part
+from milpplan.costs.transfers import transfer_s
+from milpplan.specs.model import LayerRun
+from milpplan.specs.plan import Layout
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCores:
+    """Attention of one layer on one rank, by length, forward and backward: ``sequence_s`` [2, n] what a sequence
+    adds to a kernel, ``once_s`` [2, n] what a kernel takes once if that is its longest."""
+
+    sequence_s: FloatArray
+    once_s: FloatArray
+
+
+def sequence_cores(problem: Problem, kind: LayerRun, layout: Layout, lengths: IntArray) -> SequenceCores:
+    """Attention of ascending ``lengths`` [n] under a layout. A longer sequence's last tiles take no less."""
+    shard = Shard.of(problem, LayoutColumns.of([layout]))
+    cp = shard.columns.cp
+    latency_s = problem.hardware.accelerator.kernel_latency_s
+    whole = flash_core_s(shard, kind.attention, lengths, lengths / cp, 0)
+    once = flash_core_s(shard, kind.attention, lengths, np.zeros(len(lengths)), cp)
+    return SequenceCores(np.stack(whole) - latency_s, np.maximum.accumulate(np.stack(once), axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTimes:
+    """Nanoseconds of m micro-batches on one rank, exposed communication included: ``layer`` [K, Part, Phase, m] of
+    one layer of each kind, ``ends`` [2, 2, m] (embedding and head, forward and backward), ``transfer`` [m]."""
+
+    layer: IntArray
+    ends: IntArray
+    transfer: IntArray
+
+    def phases(self, *, launches: bool = True) -> IntArray:
+        """A layer's time by phase [K, Phase, m]; without ``launches`` what the host delays is left out."""
+        parts = [part for part in range(EXPOSED.stop) if launches or part != Part.LAUNCH]
+        found = self.layer[:, parts].sum(axis=1)
+        if not launches:
+            # The replay of a whole layer repeats the waits of its forward.
+            found[:, Phase.FULL] = found[:, Phase.FORWARD]
+        return np.asarray(found)
+
+
+def packed_times(problem: Problem, layout: Layout, grains: IntArray, cores: FloatArray) -> PackedTimes:
+    """Times of micro-batches of ``grains`` [m] grains with ``cores`` [K, 2, m] seconds of attention.
+
+    ``problem``: one whose sequence length is a grain.
+    """
+    one = LayoutColumns.of([layout]).take(np.zeros(len(grains), dtype=np.int64))
+    columns = replace(one, micro_batch_size=np.asarray(grains, dtype=np.int64))
+    layers = [
+        layer_seconds(problem, kind, columns, (core[0], core[1]))
+        for kind, core in zip(problem.model.kinds, cores, strict=True)
+    ]
+    ends = [end(problem, columns).seconds for end in (embedding_endpoint, head_endpoint)]
+    by_phase = [whole_ns(seconds)[EXPOSED].sum(axis=0) for seconds in ends]
+    return PackedTimes(whole_ns(np.stack(layers)), np.stack(by_phase), whole_ns(transfer_s(problem, columns)))
+
+
+def whole_ns(seconds: FloatArray) -> IntArray:
+    """Whole nanoseconds, rounded as ``layout_costs`` rounds them."""
+    return np.rint(seconds * NS_PER_S).astype(np.int64)

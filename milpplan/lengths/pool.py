@@ -1,0 +1,115 @@
+"""The strategies of one workload: their tables for ``groups``, and plans of ``groups`` at their exact times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.costs.term import Term
+from milpplan.errors import IllegalPlanError
+from milpplan.groups.cuts import KindCuts
+from milpplan.groups.packing import pack
+from milpplan.groups.problem import Kind
+from milpplan.groups.strategies import Strategy
+from milpplan.lengths.candidates import Sized, candidates, sized
+from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.tables import Load, Tables, equal_strategy, finish_ns, once_ns, strategy_of
+from milpplan.specs.problem import Problem
+
+# No capacity differs from this many grains more: tables are made up to here.
+MAX_GRAINS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The sequences of one strategy on its replicas [v, n] and their exact time in ns, without the reduction."""
+
+    replicas: tuple[IntArray, ...]
+    time_ns: int
+
+    @property
+    def counts(self) -> IntArray:
+        """Sequences of every length, [n]."""
+        return np.asarray(sum(replica.sum(axis=0) for replica in self.replicas))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All strategies that hold something, with tables; ``problem`` is that of one grain."""
+
+    problem: Problem
+    load: Load
+    members: tuple[Sized, ...]
+    tables: tuple[Tables, ...]
+
+    @staticmethod
+    def of(problem: Problem, load: Load) -> Pool:
+        """The candidates of the problem without those that others dominate."""
+        found = sized(problem, candidates(problem), min(load.grains, MAX_GRAINS))
+        kept = [one for one in found if not any(_dominates(other, one) for other in found)]
+        tables = [Tables.of(problem, one.candidate, load, one.alone_grains) for one in kept]
+        return Pool(problem, load, tuple(kept), tuple(tables))
+
+    def alone(self, member: int) -> Strategy:
+        """The strategy as the only one of its step."""
+        return strategy_of(self.tables[member], self.members[member], self.members[member].alone_grains)
+
+    def beside(self, member: int) -> Strategy:
+        """The strategy as one of several."""
+        return strategy_of(self.tables[member], self.members[member], self.members[member].beside_grains)
+
+    def num_stages(self, member: int) -> int:
+        """Stages of its pipelines."""
+        return self.members[member].candidate.layout.pp
+
+    def finish_ns(self, member: int) -> int:
+        """What ends a step at this home."""
+        return finish_ns(self.members[member])
+
+    def reduce_ns(self, member: int) -> int:
+        """The reduction of its gradients."""
+        return once_ns(self.members[member], Term.REDUCE)
+
+    def packed(self, member: int, counts: IntArray, most_grains: int) -> Packed | None:
+        """``counts`` [n] sequences on the strategy's replicas, None if no packing was found; exact time."""
+        one, layout = self.members[member], self.members[member].candidate.layout
+        make = strategy_of if layout.pp == 1 else equal_strategy
+        pipeline = make(self.tables[member], one, most_grains).pipelines[0][0]
+        chosen = np.flatnonzero(counts)
+        lengths = self.load.lengths[chosen]
+        kind = Kind(0, pipeline, layout.dp, lengths, counts[chosen])
+        if not kind.fits.all():
+            return None
+        found = pack(kind, KindCuts(kind), counts[chosen])
+        if found is None:
+            return None
+        whole = []
+        for replica in found.replicas:
+            row = np.zeros((len(replica), len(counts)), dtype=np.int64)
+            row[:, chosen] = replica
+            whole.append(row)
+        return self.timed(member, tuple(whole), most_grains)
+
+    def timed(self, member: int, replicas: tuple[IntArray, ...], most_grains: int) -> Packed:
+        """Replicas with their exact time; refuses micro-batches beyond memory."""
+        one = self.members[member].candidate
+        for replica in replicas:
+            tokens = replica @ self.load.lengths
+            if len(tokens) and (tokens.max() > most_grains * self.load.grain or tokens.min() <= 0):
+                raise IllegalPlanError(
+                    f"A micro-batch of {one.name} holds {int(tokens.max())} tokens.",
+                    f"At most {most_grains * self.load.grain} expected.",
+                )
+        return Packed(replicas, int(replicas_ns(self.problem, one, self.load.lengths, replicas).max()))
+
+
+def _dominates(other: Sized, one: Sized) -> bool:
+    """Whether ``other`` recomputes less than ``one`` in the same layout and holds as many tokens: every packing of
+    ``one`` is one of ``other``, no slower, with the same states, reduction and switches."""
+    order = ("none", "selective", "full")
+    a, b = other.candidate, one.candidate
+    if a.layout != b.layout or order.index(a.recompute) >= order.index(b.recompute):
+        return False
+    return other.alone_grains >= one.alone_grains and other.beside_grains >= one.beside_grains

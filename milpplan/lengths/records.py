@@ -1,0 +1,139 @@
+"""What is known about a step of several lengths: records only. Seconds, bytes, tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from milpplan.specs.plan import Plan
+
+Status = Literal["optimal", "feasible"]
+MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
+"""Lengths of the sequences of every micro-batch of every replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthGroup:
+    """The sequences that run under one strategy: its plan (micro-batches of one grain), how many sequences of
+    which length, which micro-batches on which replica, and seconds of all of it and of its reduction."""
+
+    strategy: str
+    plan: Plan
+    buckets: tuple[tuple[int, int], ...]
+    micro_batches: MicroBatches
+    micro_batch_tokens: int
+    time_s: float
+    reduce_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "strategy": self.strategy,
+            "layout": self.plan.layout.model_dump(mode="json"),
+            "recompute": self.plan.virtual_stages[0].recompute.model_dump(mode="json"),
+            "buckets": [{"tokens": length, "sequences": count} for length, count in self.buckets],
+            "micro_batch_tokens": self.micro_batch_tokens,
+            "micro_batches": self.micro_batches,
+            "time_s": self.time_s,
+            "reduce_s": self.reduce_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSwitch:
+    """What moves between two strategies of the step: parameters before the second one's group, gradients beside it
+    (or at the end on the way home)."""
+
+    source: str
+    target: str
+    what: Literal["parameters", "gradients"]
+    num_bytes: int
+    time_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "from": self.source,
+            "to": self.target,
+            "what": self.what,
+            "bytes": self.num_bytes,
+            "time_s": self.time_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StaticStep:
+    """The best step of one strategy, and what no such step undercuts."""
+
+    strategy: str
+    plan: Plan
+    step_time_s: float
+    lower_bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LengthsResult:
+    """The best step found, and the proved bound of all of them.
+
+    ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
+    the gradients, update, gather) ends the step. ``num_candidates`` strategies fit some sequence, ``num_sets``
+    sets of several were not ruled out before switches were priced.
+    """
+
+    status: Status
+    step_time_s: float
+    lower_bound_s: float
+    home: str
+    groups: tuple[LengthGroup, ...]
+    switches: tuple[LengthSwitch, ...]
+    finish_s: float
+    static: StaticStep
+    num_sequences: int
+    num_tokens: int
+    alignment: int
+    num_candidates: int
+    num_sets: int
+    cpu_time_s: float
+    wall_time_s: float
+
+    @property
+    def gap(self) -> float:
+        """(time - bound) / time."""
+        return (self.step_time_s - self.lower_bound_s) / self.step_time_s
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Strategies in the order in which they run."""
+        return tuple(group.strategy for group in self.groups)
+
+    @property
+    def speedup(self) -> float:
+        """The best static step over this one."""
+        return self.static.step_time_s / self.step_time_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "status": self.status,
+            "step_time_s": self.step_time_s,
+            "lower_bound_s": self.lower_bound_s,
+            "gap": self.gap,
+            "num_sequences": self.num_sequences,
+            "num_tokens": self.num_tokens,
+            "alignment": self.alignment,
+            "groups": [group.to_dict() for group in self.groups],
+            "order": list(self.order),
+            "home": self.home,
+            "switches": [switch.to_dict() for switch in self.switches],
+            "finish_s": self.finish_s,
+            "static": {
+                "strategy": self.static.strategy,
+                "step_time_s": self.static.step_time_s,
+                "lower_bound_s": self.static.lower_bound_s,
+            },
+            "speedup": self.speedup,
+            "num_candidates": self.num_candidates,
+            "num_sets": self.num_sets,
+            "cpu_time_s": self.cpu_time_s,
+            "wall_time_s": self.wall_time_s,
+        }

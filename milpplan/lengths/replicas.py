@@ -1,0 +1,108 @@
+"""The exact time of a strategy's replicas: every micro-batch with its own lengths, every stage with its layers.
+
+Stage p of P runs min(P - p - 1, v) forwards first, then a forward and a backward in turn (the order of
+``groups.pipeline``, whose stages are equal):
+
+    F[p, m] = f[p, m] + max(F[p-1, m] + l_m, previous item of p)
+    B[p, m] = b[p, m] + max(B[p+1, m] + l_m, previous item of p)
+
+with f, b and l_m the times of the packed micro-batch (``costs.packed``); the time is B[0, v-1].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.costs.packed import PackedTimes, packed_times, sequence_cores
+from milpplan.costs.tally import Phase
+from milpplan.lengths.candidates import Candidate
+from milpplan.specs.problem import Problem
+
+
+def pipeline_ns(forward: IntArray, backward: IntArray, transfer: IntArray) -> int:
+    """Time of a 1F1B pipeline, ``forward`` and ``backward`` [P, v], ``transfer`` [v] in ns."""
+    num_stages, number = forward.shape
+    if num_stages == 1:
+        return int(forward.sum() + backward.sum())
+    ahead, back = forward.T.tolist(), backward.T.tolist()
+    lag = transfer.tolist()
+    ends, done = [0] * num_stages, [0] * (num_stages + 1)
+    for turn in range(number + num_stages):
+        arrival = 0
+        for stage in range(num_stages):
+            old = turn - num_stages + stage
+            if 0 <= old < number:
+                # Its backward on the next stage ended in the turn before.
+                ready = done[stage + 1] + lag[old] if stage + 1 < num_stages else 0
+                ends[stage] = done[stage] = max(ends[stage], ready) + back[old][stage]
+            if turn < number:
+                ready = arrival + lag[turn] if stage else 0
+                ends[stage] = arrival = max(ends[stage], ready) + ahead[turn][stage]
+    return int(ends[0])
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Nanoseconds of m micro-batches on every stage: ``forward``, ``backward`` [P, m] and ``transfer`` [m]."""
+
+    forward: IntArray
+    backward: IntArray
+    transfer: IntArray
+
+
+def stage_layers(problem: Problem, candidate: Candidate) -> IntArray:
+    """Layers of each kind on every stage, [P, K]."""
+    kinds = np.array(problem.model.layer_kinds)
+    return np.array(
+        [
+            np.bincount(kinds[stage.layers[0] : stage.layers[1]], minlength=len(problem.model.kinds))
+            for stage in candidate.plan.virtual_stages
+        ]
+    )
+
+
+def stage_times(
+    problem: Problem, candidate: Candidate, times: PackedTimes, *, launches: bool = True
+) -> StageTimes:
+    """What every stage takes for the micro-batches of ``times``, recomputation in the backward."""
+    phases = times.phases(launches=launches)
+    layers = stage_layers(problem, candidate)
+    backward = phases[:, Phase.BACKWARD]
+    if candidate.recompute != "none":
+        backward = backward + phases[:, Phase.FULL if candidate.recompute == "full" else Phase.SELECTIVE]
+    each = np.stack([layers @ phases[:, Phase.FORWARD], layers @ backward])
+    each[:, 0] += times.ends[0]
+    each[:, -1] += times.ends[1]
+    return StageTimes(each[0], each[1], times.transfer)
+
+
+def micro_batch_times(problem: Problem, candidate: Candidate, lengths: IntArray, packed: IntArray) -> StageTimes:
+    """Exact times of micro-batches: ``packed`` [m, n] sequences of the ascending ``lengths`` [n], none empty."""
+    grains = packed @ lengths // problem.job.sequence_length
+    # The longest sequence of each decides the last tiles.
+    longest = packed.shape[1] - 1 - np.argmax(packed[:, ::-1] > 0, axis=1)
+    cores = []
+    for kind in problem.model.kinds:
+        by_length = sequence_cores(problem, kind, candidate.layout, lengths)
+        cores.append(by_length.sequence_s @ packed.T + by_length.once_s[:, longest])
+    return stage_times(problem, candidate, packed_times(problem, candidate.layout, grains, np.stack(cores)))
+
+
+def replicas_ns(
+    problem: Problem, candidate: Candidate, lengths: IntArray, replicas: tuple[IntArray, ...]
+) -> IntArray:
+    """Exact time of every replica of a strategy, each given as micro-batches [v, n] of counts of ``lengths``."""
+    rows = [len(one) for one in replicas]
+    if not sum(rows):
+        return np.zeros(len(replicas), dtype=np.int64)
+    times = micro_batch_times(problem, candidate, lengths, np.concatenate(replicas))
+    found, start = [], 0
+    for number in rows:
+        part = slice(start, start + number)
+        start += number
+        one = pipeline_ns(times.forward[:, part], times.backward[:, part], times.transfer[part]) if number else 0
+        found.append(one)
+    return np.array(found, dtype=np.int64)

@@ -1,0 +1,261 @@
+"""The best step of sequences of many lengths: one strategy for all, or several in turn, with a proved bound.
+
+ 1. The best *static* step: every strategy alone, with its own memory (``best_static``).
+ 2. *Several*: sets of strategies that switches and reductions do not already make longer than the static step
+    (``screening``), their switches priced by the planner of switches, and ``groups`` on what is left.
+
+``groups`` works on tables that are never above the exact times (``tables``), so its bound holds for the exact
+times. Every answer is packed, and only its exact time counts (``replicas``); the bound of the step is the least of
+the static one's, that of ``groups`` and that of the sets that were screened out.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.errors import InfeasibleError, InvalidInputError
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.search import solve_groups
+from milpplan.groups.strategies import Strategy, SwitchTimes
+from milpplan.groups.tours import Tour, best_tour
+from milpplan.groups.workload import Workload
+from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.records import LengthGroup, LengthsResult, StaticStep
+from milpplan.lengths.screening import screened
+from milpplan.lengths.switches import NEVER_NS, Switches
+from milpplan.lengths.tables import Load
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+MAX_SEQUENCES = 8192
+"""Most sequences of a step: every one is packed."""
+# Shares of the time for the static step, and of the gap for the tables' search.
+_STATIC_SHARE, _GAP_SHARE = 0.25, 0.5
+_SEARCH_SHARE, _LEAST_S = 0.5, 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A step at its exact time: members of the pool with their sequences, in order, and the home."""
+
+    home: int
+    order: tuple[int, ...]
+    packed: dict[int, Packed]
+    time_ns: int
+
+
+def solve_lengths(
+    problem: Problem,
+    workload: Workload,
+    alignment: int = 128,
+    max_strategies: int = 3,
+    gap: float = 0.01,
+    time_limit_s: float = 60.0,
+    backend: str = "auto",
+) -> LengthsResult:
+    """The best step for the sequences of a workload (lengths in multiples of ``alignment``).
+
+    ``problem`` gives model, cluster, formats and space; its sequence length and batch mean nothing here. At most
+    ``max_strategies`` take turns; ``time_limit_s`` is soft.
+
+    Raises:
+        InfeasibleError: no strategy holds the longest sequence.
+        InvalidInputError: the problem, the workload or the numbers make no sense here.
+    """
+    start, cpu_start = time.perf_counter(), time.process_time()
+    _check(problem, workload, alignment, max_strategies)
+    load = Load(workload.lengths, workload.counts, alignment)
+    pool = Pool.of(grain_problem(problem, alignment), load)
+    static, static_bound_ns = best_static(pool, gap, _STATIC_SHARE * time_limit_s, backend)
+    search = _Several(pool, static, gap, backend)
+    if max_strategies > 1:
+        search.run(max_strategies, start + time_limit_s)
+    bound_ns = min(static_bound_ns, search.bound_ns, search.best.time_ns)
+    best = search.best
+    reached = best.time_ns - bound_ns <= gap * best.time_ns
+    names = [one.candidate.name for one in pool.members]
+    return LengthsResult(
+        status="optimal" if reached else "feasible",
+        step_time_s=best.time_ns / NS_PER_S,
+        lower_bound_s=bound_ns / NS_PER_S,
+        home=names[best.home],
+        groups=tuple(_group(pool, best, member) for member in best.order),
+        switches=tuple(search.switches.of_step(best.home, best.order)),
+        finish_s=pool.finish_ns(best.home) / NS_PER_S,
+        static=StaticStep(
+            names[static.home],
+            pool.members[static.home].candidate.plan,
+            static.time_ns / NS_PER_S,
+            static_bound_ns / NS_PER_S,
+        ),
+        num_sequences=workload.num_sequences,
+        num_tokens=workload.num_tokens,
+        alignment=alignment,
+        num_candidates=len(pool.members),
+        num_sets=search.num_sets,
+        cpu_time_s=time.process_time() - cpu_start,
+        wall_time_s=time.perf_counter() - start,
+    )
+
+
+def _check(problem: Problem, workload: Workload, alignment: int, max_strategies: int) -> None:
+    """What would end in nonsense later."""
+    longest = int(workload.lengths[-1])
+    if workload.num_sequences > MAX_SEQUENCES:
+        raise InvalidInputError(
+            f"The step has {workload.num_sequences:,} sequences.",
+            f"Expected at most {MAX_SEQUENCES:,}: every one is packed.",
+            "Say how many sequences a step has (--global-batch), or how many tokens.",
+        )
+    if (workload.lengths % alignment).any() or max_strategies < 1:
+        raise InvalidInputError(
+            f"Lengths are no multiples of {alignment}, or max_strategies is {max_strategies}.",
+            "Expected aligned lengths, and at least one strategy.",
+            "Align the workload (groups.workload.workload_of).",
+        )
+    if problem.model.learned_positions and longest > problem.model.max_position_embeddings:
+        raise InvalidInputError(
+            f"The longest sequence has {longest:,} tokens; {problem.model.name} has "
+            f"{problem.model.max_position_embeddings:,} learned positions.",
+            "Expected no longer sequences.",
+            "Cut them with --seq-len.",
+        )
+
+
+def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tuple[_Step, int]:
+    """The best step of one strategy, exactly timed, and the proved bound of all of them in ns."""
+    number = len(pool.members)
+    deadline = time.perf_counter() + time_limit_s
+    # Nothing is switched: the home is the strategy itself.
+    switches = np.full((number, number), NEVER_NS, np.int64)
+    np.fill_diagonal(switches, 0)
+    problem = GroupedProblem(
+        pool.load.lengths,
+        pool.load.counts,
+        tuple(pool.alone(member) for member in range(number)),
+        SwitchTimes(switches, switches),
+        max_strategies=1,
+        finish_ns=tuple(pool.finish_ns(member) for member in range(number)),
+    )
+    found = solve_groups(problem, backend, gap * _GAP_SHARE, time_limit_s / 2)
+    best: _Step | None = None
+    # One stage packs in milliseconds; what a pipeline has to beat is known before its packing is tried.
+    records = sorted(found.sets, key=lambda one: (pool.num_stages(one.used[0]) > 1, one.bound_ns))
+    for record in records:
+        (member,) = record.used
+        late = pool.num_stages(member) > 1 and time.perf_counter() > deadline
+        if best is not None and (record.bound_ns >= best.time_ns or late):
+            continue
+        packed = pool.packed(member, pool.load.counts, pool.members[member].alone_grains)
+        if packed is None:
+            continue
+        total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
+        if best is None or total < best.time_ns:
+            best = _Step(member, (member,), {member: packed}, total)
+    if best is None:
+        raise InfeasibleError(
+            f"No packing of {pool.load.counts.sum()} sequences was found under {number} strategies.",
+            "Expected one at least.",
+            "Use more GPUs, or cut sequences.",
+        )
+    return best, min(found.bound_ns, best.time_ns)
+
+
+class _Several:
+    """Steps of several strategies: the sets left, the switches between their strategies, the best step."""
+
+    def __init__(self, pool: Pool, static: _Step, gap: float, backend: str) -> None:
+        self.pool = pool
+        self.best = static
+        self.gap = gap
+        self.backend = backend
+        self.bound_ns = float("inf")
+        self.num_sets = 0
+        self.switches = Switches(pool)
+
+    def run(self, max_strategies: int, deadline: float) -> None:
+        """Screen, price switches, search, and time the answer exactly."""
+        members = [m for m, one in enumerate(self.pool.members) if one.beside_grains]
+        if len(members) < 2:
+            return
+        free = self._problem(members, SwitchTimes.free(len(members)), max_strategies)
+        kept = screened(free, self.best.time_ns * (1.0 - self.gap * _GAP_SHARE))
+        self.bound_ns = kept.dropped_ns
+        self.num_sets = len(kept.left)
+        if not kept.left:
+            return
+        proved = 0
+        members = [members[one] for one in kept.strategies]
+        while True:
+            problem = self._problem(members, self.switches.times(members), max_strategies)
+            left = max(_LEAST_S, _SEARCH_SHARE * (deadline - time.perf_counter()))
+            found = solve_groups(problem, self.backend, self.gap * _GAP_SHARE, left)
+            proved = max(proved, found.bound_ns)
+            self.bound_ns = int(min(kept.dropped_ns, proved))
+            used = [members[one] for one in {*found.plan.order, found.plan.home}]
+            priced = self.switches.price(used)
+            counts = {members[group.strategy]: group.counts for group in found.plan.groups}
+            # Only what is priced may be a home.
+            exact = self._problem(members, self.switches.times(members), max_strategies)
+            self._try(replace(exact, homes=tuple({*found.plan.order, found.plan.home})), members, counts)
+            if not priced or time.perf_counter() > deadline - _LEAST_S:
+                return
+
+    def _problem(self, members: list[int], switches: SwitchTimes, max_strategies: int) -> GroupedProblem:
+        return GroupedProblem(
+            self.pool.load.lengths,
+            self.pool.load.counts,
+            tuple(self.pool.beside(member) for member in members),
+            switches,
+            max_strategies=max_strategies,
+            finish_ns=tuple(self.pool.finish_ns(member) for member in members),
+        )
+
+    def _try(self, problem: GroupedProblem, members: list[int], counts: dict[int, IntArray]) -> None:
+        """Pack every group, time it exactly, and keep the step in its best order if it is the shortest."""
+        packed = {}
+        for member, held in counts.items():
+            found = self.pool.packed(member, held, self.pool.members[member].beside_grains)
+            if found is None:
+                return
+            packed[member] = found
+        exact = GroupedProblem(
+            problem.lengths,
+            problem.counts,
+            tuple(
+                Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
+                for one, member in zip(problem.strategies, members, strict=True)
+            ),
+            problem.switches,
+            problem.max_strategies,
+            problem.homes,
+            problem.finish_ns,
+        )
+        times = {members.index(member): one.time_ns for member, one in packed.items()}
+        tour: Tour = best_tour(exact, tuple(sorted(times)), times)
+        if tour.time_ns < self.best.time_ns:
+            order = tuple(members[one] for one in tour.order)
+            self.best = _Step(members[tour.home], order, packed, tour.time_ns)
+
+
+def _group(pool: Pool, step: _Step, member: int) -> LengthGroup:
+    one, packed, lengths = pool.members[member], step.packed[member], pool.load.lengths
+    grains = one.alone_grains if len(step.order) == 1 else one.beside_grains
+    return LengthGroup(
+        strategy=one.candidate.name,
+        plan=one.candidate.plan,
+        buckets=tuple(
+            (int(length), int(count)) for length, count in zip(lengths, packed.counts, strict=True) if count
+        ),
+        micro_batches=tuple(
+            tuple(tuple(np.repeat(lengths, row).tolist()) for row in replica) for replica in packed.replicas
+        ),
+        micro_batch_tokens=grains * pool.load.grain,
+        time_s=packed.time_ns / NS_PER_S,
+        reduce_s=pool.reduce_ns(member) / NS_PER_S,
+    )

@@ -1,0 +1,95 @@
+"""What moves between the strategies of a step, priced by the planner of switches when a step asks for it.
+
+A pair that has not been priced counts as free, which no switch undercuts: what is proved with it holds. Strategies
+of one layout hold the same, whatever they recompute: nothing moves between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations
+
+import numpy as np
+
+from milpplan.costs.states import ADAM_STATE_BYTES, grad_bytes
+from milpplan.groups.strategies import SwitchTimes
+from milpplan.lengths.candidates import Place
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.records import LengthSwitch
+from milpplan.switching.links import Links
+from milpplan.switching.order import switch_costs
+from milpplan.switching.ownership import ShardRules
+from milpplan.units import NS_PER_S
+
+NEVER_NS = 10**15
+"""Nanoseconds of a switch that must not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arc:
+    """A switch from one layout to another: (parameters, gradients) each."""
+
+    seconds: tuple[float, float]
+    num_bytes: tuple[int, int]
+    peak_bytes: int
+
+
+class Switches:
+    """Switches between layouts of a pool, with relays; those asked for are priced once."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.known: dict[tuple[Place, Place], Arc] = {}
+        states = max(int(stage.state_bytes[2]) for one in pool.members for stage in one.stages)
+        # Beside parameters on the move: optimizer states, and the gradients summed so far.
+        self.beside_bytes = states + -(-states * grad_bytes(pool.problem) // ADAM_STATE_BYTES)
+
+    def _place(self, member: int) -> Place:
+        return self.pool.members[member].candidate.place
+
+    def price(self, members: Sequence[int]) -> bool:
+        """Price all pairs of the members' layouts; whether some were new."""
+        layouts = {self._place(member): self.pool.members[member].candidate.plan for member in members}
+        if all(pair in self.known for pair in permutations(layouts, 2)):
+            return False
+        problem = self.pool.problem
+        plans = list(layouts.values())
+        links = Links.of(problem.hardware, plans[0].layout.num_gpus)
+        rules = ShardRules(sharding_group=problem.hardware.software.sharding_group)
+        costs = switch_costs(problem.model, plans, links, "relay", grad_bytes(problem), rules)
+        for (a, source), (b, target) in permutations(enumerate(layouts), 2):
+            self.known[source, target] = Arc(
+                (float(costs.parameters_s[a, b]), float(costs.gradients_s[a, b])),
+                (int(costs.parameters_bytes[a, b]), int(costs.gradients_bytes[a, b])),
+                int(costs.peak_bytes[a, b]),
+            )
+        return True
+
+    def times(self, members: Sequence[int]) -> SwitchTimes:
+        """Times between members, [from, to], rounded up to whole ns; parameters that do not fit while they move
+        take for ever."""
+        usable = self.pool.problem.hardware.usable_bytes
+        table = np.zeros((2, len(members), len(members)), dtype=np.int64)
+        for a, source in enumerate(members):
+            for b, target in enumerate(members):
+                arc = self.known.get((self._place(source), self._place(target)))
+                if arc is not None:
+                    table[:, a, b] = [int(np.ceil(seconds * NS_PER_S)) for seconds in arc.seconds]
+                    if arc.peak_bytes + self.beside_bytes > usable:
+                        table[0, a, b] = NEVER_NS
+        return SwitchTimes(table[0], table[1])
+
+    def of_step(self, home: int, order: Sequence[int]) -> list[LengthSwitch]:
+        """What moves in a step, in order: parameters before every group, gradients beside it and back home."""
+        found = []
+        for position, (a, b) in enumerate(pairwise([home, *order, home])):
+            arc = self.known.get((self._place(a), self._place(b)))
+            if arc is None:
+                continue
+            names = (self.pool.members[a].candidate.name, self.pool.members[b].candidate.name)
+            if position < len(order):
+                found.append(LengthSwitch(*names, "parameters", arc.num_bytes[0], arc.seconds[0]))
+            if position:
+                found.append(LengthSwitch(*names, "gradients", arc.num_bytes[1], arc.seconds[1]))
+        return found

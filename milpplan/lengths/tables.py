@@ -1,0 +1,268 @@
+"""From the cost model to the tables of ``groups``: a micro-batch takes at least c + u(l) + u(l') + ...
+
+The exact time of a packed micro-batch is a function of its tokens T and of the attention of its sequences
+(``costs.packed``); products are not quite linear in T, a ring of context-parallel blocks hides behind attention,
+and the last tiles are those of the longest sequence. ``groups`` adds up sequences, so it gets a table that is
+never above the exact time, and what it proves holds for the exact times, too.
+
+**Attention.** A layer's time is convex in the seconds S of its attention kernels: S + max(0, ring(T) - k S) and
+more that does not depend on S (waits of the host, which only add, are left out). So it is at least D(T) + sigma S
+with the slope sigma = 1 and D its value where attention hides the whole ring, less S; or with the slope 1 - k and
+D its value at S = 0. One pair is chosen for forwards, one for backwards, whichever is higher at the whole
+workload.
+
+**Tokens.** D is evaluated at every number of grains that a micro-batch may hold, and replaced by a line c + a T
+that is nowhere above it and highest at the load of an even micro-batch.
+
+**Last tiles.** They grow with the length, so those of the longest are at least the sum over the sequences of
+(l / T_max) times their own.
+
+**Unequal stages.** The stages of a pipeline are equal but for its ends, and ``groups`` knows equal ones. Two
+tables are made, and the one that proves more for the whole workload is taken: *equal*, every stage without its
+ends; and *last*, one stage that does the work of the last one, after the shortest sequence has passed the others
+forward and before it passes them backward (it is there whichever micro-batch is first or last).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from milpplan.costs import collectives, placement
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.packed import packed_times, sequence_cores
+from milpplan.costs.term import Term
+from milpplan.groups.cuts import KindCuts
+from milpplan.groups.problem import Kind
+from milpplan.groups.strategies import Pipeline, Strategy
+from milpplan.lengths.candidates import Candidate, Sized
+from milpplan.lengths.replicas import StageTimes, stage_layers, stage_times
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+# Seconds of attention that hide any ring.
+_LONG_S = 100.0
+# Forwards and backwards of equal stages keep a ratio of whole parts of this.
+_PARTS = 48
+# Rounded parts of a layer's phases, of the ends and of attention: half a nanosecond each.
+_ROUNDED_PARTS = 16
+
+
+@dataclass(frozen=True)
+class TabledPipeline(Pipeline):
+    """A pipeline whose units come from a table: ``table`` of the ascending ``table_lengths``."""
+
+    table_lengths: tuple[int, ...] = ()
+    table: tuple[int, ...] = ()
+
+    def units(self, lengths: IntArray) -> IntArray:
+        """Units of lengths that are in the table; shape of ``lengths``."""
+        places = np.searchsorted(self.table_lengths, lengths)
+        return np.asarray(np.array(self.table, np.int64)[places])
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """``constant`` ns a micro-batch and ``sequence`` [n] ns for each sequence of each length, at least."""
+
+    constant: float
+    sequence: FloatArray
+
+    def __add__(self, other: Affine) -> Affine:
+        return Affine(self.constant + other.constant, self.sequence + other.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The workload: ascending ``lengths`` [n] with ``counts`` [n]; ``grain`` tokens."""
+
+    lengths: IntArray
+    counts: IntArray
+    grain: int
+
+    @property
+    def grains(self) -> int:
+        """Grains of all sequences."""
+        return int(self.counts @ self.lengths) // self.grain
+
+
+def line_below(values: FloatArray, at: float) -> tuple[float, float]:
+    """(c, a) with c, a >= 0 and c + a g <= ``values[g - 1]`` for g = 1, 2, ..., highest at g = ``at``.
+
+    A side of the lower convex hull of the points, or where its sides have c < 0 the steepest line through zero.
+    """
+    points = [(float(g), float(value)) for g, value in enumerate(values.tolist(), 1)]
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    best = (0.0, min(y / x for x, y in points))
+    for (x0, y0), (x1, y1) in pairwise(hull):
+        slope = (y1 - y0) / (x1 - x0)
+        constant = y0 - slope * x0
+        if min(constant, slope) >= 0 and constant + slope * at > best[0] + best[1] * at:
+            best = (constant, slope)
+    return best
+
+
+def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What all capacities of one candidate share: times at every number of grains, attention of every length."""
+
+    problem: Problem
+    candidate: Candidate
+    load: Load
+    bare: StageTimes
+    """Every number of grains without attention, [P, G]."""
+    hidden: StageTimes
+    """The same with so much attention that it hides the ring; the attention taken out."""
+    slopes: tuple[float, float]
+    """What a second of attention adds to each of the two."""
+    cores: FloatArray
+    """[2 (sequence, once), 2 (forward, backward), K, n] seconds of one layer's attention."""
+
+    @staticmethod
+    def of(problem: Problem, candidate: Candidate, load: Load, most_grains: int) -> Tables:
+        """All of it, for micro-batches of up to ``most_grains``."""
+        grains = np.arange(1, most_grains + 1)
+        kinds, layout = problem.model.kinds, candidate.layout
+        times = [
+            packed_times(problem, layout, grains, np.full((len(kinds), 2, most_grains), core_s))
+            for core_s in (0.0, _LONG_S)
+        ]
+        bare, hidden = (stage_times(problem, candidate, one, launches=False) for one in times)
+        long_ns = stage_layers(problem, candidate).sum(axis=1)[:, None] * round(_LONG_S * NS_PER_S)
+        replays = 2 if candidate.recompute == "full" else 1
+        hidden = StageTimes(hidden.forward - long_ns, hidden.backward - replays * long_ns, hidden.transfer)
+        by_kind = [sequence_cores(problem, kind, layout, load.lengths) for kind in kinds]
+        cores = np.stack([[one.sequence_s for one in by_kind], [one.once_s for one in by_kind]])
+        return Tables(
+            problem, candidate, load, bare, hidden, _slopes(problem, candidate), np.moveaxis(cores, 1, 2)
+        )
+
+    def stage(self, stages: list[int], most_grains: int, at: float) -> tuple[Affine, Affine]:
+        """Forward and backward of any of ``stages``, at least, in micro-batches of up to ``most_grains``; highest
+        where one holds ``at`` grains."""
+        layers = stage_layers(self.problem, self.candidate)[stages].min(axis=0)
+        found = []
+        for phase, name in enumerate(("forward", "backward")):
+            options = []
+            for slope, times in zip(self.slopes, (self.bare, self.hidden), strict=True):
+                base = getattr(times, name)[stages, :most_grains].min(axis=0).astype(np.float64)
+                tokens = line_below(np.maximum(base, 1.0), at)
+                options.append(self._with_attention(tokens, slope * layers, phase, most_grains))
+            found.append(max(options, key=lambda line: float(self.load.counts @ line.sequence)))
+        return found[0], found[1]
+
+    def _with_attention(
+        self, tokens: tuple[float, float], weights: FloatArray, phase: int, most_grains: int
+    ) -> Affine:
+        """A line in the grains, and ``weights`` [K] times the attention of every sequence."""
+        lengths, grain = self.load.lengths, self.load.grain
+        # Where the whole layer is replayed, its backward has the forward's attention, too.
+        replayed = self.candidate.recompute == "full" and phase == 1
+        sequence, once = (one[phase] + (one[0] if replayed else 0.0) for one in self.cores)
+        least = np.minimum.accumulate(once[:, ::-1], axis=1)[:, ::-1]
+        attention = weights @ (sequence + least * lengths / (most_grains * grain)) * NS_PER_S
+        constant, slope = tokens
+        rounding = 0.5 * _ROUNDED_PARTS * (self.problem.model.num_layers + 2)
+        return Affine(max(0.0, constant - rounding), slope * lengths / grain + attention)
+
+
+def _slopes(problem: Problem, candidate: Candidate) -> tuple[float, float]:
+    """What a second of a layer's attention adds while some of the ring is exposed, and afterwards.
+
+    1 - (1 - x) (n - 1) / n for n context-parallel ranks of which communication takes the share x, the slope of
+    ``collectives.overlap_s`` beside (n - 1) / n of the attention; and 1.
+    """
+    columns = LayoutColumns.of([candidate.layout])
+    ring = placement.context(columns)
+    share = float(collectives.processor_fraction(problem.hardware, *ring)[0])
+    size = candidate.layout.cp
+    return 1.0 - (1.0 - share) * (size - 1) / size, 1.0
+
+
+def strategy_of(tables: Tables, one: Sized, most_grains: int) -> Strategy:
+    """The strategy with micro-batches of up to ``most_grains`` grains, never slower than it is."""
+    layout, load = one.candidate.layout, tables.load
+    reduce_ns = once_ns(one, Term.REDUCE)
+    if layout.pp == 1:
+        at = load.grains / layout.dp / max(1, -(-load.grains // (layout.dp * most_grains)))
+        forward, backward = tables.stage([0], most_grains, at)
+        pipeline = _tabled(one, load, most_grains, [(1, forward + backward)])
+        return Strategy.of(pipeline, layout.dp, reduce_ns, one.candidate.name)
+    equal, last, ramp_ns = _pipelines(tables, one, most_grains)
+    kinds = [Kind(0, pipeline, layout.dp, load.lengths, load.counts) for pipeline in (equal, last)]
+    proved = [KindCuts(kind).inflation * kind.total_units * kind.pipeline.parts / layout.dp for kind in kinds]
+    if proved[0] >= proved[1] + ramp_ns:
+        return Strategy.of(equal, layout.dp, reduce_ns, one.candidate.name)
+    return Strategy.of(last, layout.dp, reduce_ns + ramp_ns, one.candidate.name)
+
+
+def equal_strategy(tables: Tables, one: Sized, most_grains: int) -> Strategy:
+    """A pipeline as one of equal stages: what packings are made with."""
+    layout = one.candidate.layout
+    return Strategy.of(_pipelines(tables, one, most_grains)[0], layout.dp, 0, one.candidate.name)
+
+
+def _pipelines(tables: Tables, one: Sized, most_grains: int) -> tuple[TabledPipeline, TabledPipeline, int]:
+    """*equal*, *last* and its ramp in ns."""
+    stages, load = list(range(one.candidate.layout.pp)), tables.load
+    at = min(float(most_grains), load.grains / (one.candidate.layout.dp * 4 * len(stages)))
+    forward, backward = tables.stage(stages, most_grains, max(1.0, at))
+    totals = [float(load.counts @ line.sequence) for line in (forward, backward)]
+    parts = min(_PARTS - 1, max(1, round(_PARTS * totals[0] / sum(totals))))
+    transfer_ns = int(tables.bare.transfer[:most_grains].min())
+    equal = _tabled(
+        one, load, most_grains, [(parts, forward), (_PARTS - parts, backward)], len(stages), transfer_ns
+    )
+    ahead, back = tables.stage(stages[-1:], most_grains, float(most_grains))
+    last = _tabled(one, load, most_grains, [(1, ahead + back)])
+    shortest = sum(line.constant + float(line.sequence.min()) for line in (forward, backward))
+    return equal, last, int((len(stages) - 1) * (shortest + 2 * transfer_ns))
+
+
+def _tabled(
+    one: Sized,
+    load: Load,
+    most_grains: int,
+    lines: list[tuple[int, Affine]],
+    num_stages: int = 1,
+    transfer_ns: int = 0,
+) -> TabledPipeline:
+    """Units so that every phase takes at least its parts of them."""
+    layout = one.candidate.layout
+    parts = sum(part for part, _ in lines)
+    units = np.floor(np.min([line.sequence / part for part, line in lines], axis=0)).astype(np.int64)
+    constant = int(min(line.constant / part for part, line in lines))
+    return TabledPipeline(
+        one.candidate.name,
+        num_stages,
+        0.0,
+        0.0,
+        float(constant * parts),
+        most_grains * load.grain,
+        transfer_ns=transfer_ns,
+        forward_parts=lines[0][0],
+        backward_parts=parts - lines[0][0],
+        num_gpus=layout.num_gpus // layout.dp,
+        table_lengths=tuple(load.lengths.tolist()),
+        table=tuple(units.tolist()),
+    )
+
+
+def once_ns(one: Sized, term: Term) -> int:
+    """What the slowest stage takes once a step: a reduction, a gather, an update."""
+    return max(int(stage.terms[term, 0]) for stage in one.stages)
+
+
+def finish_ns(one: Sized) -> int:
+    """What ends a step at home: the norm of the gradients, the update, and the gather of the parameters."""
+    return int(one.costs.barrier_ns) + once_ns(one, Term.OPTIMIZER) + once_ns(one, Term.GATHER)

@@ -1,0 +1,89 @@
+"""A step of sequences of several lengths for people, and as one document for JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.lengths.records import LengthGroup, LengthsResult
+from milpplan.units import bytes_text, gap_text, percent_text, seconds_text
+from milpplan.version import __version__
+
+
+def lengths_document(result: LengthsResult) -> str:
+    """One JSON document."""
+    return json.dumps({"schema_version": 1, "milpplan_version": __version__, **result.to_dict()}) + "\n"
+
+
+def lengths_tables(result: LengthsResult) -> RenderableType:
+    """The step, its groups and its switches."""
+    return Group(*_parts(result))
+
+
+def _parts(result: LengthsResult) -> Iterator[RenderableType]:
+    static = result.static
+    saved = result.speedup - 1.0
+    yield Text(
+        f"Step {seconds_text(result.step_time_s)}, proved at least {seconds_text(result.lower_bound_s)} "
+        f"(gap {gap_text(result.gap)}): {result.num_sequences:,} sequences, {result.num_tokens:,} tokens "
+        f"(lengths in steps of {result.alignment})"
+    )
+    yield Text(
+        f"Best single strategy: {static.strategy}, {seconds_text(static.step_time_s)}, proved at least "
+        f"{seconds_text(static.lower_bound_s)}"
+    )
+    several = len(result.groups) > 1
+    verdict = f"Switching gains {percent_text(saved)}" if several else "Nothing found is shorter than one strategy"
+    yield Text(
+        f"{verdict} ({result.num_candidates} strategies; {result.num_sets:,} sets of several left open by their "
+        "work and reductions alone)"
+    )
+    yield _groups(result)
+    if result.switches:
+        yield _switches(result)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
+    return table
+
+
+def _groups(result: LengthsResult) -> Table:
+    columns = ("strategy", "lengths", "sequences", "tokens", "micro-batches", "time", "reduction")
+    table = _table("Groups in order", *columns)
+    for group in result.groups:
+        table.add_row(
+            group.strategy,
+            f"{group.buckets[0][0]:,} to {group.buckets[-1][0]:,}",
+            f"{sum(count for _, count in group.buckets):,}",
+            f"{sum(length * count for length, count in group.buckets):,}",
+            _micro_batches(group),
+            seconds_text(group.time_s),
+            seconds_text(group.reduce_s),
+        )
+    table.add_row(f"update at {result.home}", "", "", "", "", seconds_text(result.finish_s), "")
+    return table
+
+
+def _micro_batches(group: LengthGroup) -> str:
+    """Fewest and most of a replica."""
+    numbers = [len(replica) for replica in group.micro_batches]
+    least, most = min(numbers), max(numbers)
+    spread = str(most) if least == most else f"{least} to {most}"
+    return f"{len(numbers)} x {spread}"
+
+
+def _switches(result: LengthsResult) -> Table:
+    table = _table("Switches", "from", "to", "what", "bytes", "time")
+    for switch in result.switches:
+        table.add_row(
+            switch.source, switch.target, switch.what, bytes_text(switch.num_bytes), seconds_text(switch.time_s)
+        )
+    return table

@@ -1,0 +1,41 @@
+"""A small model on four GPUs, and sequences of several lengths for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from milpplan.groups.workload import Workload, workload_of
+from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.tables import Load
+from milpplan.specs.problem import Problem
+from tests.small import small_problem
+
+GRAIN = 128
+
+
+def workload(*, long: int = 2, short: int = 40, longest: int = 24_576) -> Workload:
+    """Many short sequences and some long ones, from a fixed seed."""
+    random = np.random.default_rng(5)
+    lengths = np.concatenate([random.integers(100, 3000, short), random.integers(longest // 2, longest, long)])
+    return workload_of(lengths.astype(np.int64), GRAIN)
+
+
+def pool(problem: Problem | None = None, steps: Workload | None = None) -> Pool:
+    """All strategies of a problem for a workload."""
+    steps = workload() if steps is None else steps
+    problem = small_problem(memory_gib=40) if problem is None else problem
+    return Pool.of(grain_problem(problem, GRAIN), Load(steps.lengths, steps.counts, GRAIN))
+
+
+def random_micro_batches(found: Pool, most_grains: int, random: np.random.Generator, number: int) -> np.ndarray:
+    """Micro-batches [number, n] that fit, from nearly empty to full."""
+    lengths = found.load.lengths
+    rows = np.zeros((number, len(lengths)), dtype=np.int64)
+    for row in rows:
+        room = int(random.integers(1, most_grains + 1)) * GRAIN
+        for k in random.permutation(np.repeat(np.arange(len(lengths)), found.load.counts)):
+            if lengths[k] <= room:
+                row[k] += 1
+                room -= int(lengths[k])
+    return rows[rows.any(axis=1)]

@@ -1,0 +1,105 @@
+"""``milpplan solve ... --lengths FILE``: one document, tables, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from milpplan.cli.app import app
+
+BASE = [
+    "solve",
+    "llama3-8b",
+    "dgx-h100",
+    "--gpus",
+    "8",
+    "--fix",
+    "tp=2",
+    "--fix",
+    "pp=1",
+    "--fix",
+    "recompute=none",
+]
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    done = CliRunner().invoke(app, [*BASE, *words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """Thirty sequences, two of them long."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("\n".join(["300", "700", "1500"] * 9 + ["2000", "9000", "14000"]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
+    """The keys of the issue, a proof, and the same document in the file."""
+    out = tmp_path / "step.json"
+    code, text, _ = run("--lengths", str(lines), "--gap", "0.02", "--json", "--out", str(out))
+    document = json.loads(text)
+    assert code == 0
+    assert document["gap"] <= 0.02
+    assert document["num_sequences"] == 30
+    assert document["lower_bound_s"] <= document["step_time_s"] <= document["static"]["step_time_s"]
+    assert [group["strategy"] for group in document["groups"]] == document["order"]
+    assert json.loads(out.read_text(encoding="utf-8")) == document
+
+
+def test_tables_say_what_runs(lines: Path) -> None:
+    """The step, the best single strategy, and the groups."""
+    code, text, _ = run("--lengths", str(lines), "--global-batch", "12", "--max-strategies", "1", "--gap", "0.05")
+    assert code == 0
+    assert "12 sequences" in text
+    assert "Best single strategy" in text
+    assert "Groups in order" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "code", "said"),
+    [
+        ("", [], 2, "is empty"),
+        ("12\nabc\n", [], 2, "Line 2"),
+        ("12\n3.5\n", [], 2, "Line 2"),
+        ("100000000\n", [], 3, "fits under no strategy"),
+        ('{"bin_edges": [0, 100], "counts": [5]}', [], 2, "are asked for"),
+        ("12\n", ["--schedule", "all"], 2, "--schedule"),
+        ("12\n", ["--align", "0"], 2, "--align"),
+        ("12\n", ["--max-strategies", "0"], 2, "--max-strategies"),
+        ("12\n", ["--fix", "vpp=2"], 2, "vpp"),
+        ("12\n", ["--inference"], 2, "inference"),
+        ("12\n", ["--gap", "-1"], 2, "--gap"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, content: str, words: list[str], code: int, said: str) -> None:
+    """What was seen, and the exit code for it."""
+    path = tmp_path / "lengths.txt"
+    path.write_text(content, encoding="utf-8")
+    found, _, errors = run("--lengths", str(path), *words)
+    assert (found, said in errors) == (code, True), errors
+
+
+def test_options_of_lengths_need_the_file() -> None:
+    """--max-strategies alone is a mistake."""
+    code, _, errors = run("--global-batch", "8", "--max-strategies", "2")
+    assert code == 2
+    assert "--lengths" in errors
+
+
+def test_a_million_lines_are_refused_or_cut_in_bounded_time(tmp_path: Path) -> None:
+    """A step of a million sequences is too large; its first sixteen are a step."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("1000\n" * 1_000_000, encoding="utf-8")
+    start = time.process_time()
+    code, _, errors = run("--lengths", str(path))
+    assert (code, "1,000,000 sequences" in errors) == (2, True)
+    code, text, _ = run("--lengths", str(path), "--global-batch", "16", "--max-strategies", "1", "--json")
+    assert (code, json.loads(text)["num_sequences"]) == (0, 16)
+    assert time.process_time() - start < 30
