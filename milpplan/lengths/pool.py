@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.lengths.candidates import Sized, candidates, sized
 from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.tables import Load, Tables, equal_strategy, finish_ns, once_ns, strategy_of
+from milpplan.lengths.tables import Load, Tables, bounded_strategy, equal_strategy, finish_ns, once_ns, strategy_of
 from milpplan.specs.problem import Problem
 
 # No capacity differs from this many grains more: tables are made up to here.
@@ -43,6 +43,8 @@ class Pool:
     load: Load
     members: tuple[Sized, ...]
     tables: tuple[Tables, ...]
+    known: dict[tuple[int, int], Strategy] = field(default_factory=dict)
+    refined: set[tuple[int, int]] = field(default_factory=set)
 
     @staticmethod
     def of(problem: Problem, load: Load) -> Pool:
@@ -52,13 +54,36 @@ class Pool:
         tables = [Tables.of(problem, one.candidate, load, one.alone_grains) for one in kept]
         return Pool(problem, load, tuple(kept), tuple(tables))
 
-    def alone(self, member: int) -> Strategy:
-        """The strategy as the only one of its step."""
-        return strategy_of(self.tables[member], self.members[member], self.members[member].alone_grains)
+    def grains(self, member: int, *, beside: bool) -> int:
+        """Grains that a micro-batch may hold, beside other strategies or alone."""
+        one = self.members[member]
+        return one.beside_grains if beside else one.alone_grains
 
-    def beside(self, member: int) -> Strategy:
-        """The strategy as one of several."""
-        return strategy_of(self.tables[member], self.members[member], self.members[member].beside_grains)
+    def strategy(self, member: int, *, beside: bool) -> Strategy:
+        """The strategy as one of several, or as the only one of its step."""
+        key = (member, self.grains(member, beside=beside))
+        if key not in self.known:
+            self.known[key] = strategy_of(self.tables[member], self.members[member], key[1])
+        return self.known[key]
+
+    def refine(self, member: int, *, beside: bool) -> None:
+        """Let ``strategy`` have the dear table of a pipeline, if that proves more of the whole workload."""
+        key = (member, self.grains(member, beside=beside))
+        if self.num_stages(member) > 1 and key not in self.refined:
+            self.refined.add(key)
+            before = self.least_ns(member, beside=beside)
+            plain = self.strategy(member, beside=beside)
+            self.known[key] = bounded_strategy(self.tables[member], self.members[member], key[1])
+            if self.least_ns(member, beside=beside) <= before:
+                self.known[key] = plain
+
+    def least_ns(self, member: int, *, beside: bool) -> float:
+        """What all sequences take under the strategy at least, with its reduction and finish."""
+        strategy = self.strategy(member, beside=beside)
+        (pipeline, replicas), counts = strategy.pipelines[0], self.load.counts
+        held = pipeline.holds(self.load.lengths)
+        work = float(counts[held] @ pipeline.units(self.load.lengths[held])) * pipeline.parts
+        return work / replicas + strategy.reduce_ns + self.finish_ns(member)
 
     def num_stages(self, member: int) -> int:
         """Stages of its pipelines."""

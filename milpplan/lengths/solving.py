@@ -19,14 +19,14 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.search import solve_groups
+from milpplan.groups.search import GroupedResult, solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour
 from milpplan.groups.workload import Workload
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.records import LengthGroup, LengthsResult, StaticStep
-from milpplan.lengths.screening import screened
+from milpplan.lengths.screening import Screened, screened
 from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.lengths.tables import Load
 from milpplan.specs.problem import Problem
@@ -36,7 +36,7 @@ MAX_SEQUENCES = 8192
 """Most sequences of a step: every one is packed."""
 # Shares of the time for the static step, and of the gap for the tables' search.
 _STATIC_SHARE, _GAP_SHARE = 0.25, 0.5
-_SEARCH_SHARE, _LEAST_S = 0.5, 2.0
+_SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.3, 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,34 +129,33 @@ def _check(problem: Problem, workload: Workload, alignment: int, max_strategies:
 
 def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tuple[_Step, int]:
     """The best step of one strategy, exactly timed, and the proved bound of all of them in ns."""
-    number = len(pool.members)
-    deadline = time.perf_counter() + time_limit_s
+    number, deadline = len(pool.members), time.perf_counter() + time_limit_s
+    best: _Step | None = None
+    # One stage packs in milliseconds: what pipelines have to beat, before more is proved of them.
+    for member in sorted(range(number), key=lambda one: pool.least_ns(one, beside=False)):
+        if pool.num_stages(member) == 1:
+            best = _shorter(pool, member, best)
+    for member in sorted(range(number), key=pool.num_stages):
+        open_ = best is None or pool.least_ns(member, beside=False) < best.time_ns * (1.0 - gap * _GAP_SHARE)
+        if open_ and time.perf_counter() < deadline:
+            pool.refine(member, beside=False)
     # Nothing is switched: the home is the strategy itself.
     switches = np.full((number, number), NEVER_NS, np.int64)
     np.fill_diagonal(switches, 0)
     problem = GroupedProblem(
         pool.load.lengths,
         pool.load.counts,
-        tuple(pool.alone(member) for member in range(number)),
+        tuple(pool.strategy(member, beside=False) for member in range(number)),
         SwitchTimes(switches, switches),
         max_strategies=1,
         finish_ns=tuple(pool.finish_ns(member) for member in range(number)),
     )
-    found = solve_groups(problem, backend, gap * _GAP_SHARE, time_limit_s / 2)
-    best: _Step | None = None
-    # One stage packs in milliseconds; what a pipeline has to beat is known before its packing is tried.
-    records = sorted(found.sets, key=lambda one: (pool.num_stages(one.used[0]) > 1, one.bound_ns))
-    for record in records:
-        (member,) = record.used
-        late = pool.num_stages(member) > 1 and time.perf_counter() > deadline
-        if best is not None and (record.bound_ns >= best.time_ns or late):
-            continue
-        packed = pool.packed(member, pool.load.counts, pool.members[member].alone_grains)
-        if packed is None:
-            continue
-        total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
-        if best is None or total < best.time_ns:
-            best = _Step(member, (member,), {member: packed}, total)
+    found = solve_groups(problem, backend, gap * _GAP_SHARE, max(_LEAST_S, deadline - time.perf_counter()))
+    for record in sorted(found.sets, key=lambda one: one.bound_ns):
+        if pool.num_stages(record.used[0]) > 1 and (best is None or record.bound_ns < best.time_ns):
+            if best is not None and time.perf_counter() > deadline:
+                break
+            best = _shorter(pool, record.used[0], best)
     if best is None:
         raise InfeasibleError(
             f"No packing of {pool.load.counts.sum()} sequences was found under {number} strategies.",
@@ -164,6 +163,18 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
             "Use more GPUs, or cut sequences.",
         )
     return best, min(found.bound_ns, best.time_ns)
+
+
+def _shorter(pool: Pool, member: int, best: _Step | None) -> _Step | None:
+    """The step of one strategy, if its least time leaves room and its exact time is shorter than the best."""
+    holds = pool.strategy(member, beside=False).holds(pool.load.lengths).all()
+    if not holds or (best is not None and pool.least_ns(member, beside=False) >= best.time_ns):
+        return best
+    packed = pool.packed(member, pool.load.counts, pool.grains(member, beside=False))
+    if packed is None:
+        return best
+    total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
+    return _Step(member, (member,), {member: packed}, total) if best is None or total < best.time_ns else best
 
 
 class _Several:
@@ -177,40 +188,55 @@ class _Several:
         self.bound_ns = float("inf")
         self.num_sets = 0
         self.switches = Switches(pool)
+        self.searched: list[int] = []
+        self.news = False
 
     def run(self, max_strategies: int, deadline: float) -> None:
         """Screen, price switches, search, and time the answer exactly."""
+        start = time.perf_counter()
         members = [m for m, one in enumerate(self.pool.members) if one.beside_grains]
         if len(members) < 2:
             return
-        free = self._problem(members, SwitchTimes.free(len(members)), max_strategies)
-        kept = screened(free, self.best.time_ns * (1.0 - self.gap * _GAP_SHARE))
+        kept = self._screened(members, max_strategies)
+        for one in sorted(kept.strategies, key=lambda one: self.pool.num_stages(members[one])):
+            if time.perf_counter() < start + _REFINE_SHARE * (deadline - start):
+                self.pool.refine(members[one], beside=True)
+        kept = self._screened(members, max_strategies)
         self.bound_ns = kept.dropped_ns
         self.num_sets = len(kept.left)
         if not kept.left:
             return
-        proved = 0
         members = [members[one] for one in kept.strategies]
-        while True:
-            problem = self._problem(members, self.switches.times(members), max_strategies)
-            left = max(_LEAST_S, _SEARCH_SHARE * (deadline - time.perf_counter()))
-            found = solve_groups(problem, self.backend, self.gap * _GAP_SHARE, left)
-            proved = max(proved, found.bound_ns)
-            self.bound_ns = int(min(kept.dropped_ns, proved))
-            used = [members[one] for one in {*found.plan.order, found.plan.home}]
-            priced = self.switches.price(used)
-            counts = {members[group.strategy]: group.counts for group in found.plan.groups}
-            # Only what is priced may be a home.
-            exact = self._problem(members, self.switches.times(members), max_strategies)
-            self._try(replace(exact, homes=tuple({*found.plan.order, found.plan.home})), members, counts)
-            if not priced or time.perf_counter() > deadline - _LEAST_S:
-                return
+        self.bound_ns = int(min(kept.dropped_ns, self._search(members, max_strategies, deadline).bound_ns))
+        # Tables of pipelines promise more than packings keep: what has one stage is searched by itself, too.
+        single = [member for member in members if self.pool.num_stages(member) == 1]
+        while len(single) > 1 and self.news and time.perf_counter() < deadline - _LEAST_S:
+            self._search(single, max_strategies, deadline)
+
+    def _search(self, members: list[int], max_strategies: int, deadline: float) -> GroupedResult:
+        """Search with the switches known so far, price those of the answer, and time it exactly."""
+        problem = self._problem(members, self.switches.times(members), max_strategies)
+        left = max(_LEAST_S, _SEARCH_SHARE * (deadline - time.perf_counter()))
+        found = solve_groups(problem, self.backend, self.gap * _GAP_SHARE, left)
+        used = {*found.plan.order, found.plan.home}
+        self.news = self.switches.price([members[one] for one in used]) or members != self.searched
+        self.searched = members
+        counts = {members[group.strategy]: group.counts for group in found.plan.groups}
+        # Only what is priced may be a home.
+        exact = self._problem(members, self.switches.times(members), max_strategies)
+        self._try(replace(exact, homes=tuple(used)), members, counts)
+        return found
+
+    def _screened(self, members: list[int], max_strategies: int) -> Screened:
+        """Sets that may be shorter than the best step by more than their share of the gap."""
+        free = self._problem(members, SwitchTimes.free(len(members)), max_strategies)
+        return screened(free, self.best.time_ns * (1.0 - self.gap * _GAP_SHARE))
 
     def _problem(self, members: list[int], switches: SwitchTimes, max_strategies: int) -> GroupedProblem:
         return GroupedProblem(
             self.pool.load.lengths,
             self.pool.load.counts,
-            tuple(self.pool.beside(member) for member in members),
+            tuple(self.pool.strategy(member, beside=True) for member in members),
             switches,
             max_strategies=max_strategies,
             finish_ns=tuple(self.pool.finish_ns(member) for member in members),

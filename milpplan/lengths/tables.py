@@ -39,6 +39,7 @@ from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Pipeline, Strategy
 from milpplan.lengths.candidates import Candidate, Sized
 from milpplan.lengths.replicas import StageTimes, stage_layers, stage_times
+from milpplan.lengths.unequal import StageLoads, least_shares
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -204,6 +205,36 @@ def strategy_of(tables: Tables, one: Sized, most_grains: int) -> Strategy:
     if proved[0] >= proved[1] + ramp_ns:
         return Strategy.of(equal, layout.dp, reduce_ns, one.candidate.name)
     return Strategy.of(last, layout.dp, reduce_ns + ramp_ns, one.candidate.name)
+
+
+def bounded_strategy(tables: Tables, one: Sized, most_grains: int) -> Strategy:
+    """A pipeline as one stage that adds what ``unequal`` proves of every sequence: one replica for all of them,
+    because the proof is one of their mean."""
+    layout, load = one.candidate.layout, tables.load
+    mean = load.grains / layout.dp
+    fewest = -(-load.grains // (layout.dp * most_grains))
+
+    def loads_of(number: int) -> StageLoads:
+        return _stage_loads(tables, layout.pp, most_grains, max(1.0, min(float(most_grains), mean / number)))
+
+    shares = least_shares(loads_of, layout.pp, load.counts.astype(np.float64), layout.dp, fewest)
+    pipeline = _tabled(one, load, most_grains, [(1, Affine(0.0, shares / layout.dp))])
+    return Strategy.of(pipeline, 1, once_ns(one, Term.REDUCE), one.candidate.name)
+
+
+def _stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) -> StageLoads:
+    """Least times of a pipeline under the lines that are highest ``at`` so many grains."""
+    ahead, back = tables.stage([num_stages - 1], most_grains, at)
+    others = tables.stage(list(range(num_stages - 1)), most_grains, at)
+    last = ahead + back
+    shares = [float((line.sequence / last.sequence).min()) for line in others]
+    return StageLoads(
+        last.sequence,
+        last.constant,
+        (shares[0], shares[1]),
+        (others[0].constant, others[1].constant),
+        int(tables.bare.transfer[:most_grains].min()),
+    )
 
 
 def equal_strategy(tables: Tables, one: Sized, most_grains: int) -> Strategy:

@@ -47,7 +47,7 @@ def test_tables_are_never_above_exact_times() -> None:
     """Random micro-batches of every strategy: units and constant of the table against the slowest stage."""
     found, random = pool(), np.random.default_rng(1)
     for number, one in enumerate(found.members):
-        pipeline = found.alone(number).pipelines[0][0]
+        pipeline = found.strategy(number, beside=False).pipelines[0][0]
         rows = random_micro_batches(found, one.alone_grains, random, 6)
         if not len(rows) or pipeline.num_stages > 1:
             continue
@@ -62,7 +62,7 @@ def test_tables_are_close_where_micro_batches_are_full() -> None:
     found, random = pool(), np.random.default_rng(2)
     checked = 0
     for number, one in enumerate(found.members):
-        layout, pipeline = one.candidate.layout, found.alone(number).pipelines[0][0]
+        layout, pipeline = one.candidate.layout, found.strategy(number, beside=False).pipelines[0][0]
         rows = random_micro_batches(found, one.alone_grains, random, 40)
         rows = rows[
             rows @ found.load.lengths >= 0.9 * min(one.alone_grains, found.load.grains // layout.dp) * GRAIN
@@ -82,7 +82,7 @@ def test_strategies_are_never_faster_than_their_tables_say() -> None:
     found, random = pool(), np.random.default_rng(3)
     checked = 0
     for number, one in enumerate(found.members):
-        strategy, dp = found.alone(number), one.candidate.layout.dp
+        strategy, dp = found.strategy(number, beside=False), one.candidate.layout.dp
         pipeline = strategy.pipelines[0][0]
         if not pipeline.holds(found.load.lengths).all():
             continue

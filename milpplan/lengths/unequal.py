@@ -1,0 +1,187 @@
+"""What a pipeline takes at least for a workload, whatever its micro-batches: a last stage with more to do.
+
+A replica with v micro-batches of loads y_m (time on the last stage, forward and backward together, without the
+constant of a micro-batch) is a longest path: the last stage runs forward and backward of a micro-batch at once,
+the others take at least the shares phi and beta of y_m. The best real loads of a given sum Y are a linear program,
+and its dual a mixture of paths, one unit of flow along the arcs. With w_m what micro-batch m weighs on that
+mixture,
+
+    time >= lags and constants on the mixture + sum_m w_m y_m >= constant_v + slope_v Y,    slope_v = min_m w_m,
+
+for every packing into v micro-batches: the time is at least the length of every path. Any flow of one unit will
+do, so nothing rests on the solver. (The form of ``groups.profile``, for stages that differ.)
+
+**Any number.** Lines (``tables``) may differ from v to v: each holds for all micro-batches. Once the work of the
+last stage and v constants of the line at hand reach the least bound so far, so they do for all larger v.
+
+**Any sequences.** The slowest of D replicas takes no less than the one with the largest load, which is at least
+the mean, and every bound grows with the load. For a part x of the workload n with the loads Y(x) <= Y(n),
+constant_v >= constant_v Y(x) / Y(n), so the time is at least sum_k x_k psi_k / D with psi_k the least over v of
+y_k (slope_v + constant_v D / Y(n)): a table of one stage, without a constant for micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray
+
+MAX_MICRO_BATCHES = 160
+# What floats may add to sums of flows.
+_SAFETY = 1.0 - 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoads:
+    """A pipeline's least times under one line: ``last`` [n] ns of a sequence on the last stage, ``last_ns`` of a
+    micro-batch beyond; the other stages take ``shares`` (forward, backward) of the former and ``others_ns`` of the
+    latter; ``transfer_ns`` between stages."""
+
+    last: FloatArray
+    last_ns: float
+    shares: tuple[float, float]
+    others_ns: tuple[float, float]
+    transfer_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PathBound:
+    """``time >= constant + slope * load`` for all loads."""
+
+    constant: float
+    slope: float
+
+    def at(self, load: float) -> float:
+        """The bound of a load, ns."""
+        return (self.constant + self.slope * load) * _SAFETY
+
+
+def path_bound(stages: StageLoads, num_stages: int, number: int, load: float) -> PathBound:
+    """The bound of ``number`` micro-batches that is highest for loads that add up to ``load``."""
+    import scipy.sparse as sparse
+    from scipy.optimize import linprog
+
+    graph = _Graph.of(stages, num_stages, number)
+    nodes, arcs = len(graph.weights), len(graph.tails)
+    rows = np.arange(arcs)
+    inner = graph.tails >= 0
+    # end(tail) + lag + constant + weight * y <= end(head).
+    matrix = sparse.csr_matrix(
+        (
+            np.concatenate([-np.ones(arcs), np.ones(int(inner.sum())), graph.weights[graph.heads]]),
+            (
+                np.concatenate([rows, rows[inner], rows]),
+                np.concatenate([graph.heads, graph.tails[inner], nodes + graph.micro_batch[graph.heads]]),
+            ),
+        ),
+        shape=(arcs, nodes + number),
+    )
+    cost = np.zeros(nodes + number)
+    cost[nodes - 1] = 1.0
+    total = np.concatenate([np.zeros(nodes), np.ones(number)])[None]
+    sides = -(graph.lags + graph.constants[graph.heads]) / load
+    answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], method="highs")
+    duals = -np.asarray(answer.ineqlin.marginals) if answer.status == 0 else np.ones(arcs)
+    return graph.bound(np.maximum(duals, 0.0), number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """Nodes in the order of time, the last one ends the step; ``weights`` of the load and ``constants`` of each;
+    arcs with lags, -1 for the beginning."""
+
+    weights: FloatArray
+    constants: FloatArray
+    micro_batch: np.ndarray[tuple[int], np.dtype[np.int64]]
+    tails: np.ndarray[tuple[int], np.dtype[np.int64]]
+    heads: np.ndarray[tuple[int], np.dtype[np.int64]]
+    lags: FloatArray
+
+    @staticmethod
+    def of(stages: StageLoads, num_stages: int, number: int) -> _Graph:
+        """1F1B as in ``replicas.pipeline_ns``, the last stage's forward and backward of a micro-batch in one."""
+        place: dict[tuple[int, int, int], int] = {}
+        arcs: list[tuple[int, int, int]] = []
+        nodes: list[tuple[float, float, int]] = []
+        before = [-1] * num_stages
+
+        def work(kind: int, stage: int, micro_batch: int, needed: int | None) -> None:
+            node = len(nodes)
+            place[kind, stage, micro_batch] = node
+            is_last = stage == num_stages - 1
+            weight = 1.0 if is_last else stages.shares[kind]
+            nodes.append((weight, stages.last_ns if is_last else stages.others_ns[kind], micro_batch))
+            arcs.append((before[stage], node, 0))
+            if needed is not None:
+                arcs.append((needed, node, stages.transfer_ns))
+            before[stage] = node
+
+        last = num_stages - 1
+        for turn in range(number + num_stages):
+            for stage in range(num_stages):
+                done = turn - num_stages + stage
+                if 0 <= done < number and stage < last:
+                    above = 0 if stage + 1 == last else 1
+                    work(1, stage, done, place[above, stage + 1, done])
+                if turn < number:
+                    work(0, stage, turn, place.get((0, stage - 1, turn)))
+        weight, constant, micro_batch = zip(*nodes, strict=True)
+        tails, heads, lags = zip(*arcs, strict=True)
+        return _Graph(
+            np.array(weight),
+            np.array(constant),
+            np.array(micro_batch, dtype=np.int64),
+            np.array(tails, dtype=np.int64),
+            np.array(heads, dtype=np.int64),
+            np.array(lags, dtype=np.float64),
+        )
+
+    def bound(self, duals: FloatArray, number: int) -> PathBound:
+        """The bound of the flow that divides like ``duals`` [arcs], one unit from the last node backwards."""
+        into: list[list[int]] = [[] for _ in self.weights]
+        for arc, head in enumerate(self.heads.tolist()):
+            into[head].append(arc)
+        through = np.zeros(len(self.weights))
+        through[-1] = 1.0
+        constant = 0.0
+        for node in range(len(through) - 1, -1, -1):
+            if through[node] == 0.0:
+                continue
+            shares = duals[into[node]]
+            shares = shares / shares.sum() if shares.sum() > 0 else np.eye(1, len(shares))[0]
+            for arc, share in zip(into[node], shares.tolist(), strict=True):
+                constant += through[node] * share * self.lags[arc]
+                if self.tails[arc] >= 0:
+                    through[self.tails[arc]] += through[node] * share
+        weights = np.bincount(self.micro_batch, through * self.weights, minlength=number)
+        return PathBound(constant + float(through @ self.constants), float(weights.min()))
+
+
+def least_shares(
+    loads_of: Callable[[int], StageLoads],
+    num_stages: int,
+    counts: FloatArray,
+    num_replicas: int,
+    fewest: int,
+) -> FloatArray:
+    """psi [n] of the module in ns.
+
+    ``loads_of`` gives the pipeline's times for a number of micro-batches, of which a mean replica needs at least
+    ``fewest``.
+    """
+    least = np.full(len(counts), np.inf)
+    best = np.inf
+    for number in range(max(1, fewest), MAX_MICRO_BATCHES + 1):
+        stages = loads_of(number)
+        mean = float(counts @ stages.last) / num_replicas
+        serial = PathBound(stages.last_ns * number, 1.0)
+        if serial.at(mean) >= best or number == MAX_MICRO_BATCHES:
+            return np.asarray(np.minimum(least, stages.last * serial.at(mean) / mean))
+        found = path_bound(stages, num_stages, number, mean)
+        found = max(found, serial, key=lambda one: one.at(mean))
+        best = min(best, found.at(mean))
+        least = np.minimum(least, stages.last * found.at(mean) / mean)
+    return least
