@@ -8,14 +8,23 @@ import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.costs.term import Term
-from milpplan.errors import IllegalPlanError
+from milpplan.errors import IllegalPlanError, InfeasibleError
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.packing import pack
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.lengths.candidates import Sized, candidates, sized
 from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.tables import Load, Tables, bounded_strategy, equal_strategy, finish_ns, once_ns, strategy_of
+from milpplan.lengths.tables import (
+    Load,
+    Tables,
+    bounded_strategy,
+    equal_strategy,
+    finish_ns,
+    once_ns,
+    serial_ns,
+    strategy_of,
+)
 from milpplan.specs.problem import Problem
 
 # No capacity differs from this many grains more: tables are made up to here.
@@ -51,6 +60,13 @@ class Pool:
         """The candidates of the problem without those that others dominate."""
         found = sized(problem, candidates(problem), min(load.grains, MAX_GRAINS))
         kept = [one for one in found if not any(_dominates(other, one) for other in found)]
+        if not any(one.alone_grains * load.grain >= load.lengths[-1] for one in kept):
+            most = max(kept, key=lambda one: one.alone_grains)
+            raise InfeasibleError(
+                f"A sequence of {int(load.lengths[-1]):,} tokens fits under no strategy.",
+                f"The most that one holds is {most.alone_grains * load.grain:,} tokens ({most.candidate.name}).",
+                "Cut sequences at that length (--seq-len), or use more GPUs.",
+            )
         tables = [Tables.of(problem, one.candidate, load, one.alone_grains) for one in kept]
         return Pool(problem, load, tuple(kept), tuple(tables))
 
@@ -76,6 +92,10 @@ class Pool:
             self.known[key] = bounded_strategy(self.tables[member], self.members[member], key[1])
             if self.least_ns(member, beside=beside) <= before:
                 self.known[key] = plain
+
+    def serial_ns(self, member: int) -> float:
+        """Least time of the longest sequence by itself, beside other strategies."""
+        return serial_ns(self.tables[member], self.members[member], self.grains(member, beside=True))
 
     def least_ns(self, member: int, *, beside: bool) -> float:
         """What all sequences take under the strategy at least, with its reduction and finish."""

@@ -1,9 +1,13 @@
-"""Which sets of strategies may hold a step shorter than a target: all sets at once, by a bound without switches.
+"""Which sets of strategies may hold a step shorter than a target: all sets at once, by two bounds.
 
-The bound of a set Q is that of ``groups.search`` called *sum*, with switches free and the home the cheapest of
-all: sum_k n_k min over s in Q of share_sk + sum over s in Q of (constant_s + reduction_s) + least finish. A switch
-takes no less than nothing, so a set whose bound reaches the target holds no shorter step, and neither does any
-larger cost.
+*sum*, as in ``groups.search``: sum_k n_k min over s in Q of share_sk + sum over s in Q of (constant_s +
+reduction_s) + the least finish, with switches free. *longest*: some j in Q runs the longest sequence, which passes
+all its stages on one replica in ``serial_j`` or more; so the group of j takes Z_j >= max(serial_j, sum_k x_k
+share_jk) for what it runs, x, and the others at least their least shares of the rest. The best x is a knapsack:
+first all sequences that are cheapest under j; then, while Z_j is still serial_j, those that save most for the time
+they take. The bound is the least over j.
+
+A set whose bound reaches the target holds no shorter step, whatever its switches take.
 """
 
 from __future__ import annotations
@@ -25,21 +29,32 @@ _SAFETY = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSet:
+    """Strategies and the bound of their steps in ns, switches apart."""
+
+    bound_ns: float
+    used: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Screened:
-    """Sets (of at least two strategies) that are left, as rows of strategies, and the least bound of the others in
+    """Sets of at least two strategies that are left, the least bound first, and the least bound of the others in
     ns (infinite where none was dropped)."""
 
-    left: tuple[tuple[int, ...], ...]
+    left: tuple[OpenSet, ...]
     dropped_ns: float
+    finish_ns: int
+    """The least finish, which all bounds count."""
 
     @property
     def strategies(self) -> tuple[int, ...]:
         """Every strategy of some set."""
-        return tuple(sorted({one for used in self.left for one in used}))
+        return tuple(sorted({one for held in self.left for one in held.used}))
 
 
-def screened(problem: GroupedProblem, target_ns: float) -> Screened:
-    """The sets of two and more strategies with a bound below ``target_ns``.
+def screened(problem: GroupedProblem, serial_ns: FloatArray, target_ns: float) -> Screened:
+    """The sets of two and more strategies with a bound below ``target_ns``; ``serial_ns`` [strategies]: least time
+    of the longest sequence by itself.
 
     Raises:
         InvalidInputError: there are too many sets to try.
@@ -49,7 +64,7 @@ def screened(problem: GroupedProblem, target_ns: float) -> Screened:
     once = constants + np.array([one.reduce_ns for one in problem.strategies])
     finish_ns = min(problem.finish_of(home) for home in problem.home_choices)
     work = shares * problem.counts
-    left: list[tuple[int, ...]] = []
+    left: list[OpenSet] = []
     dropped, tried = np.inf, 0
     # Sets as their least shares, grown by one strategy of a higher number at a time.
     rows: list[tuple[tuple[int, ...], FloatArray]] = [((one,), work[one]) for one in range(number)]
@@ -65,13 +80,42 @@ def screened(problem: GroupedProblem, target_ns: float) -> Screened:
         for used, least in rows:
             later = np.arange(used[-1] + 1, number)
             bounds = _bounds(least, work[later], float(once[list(used)].sum()) + finish_ns, once[later])
-            left += [(*used, one) for one in later[bounds < target_ns].tolist()]
-            reached = bounds[bounds >= target_ns]
-            dropped = min(dropped, float(reached.min(initial=np.inf)))
+            dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
+            for place in np.flatnonzero(bounds < target_ns).tolist():
+                one = (*used, int(later[place]))
+                beyond = float(once[list(one)].sum()) + finish_ns
+                # The strategy with the longest sequence has its constant in its serial time.
+                longest = longest_ns(work, serial_ns, one) + beyond - int(constants[list(one)].max())
+                bound = max(float(bounds[place]), longest)
+                if bound < target_ns:
+                    left.append(OpenSet(bound, one))
+                else:
+                    dropped = min(dropped, bound)
             if len(used) + 1 < problem.max_strategies:
                 grown += [((*used, int(one)), np.minimum(least, work[one])) for one in later]
         rows = grown
-    return Screened(tuple(left), dropped)
+    return Screened(tuple(sorted(left, key=lambda one: (one.bound_ns, one.used))), dropped, finish_ns)
+
+
+def longest_ns(work: FloatArray, serial_ns: FloatArray, used: tuple[int, ...]) -> float:
+    """*longest* without what is paid once; ``work`` [strategies, n]: share of all sequences of a length."""
+    best = np.inf
+    for one in used:
+        own = work[one]
+        if not np.isfinite(own[-1]):
+            continue
+        others = work[[other for other in used if other != one]].min(axis=0)
+        mine = own <= others
+        spent = float(own[mine].sum())
+        rest = np.flatnonzero(~mine)
+        # Free while the longest sequence runs: what saves most for the time it takes.
+        rest = rest[np.argsort(-others[rest] / own[rest], kind="stable")]
+        free = max(0.0, float(serial_ns[one]) - spent)
+        before = np.concatenate([[0.0], np.cumsum(own[rest])[:-1]]) if len(rest) else np.zeros(0)
+        taken = np.clip((free - before) / own[rest], 0.0, 1.0)
+        left = float((others[rest] * (1.0 - taken)).sum())
+        best = min(best, max(spent, float(serial_ns[one])) + left)
+    return best * _SAFETY
 
 
 def _bounds(least: FloatArray, added: FloatArray, once_ns: float, each_ns: IntArray) -> FloatArray:

@@ -12,21 +12,21 @@ the static one's, that of ``groups`` and that of the sets that were screened out
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.search import GroupedResult, solve_groups
+from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
-from milpplan.groups.tours import Tour, best_tour
+from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
 from milpplan.groups.workload import Workload
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.records import LengthGroup, LengthsResult, StaticStep
-from milpplan.lengths.screening import Screened, screened
+from milpplan.lengths.screening import OpenSet, Screened, screened
 from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.lengths.tables import Load
 from milpplan.specs.problem import Problem
@@ -188,11 +188,9 @@ class _Several:
         self.bound_ns = float("inf")
         self.num_sets = 0
         self.switches = Switches(pool)
-        self.searched: list[int] = []
-        self.news = False
 
     def run(self, max_strategies: int, deadline: float) -> None:
-        """Screen, price switches, search, and time the answer exactly."""
+        """Screen all sets, prove more of pipelines, and search what is left, the least bound first."""
         start = time.perf_counter()
         members = [m for m, one in enumerate(self.pool.members) if one.beside_grains]
         if len(members) < 2:
@@ -202,35 +200,35 @@ class _Several:
             if time.perf_counter() < start + _REFINE_SHARE * (deadline - start):
                 self.pool.refine(members[one], beside=True)
         kept = self._screened(members, max_strategies)
-        self.bound_ns = kept.dropped_ns
-        self.num_sets = len(kept.left)
-        if not kept.left:
-            return
-        members = [members[one] for one in kept.strategies]
-        self.bound_ns = int(min(kept.dropped_ns, self._search(members, max_strategies, deadline).bound_ns))
-        # Tables of pipelines promise more than packings keep: what has one stage is searched by itself, too.
-        single = [member for member in members if self.pool.num_stages(member) == 1]
-        while len(single) > 1 and self.news and time.perf_counter() < deadline - _LEAST_S:
-            self._search(single, max_strategies, deadline)
+        self.bound_ns, self.num_sets = kept.dropped_ns, len(kept.left)
+        for left in kept.left:
+            late = time.perf_counter() > deadline
+            if late or left.bound_ns >= self.best.time_ns * (1.0 - self.gap):
+                self.bound_ns = min(self.bound_ns, left.bound_ns)
+                break
+            self.bound_ns = min(self.bound_ns, self._search(left, members, kept.finish_ns, deadline))
 
-    def _search(self, members: list[int], max_strategies: int, deadline: float) -> GroupedResult:
-        """Search with the switches known so far, price those of the answer, and time it exactly."""
-        problem = self._problem(members, self.switches.times(members), max_strategies)
+    def _search(self, one: OpenSet, members: list[int], finish_ns: int, deadline: float) -> float:
+        """The bound of a set's steps with its switches, ns; the best of them found is timed exactly."""
+        held = [members[place] for place in one.used]
+        self.switches.price(held)
+        problem = self._problem(held, self.switches.times(held), len(held))
+        used = tuple(range(len(held)))
+        # What screening counts once, and what the cheapest order of the set takes in its place.
+        once_ns = finish_ns + sum(strategy.reduce_ns for strategy in problem.strategies)
+        proved = one.bound_ns + least_overhead_ns(problem, used) - once_ns
+        if proved >= self.best.time_ns * (1.0 - self.gap):
+            return proved
         left = max(_LEAST_S, _SEARCH_SHARE * (deadline - time.perf_counter()))
         found = solve_groups(problem, self.backend, self.gap * _GAP_SHARE, left)
-        used = {*found.plan.order, found.plan.home}
-        self.news = self.switches.price([members[one] for one in used]) or members != self.searched
-        self.searched = members
-        counts = {members[group.strategy]: group.counts for group in found.plan.groups}
-        # Only what is priced may be a home.
-        exact = self._problem(members, self.switches.times(members), max_strategies)
-        self._try(replace(exact, homes=tuple(used)), members, counts)
-        return found
+        self._try(problem, held, {held[group.strategy]: group.counts for group in found.plan.groups})
+        return max(proved, *(record.bound_ns for record in found.sets if record.used == used))
 
     def _screened(self, members: list[int], max_strategies: int) -> Screened:
         """Sets that may be shorter than the best step by more than their share of the gap."""
         free = self._problem(members, SwitchTimes.free(len(members)), max_strategies)
-        return screened(free, self.best.time_ns * (1.0 - self.gap * _GAP_SHARE))
+        serial_ns = np.array([self.pool.serial_ns(member) for member in members])
+        return screened(free, serial_ns, self.best.time_ns * (1.0 - self.gap))
 
     def _problem(self, members: list[int], switches: SwitchTimes, max_strategies: int) -> GroupedProblem:
         return GroupedProblem(

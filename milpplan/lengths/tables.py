@@ -207,6 +207,20 @@ def strategy_of(tables: Tables, one: Sized, most_grains: int) -> Strategy:
     return Strategy.of(last, layout.dp, reduce_ns + ramp_ns, one.candidate.name)
 
 
+def serial_ns(tables: Tables, one: Sized, most_grains: int) -> float:
+    """Least time of the longest sequence by itself, through all stages and back; infinite if it does not fit."""
+    grains, stages = int(tables.load.lengths[-1]) // tables.load.grain, one.candidate.layout.pp
+    if grains > most_grains:
+        return float("inf")
+    total = 2.0 * (stages - 1) * int(tables.bare.transfer[:most_grains].min())
+    for held, times in (([stages - 1], 1), (list(range(stages - 1)), stages - 1)):
+        if held:
+            forward, backward = tables.stage(held, most_grains, float(grains))
+            line = forward + backward
+            total += times * (line.constant + float(line.sequence[-1]))
+    return total
+
+
 def bounded_strategy(tables: Tables, one: Sized, most_grains: int) -> Strategy:
     """A pipeline as one stage that adds what ``unequal`` proves of every sequence: one replica for all of them,
     because the proof is one of their mean."""
