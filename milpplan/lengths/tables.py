@@ -226,12 +226,11 @@ def bounded_strategy(tables: Tables, one: Sized, most_grains: int) -> Strategy:
     because the proof is one of their mean."""
     layout, load = one.candidate.layout, tables.load
     mean = load.grains / layout.dp
-    fewest = -(-load.grains // (layout.dp * most_grains))
 
     def loads_of(number: int) -> StageLoads:
         return _stage_loads(tables, layout.pp, most_grains, max(1.0, min(float(most_grains), mean / number)))
 
-    shares = least_shares(loads_of, layout.pp, load.counts.astype(np.float64), layout.dp, fewest)
+    shares = least_shares(loads_of, layout.pp, load.counts.astype(np.float64), layout.dp)
     pipeline = _tabled(one, load, most_grains, [(1, Affine(0.0, shares / layout.dp))])
     return Strategy.of(pipeline, 1, once_ns(one, Term.REDUCE), one.candidate.name)
 

@@ -165,16 +165,15 @@ def least_shares(
     num_stages: int,
     counts: FloatArray,
     num_replicas: int,
-    fewest: int,
 ) -> FloatArray:
-    """psi [n] of the module in ns.
+    """psi [n] of the module in ns; ``loads_of`` gives the pipeline's times for a number of micro-batches.
 
-    ``loads_of`` gives the pipeline's times for a number of micro-batches, of which a mean replica needs at least
-    ``fewest``.
+    Every number from one on counts, also those whose micro-batches could not hold all sequences: a part of them
+    may need no more.
     """
     least = np.full(len(counts), np.inf)
     best = np.inf
-    for number in range(max(1, fewest), MAX_MICRO_BATCHES + 1):
+    for number in range(1, MAX_MICRO_BATCHES + 1):
         stages = loads_of(number)
         mean = float(counts @ stages.last) / num_replicas
         serial = PathBound(stages.last_ns * number, 1.0)

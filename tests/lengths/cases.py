@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from milpplan.groups.workload import Workload, workload_of
@@ -14,17 +16,22 @@ from tests.small import small_problem
 GRAIN = 128
 
 
-def workload(*, long: int = 2, short: int = 40, longest: int = 24_576) -> Workload:
+@cache
+def workload(*, long: int = 2, short: int = 16, longest: int = 24_576) -> Workload:
     """Many short sequences and some long ones, from a fixed seed."""
     random = np.random.default_rng(5)
     lengths = np.concatenate([random.integers(100, 3000, short), random.integers(longest // 2, longest, long)])
     return workload_of(lengths.astype(np.int64), GRAIN)
 
 
-def pool(problem: Problem | None = None, steps: Workload | None = None) -> Pool:
+@cache
+def pool() -> Pool:
+    """All strategies of the small problem for the workload, made once."""
+    return pool_of(small_problem(memory_gib=40), workload())
+
+
+def pool_of(problem: Problem, steps: Workload) -> Pool:
     """All strategies of a problem for a workload."""
-    steps = workload() if steps is None else steps
-    problem = small_problem(memory_gib=40) if problem is None else problem
     return Pool.of(grain_problem(problem, GRAIN), Load(steps.lengths, steps.counts, GRAIN))
 
 

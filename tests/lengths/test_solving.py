@@ -56,6 +56,8 @@ def test_no_step_of_one_strategy_is_below_the_static_bound() -> None:
     """Every strategy packed at its exact time."""
     found = pool()
     for member, one in enumerate(found.members):
+        if one.candidate.layout.pp > 2:
+            continue
         packed = found.packed(member, found.load.counts, one.alone_grains)
         if packed is not None:
             total = packed.time_ns + found.reduce_ns(member) + found.finish_ns(member)
@@ -65,9 +67,11 @@ def test_no_step_of_one_strategy_is_below_the_static_bound() -> None:
 def test_no_step_of_two_strategies_is_below_the_bound() -> None:
     """Random pairs and random shares of the sequences, with switches that cost nothing."""
     found, random = pool(), np.random.default_rng(7)
-    several = [member for member, one in enumerate(found.members) if one.beside_grains]
+    several = [
+        member for member, one in enumerate(found.members) if one.beside_grains and one.candidate.layout.pp == 1
+    ]
     timed = 0
-    for _ in range(25):
+    for _ in range(40):
         pair = random.choice(several, 2, replace=False)
         share = random.integers(0, found.load.counts + 1)
         parts = [

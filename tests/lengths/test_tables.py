@@ -17,7 +17,8 @@ from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.replicas import micro_batch_times, pipeline_ns, replicas_ns
 from milpplan.lengths.tables import finish_ns, line_below
 from milpplan.specs.problem import Job
-from tests.lengths.cases import GRAIN, pool, random_micro_batches, workload
+from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches, workload
+from tests.small import small_problem
 
 
 @pytest.mark.parametrize("model", ["llama2-7b", "deepseek-v3", "gpt-oss-120b", "mixtral-8x7b"])
@@ -132,7 +133,7 @@ def test_a_static_step_of_equal_sequences_is_the_simulators() -> None:
     """One stage, equal sequences: group, reduction and finish are the step time of the plan, to a few ns."""
     steps = workload(long=0, short=1)
     length = int(steps.lengths[0])
-    found = pool(steps=steps)
+    found = pool_of(small_problem(memory_gib=40), steps)
     for number, one in enumerate(found.members):
         layout = one.candidate.layout
         if layout.pp > 1 or length % (2 * layout.cp * layout.tp):
