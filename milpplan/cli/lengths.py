@@ -14,7 +14,7 @@ from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
 from milpplan.lengths.solving import solve_lengths
-from milpplan.optimize.backends import AUTO, BACKENDS
+from milpplan.optimize.backends import AUTO, backend_names
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.lengths_text import lengths_document, lengths_tables
 from milpplan.specs.problem import MAX_BATCH, MAX_SEQUENCE
@@ -63,23 +63,8 @@ def are_asked(
     return path is not None
 
 
-def refuse(
-    calculon: object,
-    allow: object,
-    forbid: object,
-    schedule: object,
-    warm_start: object,
-    check_ends: bool,
-) -> None:
-    """Refuse options of ``solve`` that lengths do not know."""
-    options = {
-        "--calculon": calculon,
-        "--allow": allow,
-        "--forbid": forbid,
-        "--schedule": schedule,
-        "--warm-start": warm_start,
-        "--check-ends": check_ends,
-    }
+def refuse(options: Mapping[str, object]) -> None:
+    """Refuse options of ``solve`` that lengths do not know, by name with what is given."""
     given = [name for name, value in options.items() if value]
     if given:
         raise InvalidInputError(
@@ -112,7 +97,7 @@ def solve(
     gap, time_limit_s, backend = limits
     gap = DEFAULT_GAP if gap is None else gap
     arguments.positive(time_limit_s, "--time-limit", "number of seconds")
-    arguments.choice(backend, "--backend", (AUTO, *BACKENDS))
+    arguments.choice(backend, "--backend", (AUTO, *backend_names()))
     if not 0 <= gap < 1:
         raise InvalidInputError(f"--gap is {gap}.", "Expected a share from 0 to below 1.", "Correct --gap.")
     lengths = workload(options, job["global_batch"], job["seq_len"])

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from milpplan.cli import arguments, candidates, solving
 from milpplan.cli.calculon import Files, problem_of
+from milpplan.cli.lengths import LengthOptions, are_asked, refuse
+from milpplan.cli.lengths import solve as solve_lengths
 from milpplan.cli.outcome import ExitCode
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.result import SolveOptions
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import shown
+
+DEFAULT_GAP: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +48,15 @@ class SolveWords:
     price: str | None
     backend: str
     time_limit: float | None
-    gap: float
+    gap: float | None
     seed: int
     witness: bool
     warm_start: Path | None
     check_ends: bool
+    lengths: Path | None
+    max_strategies: int | None
+    tokens_per_step: int | None
+    align: int | None
     out: Path | None
     as_json: bool
 
@@ -68,7 +77,13 @@ class SolveWords:
 
     def whole(self, hardware: str | None) -> Problem:
         """The problem on one kind of hardware, for any launcher."""
-        job = {
+        named = {"MODEL": self.model, "HARDWARE": hardware}
+        fix, allow = self.fix or [], self.allow or []
+        return problem_of(self.calculon, named, self.job(), self.space, fix, allow, self.schedule)
+
+    def job(self) -> dict[str, Any]:
+        """The options that describe the job."""
+        return {
             "gpus": self.gpus,
             "global_batch": self.global_batch,
             "seq_len": self.seq_len,
@@ -80,15 +95,13 @@ class SolveWords:
             "tokens": self.tokens,
             "kind": "inference" if self.inference else "training",
         }
-        named = {"MODEL": self.model, "HARDWARE": hardware}
-        return problem_of(self.calculon, named, job, self.space, self.fix or [], self.allow or [], self.schedule)
 
     def options(self, problem: Problem) -> SolveOptions:
         """How to solve it."""
         start = None if self.warm_start is None else solving.starting_plan(problem, self.warm_start)
         return SolveOptions(
             backend=self.backend,
-            gap=self.gap,
+            gap=DEFAULT_GAP if self.gap is None else self.gap,
             time_limit_s=self.time_limit,
             seed=self.seed,
             witness=self.witness,
@@ -99,6 +112,8 @@ class SolveWords:
 
 def run(words: SolveWords) -> ExitCode:
     """Solve as asked, print, write; the exit code says how it ended."""
+    if are_asked(words.lengths, words.max_strategies, words.tokens_per_step, words.align):
+        return _of_lengths(words)
     names = candidates.names_of(words.hardware)
     price_of = candidates.prices(words.price, names, words.tokens)
     problem = words.problem(names[0] or None)
@@ -108,3 +123,23 @@ def run(words: SolveWords) -> ExitCode:
     whole = words.whole(names[0] or None) if words.target is not None and words.price_limit else None
     asked = solving.Asked(words.check_ends, price_of.get(names[0]), whole, words.price_limit)
     return solving.run(problem, options, words.out, words.as_json, asked)
+
+
+def _of_lengths(words: SolveWords) -> ExitCode:
+    """A step of sequences of several lengths."""
+    refuse(
+        {
+            "--calculon": words.calculon,
+            "--allow": words.allow,
+            "--forbid": words.forbid,
+            "--schedule": words.schedule,
+            "--warm-start": words.warm_start,
+            "--check-ends": words.check_ends,
+            "--price-per-gpu-hour": words.price,
+            "--target": words.target,
+        }
+    )
+    asked = LengthOptions(words.lengths, words.max_strategies, words.tokens_per_step, words.align, words.seed)
+    named = {"MODEL": words.model, "HARDWARE": words.hardware}
+    limits = words.gap, words.time_limit, words.backend
+    return solve_lengths(named, words.job(), words.space, words.fix or [], asked, limits, words.out, words.as_json)

@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.cost_models import has_own_times
 from milpplan.costs.layout_costs import LayoutCosts, layout_costs
 from milpplan.costs.report import StageMemory
 from milpplan.costs.simulator import rank_memory
@@ -78,6 +79,12 @@ def grain_problem(problem: Problem, grain: int) -> Problem:
             "Lengths are given for several node types, for inference, or with unfused attention.",
             "Expected training on one node type with flash attention: memory is then linear in tokens.",
             "Leave the option out, or plan for one length.",
+        )
+    if not has_own_times(problem):
+        raise InvalidInputError(
+            f"Lengths are given, and {problem.hardware.name} names another cost model for its layers.",
+            "Expected our own: others know no micro-batches of several lengths.",
+            "Take cost_model out of the hardware description.",
         )
     if job.objective != "step_time_per_token" or job.deadline_s is not None or len(job.num_gpus_values) > 1:
         raise InvalidInputError(

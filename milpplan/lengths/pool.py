@@ -9,7 +9,7 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.costs.term import Term
 from milpplan.errors import IllegalPlanError, InfeasibleError
-from milpplan.groups.cuts import KindCuts
+from milpplan.groups.cuts import KindCuts, Slot
 from milpplan.groups.packing import pack
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
@@ -29,6 +29,19 @@ from milpplan.specs.problem import Problem
 
 # No capacity differs from this many grains more: tables are made up to here.
 MAX_GRAINS = 4096
+
+
+# Moves of sequences that a packing is improved by.
+_ROUNDS = 30
+
+
+class _RoughCuts(KindCuts):
+    """Cuts for packing only: which numbers of micro-batches look best, without the programs that prove it."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Slots without profiles."""
+        return self.rough
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +140,7 @@ class Pool:
         kind = Kind(0, pipeline, layout.dp, lengths, counts[chosen])
         if not kind.fits.all():
             return None
-        found = pack(kind, KindCuts(kind), counts[chosen])
+        found = pack(kind, _RoughCuts(kind), counts[chosen], _ROUNDS)
         if found is None:
             return None
         whole = []
