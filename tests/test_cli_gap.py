@@ -89,7 +89,7 @@ def test_a_launchers_script_is_judged_by_what_it_can_run(script: tuple[Path, lis
     assert code == 0, err
     (plan,) = GapDocument.model_validate_json(out).plans
     assert plan.launcher == "megatron"
-    assert [space.name for space in plan.spaces] == ["what megatron can run, stages alike", "the whole space"]
+    assert [space.name for space in plan.spaces] == ["what megatron can run", "the whole space"]
     inner, whole = plan.spaces
     assert inner.best_s is not None
     assert whole.best_s is not None

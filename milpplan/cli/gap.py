@@ -14,6 +14,7 @@ from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.insight.gap import Solves, gap, widened
 from milpplan.insight.gap_records import GapReport
+from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import Target, target_named
 from milpplan.presets.calculon import CalculonFiles, calculon_run, notes, read_calculon
 from milpplan.presets.catalog import load_hardware, load_model
@@ -25,7 +26,7 @@ from milpplan.reports.plan_file import PlanFile, plan_document
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
-from milpplan.specs.problem import SPACES, Problem, Space
+from milpplan.specs.problem import SPACES, Problem
 from milpplan.specs.reading import read_text
 
 DECLARED = "declared"
@@ -215,9 +216,7 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
     told = gap(
         problem,
         case.plan,
-        runnable=None
-        if runs_on is None
-        else (f"what {runs_on} can run, stages alike", runnable(whole, case.plan, runs_on)),
+        runnable=None if runs_on is None else (f"what {runs_on} can run", restrict(whole, runs_on)),
         time_limit_s=wanted.time_limit_s,
         tolerance=wanted.tolerance,
         tokens=wanted.tokens or case.problem.job.training_tokens,
@@ -225,21 +224,6 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
         solves=solves,
     )
     return Judged(name, told, runs_on, case.unknown_flags, case.ignored_flags, case.notes)
-
-
-def runnable(problem: Problem, plan: Plan, launcher: str) -> Problem:
-    """The problem with the values that a launcher has, each field by itself, and equal stages; recomputed alike:
-    all layers, none, or as the plan has it. Rules of the launcher on several fields together are not asked."""
-    limits = target_named(launcher, "--target").capability.limits
-    values = {
-        name: tuple(value for value in getattr(problem.space, name) if value in limit.values)
-        for name, limit in limits.items()
-        if name in Space.model_fields and getattr(problem.space, name) is not None
-    }
-    selective = any(stage.recompute.selective for stage in plan.virtual_stages)
-    modes = tuple(mode for mode in problem.space.recompute if selective or mode != "selective")
-    changes = {**values, "kind": "uniform", "recompute": modes}
-    return problem.model_copy(update={"space": problem.space.model_copy(update=changes)})
 
 
 def _told(judged: Sequence[Judged], failed: Sequence[Failed], wanted: Wanted) -> None:
