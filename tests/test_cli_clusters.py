@@ -125,6 +125,7 @@ def test_replicas_of_different_make_are_solved_simulated_and_said(tmp_path: Path
     again = run("simulate", str(path), "--json")
     assert again.exit_code == 0, again.stderr
     assert json.loads(again.stdout)["step_time_s"] == document["step_time_s"]
+    assert "of different make" in refused(run("gap", str(path)))
     document["plan"]["other_stages"][0]["layers"][1] -= 1
     document["plan"]["other_stages"][1]["layers"][0] -= 1
     path.write_text(json.dumps(document))

@@ -17,6 +17,7 @@ from milpplan import Problem, load_hardware, plugins, simulate, solve
 from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.layers import layer_seconds
 from milpplan.errors import SolverError, UnknownNameError
+from milpplan.launchers.targets import target_named, target_names
 from milpplan.optimize.backends import backend, backend_names
 from milpplan.optimize.doctor import random_program
 from milpplan.optimize.layouts import layout_space
@@ -79,6 +80,37 @@ def test_an_installed_package_is_used_by_every_command(installed: Path, tmp_path
     assert without.returncode == 2
     assert "half-peak" in without.stderr
     assert "Traceback" not in without.stderr
+
+
+def test_an_installed_exporter_writes_and_reads(installed: Path, tmp_path: Path) -> None:
+    """A plan goes out and comes back at the same step time; what the trainer cannot run is refused by reason."""
+    plan, other, back = (tmp_path / name for name in ("plan.json", "other.json", "back.json"))
+    words = (
+        "solve",
+        MODEL,
+        "dgx-h100",
+        *JOB,
+        "--fix",
+        "schedule=1f1b",
+        "--fix",
+        "cp=1",
+        "--fix",
+        "recompute=none",
+    )
+    assert milpplan_command(installed, *words, "--fix", "zero_stage=1", "--out", str(plan)).returncode == 0
+    launch = tmp_path / "launch"
+    done = milpplan_command(installed, "export", str(plan), "--to", "own-trainer", "--out", str(launch))
+    assert done.returncode == 0, done.stderr
+    read = ("import", str(launch / "own-trainer.json"), "--from", "own-trainer", "--hardware", "dgx-h100")
+    assert milpplan_command(installed, *read, "--model", MODEL, "--out", str(back)).returncode == 0
+    steps = [
+        json.loads(milpplan_command(installed, "simulate", str(one), "--json").stdout) for one in (plan, back)
+    ]
+    assert steps[0]["step_time_s"] == steps[1]["step_time_s"]
+    assert milpplan_command(installed, *words, "--fix", "zero_stage=3", "--out", str(other)).returncode == 0
+    refused = milpplan_command(installed, "export", str(other), "--to", "own-trainer")
+    assert refused.returncode == 2
+    assert "it shards optimizer states only" in refused.stderr
 
 
 def test_an_installed_package_is_listed(installed: Path) -> None:
@@ -208,6 +240,16 @@ def test_solvers_that_break_their_promise_are_named(offered: Offer) -> None:
     offered("solvers", "cbc", f"{__name__}:lying_solver")
     assert backend_names().count("cbc") == 1
     assert "CBC" in backend("cbc").version()
+
+
+def test_an_exporter_that_is_none_is_named(offered: Offer) -> None:
+    """It must be a target; one of our names stays ours."""
+    offered("exporters", "odd", f"{__name__}:twice")
+    offered("exporters", "megatron", f"{__name__}:twice")
+    with pytest.raises(PluginError, match="odd"):
+        target_named("odd", "--to")
+    assert target_named("megatron", "--to").capability.name != "odd"
+    assert target_names().count("megatron") == 1
 
 
 def test_a_hardware_package_that_fails_takes_nothing_with_it(

@@ -207,6 +207,12 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
     for note in case.notes:
         say(f"{name}: Note: {note}")
     check_plan_of_file(case.problem, case.plan)
+    if case.plan.layout.replica_micro_batches:
+        raise IllegalPlanError(
+            "The plan has replicas of different make.",
+            "Expected replicas that are alike: single changes of others are not known here.",
+            "Ask `milpplan solve --allow replicas --warm-start` for something better.",
+        )
     problem = case.problem
     if wanted.space != DECLARED:
         problem = problem.model_copy(update={"space": SPACES[wanted.space]})

@@ -36,6 +36,7 @@ from milpplan.launchers.capabilities import (
     Capability,
 )
 from milpplan.launchers.records import ConfigLaunch, Imported, Launch
+from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
@@ -75,20 +76,36 @@ TARGETS: dict[str, Target] = {
 }
 
 
+def target_names() -> tuple[str, ...]:
+    """Our launchers, then those of installed plug-ins."""
+    return (*TARGETS, *(name for name in plugin_names("exporters") if name not in TARGETS))
+
+
 def target_named(name: str, option: str) -> Target:
     """The launcher of a name.
 
     Raises:
         UnknownNameError: there is none.
+        PluginError: it is a plug-in's, and no ``Target``.
     """
-    if name not in TARGETS:
-        close = difflib.get_close_matches(name.lower(), TARGETS, n=1, cutoff=0.5)
+    known = target_names()
+    if name not in known:
+        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
         raise UnknownNameError(
             f"{option} {shown(name)} does not exist.",
-            f"Expected one of {', '.join(TARGETS)}.",
+            f"Expected one of {', '.join(known)}.",
             f"Did you mean {close[0]}?" if close else "Give one of these names.",
         )
-    return TARGETS[name]
+    if name in TARGETS:
+        return TARGETS[name]
+    found = plugin("exporters", name)
+    if not isinstance(found, Target):
+        raise PluginError(
+            f"The exporter {plugin_title('exporters', name)} is a {type(found).__name__}.",
+            "Expected a milpplan.launchers.targets.Target.",
+            "Repair its package.",
+        )
+    return found
 
 
 def launch_document(launch: Launch | ConfigLaunch) -> str:

@@ -83,9 +83,9 @@ def _rule(problem: Problem, plan: Plan) -> RuleOfThumb | Missing:
 
 def _exports(problem: Problem, plan: Plan) -> tuple[ExportTab, ...]:
     # Launchers know hundreds of arguments: not for those who only import the library.
-    from milpplan.launchers.targets import TARGETS
+    from milpplan.launchers.targets import target_named, target_names
 
-    return tuple(_export(name, target, problem, plan) for name, target in TARGETS.items())
+    return tuple(_export(name, target_named(name, "target"), problem, plan) for name in target_names())
 
 
 def _export(name: str, target: Target, problem: Problem, plan: Plan) -> ExportTab:
