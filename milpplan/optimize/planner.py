@@ -85,7 +85,9 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
             raise InvalidInputError(
                 f"Cannot fix {name!r}.", f"Expected one of {', '.join(sorted(known))}.", "Check the spelling."
             )
-    changed = problem.space.model_dump() | {name: (value,) for name, value in values.items()}
+    # No shares: replicas that are alike, which is nothing to fix.
+    given = {name: (value,) for name, value in values.items() if (name, value) != ("replica_micro_batches", ())}
+    changed = problem.space.model_dump() | given
     try:
         space = Space.model_validate(changed)
     except ValidationError as error:
