@@ -32,7 +32,7 @@ JUNK = st.one_of(
     st.builds(dict),
     st.builds(lambda: [[0, 1]]),
 )
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @cache
@@ -92,7 +92,7 @@ def test_broken_plan_files(data: st.DataObject, tmp_path: Path) -> None:
     ends_well("simulate", str(path))
 
 
-@settings(FUZZ, max_examples=30)
+@settings(FUZZ, max_examples=15)
 @given(content=st.binary(max_size=200))
 def test_files_of_anything(content: bytes, tmp_path: Path) -> None:
     """Bytes that are no plan are refused."""
@@ -110,7 +110,7 @@ def test_broken_models_and_hardware(which: str, tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "file.json"
     pair = [str(path), "dgx-h100"] if which == "model" else ["llama3-8b", str(path)]
 
-    @settings(FUZZ, max_examples=30)
+    @settings(FUZZ, max_examples=15)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         path.write_text(data.draw(st.composite(broken)(tree)))

@@ -82,6 +82,7 @@ def test_an_installed_package_is_used_by_every_command(installed: Path, tmp_path
     assert "Traceback" not in without.stderr
 
 
+@pytest.mark.long
 def test_an_installed_exporter_writes_and_reads(installed: Path, tmp_path: Path) -> None:
     """A plan goes out and comes back at the same step time; what the trainer cannot run is refused by reason."""
     plan, other, back = (tmp_path / name for name in ("plan.json", "other.json", "back.json"))
@@ -184,7 +185,7 @@ def test_another_cost_model_is_proved_like_ours(offered: Offer) -> None:
     """The optimum is that of trying every plan under the plug-in's times, switches included."""
     offered("cost_models", "weighted", f"{__name__}:weighted")
     changed = 0
-    for seed in range(8):
+    for seed in range(5):
         ours = random_problem(seed)
         space = ours.space.model_copy(update={"tp_overlap": ("none", "ring", "pipelined")})
         problem = with_cost_model(ours.model_copy(update={"space": space}), "weighted")
@@ -196,7 +197,7 @@ def test_another_cost_model_is_proved_like_ours(offered: Offer) -> None:
                 best.value, rel=1e-12
             )
             changed += simulate(ours, result.plan).step_time_ns != simulate(problem, result.plan).step_time_ns
-    assert changed > 4
+    assert changed > 2
 
 
 def test_the_times_of_layers_are_those_of_the_cost_model(offered: Offer) -> None:

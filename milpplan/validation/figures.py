@@ -20,7 +20,7 @@ from milpplan.validation.comparison import Comparison, Validation
 SIZE: Final = 640
 MARGIN: Final = 96
 """Pixels; the widest labels, such as 100.0 GiB, take 70 of them and the name of the axis 16."""
-LEGEND: Final = 290
+LEGEND: Final = 322
 LINE: Final = 18
 """Pixels of a row of the legend."""
 CHARACTER: Final = 8
@@ -125,7 +125,7 @@ def _labelled(low: float, high: float, span: float, unit: float, words: Callable
 
 def _legend(colours: Mapping[str, str]) -> str:
     """A line a source, then what the lines mean; names too long for the figure end in an ellipsis."""
-    x, rows = SIZE - MARGIN + 20, []
+    x, rows = SIZE - MARGIN + 52, []
     for index, (group, colour) in enumerate(colours.items()):
         y, name = MARGIN + LINE * index, printable(group)
         name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -16,7 +16,7 @@ from milpplan.units import NS_PER_S
 from tests.costs.cases import even_plan, problem_of, random_cases
 
 
-@pytest.mark.parametrize(("problem", "plan"), random_cases(seed=21, count=30))
+@pytest.mark.parametrize(("problem", "plan"), random_cases(seed=21, count=20))
 def test_maximum_is_the_reported_peak(problem: Problem, plan: Plan) -> None:
     """The highest point of a rank's memory is its peak to the byte, and its parts at that point are those
     reported (the static part always)."""

@@ -23,7 +23,7 @@ from milpplan.units import NS_PER_S
 from tests.costs import event_simulation as events
 from tests.costs.cases import even_plan, problem_of, random_cases
 
-CASES = random_cases(seed=41, count=50)
+CASES = random_cases(seed=41, count=30)
 
 
 @cache

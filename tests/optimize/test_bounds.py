@@ -35,9 +35,9 @@ REAL = {
 }
 
 
-OFTEN = ("gpt3-175b", "gpt-oss-120b", "deepseek-v3")
+OFTEN = ("gpt3-175b", "deepseek-v3")
 SOME_REAL = [*OFTEN, *(pytest.param(name, marks=pytest.mark.long) for name in REAL if name not in OFTEN)]
-"""Three without the long tests."""
+"""Two without the long tests."""
 
 
 def real_problem(name: str) -> Problem:

@@ -210,7 +210,7 @@ def test_default_space_of_a_small_model_is_proved_over_every_split() -> None:
     assert wide.step_time_s < narrow.lower_bound_s
 
 
-@pytest.mark.parametrize("seed", [9, 37, 84, 94, 109, 122])
+@pytest.mark.parametrize("seed", [9, 84, 122])
 def test_even_result_bounds_chunks_of_any_size(seed: int) -> None:
     """Where uneven chunks win, the even result already says how much they can gain at most."""
     problem = random_problem(seed)

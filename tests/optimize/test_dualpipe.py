@@ -162,6 +162,7 @@ def test_each_rival_is_the_best_somewhere() -> None:
     assert len(set(names)) > 1
 
 
+@pytest.mark.long
 def test_monolith_agrees() -> None:
     """The one program over all layouts has the optimum of brute force."""
     assert_monolith_agrees(several(500, 12), 2)

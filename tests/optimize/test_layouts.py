@@ -191,7 +191,9 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize(
+    "problem", [*PROBLEMS[::2], *(pytest.param(one, marks=pytest.mark.long) for one in PROBLEMS[1::2])]
+)
 def test_equals_a_naive_enumeration(problem: Problem) -> None:
     """The space holds exactly the layouts that plain loops find, each once, and each passes every rule."""
     columns = layout_space(problem).columns

@@ -73,9 +73,9 @@ def assert_monolith_agrees(candidates: Iterable[Problem], count: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("block", [0, 1, *(pytest.param(block, marks=pytest.mark.long) for block in (2, 3))])
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in (1, 2, 3))])
 def test_monolith_is_brute_force(backend: str, block: int) -> None:
-    """On 20 random problems every backend proves the optimum of brute force, to the nanosecond; half are long."""
+    """On 20 random problems every backend proves the optimum of brute force, to the nanosecond; most are long."""
     for seed in range(10 * block, 10 * block + 5):
         assert_monolith_is_right(*enumerated(seed, FAMILIES[seed % len(FAMILIES)]), backend)
 
@@ -91,7 +91,7 @@ def test_monolith_is_brute_force_often(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_monolith_is_the_decomposed_search(backend: str) -> None:
     """One program for everything, and one program a layout, give the same status and the same optimum."""
-    for seed in range(100, 107):
+    for seed in range(100, 104):
         problem = random_problem(seed)
         whole, parts = solve_monolithic(problem, backend, gap=0.0), solve(problem, backend=backend, gap=0.0)
         assert (whole.plan is None) == (parts.plan is None)

@@ -30,7 +30,7 @@ PROVED = 1e-4
 """Programs are in units of about 1e-6 of a step, so that ``gap=0`` ends with the optimum and a bound this near."""
 
 
-LONG_BLOCKS = [pytest.param(block, marks=pytest.mark.long) for block in range(3, 7)]
+LONG_BLOCKS = [pytest.param(block, marks=pytest.mark.long) for block in range(2, 7)]
 
 
 def assert_optimal(problem: Problem, result: PlanResult, best: Best | None) -> None:
@@ -58,9 +58,9 @@ def check(problem: Problem, backend: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("block", [0, 1, 2, *LONG_BLOCKS])
+@pytest.mark.parametrize("block", [0, 1, *LONG_BLOCKS])
 def test_optimum_is_that_of_brute_force(backend: str, block: int) -> None:
-    """On 70 random problems a backend (210 in all, 90 without the long tests), all families of models, ``solve``
+    """On 70 random problems a backend (210 in all, 60 without the long tests), all families of models, ``solve``
     finds the optimum or proves that no plan fits."""
     first = 1000 * BACKENDS.index(backend) + 10 * block
     for seed in range(first, first + 10):
@@ -99,7 +99,7 @@ def enumerated(seed: int) -> tuple[Problem, Best | None]:
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_backends_agree(backend: str) -> None:
     """Every backend finds the same optimum of the same problems."""
-    for seed in range(4000, 4005):
+    for seed in range(4000, 4003):
         problem, best = enumerated(seed)
         assert_optimal(problem, solve(problem, backend=backend, gap=EXACT), best)
 
@@ -113,7 +113,7 @@ def test_uniform_optimum_is_that_of_brute_force() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_best_batch_of_a_range(backend: str) -> None:
     """Where the batch may vary, the least step time per token of brute force is found."""
-    for seed in range(5000, 5004):
+    for seed in range(5000, 5002):
         rng = random.Random(seed)
         check(random_problem(seed, global_batch_size=batch_range(rng)), backend)
 

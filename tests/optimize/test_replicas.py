@@ -61,6 +61,7 @@ def test_uniform_optimum_is_that_of_brute_force() -> None:
         check(replica_problem(seed, "uniform", BOTH))
 
 
+@pytest.mark.long
 def test_interleaved_optimum_is_that_of_brute_force() -> None:
     """The same with several chunks a rank, even and of any size, where the types recompute differently."""
     kinds = ({"schedule": ("interleaved",), "interleaved_layers": "even"}, {"schedule": ("zb-v",)})
@@ -216,7 +217,8 @@ def test_kind_can_be_fixed_and_forbidden() -> None:
     assert shares not in {rest.at(row).replica_micro_batches for row in range(len(rest))}
     assert len(rest) < len(every)
     with pytest.raises(InvalidInputError, match="node types"):
-        fixed(problem, {"replica_micro_batches": ()})
+        fixed(problem, {"replica_micro_batches": (1,)})
+    assert fixed(problem, {"replica_micro_batches": ()}) == problem
 
 
 def test_rows_of_sharding_are_found_again() -> None:

@@ -45,7 +45,7 @@ def drawn(values: list[tuple[float, float]], num_groups: int, unit: float) -> El
     st.integers(1, 60),
     st.sampled_from([1.0, GIB]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_everything_has_its_place(pairs: list[tuple[float, float]], num_groups: int, unit: float) -> None:
     """Points lie within the frame, texts on the page and on no other text."""
     root = drawn([(unit * one, unit * other) for one, other in pairs], num_groups, unit)

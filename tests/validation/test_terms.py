@@ -76,7 +76,13 @@ def test_a_plan_has_the_terms_of_its_layout(name: str) -> None:
     assert {term.name for term in used_terms(problem, plan)} == expected
 
 
-@pytest.mark.parametrize("name", CASES)
+OFTEN_AND_LONG = [
+    name if number % 3 == 0 else pytest.param(name, marks=pytest.mark.long) for number, name in enumerate(CASES)
+]
+"""Every third without the long tests."""
+
+
+@pytest.mark.parametrize("name", OFTEN_AND_LONG)
 def test_without_a_term_a_step_is_no_longer(name: str) -> None:
     """Nothing scaled is the simulator's step; a term at zero never adds to it, a doubled one never takes from it,
     and a term that the plan has not changes nothing."""
