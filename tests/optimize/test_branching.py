@@ -65,7 +65,7 @@ def some(count: int) -> list[tuple[Problem, Setting, Costed]]:
 @pytest.fixture(scope="module")
 def cases() -> list[tuple[Problem, Setting, Costed]]:
     """Shared by the tests of this file."""
-    return some(10)
+    return some(7)
 
 
 def splits_of(setting: Setting) -> list[tuple[int, ...]]:
@@ -158,7 +158,7 @@ def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, Setting, Cos
         assert step == simulate(problem, best).step_time_ns <= before
         assert step >= plans.step_time_ns[fits].min()
         faster += step < before
-    assert faster >= 3
+    assert faster >= 2
 
 
 def test_trees_end_at_the_best_plan(cases: list[tuple[Problem, Setting, Costed]]) -> None:

@@ -121,6 +121,7 @@ def test_bounds_and_paths_hold_for_real_models(name: str) -> None:
                 assert path.length_ns(matrix, graph.transfer_ns, graph.barrier_ns) <= step_ns
 
 
+@pytest.mark.long
 def test_uniform_bounds_and_optima_hold() -> None:
     """Uniform plans take at least their bounds in time and memory, and the best of all is found."""
     chosen = []

@@ -49,6 +49,7 @@ def test_optimum_is_that_of_brute_force_often(block: int) -> None:
         check(switched_problem(seed, inference=seed % 4 == 0))
 
 
+@pytest.mark.long
 def test_optimum_with_switches_is_that_of_brute_force() -> None:
     """The same where weights, activations or optimizer states may be on the hosts, each of its own type's size and
     speed, and where orders of ranks and switches of the execution are to decide."""

@@ -99,6 +99,7 @@ def test_monolith_is_the_decomposed_search(backend: str) -> None:
             assert whole.step_time_ns == parts.report.step_time_ns
 
 
+@pytest.mark.long
 def test_batch_range() -> None:
     """Where the batch varies, the monolith finds the least step time per token."""
     for seed in range(200, 205):

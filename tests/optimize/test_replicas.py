@@ -39,7 +39,7 @@ def check(problem: Problem, backend: str = "auto") -> Layout | None:
     return None if best is None else best.plan.layout
 
 
-@pytest.mark.parametrize("backend", ["highs", "cpsat"])
+@pytest.mark.parametrize("backend", ["highs", pytest.param("cpsat", marks=pytest.mark.long)])
 def test_optimum_is_that_of_brute_force(backend: str) -> None:
     """On random clusters of two types ``solve`` finds the best plan over degrees, shares of the batch, layers of
     the stages and what each type recomputes, or proves that none fits."""

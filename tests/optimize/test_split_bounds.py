@@ -39,7 +39,7 @@ def paths_of(rng: random.Random, problem: Problem, setting: Setting, graph: Step
 
 
 @given(problems())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_no_plan_of_a_split_is_faster(problem: Problem) -> None:
     """Of every split of every layout of a small problem, no plan that fits undercuts the bound,
     and a cutoff below the bound is passed."""

@@ -58,7 +58,7 @@ def expected_table() -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_stopped_sweep_continues_and_loses_nothing(how: signal.Signals, tmp_path: Path) -> None:
     """Stopped after some cells, by a kill or by Ctrl-C: no worker survives, what was done is not touched again,
     and the table is that of a study solved in one go. Ctrl-C also leaves the table of what is done."""
