@@ -15,11 +15,13 @@ from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.insight.explaining import explain_plan
 from milpplan.insight.why_not import WISHABLE
+from milpplan.reports.claims import bound_for
 from milpplan.reports.document import document_text, read_plan
 from milpplan.reports.insight import explanation_report
 from milpplan.reports.insight_document import explanation_document
 from milpplan.specs.problem import Space
 from milpplan.specs.reading import shown
+from milpplan.units import seconds_text
 
 
 def run(path: Path, why_not: list[str], time_limit_s: float, gap: float, as_json: bool) -> ExitCode:
@@ -28,8 +30,15 @@ def run(path: Path, why_not: list[str], time_limit_s: float, gap: float, as_json
     wishes = [wish(text) for text in why_not]
     problem, plan = read_plan(path)
     check_plan_of_file(problem, plan)
+    known_s = bound_for(path, problem)
+    if known_s is not None:
+        say(
+            f"The file proves that no plan takes less than {seconds_text(known_s)} (`milpplan certify` checks it)."
+        )
     with _asking() as callback, within_range():
-        told = explain_plan(problem, plan, wishes, time_limit_s=time_limit_s, gap=gap, callback=callback)
+        told = explain_plan(
+            problem, plan, wishes, time_limit_s=time_limit_s, gap=gap, proved_bound_s=known_s, callback=callback
+        )
     if told.interrupted:
         say("Interrupted.")
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
@@ -19,10 +19,13 @@ from milpplan.insight.why_not import Wish, answer, checked, neighbours, wish_wor
 from milpplan.optimize.explain import explain
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
+from milpplan.units import seconds_text
 
 TIME_LIMIT_S = 60.0
 BASE_SHARE = 0.4
 """Of the time, at most, for the proof that all answers rest on."""
+KNOWN_SHARE = 0.05
+"""Of the time, where that proof is there already, for runners-up."""
 WISH, WORTH, NEIGHBOUR, CHANGE = 4.0, 3.0, 1.0, 1.0
 """How much time the questions get, relative to each other."""
 
@@ -68,6 +71,7 @@ def explain_plan(
     *,
     time_limit_s: float | None = TIME_LIMIT_S,
     gap: float = 1e-4,
+    proved_bound_s: float | None = None,
     callback: Callable[[str], None] | None = None,
 ) -> Explanation:
     """Explain a plan: its distance to the proved best, what binds, what more of something would be worth, and why
@@ -79,6 +83,7 @@ def explain_plan(
         wishes: fields and values such as ``{"tp": 8}``; without any the plan's neighbours are looked at.
         time_limit_s: of all questions together; None: every answer is solved to ``gap``.
         gap: relative tolerance of every solve.
+        proved_bound_s: a step time that no plan of the problem undercuts, where an earlier solve has proved one.
         callback: called with the words of a question before it is solved.
 
     Returns:
@@ -100,12 +105,31 @@ def explain_plan(
     if callback is not None:
         callback("the proved best")
     until = None if time_limit_s is None else started + time_limit_s
-    best = yardstick.optimum(problem, None if time_limit_s is None else BASE_SHARE * time_limit_s, plan)
+    best = _best(yardstick, problem, plan, value, time_limit_s, proved_bound_s)
     if best.infeasible:
         raise explain(problem)
     talk = _Talk(yardstick, problem, plan, value, best, Budget(until), callback, interrupted=best.interrupted)
     _ask_all(talk, wishes)
     return _told(talk, report, started)
+
+
+def _best(
+    yardstick: Yardstick, problem: Problem, plan: Plan, value: float, limit_s: float | None, known_s: float | None
+) -> Optimum:
+    """The proved best, with what is known of it already: then the time is for the questions."""
+    is_close = known_s is not None and yardstick.unit == "s" and value <= known_s * (1.0 + 2.0 * yardstick.gap)
+    share = KNOWN_SHARE if is_close else BASE_SHARE
+    best = yardstick.optimum(problem, None if limit_s is None else share * limit_s, plan)
+    if known_s is None or yardstick.unit != "s" or best.infeasible:
+        return best
+    low, high = max(best.bounds.low, known_s), best.bounds.high
+    if low > high * (1.0 + 1e-9):
+        raise InvalidInputError(
+            f"No plan is said to take less than {seconds_text(known_s)}, and one takes {seconds_text(high)}.",
+            "Expected a bound that was proved for this problem.",
+            "Leave the bound out, or solve again.",
+        )
+    return replace(best, bounds=Interval(min(low, high), high))
 
 
 def _told(talk: _Talk, report: StepReport, started: float) -> Explanation:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from milpplan.errors import InvalidInputError
 from milpplan.reports.document import ResultDocument, read_result
+from milpplan.reports.spaces import cost_model_text
+from milpplan.specs.problem import Problem
 from milpplan.specs.reading import parse_json, read_text, shown
 from milpplan.version import __version__
 
@@ -29,3 +32,16 @@ def proved_bound_s(path: Path) -> float | None:
     """The lower bound of the step time in a file, where it is a result as it was written."""
     found = result_in(path)
     return None if found is None else found.lower_bound_s
+
+
+def bound_for(path: Path, problem: Problem) -> float | None:
+    """The lower bound of the step time that a file proves for the whole space of this problem, by the cost model
+    that is here; None where it proves none, or was changed."""
+    try:
+        found = result_in(path)
+    except InvalidInputError:
+        return None
+    certificate = None if found is None else found.certificate
+    if found is None or certificate is None or certificate.forbid or found.problem != problem:
+        return None
+    return found.lower_bound_s if certificate.cost_model == cost_model_text(problem) else None

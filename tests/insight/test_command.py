@@ -146,3 +146,19 @@ def test_any_wish_is_understood_or_refused(text: str) -> None:
             assert getattr(problem.space, name) == (value,)
         return
     assert all((refusal.seen, refusal.expected, refusal.do))
+
+
+def test_the_proof_of_a_result_is_taken_over(tmp_path: Path) -> None:
+    """Of a sealed result for the same space; not of one that forbids layouts, nor of one that was changed."""
+    path, narrow = tmp_path / "result.json", tmp_path / "narrow.json"
+    words = ["solve", "llama3-8b", "dgx-h100", "--gpus", "16", "--global-batch", "32", "--space", "uniform"]
+    assert run(*words, "--out", str(path)).exit_code == 0
+    assert run(*words, "--forbid", "tp=8", "--out", str(narrow)).exit_code == 0
+    asked = ("--why-not", "tp=2", "--time-limit", "3")
+    assert "The file proves" in run("explain", str(path), *asked).stderr
+    assert "The file proves" not in run("explain", str(narrow), *asked).stderr
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"lower_bound_s": 0.9 * document["lower_bound_s"]}))
+    changed = run("explain", str(path), *asked)
+    assert "The file proves" not in changed.stderr
+    assert "best plan known" in changed.stdout

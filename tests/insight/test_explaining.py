@@ -189,3 +189,17 @@ def test_what_makes_no_sense_is_refused() -> None:
         explain_plan(small_problem(num_gpus=8), plan)
     with pytest.raises(InvalidInputError):
         explain_plan(problem, plan, time_limit_s=0)
+
+
+@pytest.mark.usefixtures("no_worths")
+def test_a_bound_that_is_proved_already_is_taken_over() -> None:
+    """With hardly any time for a proof the distance is as narrow as the bound; a false one is refused."""
+    problem = small_problem()
+    result = solve(problem)
+    assert result.plan is not None
+    assert result.step_time_s is not None
+    bound_s = result.lower_bound_s
+    told = explain_plan(problem, result.plan, [{"tp": 2}], time_limit_s=1e-6, proved_bound_s=bound_s)
+    assert 0 <= told.above_best.high <= 1e-4
+    with pytest.raises(InvalidInputError, match="No plan is said"):
+        explain_plan(problem, result.plan, proved_bound_s=2 * result.step_time_s)
