@@ -29,6 +29,8 @@ NODE_ROUNDS = 10
 """Rounds on the relaxation of a node, after which branching does more."""
 MOST_PATHS, KEPT_PATHS = 800, 300
 """Paths in the relaxation before it is made anew, and of how many (besides the tight ones) then."""
+FEW_SPLITS = 256
+"""Splits of a node that are decided one by one where its relaxation says nothing."""
 WHOLE = 1e-6
 """Numbers of layers this near to an integer are one."""
 
@@ -91,10 +93,13 @@ class Tree:
         layers = self._bound(part) if split is None else None
         self.attempt.take_best(part)
         if part.bound_ns <= self.attempt.cutoff_ns:
-            if layers is None:
-                self.given_up_ns = min(self.given_up_ns, part.bound_ns)
-            else:
+            if layers is not None:
                 self._open(part.bound_ns, parts(setting, layers))
+            elif split is None and num_splits(setting) <= FEW_SPLITS and not self.attempt.out_of_time():
+                # Where no point satisfies the relaxation, which a solver's word does not prove, splits decide.
+                self._open(part.bound_ns, halves(setting))
+            else:
+                self.given_up_ns = min(self.given_up_ns, part.bound_ns)
 
     def _bound(self, part: Attempt) -> FloatArray | None:
         """Raise the bound of a node; the layers of every virtual stage at the last optimum, [J], if any."""
@@ -158,6 +163,17 @@ def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
         if low < high:
             return _stage_parts(setting, stage, float(layers[stage]))
     raise AssertionError("a node with one split has no parts")
+
+
+def num_splits(setting: Setting) -> float:
+    """At most so many splits of the layers are within a node's limits."""
+    return float(np.prod([most - fewest + 1.0 for fewest, most in setting.layer_bounds]))
+
+
+def halves(setting: Setting) -> list[Setting]:
+    """The node's parts by half of what one virtual stage may hold; the first one that has a choice."""
+    stage = next(j for j, (fewest, most) in enumerate(setting.layer_bounds) if fewest < most)
+    return _stage_parts(setting, stage, sum(setting.layer_bounds[stage]) / 2 + 0.25)
 
 
 def _stage_parts(setting: Setting, stage: int, value: float) -> list[Setting]:
