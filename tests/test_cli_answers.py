@@ -57,6 +57,9 @@ def test_several_kinds_of_hardware_are_set_in_order(tmp_path: Path) -> None:
     document = json.loads(run(*words, "--json").stdout)
     assert (document["best"], document["measure"], document["proved"]) == ("dgx-h100", "s_per_token", True)
     assert document["ahead_fraction"] > 0.5
+    narrow = json.loads(run(*words, "--forbid", "tp=2", "--json").stdout)
+    certificates = [one["result"]["certificate"]["forbid"] for one in narrow["candidates"]]
+    assert certificates == [[{"tp": 2}], [{"tp": 2}]]
 
 
 PRICED = ["solve", "llama3-8b", "dgx-a100-80,dgx-h100", "--gpus", "16", *JOB, "--tokens", "1e12"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Literal
 
@@ -46,26 +46,28 @@ class ChoiceDocument(Record):
     candidates: tuple[CandidateDocument, ...]
 
 
-def choice_document(choice: Choice, tolerance: float) -> ChoiceDocument:
-    """The document of a choice."""
+def choice_document(
+    choice: Choice, tolerance: float, forbid: Sequence[Mapping[str, object]] = ()
+) -> ChoiceDocument:
+    """The document of a choice; ``forbid`` are the layouts that were forbidden on every candidate."""
     return ChoiceDocument(
         milpplan_version=__version__,
         measure=choice.measure,
         best=choice.best.candidate.name if choice.best else None,
         proved=choice.proved,
         ahead_fraction=_ahead(choice),
-        candidates=tuple(_candidate(one, tolerance) for one in choice.outcomes),
+        candidates=tuple(_candidate(one, tolerance, forbid) for one in choice.outcomes),
     )
 
 
-def _candidate(outcome: Outcome, tolerance: float) -> CandidateDocument:
+def _candidate(outcome: Outcome, tolerance: float, forbid: Sequence[Mapping[str, object]]) -> CandidateDocument:
     return CandidateDocument(
         hardware=outcome.candidate.name,
         price_per_gpu_hour=outcome.candidate.price_per_gpu_hour,
         value=outcome.value,
         bound=outcome.bound if isfinite(outcome.bound) else None,
         run=run_document(outcome.totals),
-        result=result_document(outcome.result, tolerance),
+        result=result_document(outcome.result, tolerance, forbid=forbid, totals=outcome.totals),
     )
 
 
