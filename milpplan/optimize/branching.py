@@ -26,8 +26,8 @@ from milpplan.optimize.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.seeds import chunk_paths
 
 NODE_ROUNDS = 10
-"""Rounds on the relaxation of a node, after which branching does more."""
-MOST_PATHS, KEPT_PATHS = 800, 300
+"""Most rounds on the relaxation of a node."""
+MOST_PATHS, KEPT_PATHS = 400, 150
 """Paths in the relaxation before it is made anew, and of how many (besides the tight ones) then."""
 FEW_SPLITS = 256
 """Splits of a node that are decided one by one where its relaxation says nothing."""
@@ -52,7 +52,9 @@ class Tree:
     """In the order of the relaxation's path rows, which are its last."""
     tight: set[int] = field(default_factory=set)
     """Of those, the ones that had a dual."""
-    relaxed: tuple[CompactRelaxation, Rounds] | None = None
+    compact: CompactRelaxation | None = None
+    """Made for the cutoff at which the tree began, so it holds for all later ones."""
+    rounds: Rounds | None = None
     nearest_ns: float = np.inf
     """The fastest plan found."""
     memo: StageMemo = field(init=False)
@@ -63,11 +65,16 @@ class Tree:
         self.paths = [*pool[: layout.pp], *chunk_paths(layout), *pool[layout.pp :]]
         self._open(self.attempt.bound_ns, [self.attempt.setting])
 
+    @property
+    def finished(self) -> bool:
+        """Whether no node is left that could be looked at."""
+        return not self.heap or self.heap[0][0] > self.attempt.cutoff_ns
+
     def run(self, attempt: Attempt, nodes: int) -> None:
         """Look at so many more nodes at most; the attempt's bound becomes the least of those left open."""
         self.attempt = attempt
         for _ in range(nodes):
-            if not self.heap or self.heap[0][0] > attempt.cutoff_ns or attempt.out_of_time():
+            if self.finished or attempt.out_of_time():
                 break
             bound, _, setting = heapq.heappop(self.heap)
             self._look(bound, setting)
@@ -103,15 +110,15 @@ class Tree:
 
     def _bound(self, part: Attempt) -> FloatArray | None:
         """Raise the bound of a node; the layers of every virtual stage at the last optimum, [J], if any."""
-        if self.relaxed is None or len(self.paths) > MOST_PATHS:
+        if self.rounds is None or len(self.paths) > MOST_PATHS:
             self._relax()
             part.pool = self.paths
-        if self.relaxed is None:
+        if self.rounds is None or self.compact is None:
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
             return None
-        compact, run = self.relaxed
+        run = self.rounds
         run.begin(part)
-        run.relaxation.set_sides(*compact.limits(part.setting))
+        run.relaxation.set_sides(*self.compact.limits(part.setting))
         layers = None
         for _ in range(NODE_ROUNDS):
             known = len(self.paths)
@@ -119,7 +126,7 @@ class Tree:
             if part.closed or solution is None:
                 break
             self.tight.update(np.flatnonzero(solution.row_duals[-known:]).tolist())
-            layers = compact.layers(solution.values)
+            layers = self.compact.layers(solution.values)
             if not run.separate(solution) or run.stalled():
                 break
         if layers is not None and not part.closed:
@@ -142,7 +149,8 @@ class Tree:
         analytic, newest = self.attempt.setting.num_stages, len(self.paths) - KEPT_PATHS
         kept = [n for n in range(len(self.paths)) if n < analytic or n in self.tight or n >= newest]
         self.paths, self.tight = [self.paths[n] for n in kept], set()
-        self.relaxed = compact_start(replace(self.attempt, pool=self.paths))
+        start = compact_start(replace(self.attempt, pool=self.paths), self.compact)
+        self.compact, self.rounds = start if start is not None else (self.compact, None)
 
 
 def parts(setting: Setting, layers: FloatArray) -> list[Setting]:

@@ -21,6 +21,7 @@ plan of the layout from below; ``Relaxation.proved_bound`` makes that exact. It 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -44,7 +45,7 @@ PRICE_MARGIN = 1.0
 COUNTS = ("layers", "full", "selective")
 
 
-@dataclass(slots=True)
+@dataclass
 class CompactRelaxation:
     """Columns: (count, stage, kind) in this order, then z, then unplaced layers of each kind."""
 
@@ -144,7 +145,8 @@ class CompactRelaxation:
         names = [f"critical_path[{index}]" for index in range(len(paths))]
         return Rows.dense(names, matrix, lower)
 
-    def program(self, base: int, unit: int) -> Program:
+    @cached_property
+    def program(self) -> Program:
         """All rows but the paths."""
         setting, modes = self.setting, self.setting.problem.recompute_modes
         J, K, width = setting.num_stages, self.slope.shape[3], self.num_counts

@@ -196,15 +196,18 @@ def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
     return list(seen.values())
 
 
-def compact_start(attempt: Attempt) -> tuple[CompactRelaxation, Rounds] | None:
-    """The compact relaxation with all known paths; None where they pass the cutoff by themselves."""
-    compact = CompactRelaxation(attempt.setting, attempt.cutoff_ns)
+def compact_start(
+    attempt: Attempt, known: CompactRelaxation | None = None
+) -> tuple[CompactRelaxation, Rounds] | None:
+    """The compact relaxation with all known paths, ``known`` where it has been made before; None where the paths
+    pass the cutoff by themselves."""
+    compact = known or CompactRelaxation(attempt.setting, attempt.cutoff_ns)
     base = compact.base_ns(attempt.pool)
     if base > attempt.cutoff_ns:
         attempt.bound_ns = max(attempt.bound_ns, base)
         return None
     unit = max(1, (attempt.cutoff_ns - base) // COMPACT_RESOLUTION)
-    relaxation = Relaxation(compact.program(base, unit))
+    relaxation = Relaxation(compact.program)
     relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
 
     def rows(paths: list[CriticalPath]) -> Rows:

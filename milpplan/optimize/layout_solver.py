@@ -46,9 +46,8 @@ FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
-QUICK_NODES, MORE_NODES = 8, 8
-"""Nodes of the branch and bound over free splits of one layout without effort, and how many times as many with
-each step of effort."""
+QUICK_NODES, MORE_NODES = 2, 8
+"""Nodes of the branch and bound over free splits of one layout at a time, without effort and with it."""
 WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0))
 """(seconds, times what the first solver took): a witness gets the longer. All are asked with the short limit
 before any with the long one, because which solver is fast differs from program to program; the one that proved
@@ -80,8 +79,7 @@ class LayoutSolver:
         """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best one within the gap.
 
         No ``effort``: stop after a few rounds on the compact relaxation, with the bound and a rounded plan if
-        that helps. Free interleaved splits go on where the last call for the layout ended, the longer the more
-        effort.
+        that helps. Free interleaved splits are branched for a few nodes and go on there at the next call.
         """
         most = most_within(setting, cutoff_ns)
         if most is None:
@@ -108,7 +106,7 @@ class LayoutSolver:
     def _run(self, attempt: Attempt, most: IntArray, effort: int) -> Fate:
         splits = even_splits(attempt.setting.problem, attempt.setting.layout)
         if splits is None and attempt.setting.layout.vpp > 1:
-            return self._tree(attempt, QUICK_NODES * MORE_NODES**effort)
+            return self._tree(attempt, MORE_NODES if effort else QUICK_NODES)
         if splits is not None and len(splits) > MAX_SPLITS:
             splits = None
         bounds = SplitBounds(attempt.setting, attempt.graph, tuple(attempt.pool))
@@ -137,7 +135,7 @@ class LayoutSolver:
         if part not in self.trees:
             self.trees[part] = Tree(attempt, self._split)
         self.trees[part].run(attempt, nodes)
-        if not self.trees[part].heap:
+        if self.trees[part].finished:
             del self.trees[part]
         if not attempt.closed:
             return "open"

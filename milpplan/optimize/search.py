@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -289,24 +289,33 @@ class Search:
     def _free(self) -> None:
         """Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
         left in full, the incumbent's layout before the others, which a better incumbent makes cheaper. Layouts
-        with free interleaved splits get more effort round by round."""
-        for effort in count():
-            # A layout without a tree has been decided, or given up.
-            self.queue = self._by_value(self.candidates, self.values(self.candidates))
-            if effort > 1:
-                unfinished = [row for row in self.queue.tolist() if self.solver.unfinished(self.space.at(row))]
-                self.queue = np.array(unfinished, dtype=np.int64)
-            if effort:
-                own = self.queue == self.best_row
-                self.queue = np.concatenate([self.queue[own], self.queue[~own]])
-            if not len(self.queue):
+        with free interleaved splits are branched a few nodes at a time, always the one with the least bound."""
+        self._queue()
+        for row in self.queue.tolist():
+            if self.solver.out_of_time():
                 return
-            for row in self.queue.tolist():
-                if self.bounds_ns[row] * self.weights[row] >= self._threshold():
-                    continue
-                if self.solver.out_of_time():
-                    return
-                self._resolve(row, effort)
+            if self._hopeful(row):
+                self._resolve(row, 0)
+        self._queue()
+        # In the order of the queue, which is that of the bounds but for the first.
+        heap = [(self._value(row), place, row) for place, row in enumerate(self.queue.tolist())]
+        heap = [(-np.inf if row == self.best_row else value, place, row) for value, place, row in heap]
+        heapq.heapify(heap)
+        while heap and not self.solver.out_of_time():
+            _, place, row = heapq.heappop(heap)
+            if self._hopeful(row):
+                self._resolve(row, 1)
+                if self.solver.unfinished(self.space.at(row)):
+                    heapq.heappush(heap, (self._value(row), place, row))
+
+    def _queue(self) -> None:
+        self.queue = self._by_value(self.candidates, self.values(self.candidates))
+
+    def _value(self, row: int) -> float:
+        return float(self.bounds_ns[row] * self.weights[row])
+
+    def _hopeful(self, row: int) -> bool:
+        return self._value(row) < self._threshold()
 
     def _resolve(self, row: int, effort: int) -> None:
         layout = self.space.at(row)
@@ -326,7 +335,7 @@ class Search:
             self.fates[row] = FATES.index("does_not_fit")
         if resolution.plan is not None and resolution.step_time_ns is not None:
             self._offer(row, resolution.step_time_ns, resolution.plan)
-        if effort and resolution.fate == "open" and self.bounds_ns[row] * self.weights[row] >= self._threshold():
+        if effort and resolution.fate == "open" and not self._hopeful(row):
             self.fates[row] = FATES.index("solved")
         self._note()
 
