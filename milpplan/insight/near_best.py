@@ -23,8 +23,9 @@ from milpplan.optimize.backends import backend
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting
+from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.search import Search, objective_weights
+from milpplan.optimize.search import Search
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem

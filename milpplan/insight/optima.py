@@ -10,9 +10,9 @@ from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.simulator import simulate
 from milpplan.insight.records import Interval, Optimum, Unit
 from milpplan.optimize.alternatives import with_job
+from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult
-from milpplan.optimize.search import objective_weights
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S

@@ -18,12 +18,14 @@ from milpplan.optimize.layout_solver import AIM, LayoutSolver
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.longest import longest_step_ns
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
+from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.part_solving import PartBounds, resolve_in_parts
 from milpplan.optimize.recompute_parts import in_parts, recomputes_as_declared
 from milpplan.optimize.replica_solver import resolve_replicas
 from milpplan.optimize.result import FATES, Fate, LayoutFates, Progress
 from milpplan.optimize.splits import even_splits, layer_bounds
 from milpplan.optimize.uniform import uniform_plan
+from milpplan.optimize.uniform_steps import StepsAhead
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -226,16 +228,36 @@ class Search:
         values = np.where(step_ns <= self.limits_ns[rows], step_ns * self.weights[rows], np.inf)
         order = self._by_value(np.arange(len(rows)), values)[:most]
         self.queue = rows[order]
-        for index in order:
+        ahead = StepsAhead(self.problem, self.space, rows[order], places[order]) if self._in_bulk else None
+        for place, index in enumerate(order):
             if values[index] >= self._threshold() or self.solver.out_of_time():
                 break
             row, mode = int(rows[index]), int(places[index])
-            step = self._simulate(row, modes[mode])
+            if ahead is None:
+                step = self._simulate(row, modes[mode])
+            else:
+                hopeful = int(np.searchsorted(values[order], self._threshold()))
+                step = self._taken_up(row, modes[mode], ahead.at(place, hopeful))
             self.uniform_ns[row, mode] = np.inf if step is None else step
             self.simulated[row, mode] = True
             if self.problem.space.kind == "uniform":
                 self._decide(row)
             self._note()
+
+    @property
+    def _in_bulk(self) -> bool:
+        """Whether uniform plans are priced many at once: all that are looked at are plans, and all ranks alike."""
+        alike = not self.problem.other_hardware
+        return alike and self.problem.space.kind == "uniform"
+
+    def _taken_up(self, row: int, mode: str, step: int | None) -> int | None:
+        """The step of a uniform plan, which is offered as incumbent where it is among the fastest."""
+        if step is None:
+            return None
+        self.solver.counters.simulations += 1
+        if len(self.offered) < KEPT_PLANS or step * float(self.weights[row]) < self.offered[-1][0]:
+            self._offer(row, step, uniform_plan(self.problem, self.space.at(row), mode))
+        return step
 
     def _decide(self, row: int) -> None:
         """Bound and fate of a layout of the uniform space from its plans."""
@@ -360,28 +382,6 @@ def in_space(problem: Problem, plan: Plan) -> bool:
     sizes = [stage.num_layers for stage in plan.virtual_stages]
     held = all(least <= size <= most for size, (least, most) in zip(sizes, bounds, strict=True))
     return held and recomputes_as_declared(problem, plan)
-
-
-def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatArray, FloatArray]:
-    """(weight, limit in ns) of each layout's step time.
-
-    step_time_per_token and num_gpus: weight 1 / sequences a step, relative to the largest batch, so that a fixed
-    batch gives the step time itself. gpu_hours: GPU-hours of the whole run per nanosecond of step. The limit is
-    the longest step that meets the deadline.
-    """
-    job = problem.job
-    batch = columns.global_batch_size.astype(np.float64)
-    limit = np.full(len(columns), np.inf)
-    if job.deadline_s is not None and job.training_tokens is not None:
-        steps = job.training_tokens / (batch * job.sequence_length)
-        # Whole nanoseconds; a step that meets the deadline exactly must not be lost to rounding.
-        limit = np.floor(job.deadline_s / steps * NS_PER_S * (1.0 + 1e-12))
-    if job.objective == "gpu_hours":
-        assert job.training_tokens is not None
-        steps = job.training_tokens / (batch * job.sequence_length)
-        return columns.num_gpus * steps / (3600 * NS_PER_S), limit
-    largest = max(job.global_batch_values)
-    return largest / batch, limit
 
 
 def _with_plan(offered: list[tuple[float, Plan]], value: float, plan: Plan) -> list[tuple[float, Plan]]:

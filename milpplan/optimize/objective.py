@@ -1,0 +1,31 @@
+"""What a search makes small: the step time of a layout times a weight, up to a limit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+
+def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatArray, FloatArray]:
+    """(weight, limit in ns) of each layout's step time.
+
+    step_time_per_token and num_gpus: weight 1 / sequences a step, relative to the largest batch, so that a fixed
+    batch gives the step time itself. gpu_hours: GPU-hours of the whole run per nanosecond of step. The limit is
+    the longest step that meets the deadline.
+    """
+    job = problem.job
+    batch = columns.global_batch_size.astype(np.float64)
+    limit = np.full(len(columns), np.inf)
+    if job.deadline_s is not None and job.training_tokens is not None:
+        steps = job.training_tokens / (batch * job.sequence_length)
+        # Whole nanoseconds; a step that meets the deadline exactly must not be lost to rounding.
+        limit = np.floor(job.deadline_s / steps * NS_PER_S * (1.0 + 1e-12))
+    if job.objective == "gpu_hours":
+        assert job.training_tokens is not None
+        steps = job.training_tokens / (batch * job.sequence_length)
+        return columns.num_gpus * steps / (3600 * NS_PER_S), limit
+    largest = max(job.global_batch_values)
+    return largest / batch, limit
