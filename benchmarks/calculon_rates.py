@@ -19,21 +19,26 @@ which no run of its own does.
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from benchmarks.calculon_search import CASES, SHARED, opened
-from benchmarks.calculon_side import Checkout, Tree, execution_of, load, search_problem, without_memory_limit
+from benchmarks.calculon_full import CASES, SHARED, opened
+from benchmarks.calculon_side import (
+    Checkout,
+    Tree,
+    execution_of,
+    load,
+    search_problem,
+    without_memory_limit,
+    without_messages,
+)
 from benchmarks.tables import markdown_table, measured_on
 from milpplan import Problem, Space, simulate, simulate_many
 from milpplan.costs.bulk import BulkSteps
@@ -67,30 +72,6 @@ def cpu_s(work: Callable[[], Any]) -> tuple[float, Any]:
     started = time.process_time()
     result = work()
     return time.process_time() - started, result
-
-
-class _NoMessages(ast.NodeTransformer):
-    """Takes calls of ``debug`` that stand alone out of a module."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        """A statement that is an expression."""
-        called = node.value.func if isinstance(node.value, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr == "debug":
-            return ast.copy_location(ast.Pass(), node)
-        return node
-
-
-def without_messages(checkout: Checkout) -> Checkout:
-    """Calculon as if it had no debug messages."""
-    name = checkout.llm.__module__
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    module = ModuleType(name)
-    module.__package__ = name.rpartition(".")[0]
-    tree = _NoMessages().visit(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
-    exec(compile(tree, spec.origin, "exec"), module.__dict__)
-    return replace(checkout, llm=module.Llm)
 
 
 def shared_columns(problem: Problem) -> LayoutColumns:

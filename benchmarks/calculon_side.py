@@ -5,12 +5,15 @@ Calculon: Isaev et al. 2023, github.com/calculon-ai/calculon, measured at caa4b1
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import json
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from milpplan import Layout, Plan, Problem, Space, simulate
@@ -74,6 +77,30 @@ def load(path: Path) -> Checkout:
     return Checkout(path, llm.Llm, system.System, search.OptimalExecution)
 
 
+class _NoMessages(ast.NodeTransformer):
+    """Takes calls of ``debug`` that stand alone out of a module."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """A statement that is an expression."""
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr == "debug":
+            return ast.copy_location(ast.Pass(), node)
+        return node
+
+
+def without_messages(checkout: Checkout) -> Checkout:
+    """Calculon as if it had no debug messages."""
+    name = checkout.llm.__module__
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    module = ModuleType(name)
+    module.__package__ = name.rpartition(".")[0]
+    tree = _NoMessages().visit(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
+    exec(compile(tree, spec.origin, "exec"), module.__dict__)
+    return replace(checkout, llm=module.Llm)
+
+
 def without_memory_limit(system: Tree) -> Tree:
     """The system with memories that hold everything, so that times can be compared where a plan does not fit."""
     return system | {name: system[name] | {"GiB": MOST_GIB} for name in ("mem1", "mem2")}
@@ -124,7 +151,7 @@ def files_of(model: Tree, execution: Tree, system: Tree) -> CalculonFiles:
 
 def execution_of(problem: Problem, layout: Layout, mode: str, system: Tree) -> Tree:
     """A plan of the uniform space in Calculon's words. ZeRO 2 and 3 have none, and become its sharding."""
-    sequence_parallel = layout.sequence_parallel
+    sequence_parallel, scattered = layout.sequence_parallel, layout.pp_scatter_gather
     again = getattr(layout, "gather_again", not problem.hardware.software.gathered_inputs)
     execution = {
         "num_procs": layout.num_gpus,
@@ -139,7 +166,7 @@ def execution_of(problem: Problem, layout: Layout, mode: str, system: Tree) -> T
         "activation_recompute": MODES[mode],
         "pipeline_interleaving": layout.vpp,
         "optimizer_sharding": layout.zero_stage > 0,
-        "tensor_par_comm_type": "rs_ag" if sequence_parallel else "ar",
+        "tensor_par_comm_type": "rs_ag" if sequence_parallel else "p2p_rs_ag" if scattered else "ar",
         "tensor_par_overlap": "none",
         "seq_par_ag_redo": sequence_parallel and mode != "full" and again,
         "data_par_overlap": layout.overlap_grad_reduce,

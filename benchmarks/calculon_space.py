@@ -1,13 +1,15 @@
-"""The space of Calculon's search: its tasks, how many executions each holds, and random ones.
+"""The space of Calculon's search: its tasks, how many executions each holds, and what random ones cost it.
 
 Loops and conditions are those of calculon/llm/optimal_execution.py at caa4b11; its own functions list the degrees.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from benchmarks.calculon_side import Checkout, Tree
 
 RECOMPUTE = ("full", "attn_only", "none")
 COMMUNICATION = ("ar", "p2p_rs_ag", "rs_ag")
+NETWORKS = ("tensor_par_net", "pipeline_par_net", "data_par_net")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +57,56 @@ class Task:
         """Executions of the task."""
         return int(np.prod([len(values) for values in self.choices(num_networks, second_memory).values()]))
 
+    def networks(self, system: Tree, *, taken: bool) -> list[dict[str, int]]:
+        """The choices of networks that Calculon takes, or that it refuses before it estimates anything.
+
+        Source: calculon/llm/llm.py at caa4b11, ``_check_network_assignments``.
+        """
+        tiers, choices = system["networks"], self.choices(len(system["networks"]), True)
+        found = []
+        for chosen in product(*(choices[name] for name in NETWORKS)):
+            sizes: dict[int, int] = {}
+            for degree, tier in zip((self.tp, self.pp, self.dp), chosen, strict=True):
+                if degree > 1:
+                    sizes[tier] = sizes.get(tier, 1) * degree
+            fits = all(size <= tiers[tier]["size"] for tier, size in sizes.items())
+            filled = all(
+                not tiers[tier]["must_be_filled"] or tiers[tier]["size"] % size == 0
+                for tier, size in sizes.items()
+            )
+            if (fits and filled) == taken:
+                found.append(dict(zip(NETWORKS, chosen, strict=True)))
+        return found
+
+    def others(self, system: Tree) -> int:
+        """Choices of everything but the networks."""
+        choices = self.choices(len(system["networks"]), system["mem2"]["GiB"] > 0)
+        return math.prod(len(values) for name, values in choices.items() if name not in NETWORKS)
+
 
 @dataclass(frozen=True, slots=True)
-class Searched:
-    """A search that was stopped: executions gone through, seconds, and the best step time found."""
+class Cost:
+    """CPU seconds of Calculon for all executions of a space, from random ones: ``number`` [2] of those that it
+    estimates and of those whose networks it refuses at once, the mean seconds of each, and their standard errors."""
 
-    executions: int
-    tasks: int
-    cpu_s: float
-    wall_s: float
-    best_step_s: float | None
+    number: tuple[int, int]
+    mean_s: tuple[float, float]
+    error_s: tuple[float, float]
+
+    @property
+    def executions(self) -> int:
+        """All of them."""
+        return sum(self.number)
+
+    @property
+    def cpu_s(self) -> float:
+        """An extrapolation."""
+        return sum(number * mean for number, mean in zip(self.number, self.mean_s, strict=True))
+
+    @property
+    def standard_error_s(self) -> float:
+        """Of ``cpu_s``."""
+        return math.hypot(*(n * error for n, error in zip(self.number, self.error_s, strict=True)))
 
 
 def tasks(checkout: Checkout, model: Tree, procs: int, batch: int) -> list[Task]:
@@ -95,11 +138,16 @@ def _count(task: Task, system: Tree) -> int:
     return task.count(len(system["networks"]), system["mem2"]["GiB"] > 0)
 
 
-def random_executions(all_tasks: list[Task], system: Tree, procs: int, rng: np.random.Generator) -> Iterator[Tree]:
-    """Executions of the space, all equally likely, without end."""
-    weights = np.array([_count(task, system) for task in all_tasks], dtype=np.float64)
+def random_executions(
+    all_tasks: list[Task], system: Tree, procs: int, rng: np.random.Generator, *, taken: bool = True
+) -> Iterator[Tree]:
+    """Executions of the space, all equally likely, without end: those whose networks Calculon takes, or others."""
+    networks = [task.networks(system, taken=taken) for task in all_tasks]
+    numbers = [len(own) * task.others(system) for own, task in zip(networks, all_tasks, strict=True)]
+    weights = np.array(numbers, dtype=np.float64)
     while True:
-        task = all_tasks[int(rng.choice(len(all_tasks), p=weights / weights.sum()))]
+        index = int(rng.choice(len(all_tasks), p=weights / weights.sum()))
+        task, own = all_tasks[index], networks[index]
         choices = task.choices(len(system["networks"]), system["mem2"]["GiB"] > 0)
         yield {
             "num_procs": procs,
@@ -116,55 +164,38 @@ def random_executions(all_tasks: list[Task], system: Tree, procs: int, rng: np.r
             "tensor_par_comm_type": task.communication,
             "training": True,
             **{name: values[int(rng.integers(len(values)))] for name, values in choices.items()},
+            **own[int(rng.integers(len(own)))],
         }
 
 
-def seconds_an_execution(
-    checkout: Checkout, model: Tree, system: Tree, procs: int, batch: int, sample: int, seed: int
-) -> float:
-    """CPU seconds of Calculon for an execution of its space, as its search calls it: mean of a random sample."""
-    draws = random_executions(tasks(checkout, model, procs, batch), system, procs, np.random.default_rng(seed))
-    picked = [next(draws) for _ in range(sample)]
-    return cpu_s(checkout, model, system, picked) / sample
+def cost(
+    checkout: Checkout, model: Tree, system: Tree, procs: int, batch: int, sample: int, *, talk: bool = True
+) -> Cost:
+    """CPU seconds of Calculon for its whole space: the numbers of executions times the means of random samples.
+
+    ``talk``: as its search calls it; else with its logger switched off.
+    """
+    found, rng = tasks(checkout, model, procs, batch), np.random.default_rng(1)
+    number, mean, error = [], [], []
+    for taken in (True, False):
+        number.append(sum(task.others(system) * len(task.networks(system, taken=taken)) for task in found))
+        if not number[-1]:
+            mean, error = [*mean, 0.0], [*error, 0.0]
+            continue
+        draws = random_executions(found, system, procs, rng, taken=taken)
+        seconds = each_s(checkout, model, system, [next(draws) for _ in range(sample)], talk=talk)
+        mean.append(float(np.mean(seconds)))
+        error.append(float(np.std(seconds, ddof=1) / math.sqrt(sample)))
+    return Cost((number[0], number[1]), (mean[0], mean[1]), (error[0], error[1]))
 
 
-def cpu_s(checkout: Checkout, model: Tree, system: Tree, executions: list[Tree]) -> float:
-    """CPU seconds of Calculon for executions, one by one, as its search calls it."""
-    application, built = checkout.llm.Application(model), checkout.system(system)
-    started = time.process_time()
+def each_s(
+    checkout: Checkout, model: Tree, system: Tree, executions: Sequence[Tree], *, talk: bool = True
+) -> list[float]:
+    """CPU seconds of Calculon for each execution."""
+    application, built, seconds = checkout.llm.Application(model), checkout.system(system), []
     for execution in executions:
-        checkout.estimate(application, execution, built, talk=True)
-    return time.process_time() - started
-
-
-def search(
-    checkout: Checkout, model: Tree, system: Tree, procs: int, batch: int, limit_s: float, seed: int
-) -> Searched:
-    """Calculon's own search, in one process, its tasks in random order, until ``limit_s`` of wall time have passed
-    (the last task runs to its end)."""
-    listed = tasks(checkout, model, procs, batch)
-    order = np.random.default_rng(seed).permutation(len(listed))
-    application, built = checkout.llm.Application(model), checkout.system(system)
-    best, executions, done = None, 0, 0
-    cpu, wall = time.process_time(), time.monotonic()
-    for index in order:
-        task = listed[int(index)]
-        degrees = (
-            task.tp,
-            task.pp,
-            task.dp,
-            task.vpp,
-            task.batch,
-            task.recompute,
-            task.sharding,
-            task.communication,
-        )
-        words = (False, 1, False, procs, batch, "float16", application, built)
-        found, count, *_ = checkout.search.search(*words, *degrees, [True], False, True, True)
-        executions, done = executions + count, done + 1
-        if found:
-            step = found[0][1]["batch_size"] / found[0][0]
-            best = step if best is None else min(best, step)
-        if time.monotonic() - wall > limit_s:
-            break
-    return Searched(executions, done, time.process_time() - cpu, time.monotonic() - wall, best)
+        started = time.process_time()
+        checkout.estimate(application, execution, built, talk=talk)
+        seconds.append(time.process_time() - started)
+    return seconds

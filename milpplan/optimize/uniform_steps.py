@@ -14,7 +14,7 @@ from milpplan.specs.problem import Problem
 Rows = npt.NDArray[np.int64]
 MOST = 1024
 """Plans priced at once."""
-GROWTH = 4
+GROWTH = 16
 """Each time so many times as many as the time before: the first plans may leave few others to look at."""
 
 
@@ -31,7 +31,7 @@ class StepsAhead:
     rows: Rows
     modes: Rows
     priced: list[int | None] = field(default_factory=list)
-    size: int = 1
+    size: int = 16
 
     def at(self, place: int, hopeful: int) -> int | None:
         """Step time in ns; None: the plan does not fit. ``hopeful``: places from there on are unlikely to be
