@@ -1,7 +1,8 @@
 """Complete searches of Calculon's, by its own program to the end, beside proofs of the same problems.
 
 Two problems small enough for that. Calculon's program runs with as many processes as it is given cores, as it is
-meant to; milpplan's proof is a fresh process of its own, so that the start of Python and the imports count in both.
+meant to; milpplan's proof is a fresh process of its own, so that the start of Python and the imports are measured
+too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.rules_of_thumb import layout_text
 from milpplan import PlanResult, Problem, solve
 from milpplan.optimize.result import FATES
 
-PROBLEMS = {"5b-2": ("megatron-5B", 2, 4), "22b-2": ("megatron-22B", 2, 4)}
+PROBLEMS = {"5b-2": ("megatron-5B", 2, 2), "22b-2": ("megatron-22B", 2, 2)}
 """Model, processors and batch: one that fits, and one that needs the second memory."""
 GAP = 1e-4
 

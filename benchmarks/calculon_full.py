@@ -2,11 +2,11 @@
 
 What Calculon's search has and the space has not, each counted exactly and named:
 
-    batch          degrees of data parallelism that do not divide the batch; Calculon takes a smaller batch. These are
-                   problems of their own here, solved with their batch (``smaller_batches``)
+    batch          degrees of data parallelism that do not divide the batch; Calculon takes a smaller batch. These
+                   are problems of their own here, solved with their batch (``smaller_batches``)
     interleaving   micro-batches that are no multiple of the stages: Megatron-LM refuses them, and so does milpplan
-    tiles          tensor-parallel overlap without sequence parallelism: Megatron-LM refuses it. milpplan prices it,
-                   so that the fastest such plan can be said (``fastest_outside``)
+    tiles          tensor-parallel overlap without sequence parallelism: Megatron-LM refuses it. milpplan prices
+                   it, so that the fastest such plan can be said (``fastest_outside``)
 
 Twins that milpplan leaves out because another plan of the space is proved no slower (no overlap of data-parallel
 communication, a pipelined collective beside a ring, the slower of two transfers) count as being in it.
@@ -75,8 +75,8 @@ def whole_space() -> Space:
 class Outside:
     """Executions of Calculon's that it estimates, by whether the space has them: [inside, batch, interleaving,
     tiles]. ``checked``: random ones of the first sort, all of which were found in the space. ``tiles_step_s``: the
-    fastest plan with tiles but without sequence parallelism; ``batch_step_s``: the fastest with a smaller batch, at
-    its rate; None where there is none. Both are proved, in ``wall_s`` and ``cpu_s`` together."""
+    fastest plan with tiles but without sequence parallelism; ``batch_step_s``: the fastest with a smaller batch,
+    at its rate; None where there is none. Both are proved, in ``wall_s`` and ``cpu_s`` together."""
 
     inside: int
     batch: int

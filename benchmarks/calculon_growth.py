@@ -89,7 +89,7 @@ def growth_figure(all_: Sequence[Grown]) -> str:
     theirs = [(g.procs, g.theirs.cpu_s, 2 * g.theirs.standard_error_s) for g in all_]
     series = {
         "Calculon, extrapolated to its whole space (CPU)": theirs,
-        "milpplan, proved over that space (CPU)": [(g.procs, g.ours.cpu_s, 0.0) for g in all_],
+        "milpplan, to the proof (CPU)": [(g.procs, g.ours.cpu_s, 0.0) for g in all_],
     }
     values = [point[1] for points in series.values() for point in points]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))

@@ -10,8 +10,8 @@ proofs     the large problems. Calculon's time is an extrapolation: the number o
            seconds of random ones, called as its search calls them, with the standard error; and the same with its
            messages taken out of its source. milpplan's time is that of the proof, and with it of proofs over what
            Megatron-LM's rules and a fixed batch leave out of Calculon's space
-choices    Calculon's true optimum (of a complete search made once, estimated again here) and milpplan's, each priced
-           by both; and what a wider space adds
+choices    Calculon's true optimum (of a complete search made once, estimated again here) and milpplan's, each
+           priced by both; and what a wider space adds
 growth     GPT-3 175B on 64 to 16,384 processors
 """
 

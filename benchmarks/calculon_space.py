@@ -87,7 +87,7 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Cost:
     """CPU seconds of Calculon for all executions of a space, from random ones: ``number`` [2] of those that it
-    estimates and of those whose networks it refuses at once, the mean seconds of each, and their standard errors."""
+    estimates and of those whose networks it refuses at once, the mean seconds of each, their standard errors."""
 
     number: tuple[int, int]
     mean_s: tuple[float, float]

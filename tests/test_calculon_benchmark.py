@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import calculon_side
+from benchmarks import calculon_full, calculon_side
 from benchmarks.calculon_measured import NONE, SEQUENCE, TABLE_5, errors
-from benchmarks.calculon_space import Task
+from benchmarks.calculon_space import Task, random_executions
 from milpplan import Layout, Space, simulate
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_plan
@@ -111,3 +112,47 @@ def test_published_runs_are_executions() -> None:
 def test_errors() -> None:
     """+10 % and -5 %: mean 2.5, mean absolute 7.5, worst 10."""
     assert errors((1.1, 0.95), (1.0, 1.0)) == "2.5 % / 7.5 % / 10.0 %"
+
+
+def test_what_lies_outside_the_space_is_counted_exactly() -> None:
+    """Batch 12 on 2 stages of 2 chunks and tp = 2: of micro-batches of 1, 2, 3, 6 and 12 sequences, 12, 6, 4, 2
+    and 1 of them, one breaks Megatron-LM's interleaving; of all-reduces two of three overlaps are tiles."""
+    system = tree("system")
+    task = Task(2, 2, 1, 2, 12, "none", False, "ar", (1, 2, 3, 6, 12))
+    everything = task.others(system) * len(task.networks(system, taken=True))
+    inside, batch, interleaving, tiles = calculon_full._sorts(task, system, 12)
+    assert (batch, interleaving) == (0, everything // 5)
+    assert tiles == 2 * inside
+    assert inside + interleaving + tiles == everything
+    assert calculon_full._sorts(task, system, 13) == [0, everything, 0, 0]
+    drawn = islice(random_executions([task], system, 4, np.random.default_rng(1)), 200)
+    assert {calculon_full.sort_of(one, 12) for one in drawn} == {0, 2, 3}
+
+
+def test_networks_that_calculon_refuses() -> None:
+    """On a full network of 8: tp = 2 alone or with pp = 2 or dp = 2 divides it, tp = 3 does not; of 65,535 outside
+    everything fits."""
+    system = tree("system")
+    inner, outer = system["networks"]
+    assert (inner["size"], inner["must_be_filled"], outer["must_be_filled"]) == (8, True, False)
+    assert len(Task(2, 2, 2, 1, 8, "none", True, "ar", (1,)).networks(system, taken=True)) == 8
+    assert len(Task(3, 1, 1, 1, 8, "none", True, "ar", (1,)).networks(system, taken=True)) == 1
+    assert len(Task(4, 4, 1, 1, 8, "none", True, "ar", (1,)).networks(system, taken=False)) == 1
+
+
+def test_calculons_executions_are_in_the_whole_space() -> None:
+    """Random executions with every switch, outside the three sorts that are named, are found in the space; without
+    a switch that they use they are not."""
+    model, system = tree("model"), tree("system")
+    problem = calculon_side.search_problem(model, system, 8, 8, calculon_full.whole_space())
+    micro = (1, 2, 4)
+    all_tasks = []
+    for tp, pp, way in ((1, 1, "ar"), (2, 2, "p2p_rs_ag"), (2, 1, "rs_ag"), (4, 2, "rs_ag")):
+        dp = 8 // tp // pp
+        micro = tuple(size for size in (1, 2, 4, 8) if dp * size <= 8)
+        all_tasks.append(Task(tp, pp, dp, 1, 8, "none", dp > 1, way, micro))
+    assert calculon_full._checked(problem, all_tasks, system, 8, 8, 40, model) == 40
+    space = problem.space.model_copy(update={"offload_optimizer": (False,)})
+    plain = problem.model_copy(update={"space": space})
+    with pytest.raises(SystemExit, match="not in the space"):
+        calculon_full._checked(plain, all_tasks, system, 8, 8, 40, model)

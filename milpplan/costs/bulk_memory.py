@@ -68,6 +68,9 @@ def peak_bytes(
     device = np.zeros(stages[0].kept_bytes.shape, dtype=np.int64)
     host, whole = np.zeros_like(device), [_Bytes.of(stage) for stage in stages]
     offloads = any(part.host_states.any() or part.host_kept.any() for part in whole)
+    if schedule == "1f1b":
+        _fill_1f1b(whole, class_of[0], buffers, micro_batches, device, host)
+        return device, host
     for rows, number in _alike(schedule, class_of.shape, micro_batches):
         held = whole if len(rows) == len(buffers) else [part.take(rows) for part in whole]
         for rank in _ranks(schedule, class_of):
@@ -83,11 +86,27 @@ def peak_bytes(
     return device, host
 
 
+def _fill_1f1b(
+    held: Sequence[_Bytes],
+    class_of: IntArray,
+    buffers: IntArray,
+    micro_batches: IntArray,
+    device: IntArray,
+    host: IntArray,
+) -> None:
+    """Bytes of plans with 1F1B: rank r of P holds P - r micro-batches when its first backward starts, or all that
+    there are, and never more. Of ranks with stages of a class the first one holds most."""
+    for index, rank in zip(*np.unique(class_of, return_index=True), strict=True):
+        own, live = held[int(index)], np.minimum(micro_batches, len(class_of) - rank)
+        np.maximum(device, own.states + buffers + live * own.kept + own.transient, out=device)
+        np.maximum(host, own.host_states + live * own.host_kept, out=host)
+
+
 def _alike(schedule: Schedule, shape: tuple[int, ...], micro_batches: IntArray) -> Iterator[tuple[IntArray, int]]:
     """Plans with the same live counts, and a number of micro-batches that has them."""
     vpp, ranks = shape
     effective = micro_batches
-    if schedule == "1f1b" or ranks == 1:
+    if ranks == 1:
         effective = np.minimum(micro_batches, ranks)
     elif schedule == "interleaved" and vpp > 1:
         effective = np.minimum(micro_batches, _STEADY_GROUPS * ranks)

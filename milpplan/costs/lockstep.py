@@ -200,19 +200,22 @@ class Interleaved:
     """The same of backwards, from the phase of the first one."""
     buffers: IntArray = field(init=False)
     """Room for starts and durations, [2, P, n]: large arrays are slow to get again and again."""
+    phases: int = field(init=False)
+    """Phases of a round."""
 
     def __post_init__(self) -> None:
         """The ramp."""
         work, ranks = self.work, np.arange(self.work.num_ranks)
-        items = (np.arange(self._round)[:, None] - ranks) % self._round
+        self.phases = work.num_ranks * work.vpp
+        items = (np.arange(self.phases)[:, None] - ranks) % self.phases
         by_chunk = work.class_of.reshape(work.vpp, -1)
         self.ahead = by_chunk[items // work.num_ranks, ranks]
         self.back = by_chunk[work.vpp - 1 - items[:, ::-1] // work.num_ranks, ranks]
         self.ends = WorkEnds.empty(work)
         self.keep(work, np.zeros((2 * work.num_ranks, len(work)), dtype=np.int64))
-        for phase in range(self._round):
+        for phase in range(self.phases):
             self._forwards(phase, None)
-        self._backwards(self._round - 1, None)
+        self._backwards(self.phases - 1, None)
 
     @property
     def first_round(self) -> int:
@@ -234,10 +237,6 @@ class Interleaved:
         """Rounds from one look for repetition to the next."""
         return 1
 
-    @property
-    def _round(self) -> int:
-        return self.work.num_ranks * self.work.vpp
-
     def _forwards(self, phase: int, items: int | None) -> None:
         work, P = self.work, self.work.num_ranks
         low = 0 if items is None else max(0, phase - items + 1)
@@ -249,33 +248,33 @@ class Interleaved:
         inner = max(low, 1)
         np.add(forward[inner - 1 : high - 1], work.transfer_ns, out=start[inner - low :])
         if low == 0:
-            if phase % self._round >= P:
+            if phase % self.phases >= P:
                 np.add(forward[P - 1], work.transfer_ns, out=start[0])
             else:
                 start[0] = 0
         np.maximum(start, backward[low:high], out=start)
-        if phase < self._round + P:
+        if phase < self.phases + P:
             # Before its first backward a rank waits for its forward before.
             np.maximum(start, forward[low:high], out=start)
-        if phase < self._round:
+        if phase < self.phases:
             rank = phase % P
             if work.origin_ns is not None:
                 np.maximum(start[rank], work.origin_ns[phase], out=start[rank])
             self.ends.first_start[phase] = start[rank]
         took = self.buffers[1, low:high]
-        work.forward.take(self.ahead[phase % self._round, low:high], axis=0, out=took, mode="clip")
+        work.forward.take(self.ahead[phase % self.phases, low:high], axis=0, out=took, mode="clip")
         np.add(start, took, out=forward[low:high])
 
     def _backwards(self, phase: int, items: int | None) -> None:
         work, P = self.work, self.work.num_ranks
-        done = phase - self._round + 1
+        done = phase - self.phases + 1
         low, high = max(0, P - 1 - done), P if items is None else min(P, items + P - 1 - done)
         forward, backward = self.state[:P], self.state[P:]
         start = self.buffers[0, low:high]
         inner = min(high, P - 1)
         np.add(backward[low + 1 : inner + 1], work.transfer_ns, out=start[: inner - low])
         if high == P:
-            if done % self._round >= P:
+            if done % self.phases >= P:
                 np.add(backward[0], work.transfer_ns, out=start[-1])
             else:
                 start[-1] = 0
@@ -284,7 +283,7 @@ class Interleaved:
             # Without a forward in between a rank waits for its backward before.
             np.maximum(start, backward[low:high], out=start)
         took = self.buffers[1, low:high]
-        work.backward.take(self.back[done % self._round, low:high], axis=0, out=took, mode="clip")
+        work.backward.take(self.back[done % self.phases, low:high], axis=0, out=took, mode="clip")
         np.add(start, took, out=backward[low:high])
 
     def keep(self, work: Work, state: IntArray) -> None:
@@ -295,21 +294,30 @@ class Interleaved:
     def step(self, number: int) -> None:
         """Round ``number``, of plans with more micro-batches."""
         # In the second round the first ranks' backwards are still to come; all later ones are alike.
-        first = self._round * min(number - 1, 2)
-        for phase in range(first, first + self._round):
+        first = self.phases * min(number - 1, 2)
+        for phase in range(first, first + self.phases):
             self._forwards(phase, None)
             self._backwards(phase, None)
 
     def tail(self) -> WorkEnds:
-        """What is left after the last round: as if all plans had two rounds, or one."""
-        P, vpp = self.work.num_ranks, self.work.vpp
-        items = self._round * min(2, int(self.rounds.min()))
-        for place in range(self._round + P - 2):
+        """What is left after the last round: as if all plans had two rounds, or those that have one had that."""
+        whole, state, short = self.work, self.state, self.rounds == 1
+        for rounds, rows in ((1, np.flatnonzero(short)), (2, np.flatnonzero(~short))):
+            if len(rows):
+                self.keep(whole.take(rows), state[:, rows])
+                self.ends.last_end[:, rows] = self._tail(rounds)
+        return self.ends
+
+    def _tail(self, rounds: int) -> IntArray:
+        """Ends of the last backwards [J, n] of plans with so many rounds."""
+        P, vpp, items = self.work.num_ranks, self.work.vpp, self.phases * rounds
+        last_end = np.empty((self.phases, len(self.work)), dtype=np.int64)
+        for place in range(self.phases + P - 2):
             self._forwards(items + place, items)
             self._backwards(items + place, items)
             # Backwards of the last micro-batch: chunk after chunk, from the last rank to the first.
             rank = (2 * P - 3 - place) % P
             chunk = vpp - 1 - (place + rank - 2 * P + 3) // P
             if 0 <= chunk < vpp:
-                self.ends.last_end[chunk * P + rank] = self.state[P + rank]
-        return self.ends
+                last_end[chunk * P + rank] = self.state[P + rank]
+        return last_end

@@ -55,8 +55,8 @@ def work_ends(schedule: Schedule, work: Work) -> WorkEnds:
 
 def _kinds_of_tail(schedule: Schedule, work: Work) -> IntArray:
     """1 [n] where a plan is so short that its tail begins before the ramp ends, else 0: those have one tail."""
-    micro_batches, ranks = work.micro_batches, work.num_ranks
-    return np.where(micro_batches < ranks if schedule == "1f1b" else micro_batches == ranks, 1, 0)
+    short = (schedule == "1f1b") & (work.micro_batches < work.num_ranks)
+    return np.where(short, 1, 0)
 
 
 def _parts(kinds: IntArray, micro_batches: IntArray, size: int) -> Iterator[IntArray]:
