@@ -219,6 +219,7 @@ def measured(checkout: Checkout, options: argparse.Namespace) -> dict[str, list[
             found["choices"].append(crossed(checkout, name, model, system, problem, result, best))
     if found["proofs"]:
         print(proof_table(found["proofs"]), outside_table(found["proofs"]), sep="\n\n", end="\n\n", file=told)
+    if any(found["choices"]):
         print(crossed_table([one for one in found["choices"] if one]), end="\n\n", file=told, flush=True)
     for name in PROBLEMS if "complete" in options.part else ():
         print(f"complete search of {name} ...", file=sys.stderr, flush=True)
