@@ -85,9 +85,7 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
             raise InvalidInputError(
                 f"Cannot fix {name!r}.", f"Expected one of {', '.join(sorted(known))}.", "Check the spelling."
             )
-    # No shares: replicas that are alike, which is nothing to fix.
-    given = {name: (value,) for name, value in values.items() if (name, value) != ("replica_micro_batches", ())}
-    changed = problem.space.model_dump() | given
+    changed = problem.space.model_dump() | {name: (value,) for name, value in _with_mixing(values).items()}
     try:
         space = Space.model_validate(changed)
     except ValidationError as error:
@@ -107,6 +105,27 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
             "Leave it out, or correct it.",
         ) from error
     return changed_problem
+
+
+def _with_mixing(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Shares of the replicas say where the node types differ: between the replicas, or, where there are none,
+    between the stages of replicas that are alike.
+
+    Raises:
+        InvalidInputError: ``mixing`` is fixed to the other one.
+    """
+    if "replica_micro_batches" not in values:
+        return values
+    shares = values["replica_micro_batches"]
+    mixing = "replicas" if shares else "stages"
+    if values.get("mixing", mixing) != mixing:
+        raise InvalidInputError(
+            f"Cannot fix mixing to {values['mixing']!r} and replica_micro_batches to {shares!r}.",
+            "Expected shares of the two node types where the replicas differ, and none where they are alike.",
+            "Leave one of the two out, or correct it.",
+        )
+    rest = {name: value for name, value in values.items() if shares or name != "replica_micro_batches"}
+    return rest | {"mixing": mixing}
 
 
 def _check(options: SolveOptions) -> None:

@@ -218,7 +218,19 @@ def test_kind_can_be_fixed_and_forbidden() -> None:
     assert len(rest) < len(every)
     with pytest.raises(InvalidInputError, match="node types"):
         fixed(problem, {"replica_micro_batches": (1,)})
-    assert fixed(problem, {"replica_micro_batches": ()}) == problem
+    assert fixed(problem, {"replica_micro_batches": ()}) == fixed(problem, {"mixing": "stages"})
+
+
+def test_shares_say_where_the_types_differ() -> None:
+    """Shares fixed in a space of whole stages only open it for replicas, and contradict a ``mixing`` of stages."""
+    problem = replica_problem(3, mixing=BOTH)
+    every = layout_space(problem)
+    shares = next(one.replica_micro_batches for one in map(every.at, range(len(every))) if one.replica_micro_batches)
+    wanted = fixed(problem, {"mixing": "replicas", "replica_micro_batches": shares})
+    assert fixed(fixed(problem, {"mixing": "stages"}), {"replica_micro_batches": shares}) == wanted
+    for mixing, wrong in (("stages", shares), ("replicas", ())):
+        with pytest.raises(InvalidInputError, match="replica_micro_batches"):
+            fixed(problem, {"mixing": mixing, "replica_micro_batches": wrong})
 
 
 def test_rows_of_sharding_are_found_again() -> None:
