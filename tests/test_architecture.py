@@ -142,6 +142,7 @@ ALLOWED = {
         "milpplan.optimize.doctor",
         "milpplan.insight.records",
         "milpplan.insight.candidates",
+        "milpplan.insight.fewest",
         "milpplan.insight.runs",
         "milpplan.overview.records",
         "milpplan.insight.gap_records",

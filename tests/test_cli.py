@@ -368,9 +368,10 @@ def test_the_verdict_on_memory_is_printed_with_its_margin(plan_path: Path, share
     assert json.loads(run("simulate", str(plan_path), "--json").stdout)["memory_verdict"] == verdict
 
 
-@pytest.mark.parametrize(
-    "kind", ["problem", "plan", "model", "hardware", "result", "explanation", "grouped-plan", "dispatch"]
-)
+KINDS = "problem plan model hardware result explanation grouped-plan dispatch choice fewest"
+
+
+@pytest.mark.parametrize("kind", KINDS.split())
 def test_schemas_are_json_schemas(kind: str) -> None:
     """Every schema is printed, names its properties and forbids others."""
     schema = json.loads(run("schema", kind).stdout)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from milpplan.reports.candidates import ChoiceDocument
+from milpplan.reports.fewest import FewestDocument
 from tests.test_cli import refused, run
 
 JOB = ["--global-batch", "64", "--space", "uniform"]
@@ -17,7 +19,7 @@ def test_min_gpus_names_the_fewest_and_why_not_fewer(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     done = run("min-gpus", "llama2-13b", "dgx-a100-80", *JOB, "--out", str(path))
     assert done.exit_code == 0, done.output
-    assert "GPUs are the fewest that have a plan" in done.stdout
+    assert "GPUs are the fewest that have a plan, of 1 to 8 and whole nodes of 8: proved" in done.stdout
     assert "No plan fits" in done.stdout
     assert run("simulate", str(path)).exit_code == 0
 
@@ -30,6 +32,8 @@ def test_min_gpus_meets_a_deadline() -> None:
     layout = days["result"]["plan"]["layout"]
     assert days["num_gpus"] == layout["tp"] * layout["cp"] * layout["pp"] * layout["dp"]
     assert days["refused"] == list(range(8, days["num_gpus"], 8))
+    assert not days["whole_nodes"]
+    assert FewestDocument.model_validate(days).num_gpus == days["num_gpus"]
     seconds = 1e11 / days["result"]["tokens_per_s"]
     assert seconds <= 3 * 86400
 
@@ -57,6 +61,7 @@ def test_several_kinds_of_hardware_are_set_in_order(tmp_path: Path) -> None:
     document = json.loads(run(*words, "--json").stdout)
     assert (document["best"], document["measure"], document["proved"]) == ("dgx-h100", "s_per_token", True)
     assert document["ahead_fraction"] > 0.5
+    assert ChoiceDocument.model_validate(document).best == "dgx-h100"
     narrow = json.loads(run(*words, "--forbid", "tp=2", "--json").stdout)
     certificates = [one["result"]["certificate"]["forbid"] for one in narrow["candidates"]]
     assert certificates == [[{"tp": 2}], [{"tp": 2}]]

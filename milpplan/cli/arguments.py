@@ -344,7 +344,9 @@ def _extent(values: int | Range) -> tuple[int, int]:
 def schema_of(kind: str) -> type[BaseModel]:
     """The record whose JSON Schema ``milpplan schema`` prints."""
     from milpplan.groups.document import DispatchFile, GroupedPlanFile
+    from milpplan.reports.candidates import ChoiceDocument
     from milpplan.reports.document import ResultDocument
+    from milpplan.reports.fewest import FewestDocument
     from milpplan.reports.gap_document import GapDocument
     from milpplan.reports.insight_document import ExplanationDocument
     from milpplan.reports.plan_file import PlanFile
@@ -365,5 +367,7 @@ def schema_of(kind: str) -> type[BaseModel]:
         "grouped-plan": GroupedPlanFile,
         "dispatch": DispatchFile,
         "gap": GapDocument,
+        "choice": ChoiceDocument,
+        "fewest": FewestDocument,
     }
     return records[choice(kind, "schema", records)]

@@ -40,7 +40,8 @@ def schema(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="problem|plan|model|hardware|overlay|study|result|explanation|grouped-plan|dispatch"
+            metavar="problem|plan|model|hardware|overlay|study|result|explanation|grouped-plan|dispatch|gap|choice"
+            "|fewest"
         ),
     ] = "problem",
 ) -> None:

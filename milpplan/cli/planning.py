@@ -85,8 +85,8 @@ def min_gpus(
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Find the fewest GPUs on which a model trains at all, or in time for a deadline, and prove that fewer do
-    not suffice."""
+    """Find the fewest GPUs on which a model trains at all, or in time for a deadline, and prove of every smaller
+    number tried (up to a node all, beyond it whole nodes) that it does not suffice."""
     from milpplan.cli import arguments, fewest
     from milpplan.cli.calculon import problem_of
 

@@ -19,11 +19,13 @@ REASON_BUDGET_S = 2.0
 @dataclass(frozen=True, slots=True)
 class Fewest:
     """The answer. ``result`` is of the span that holds it, or of the last one tried; ``refused``: the numbers of
-    accelerators proved to have no plan, ``why`` what is missing with the largest of them."""
+    accelerators proved to have no plan, ``why`` what is missing with the largest of them; ``whole_nodes``: beyond
+    one node only whole nodes were tried, and nothing is proved of the numbers between them."""
 
     result: PlanResult
     refused: tuple[int, ...]
     why: str | None
+    whole_nodes: bool
 
     @property
     def num_gpus(self) -> int | None:
@@ -32,7 +34,8 @@ class Fewest:
 
 
 def fewest_gpus(problem: Problem, options: SolveOptions | None = None, *, widen: bool = True) -> Fewest:
-    """The fewest accelerators whose best plan fits, and meets the deadline if the job has one.
+    """The fewest accelerators, of the numbers tried, whose best plan fits, and meets the deadline if the job has
+    one.
 
     Args:
         problem: its ``num_gpus`` are the candidates; with ``widen`` what a cluster can have: every number up
@@ -56,7 +59,7 @@ def fewest_gpus(problem: Problem, options: SolveOptions | None = None, *, widen:
         if result.status != "infeasible" or (until is not None and time.monotonic() > until):
             break
         refused += there.job.num_gpus_values
-    return Fewest(result, tuple(refused), _reason(problem, refused, options) if refused else None)
+    return Fewest(result, tuple(refused), _reason(problem, refused, options) if refused else None, widen)
 
 
 def _on(problem: Problem, num_gpus: int | Range) -> Problem:

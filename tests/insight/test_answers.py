@@ -34,6 +34,7 @@ def test_fewest_gpus_are_those_of_brute_force(seed: int) -> None:
     assert found.num_gpus == (counts[0] if counts else None)
     assert found.refused == tuple(range(1, counts[0] if counts else 7))
     assert (found.why is None) == (not found.refused)
+    assert not found.whole_nodes
 
 
 def test_fewest_gpus_are_found_by_whole_nodes() -> None:
@@ -46,6 +47,7 @@ def test_fewest_gpus_are_found_by_whole_nodes() -> None:
     assert found.num_gpus is not None
     assert found.num_gpus % 8 == 0
     assert found.refused == (*range(1, 9), *range(16, found.num_gpus, 8))
+    assert found.whole_nodes
     assert found.why is not None
     assert "GiB" in found.why
     assert solve(with_job(problem, num_gpus=found.refused[-1])).status == "infeasible"

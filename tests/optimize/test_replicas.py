@@ -225,7 +225,8 @@ def test_shares_say_where_the_types_differ() -> None:
     """Shares fixed in a space of whole stages only open it for replicas, and contradict a ``mixing`` of stages."""
     problem = replica_problem(3, mixing=BOTH)
     every = layout_space(problem)
-    shares = next(one.replica_micro_batches for one in map(every.at, range(len(every))) if one.replica_micro_batches)
+    layouts = map(every.at, range(len(every)))
+    shares = next(one.replica_micro_batches for one in layouts if one.replica_micro_batches)
     wanted = fixed(problem, {"mixing": "replicas", "replica_micro_batches": shares})
     assert fixed(fixed(problem, {"mixing": "stages"}), {"replica_micro_batches": shares}) == wanted
     for mixing, wrong in (("stages", shares), ("replicas", ())):

@@ -1,0 +1,69 @@
+"""The fewest accelerators that a job needs: the document of ``milpplan min-gpus``, and its words on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from milpplan.insight.fewest import Fewest
+from milpplan.reports.document import ResultDocument, result_document
+from milpplan.reports.terminal import printable, solve_report
+from milpplan.specs.records import Record
+from milpplan.version import __version__
+
+
+class FewestDocument(Record):
+    """The fewest accelerators, of the numbers tried; ``refused``: those proved to have no plan, ``why``: what the
+    largest of them lacks; ``whole_nodes``: beyond one node only whole nodes were tried; ``result``: the best plan on
+    the fewest."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    num_gpus: int | None
+    whole_nodes: bool
+    refused: tuple[int, ...]
+    why: str | None
+    result: ResultDocument
+
+
+def fewest_document(
+    found: Fewest, tolerance: float, forbid: Sequence[Mapping[str, object]] = ()
+) -> FewestDocument:
+    """The document of an answer; ``forbid`` are the layouts that were forbidden."""
+    return FewestDocument(
+        milpplan_version=__version__,
+        num_gpus=found.num_gpus,
+        whole_nodes=found.whole_nodes,
+        refused=found.refused,
+        why=found.why,
+        result=result_document(found.result, tolerance, forbid=forbid),
+    )
+
+
+def fewest_report(found: Fewest, tolerance: float) -> RenderableType:
+    """The number, of which smaller ones it is proved that they have no plan and what they lack, then the plan."""
+    return Group(_headline(found), Text(), solve_report(found.result, tolerance))
+
+
+def _headline(found: Fewest) -> Text:
+    most = f"{found.refused[-1]:,}" if found.refused else ""
+    tried = _tried(found)
+    if found.num_gpus is None:
+        known = f"; of {tried} up to {most} it is proved that they have none" if most else ""
+        return Text(f"no number of GPUs with a plan was found{known}", "bold yellow")
+    text = Text(f"{found.num_gpus:,} GPUs are the fewest that have a plan, of {tried}", "bold green")
+    if most:
+        text.append(f": proved of all {len(found.refused):,} smaller ones, up to {most}.\n", "bold green")
+        text.append(printable(f"With {most}: {found.why}"), "default")
+    return text
+
+
+def _tried(found: Fewest) -> str:
+    """The numbers that were candidates, in words."""
+    node = found.result.problem.hardware.gpus_per_node
+    if not found.whole_nodes:
+        return "the numbers asked for"
+    return f"1 to {node:,} and whole nodes of {node:,}" if node > 1 else "all numbers"
