@@ -17,8 +17,8 @@ from milpplan.version import __version__
 
 class FewestDocument(Record):
     """The fewest accelerators, of the numbers tried; ``refused``: those proved to have no plan, ``why``: what the
-    largest of them lacks; ``whole_nodes``: beyond one node only whole nodes were tried; ``result``: the best plan on
-    the fewest."""
+    largest of them lacks; ``whole_nodes``: beyond one node only whole nodes were tried; ``result``: the best plan
+    on the fewest."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
