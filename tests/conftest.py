@@ -1,0 +1,52 @@
+"""What became of each test, for whoever stops the run; and the order of the long tests."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+OUTCOMES = "MILPPLAN_TEST_OUTCOMES"
+"""The variable that names a file: ``passed ID`` or ``failed ID`` is added to it as soon as a test has ended."""
+
+
+class Outcomes:
+    """Writes a line for each test that has ended: a run that is killed has said what it knew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """What fails in its setup, its call or its teardown is named once; it has passed after all three."""
+        if report.failed and report.nodeid not in self.failed:
+            self.failed.add(report.nodeid)
+            self._add("failed", report.nodeid)
+        elif report.passed and report.when == "teardown" and report.nodeid not in self.failed:
+            self._add("passed", report.nodeid)
+
+    def _add(self, outcome: str, nodeid: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{outcome} {nodeid}\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that hears of all tests writes; the workers of xdist send it what they find."""
+    path = os.environ.get(OUTCOMES)
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcomes(Path(path)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests alone: one of every file, then another of each, so that a run that is stopped has tried something
+    of everything."""
+    if config.option.markexpr == "long":
+        seen: Counter[Path] = Counter()
+        turns: dict[str, int] = {}
+        for item in items:
+            turns[item.nodeid] = seen[item.path]
+            seen[item.path] += 1
+        items.sort(key=lambda item: turns[item.nodeid])
