@@ -23,9 +23,9 @@ def rank_lists(layout: Layout, shards: int, expert_shards: int) -> dict[str, Int
     Source: as ``placement``.
     """
     order = layout.rank_order.split("-")
-    replicas = layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp)
     places = {"tp": ["etp"], "cp": [], "dp": ["ep", "edp"], "pp": ["pp"]}
-    sizes = {name: getattr(layout, name) for name in ("tp", "cp", "dp", "pp", "ep", "etp")} | {"edp": replicas}
+    sizes = {name: getattr(layout, name) for name in ("tp", "cp", "dp", "pp", "ep", "etp")}
+    sizes["edp"] = layout.expert_dp
     dense = _grid(sizes, order, ("pp", "dp", "cp", "tp"))
     experts = _grid(sizes, [name for axis in order for name in places[axis]], ("pp", "edp", "ep", "etp"))
     found = {
@@ -34,7 +34,7 @@ def rank_lists(layout: Layout, shards: int, expert_shards: int) -> dict[str, Int
         "replicas": dense.transpose(0, 3, 1, 2).reshape(layout.pp, layout.tp, -1),
         "expert_tensor": experts.reshape(layout.pp, -1, layout.etp),
         "expert": experts.transpose(0, 1, 3, 2).reshape(layout.pp, -1, layout.ep),
-        "expert_replicas": experts.transpose(0, 2, 3, 1).reshape(layout.pp, -1, replicas),
+        "expert_replicas": experts.transpose(0, 2, 3, 1).reshape(layout.pp, -1, layout.expert_dp),
     }
     found = {name: np.sort(groups, axis=-1) for name, groups in found.items()}
     for name, shared, count in (("replica", "replicas", shards), ("expert", "expert_replicas", expert_shards)):

@@ -17,6 +17,7 @@ from milpplan.specs.plan import (
     TP_OVERLAPS,
     V_SCHEDULES,
     Layout,
+    expert_replicas,
     order_code,
     order_of,
     shares_code,
@@ -119,7 +120,7 @@ class LayoutColumns:
     @property
     def expert_dp(self) -> IntArray:
         """Replicas of every expert shard."""
-        return (self.tp * self.cp * self.dp) // (self.ep * self.etp)
+        return expert_replicas(self.tp, self.cp, self.dp, self.ep, self.etp)
 
     @property
     def mapping(self) -> dict[str, npt.NDArray[Any]]:

@@ -79,7 +79,7 @@ def neighbours(problem: Problem, plan: Plan) -> Iterator[Wish]:
             yield {name: not own}
         elif name == "recompute" or getattr(default, name) is not None:
             yield from ({name: value} for value in getattr(problem.space, name) if not _has(plan, {name: value}))
-        elif isinstance(own, int) and not (name in ("ep", "etp") and not _has_experts(problem)):
+        elif isinstance(own, int) and not (name in ("ep", "etp") and not problem.model.has_experts):
             values = ([own // 2] if own % 2 == 0 else []) + [own * 2]
             yield from ({name: value} for value in values if _divides(problem, name, value))
 
@@ -87,10 +87,6 @@ def neighbours(problem: Problem, plan: Plan) -> Iterator[Wish]:
 def _divides(problem: Problem, name: str, value: int) -> bool:
     """Whether a degree goes into the GPUs: one that does not is no neighbour."""
     return name not in ("tp", "cp", "pp", "dp") or any(n % value == 0 for n in problem.job.num_gpus_values)
-
-
-def _has_experts(problem: Problem) -> bool:
-    return any(run.mlp.type == "moe" for run in problem.model.layers)
 
 
 def _has(plan: Plan, wish: Wish) -> bool:

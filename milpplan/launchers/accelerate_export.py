@@ -7,6 +7,7 @@ from milpplan.launchers.accelerate_run import check_sizes, settings_of
 from milpplan.launchers.capabilities import ACCELERATE
 from milpplan.launchers.expressible import (
     field_refusals,
+    format_refusals,
     job_refusals,
     recompute_refusals,
     refuse,
@@ -14,7 +15,6 @@ from milpplan.launchers.expressible import (
     whole_nodes,
     word,
 )
-from milpplan.launchers.places import placed_alike
 from milpplan.launchers.records import ConfigLaunch, Refusal
 from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.scripts import slurm_script
@@ -26,14 +26,12 @@ SCRIPT, CONFIG, BATCH_SCRIPT = "accelerate.sh", "accelerate.yaml", "accelerate.s
 
 def problem_refusals(problem: Problem) -> list[Refusal]:
     """What of a problem no plan for Accelerate can have."""
-    job, found = problem.job, job_refusals(problem)
-    if job.precision != "bf16":
-        found.append(Refusal(f"precision {job.precision}: mixed_precision bf16 is what is written"))
-    if job.grad_dtype != "fp32":
-        found.append(Refusal("gradients in bf16: FSDP2 keeps the sharded ones in fp32"))
-    if job.attention_kernel != "flash":
-        found.append(Refusal("an unfused attention kernel: Transformers chooses a fused one (sdpa)"))
-    return found
+    return job_refusals(problem) + format_refusals(
+        problem,
+        products="mixed_precision bf16 is what is written",
+        gradients="FSDP2 keeps the sharded ones in fp32",
+        attention="Transformers chooses a fused one (sdpa)",
+    )
 
 
 def check_problem(problem: Problem, version: str) -> None:
@@ -54,9 +52,7 @@ def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
     layout = plan.layout
     refusals = [*problem_refusals(problem), *recompute_refusals(plan)]
     num_nodes, per_node, _ = whole_nodes(problem, layout)
-    fields = field_refusals(ACCELERATE, layout)
-    if placed_alike(layout, "tp-cp-dp-pp", 1):
-        fields = [part for part in fields if not part.why.startswith("rank_order")]
+    fields = field_refusals(ACCELERATE, layout, num_replicas=1)
     refuse(ACCELERATE.name, [*refusals, *fields, *rule_refusals(ACCELERATE, problem, layout)])
     kind = "FSDP" if layout.zero_stage else "DDP"
     shards = layout.dp if layout.zero_stage else 1

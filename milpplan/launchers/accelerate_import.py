@@ -8,12 +8,13 @@ from collections.abc import Collection
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.accelerate_files import TRAINER, Read, read_files
 from milpplan.launchers.accelerate_run import F, P, plan_of
+from milpplan.launchers.imports import check_gpus, described, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, check_priced, without
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.problem import Job, Problem
-from milpplan.specs.reading import shown, validated
+from milpplan.specs.problem import Problem
+from milpplan.specs.reading import shown
 
 KNOWN: dict[str, tuple[object, ...]] = {
     "distributed_type": ("NO",),
@@ -87,19 +88,9 @@ def imported(
     settings.get(f"{F}transformer_layer_cls_to_wrap")
     settings.get("num_machines")
     check_priced(settings, QUIET)
-    gpus = plan.layout.num_gpus
-    check_gpus(num_gpus, gpus, source)
-    job = validated(
-        Job,
-        {
-            "num_gpus": gpus,
-            "global_batch_size": plan.layout.global_batch_size,
-            "sequence_length": found.trainer["block_size"],
-        },
-        "the job that the files describe",
-    )
-    unknown = tuple(name for name in settings.unknown() if not QUIET.fullmatch(name))
-    return Imported(Problem(model=spec, hardware=hardware, job=job), plan, unknown, left_out, ())
+    check_gpus(num_gpus, plan.layout.num_gpus, source)
+    job = job_of(plan.layout, found.trainer["block_size"])
+    return Imported(Problem(model=spec, hardware=hardware, job=job), plan, settings.unknown(QUIET), left_out, ())
 
 
 def _check_trainer(found: Read, source: str, ignored: Collection[str]) -> None:
@@ -121,35 +112,6 @@ def _check_trainer(found: Read, source: str, ignored: Collection[str]) -> None:
             f"The trainer's {', '.join(priced)} may change the cost in ways that are not priced.",
             "Expected flags that change neither time nor memory.",
             f"Take them out, or accept not to see what they cost: --ignore={priced[0]}.",
-        )
-
-
-def described(model: ModelSpec | None, vocab_size: int | None, source: str) -> ModelSpec:
-    """The description of a model that a file only names.
-
-    Raises:
-        InvalidInputError: there is none, or the vocabulary is another.
-    """
-    if model is None or vocab_size not in (None, model.vocab_size):
-        raise InvalidInputError(
-            f"{source} only names its model{'' if model is None else ', and --vocab-size is another'}.",
-            "Expected the description of the model.",
-            "Give --model, without --vocab-size.",
-        )
-    return model
-
-
-def check_gpus(asked: int | None, started: int, source: str) -> None:
-    """Refuse another number of processes than the file starts.
-
-    Raises:
-        InvalidInputError: ``--gpus`` is another.
-    """
-    if asked not in (None, started):
-        raise InvalidInputError(
-            f"--gpus is {asked}, and {source} starts {started} processes.",
-            "Expected the same number.",
-            "Leave --gpus out, or correct the sizes in the file.",
         )
 
 

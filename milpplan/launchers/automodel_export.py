@@ -9,14 +9,13 @@ from milpplan.launchers.automodel_run import settings_of
 from milpplan.launchers.capabilities import AUTOMODEL
 from milpplan.launchers.expressible import (
     field_refusals,
-    has_experts,
+    format_refusals,
     job_refusals,
     recompute_refusals,
     refuse,
     title_of,
     whole_nodes,
 )
-from milpplan.launchers.places import placed_alike
 from milpplan.launchers.records import ConfigLaunch, Refusal
 from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
@@ -43,14 +42,12 @@ FIXED: Mapping[str, Any] = {
 
 def problem_refusals(problem: Problem) -> list[Refusal]:
     """What of a problem no plan for AutoModel can have."""
-    job, found = problem.job, job_refusals(problem)
-    if job.precision != "bf16":
-        found.append(Refusal(f"precision {job.precision}: its mp_policy computes in bf16"))
-    if job.grad_dtype != "fp32":
-        found.append(Refusal("gradients in bf16: its mp_policy reduces them in fp32"))
-    if job.attention_kernel != "flash":
-        found.append(Refusal("an unfused attention kernel: its models take a fused one"))
-    return found
+    return job_refusals(problem) + format_refusals(
+        problem,
+        products="its mp_policy computes in bf16",
+        gradients="its mp_policy reduces them in fp32",
+        attention="its models take a fused one",
+    )
 
 
 def check_problem(problem: Problem, version: str) -> None:
@@ -69,11 +66,8 @@ def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
         IllegalPlanError: AutoModel cannot express or would refuse it; all reasons are given.
     """
     layout = plan.layout
-    experts = has_experts(problem.model)
-    replicas = layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp) if experts else 1
-    fields = field_refusals(AUTOMODEL, layout)
-    if placed_alike(layout, "tp-cp-dp-pp", replicas):
-        fields = [part for part in fields if not part.why.startswith("rank_order")]
+    experts = problem.model.has_experts
+    fields = field_refusals(AUTOMODEL, layout, num_replicas=layout.expert_dp if experts else 1)
     rules = rule_refusals(AUTOMODEL, problem, layout)
     refuse(AUTOMODEL.name, [*problem_refusals(problem), *recompute_refusals(plan), *fields, *rules])
     num_nodes, per_node, _ = whole_nodes(problem, layout)

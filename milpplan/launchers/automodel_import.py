@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from milpplan.launchers.accelerate_import import check_gpus, described
 from milpplan.launchers.automodel_export import problem_refusals
 from milpplan.launchers.automodel_run import PIPE, D, plan_of
 from milpplan.launchers.capabilities import AUTOMODEL
 from milpplan.launchers.expressible import field_refusals, refuse
+from milpplan.launchers.imports import check_gpus, described, job_of
 from milpplan.launchers.launch_text import load_yaml
 from milpplan.launchers.records import Imported
 from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.settings import Settings, check_priced, flat, without
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.problem import Job, Problem
-from milpplan.specs.reading import validated
+from milpplan.specs.problem import Problem
 
 KNOWN: dict[str, tuple[object, ...]] = {
     "step_scheduler.global_batch_size": (None,),
@@ -102,19 +101,8 @@ def imported(
     settings.get("dataset.vocab_size")
     plan = plan_of(settings, spec, num_gpus)
     check_priced(settings, QUIET)
-    gpus = plan.layout.num_gpus
-    check_gpus(num_gpus, gpus, source)
-    job = validated(
-        Job,
-        {
-            "num_gpus": gpus,
-            "global_batch_size": plan.layout.global_batch_size,
-            "sequence_length": length,
-        },
-        "the job that the file describes",
-    )
-    problem = Problem(model=spec, hardware=hardware, job=job)
+    check_gpus(num_gpus, plan.layout.num_gpus, source)
+    problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length))
     fields, rules = field_refusals(AUTOMODEL, plan.layout), rule_refusals(AUTOMODEL, problem, plan.layout)
     refuse(AUTOMODEL.name, [*problem_refusals(problem), *fields, *rules])
-    unknown = tuple(name for name in settings.unknown() if not QUIET.fullmatch(name))
-    return Imported(problem, plan, unknown, left_out, ())
+    return Imported(problem, plan, settings.unknown(QUIET), left_out, ())

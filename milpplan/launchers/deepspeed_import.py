@@ -9,14 +9,15 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.deepspeed_settings import (
     QUIET,
     grad_dtype_of,
-    job_of,
+    kernel_of,
     known_settings,
     layout_of,
     losses_of,
     plan_of,
     sharding_of,
 )
-from milpplan.launchers.expressible import same_model
+from milpplan.launchers.expressible import model_differences
+from milpplan.launchers.imports import check_vocabulary, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, check_priced, flat, without
 from milpplan.specs.hardware import HardwareSpec
@@ -78,9 +79,10 @@ def imported(
             "Change the settings to compare it as the nearest run that is.",
         )
     check_priced(settings, QUIET)
-    problem = Problem(model=spec, hardware=hardware, job=job_of(layout, length, grad_dtype, kernel))
-    unknown = tuple(name for name in settings.unknown() if not QUIET.fullmatch(name))
-    return Imported(problem, plan_of(layout, spec.num_layers, whole), unknown, left_out, tuple(notes))
+    job = job_of(layout, length, grad_dtype=grad_dtype, attention_kernel=kernel_of(kernel))
+    plan = plan_of(layout, spec.num_layers, whole)
+    problem = Problem(model=spec, hardware=hardware, job=job)
+    return Imported(problem, plan, settings.unknown(QUIET), left_out, tuple(notes))
 
 
 def _used(values: dict[str, Any]) -> dict[str, Any]:
@@ -109,16 +111,11 @@ def _model(own: dict[str, Any], model: ModelSpec | None, vocab_size: int | None,
         )
     found = model if config is None else model_from_config(config, "imported" if model is None else model.name)
     assert found is not None
-    if model is not None and not same_model(model, found):
+    if model is not None and model_differences(model, found):
         raise InvalidInputError(
             f"The file trains another model than {model.name}.", "Expected its sizes.", "Leave --model out."
         )
-    if vocab_size not in (None, found.vocab_size):
-        raise InvalidInputError(
-            f"--vocab-size is {vocab_size}, and the model has {found.vocab_size} words.",
-            "Expected the model's vocabulary.",
-            "Leave --vocab-size out.",
-        )
+    check_vocabulary(vocab_size, found, "the model")
     return model or found
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.settings import Settings
 from milpplan.specs.plan import Layout, Plan
-from milpplan.specs.problem import Job, Problem
+from milpplan.specs.problem import Problem
 from milpplan.specs.reading import parse_json, shown, validated
 
 _Z, _OWN = "zero_optimization", "milpplan"
@@ -167,24 +167,16 @@ def plan_of(layout: Layout, layers: int, whole: bool) -> Plan:
     return validated(Plan, data, "the plan that the settings describe")
 
 
-def job_of(layout: Layout, sequence_length: int, grad_dtype: str, implementation: str) -> Job:
-    """The training job.
+def kernel_of(implementation: str) -> str:
+    """The attention kernel of an implementation of Transformers.
 
     Raises:
         InvalidInputError: an attention that is not priced.
     """
-    kernel = "unfused" if implementation == "eager" else "flash"
     if implementation not in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"):
         raise InvalidInputError(
             f"attn_implementation is {shown(implementation)}.",
             "Expected sdpa, flash_attention_2 or eager.",
             "Correct it.",
         )
-    data = {
-        "num_gpus": layout.num_gpus,
-        "global_batch_size": layout.global_batch_size,
-        "sequence_length": sequence_length,
-        "attention_kernel": kernel,
-        "grad_dtype": grad_dtype,
-    }
-    return validated(Job, data, "the job that the settings describe")
+    return "unfused" if implementation == "eager" else "flash"

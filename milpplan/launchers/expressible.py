@@ -8,26 +8,20 @@ from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.places import placed_alike
 from milpplan.launchers.records import Refusal
-from milpplan.specs.model import MixtureOfExperts, ModelSpec
+from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
 
 
-def has_experts(model: ModelSpec) -> bool:
-    """Whether some layers have routed experts."""
-    return any(isinstance(kind.mlp, MixtureOfExperts) for kind in model.kinds)
-
-
-def same_model(one: ModelSpec, other: ModelSpec) -> bool:
-    """Whether two descriptions have the same layers, embedding and head: names and positions do not matter unless
-    positions are learned."""
+def model_differences(one: ModelSpec, other: ModelSpec) -> list[str]:
+    """Fields in which the layers, the embedding or the head of two descriptions differ: names and positions do not
+    matter unless positions are learned."""
     fields = set(ModelSpec.model_fields) - {"name", "default_sequence_length", "schema_version", "layers"}
     if not one.learned_positions:
         fields.discard("max_position_embeddings")
-    if any(getattr(one, name) != getattr(other, name) for name in fields):
-        return False
+    different = sorted(name for name in fields if getattr(one, name) != getattr(other, name))
     kinds = [[spec.kinds[index] for index in spec.layer_kinds] for spec in (one, other)]
-    return kinds[0] == kinds[1]
+    return different if kinds[0] == kinds[1] else [*different, "layers"]
 
 
 def word(value: object) -> str:
@@ -48,11 +42,27 @@ def job_refusals(problem: Problem) -> list[Refusal]:
     return found
 
 
-def field_refusals(capability: Capability, layout: Layout) -> list[Refusal]:
-    """Fields of the layout whose values the target does not have."""
+def format_refusals(problem: Problem, products: str, gradients: str, attention: str) -> list[Refusal]:
+    """Jobs in other formats than bf16 with gradients in fp32 and a fused attention, each with its reason."""
+    job, found = problem.job, []
+    if job.precision != "bf16":
+        found.append(Refusal(f"precision {job.precision}: {products}"))
+    if job.grad_dtype != "fp32":
+        found.append(Refusal(f"gradients in bf16: {gradients}"))
+    if job.attention_kernel != "flash":
+        found.append(Refusal(f"an unfused attention kernel: {attention}"))
+    return found
+
+
+def field_refusals(capability: Capability, layout: Layout, num_replicas: int | None = None) -> list[Refusal]:
+    """Fields of the layout whose values the target does not have. With ``num_replicas`` (of the experts' weights;
+    1 without experts) another order of ranks is none of them if it places every group alike."""
+    refused = capability.refused(layout)
+    if num_replicas is not None and placed_alike(layout, "tp-cp-dp-pp", num_replicas):
+        refused.pop("rank_order", None)
     return [
         Refusal(f"{name}={word(getattr(layout, name))}: {limit.why}", f"{name}={word(limit.values[0])}")
-        for name, limit in capability.refused(layout).items()
+        for name, limit in refused.items()
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from milpplan.errors import MilpplanError
-from milpplan.launchers.expressible import same_model
+from milpplan.launchers.expressible import model_differences
 from milpplan.specs.huggingface import model_from_config
 from milpplan.specs.model import DenseMlp, GroupedQueryAttention, ModelSpec
 
@@ -44,6 +44,6 @@ def config_of(model: ModelSpec) -> dict[str, Any] | None:
 
 def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
     try:
-        return same_model(model_from_config(config, model.name), model)
+        return not model_differences(model_from_config(config, model.name), model)
     except MilpplanError:
         return False

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Arguments, checked
+from milpplan.launchers.expressible import model_differences
 from milpplan.launchers.launch_text import Given, from_script, from_yaml
 from milpplan.launchers.megatron_flags import megatron_flags
 from milpplan.launchers.megatron_model_reading import model_of
@@ -152,13 +153,7 @@ def _check_priced(given: Arguments) -> None:
 
 def _same_model(model: ModelSpec, found: ModelSpec) -> ModelSpec:
     """The described model, if the arguments build it."""
-    fields = set(ModelSpec.model_fields) - {"name", "default_sequence_length", "schema_version", "layers"}
-    if not model.learned_positions:
-        fields.discard("max_position_embeddings")
-    different = sorted(name for name in fields if getattr(model, name) != getattr(found, name))
-    kinds = [[spec.kinds[index] for index in spec.layer_kinds] for spec in (model, found)]
-    if kinds[0] != kinds[1]:
-        different.append("layers")
+    different = model_differences(model, found)
     if different:
         raise InvalidInputError(
             f"The arguments build another model than {model.name}: {', '.join(different)} differ.",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.arguments import Values
 from milpplan.launchers.capabilities import MEGATRON
+from milpplan.launchers.expressible import title_of
 from milpplan.launchers.megatron_model import model_arguments
 from milpplan.launchers.megatron_recompute import kept_notes, recompute_arguments
 from milpplan.launchers.megatron_versions import check_version
 from milpplan.launchers.places import placed_alike
 from milpplan.launchers.records import Launch, Section
 from milpplan.launchers.stage_strings import stage_string
-from milpplan.specs.model import MixtureOfExperts
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
 
@@ -44,7 +44,7 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
     return Launch(
         target=MEGATRON.name,
         version=version,
-        title=_title(problem, plan),
+        title=title_of(problem, plan),
         num_nodes=num_nodes,
         gpus_per_node=per_node,
         environment=_environment(layout),
@@ -53,14 +53,9 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
     )
 
 
-def has_experts(problem: Problem) -> bool:
-    """Whether some layers have routed experts."""
-    return any(isinstance(kind.mlp, MixtureOfExperts) for kind in problem.model.kinds)
-
-
 def expert_replicas(problem: Problem, layout: Layout) -> int:
     """Copies of the experts' weights; 1 without experts."""
-    return layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp) if has_experts(problem) else 1
+    return layout.expert_dp if problem.model.has_experts else 1
 
 
 def check_problem(problem: Problem, version: str) -> None:
@@ -114,16 +109,6 @@ def _nodes(problem: Problem, layout: Layout) -> tuple[int, int]:
     return layout.num_gpus // per_node, per_node
 
 
-def _title(problem: Problem, plan: Plan) -> tuple[str, ...]:
-    layout, job = plan.layout, problem.job
-    degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep", "etp", "pp", "dp", "vpp"))
-    return (
-        f"{problem.model.name} on {layout.num_gpus} GPUs ({problem.hardware.name}), {layout.global_batch_size} "
-        f"sequences of {job.sequence_length} tokens a step.",
-        f"Layout: {degrees}; ZeRO {layout.zero_stage}, {layout.schedule}.",
-    )
-
-
 def _degrees(problem: Problem, layout: Layout) -> Pairs:
     pairs: Pairs = {
         "--tensor-model-parallel-size": (str(layout.tp),),
@@ -132,7 +117,7 @@ def _degrees(problem: Problem, layout: Layout) -> Pairs:
     }
     if layout.cp > 1:
         pairs["--cp-comm-type"] = ("p2p",)
-    if has_experts(problem):
+    if problem.model.has_experts:
         pairs |= {
             "--expert-model-parallel-size": (str(layout.ep),),
             "--expert-tensor-parallel-size": (str(layout.etp),),
@@ -208,7 +193,7 @@ def _notes(problem: Problem, layout: Layout) -> tuple[str, ...]:
     notes = []
     if not problem.model.learned_positions:
         notes.append("Rotary base and scaling are not part of a plan: add --rotary-base and the like.")
-    if has_experts(problem):
+    if problem.model.has_experts:
         notes.append("Nor are the router's scores and losses: add --moe-router-score-function and the like.")
     if problem.model.kinds[0].mlp.gated:
         notes.append(
@@ -226,6 +211,6 @@ def _notes(problem: Problem, layout: Layout) -> tuple[str, ...]:
                 "Megatron-LM warns: tensor and context parallelism like CUDA_DEVICE_MAX_CONNECTIONS=1, and "
                 "Megatron-FSDP refuses it."
             )
-    if has_experts(problem) and _dispatcher(problem, layout) == "flex":
+    if problem.model.has_experts and _dispatcher(problem, layout) == "flex":
         notes.append("--moe-token-dispatcher-type flex needs DeepEP installed.")
     return tuple(notes)

@@ -12,7 +12,7 @@ from milpplan.launchers.megatron_recompute import selective_modules
 from milpplan.launchers.megatron_rules import Sizes, sizes_of
 from milpplan.launchers.megatron_stages import stage_sizes
 from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import MixtureOfExperts, ModelSpec
+from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Job
 from milpplan.specs.reading import validated
@@ -173,8 +173,7 @@ def software_of(
         InvalidInputError: a dispatcher that is not priced.
     """
     changes: dict[str, bool] = {}
-    experts = any(isinstance(kind.mlp, MixtureOfExperts) for kind in model.kinds)
-    dispatcher = given.text("--moe-token-dispatcher-type") if experts else None
+    dispatcher = given.text("--moe-token-dispatcher-type") if model.has_experts else None
     if dispatcher == "allgather" and ep > 1:
         raise InvalidInputError(
             "--moe-token-dispatcher-type is allgather (the default), with experts over several ranks.",
@@ -187,7 +186,7 @@ def software_of(
         changes["fp8_weights_only"] = given.given("--fp8-param-gather")
     different = {name: on for name, on in changes.items() if getattr(hardware.software, name) != on}
     notes = [f"software.{name} = {str(on).lower()}, as the arguments say." for name, on in different.items()]
-    if experts and not given.given("--moe-grouped-gemm"):
+    if model.has_experts and not given.given("--moe-grouped-gemm"):
         notes.append("Without --moe-grouped-gemm experts run one after another; they are priced as one launch.")
     if not given.given("--cross-entropy-loss-fusion"):
         notes.append("Without --cross-entropy-loss-fusion the loss may take more memory than is counted.")

@@ -7,6 +7,7 @@ from typing import Any
 from milpplan.launchers.capabilities import NANOTRON
 from milpplan.launchers.expressible import (
     field_refusals,
+    format_refusals,
     job_refusals,
     layout_differences,
     recompute_refusals,
@@ -81,7 +82,7 @@ def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
     """
     layout = plan.layout
     num_nodes, per_node, uneven = whole_nodes(problem, layout)
-    refusals = [*job_refusals(problem), *_job_refusals(problem), *recompute_refusals(plan), *uneven]
+    refusals = [*_job_refusals(problem), *recompute_refusals(plan), *uneven]
     refusals += field_refusals(NANOTRON, layout)
     refusals += [Refusal(text) for text in model_losses(problem.model)]
     if not model_losses(problem.model):
@@ -100,14 +101,12 @@ def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
 
 
 def _job_refusals(problem: Problem) -> list[Refusal]:
-    job, found = problem.job, []
-    if job.precision != "bf16":
-        found.append(Refusal(f"precision {job.precision}: its models have no such products"))
-    if job.grad_dtype != "fp32":
-        found.append(Refusal("gradients in bf16: without accumulate_grad_in_fp32 it keeps no fp32 weights either"))
-    if job.attention_kernel != "flash":
-        found.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
-    return found
+    return job_refusals(problem) + format_refusals(
+        problem,
+        products="its models have no such products",
+        gradients="without accumulate_grad_in_fp32 it keeps no fp32 weights either",
+        attention="its attention is fused",
+    )
 
 
 def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[Refusal]:

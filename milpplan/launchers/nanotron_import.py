@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.expressible import same_model
+from milpplan.launchers.expressible import model_differences
+from milpplan.launchers.imports import job_of
 from milpplan.launchers.launch_text import load_yaml
 from milpplan.launchers.nanotron_rules import check_rules
 from milpplan.launchers.nanotron_settings import FLASH, QUIET, known_settings, model_of, plan_of
@@ -14,8 +15,8 @@ from milpplan.launchers.settings import Settings, check_priced, flat, without
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout
-from milpplan.specs.problem import Job, Problem
-from milpplan.specs.reading import shown, validated
+from milpplan.specs.problem import Problem
+from milpplan.specs.reading import shown
 
 
 def imported(
@@ -47,7 +48,7 @@ def imported(
         kept["model.model_config.vocab_size"] = vocab_size
     settings = Settings(kept, known_settings())
     found = model_of(settings, "imported" if model is None else model.name)
-    if model is not None and not same_model(model, found):
+    if model is not None and model_differences(model, found):
         raise InvalidInputError(
             f"The settings build another model than {model.name}.",
             "Expected its sizes.",
@@ -61,17 +62,8 @@ def imported(
     check_rules(found, layout, tokens, "Correct the settings.")
     _check_degrees(layout)
     check_priced(settings, QUIET)
-    job = validated(
-        Job,
-        {
-            "num_gpus": layout.num_gpus,
-            "global_batch_size": layout.global_batch_size,
-            "sequence_length": tokens,
-        },
-        "the job that the settings describe",
-    )
-    unknown = tuple(name for name in settings.unknown() if not QUIET.fullmatch(name))
-    return Imported(Problem(model=model or found, hardware=hardware, job=job), plan, unknown, left_out, ())
+    problem = Problem(model=model or found, hardware=hardware, job=job_of(layout, tokens))
+    return Imported(problem, plan, settings.unknown(QUIET), left_out, ())
 
 
 def _check_world(layout: Layout, num_gpus: int | None) -> None:

@@ -80,9 +80,13 @@ class Settings:
             name = name.rpartition(".")[0]
         return name or None
 
-    def unknown(self) -> tuple[str, ...]:
-        """Names that the framework does not have."""
-        return tuple(name for name in self.values if self._known_as(name) is None and name not in self.looked_at)
+    def unknown(self, quiet: re.Pattern[str]) -> tuple[str, ...]:
+        """Names that the framework does not have, but for those known to change nothing."""
+        return tuple(
+            name
+            for name in self.values
+            if self._known_as(name) is None and name not in self.looked_at and not quiet.fullmatch(name)
+        )
 
     def unpriced(self, quiet: re.Pattern[str]) -> tuple[str, ...]:
         """Settings that nobody looked at, that may change the cost and are not at their defaults."""

@@ -12,18 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.launchers.nanotron_settings import stage_sizes
-from milpplan.specs.model import MixtureOfExperts
 from milpplan.specs.plan import SCHEDULES
 from milpplan.specs.problem import Problem
 
 Columns = Mapping[str, npt.NDArray[np.int64]]
 OLD_TITAN = "0.2.2"
 _ONE_F_ONE_B = SCHEDULES.index("1f1b")
-
-
-def has_experts(problem: Problem) -> bool:
-    """Whether some layers have routed experts."""
-    return any(isinstance(kind.mlp, MixtureOfExperts) for kind in problem.model.kinds)
 
 
 def whole_nodes(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
@@ -83,7 +77,7 @@ def fills_the_pipeline(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
 
 def experts_are_not_split(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     """No tensor parallelism of models with experts."""
-    return np.asarray((c["tp"] == 1) | (not has_experts(problem)))
+    return np.asarray((c["tp"] == 1) | (not problem.model.has_experts))
 
 
 def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
@@ -105,7 +99,7 @@ def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
 
 def titan_experts(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     """Experts are cut over tp without expert parallelism; with it over one rank, up to 0.2.2 also over tp."""
-    if not has_experts(problem):
+    if not problem.model.has_experts:
         return np.ones(len(c["tp"]), dtype=np.bool_)
     whole = c["etp"] == 1
     if problem.space.target_version == OLD_TITAN:

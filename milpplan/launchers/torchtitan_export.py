@@ -5,7 +5,6 @@ from __future__ import annotations
 from milpplan.launchers.capabilities import TORCHTITAN
 from milpplan.launchers.expressible import (
     field_refusals,
-    has_experts,
     job_refusals,
     layout_differences,
     recompute_refusals,
@@ -27,7 +26,7 @@ from milpplan.launchers.torchtitan_run import (
     sharding_of,
 )
 from milpplan.launchers.torchtitan_settings import settings_of
-from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 
 SCRIPT = "torchtitan.sh"
@@ -48,7 +47,7 @@ def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
     if flavor is None:
         refuse(TORCHTITAN.name, [*refusals, Refusal(_no_flavor(problem.model.name))])
         raise AssertionError("refuse raises for a reason")
-    experts = has_experts(problem.model)
+    experts = problem.model.has_experts
     deduplicated = problem.hardware.software.deduplicated_dispatch
     run = run_of_plan(version, flavor, experts, problem.job.sequence_length, deduplicated, plan)
     refusals += _run_refusals(plan, run, refusals)
@@ -92,14 +91,10 @@ def _run_refusals(plan: Plan, run: Run, before: list[Refusal]) -> list[Refusal]:
         "gather_again": "autograd keeps the gathered inputs of products, and nothing gathers them again",
         "schedule": "without a pipeline there is one schedule",
     }
-    found = layout_differences(plan, runs, reasons, _replicas(run, runs), named)
+    found = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1, named)
     found += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
     broken = broken_rules(run)
     return found + [Refusal(f"rule {name} ({RULES[name][0]}): {text}") for name, text in broken.items()]
-
-
-def _replicas(run: Run, layout: Layout) -> int:
-    return layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp) if run.experts else 1
 
 
 def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:

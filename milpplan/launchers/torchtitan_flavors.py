@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from milpplan.launchers.expressible import same_model
+from milpplan.launchers.expressible import model_differences
 from milpplan.specs.model import ModelSpec
 
 Pair = tuple[str, str]
@@ -114,4 +114,4 @@ def flavors() -> dict[Pair, ModelSpec]:
 
 def flavor_of(model: ModelSpec) -> Pair | None:
     """The name and flavor of a model, if torchtitan has it."""
-    return next((pair for pair, spec in flavors().items() if same_model(model, spec)), None)
+    return next((pair for pair, spec in flavors().items() if not model_differences(model, spec)), None)

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.expressible import has_experts, same_model
+from milpplan.launchers.expressible import model_differences
+from milpplan.launchers.imports import check_vocabulary, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, check_priced, flat, without
 from milpplan.launchers.torchtitan_flavors import Pair, flavors
@@ -16,8 +17,8 @@ from milpplan.launchers.torchtitan_run import NEWEST, V022, V030, Run, plan_of_r
 from milpplan.launchers.torchtitan_settings import QUIET, known_settings, run_of
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.problem import Job, Problem
-from milpplan.specs.reading import parse_toml, shown, validated
+from milpplan.specs.problem import Problem
+from milpplan.specs.reading import parse_toml, shown
 
 
 def imported(
@@ -50,27 +51,14 @@ def imported(
     flavor = _flavor(settings, source)
     spec = flavors()[flavor]
     _check_model(spec, flavor, model, vocab_size)
-    run = run_of(settings, version, flavor, has_experts(spec), spec.num_layers, num_gpus)
+    run = run_of(settings, version, flavor, spec.has_experts, spec.num_layers, num_gpus)
     check_rules(run, "Correct the settings, or the number of GPUs (--gpus).")
     plan = plan_of_run(run)
     notes = _looked_at(settings, version)
     there = _software(run, hardware, notes)
     check_priced(settings, QUIET)
-    job = validated(
-        Job,
-        {
-            "num_gpus": run.world,
-            "global_batch_size": run.global_batch_size,
-            "sequence_length": run.sequence_length,
-            "precision": "bf16",
-            "attention_kernel": "flash",
-            "grad_dtype": "fp32",
-        },
-        "the job that the configuration describes",
-    )
-    problem = Problem(model=model or spec, hardware=there, job=job)
-    unknown = tuple(name for name in settings.unknown() if not QUIET.fullmatch(name))
-    return Imported(problem, plan, unknown, left_out, tuple(notes))
+    problem = Problem(model=model or spec, hardware=there, job=job_of(plan.layout, run.sequence_length))
+    return Imported(problem, plan, settings.unknown(QUIET), left_out, tuple(notes))
 
 
 def _read(text: str, source: str) -> tuple[dict[str, Any], str]:
@@ -95,18 +83,13 @@ def _flavor(settings: Settings, source: str) -> Pair:
 
 
 def _check_model(spec: ModelSpec, flavor: Pair, model: ModelSpec | None, vocab_size: int | None) -> None:
-    if model is not None and not same_model(model, spec):
+    if model is not None and model_differences(model, spec):
         raise InvalidInputError(
             f"--model {model.name} is not {flavor[0]} {flavor[1]}.",
             "Expected a description with the sizes of the flavor.",
             "Give another --model, or leave it out.",
         )
-    if vocab_size not in (None, spec.vocab_size):
-        raise InvalidInputError(
-            f"--vocab-size is {vocab_size}, and {flavor[0]} {flavor[1]} has {spec.vocab_size} words.",
-            "Expected the vocabulary of the flavor.",
-            "Leave --vocab-size out.",
-        )
+    check_vocabulary(vocab_size, spec, f"{flavor[0]} {flavor[1]}")
 
 
 def _looked_at(settings: Settings, version: str) -> list[str]:

@@ -125,6 +125,11 @@ class ModelSpec(Record):
         return sum(run.count for run in self.layers)
 
     @property
+    def has_experts(self) -> bool:
+        """Whether some layers have routed experts."""
+        return any(run.mlp.type == "moe" for run in self.layers)
+
+    @property
     def kinds(self) -> tuple[LayerRun, ...]:
         """The distinct kinds of layer, in order of first appearance (``count`` set to 1)."""
         return _kinds(self.layers)[0]

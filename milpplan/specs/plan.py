@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
 from milpplan.specs.records import Count, PositiveInt, Record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
@@ -19,6 +23,17 @@ V_SCHEDULES: frozenset[Schedule] = frozenset({"zb-v", "dualpipe-v"})
 """Schedules with two chunks a rank, the second in reverse order of the ranks: the first rank holds both ends."""
 PAIRED_SCHEDULES: frozenset[Schedule] = frozenset({"dualpipe-v"})
 """Schedules that run pairs: a forward and the whole backward of another micro-batch beside each other."""
+
+Degree = TypeVar("Degree", int, "npt.NDArray[np.int64]")
+"""A whole number, or an array of them."""
+
+
+def expert_replicas(tp: Degree, cp: Degree, dp: Degree, ep: Degree, etp: Degree) -> Degree:
+    """Replicas of every expert shard: tp cp dp / (ep etp). Broadcasts.
+
+    Source: Megatron-LM core/parallel_state.py, expert_data_parallel_size.
+    """
+    return (tp * cp * dp) // (ep * etp)
 
 
 @lru_cache(maxsize=1024)
@@ -162,6 +177,11 @@ class Layout(Record):
     def num_gpus(self) -> int:
         """Accelerators the layout occupies."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of every expert shard."""
+        return expert_replicas(self.tp, self.cp, self.dp, self.ep, self.etp)
 
     @property
     def num_micro_batches(self) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
-from milpplan.specs.model import MixtureOfExperts
 from milpplan.validation.clusters import generation_of
 from milpplan.validation.frameworks import framework_of
 from milpplan.validation.measures import (
@@ -68,7 +67,7 @@ class Comparison:
     @property
     def has_experts(self) -> bool:
         """Whether the model has routed experts."""
-        return any(isinstance(kind.mlp, MixtureOfExperts) for kind in self.statement.problem.model.layers)
+        return self.statement.problem.model.has_experts
 
     @property
     def generation(self) -> str:

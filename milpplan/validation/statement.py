@@ -14,7 +14,7 @@ from milpplan.errors import IllegalPlanError
 from milpplan.presets.catalog import load_overlay, stack_names
 from milpplan.presets.overlays import applied
 from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import MixtureOfExperts, ModelSpec
+from milpplan.specs.model import ModelSpec
 from milpplan.specs.overlay import Overlay
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Job, Problem
@@ -251,7 +251,7 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
         raise UnstatedError(f"a batch of {batch} does not divide into dp={dp} x micro-batch {micro}")
     if degrees["pp"] * vpp * (batch // (dp * micro)) > MAX_WORK_ITEMS:
         raise UnstatedError(f"more than {MAX_WORK_ITEMS:,} work items a pipeline are too many to simulate")
-    moe = any(isinstance(run_.mlp, MixtureOfExperts) for run_ in model.layers)
+    moe = model.has_experts
     ep, etp = _expert_degrees(run, framework, degrees, told) if moe else (1, 1)
     sequence_parallel = _sequence_parallel(run, framework, tp, moe, told)
     zero = parallel.zero

@@ -182,10 +182,6 @@ def _splits(plan: Plan) -> bool:
     return plan.layout.schedule in SPLIT_SCHEDULES
 
 
-def _has_experts(problem: Problem) -> bool:
-    return any(isinstance(kind.mlp, MixtureOfExperts) for kind in problem.model.kinds)
-
-
 def _sharded(plan: Plan, *stages: int) -> bool:
     return plan.layout.cp * plan.layout.dp > 1 and plan.layout.zero_stage in stages
 
@@ -219,7 +215,7 @@ TERMS: Final = (
     Term(
         "experts",
         "routing and products of experts",
-        lambda problem, plan: _has_experts(problem),
+        lambda problem, plan: problem.model.has_experts,
         _compute(_without_experts),
     ),
     Term(
