@@ -15,6 +15,7 @@ from milpplan.costs import critical_path as critical
 from milpplan.costs import pipeline as sut
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.specs.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, rank_stages
+from tests.amounts import few_or_many
 from tests.costs import event_simulation as events
 from tests.costs.test_schedule import cases
 
@@ -231,8 +232,7 @@ def test_critical_path_sums_to_the_step_time(random: Steps) -> None:
         assert path.counts.min() >= 0
 
 
-@settings(max_examples=500)
-@given(steps(num_plans=8), st.integers(0, 50), st.integers(0, 50))
+@few_or_many(100, 1000, steps(num_plans=8), st.integers(0, 50), st.integers(0, 50))
 def test_every_critical_path_bounds_every_other_plan(random: Steps, transfer: int, barrier: int) -> None:
     """The path of one plan never exceeds another plan's step time, whatever transfer and barrier it has."""
     other = replace(random.graph, transfer_ns=transfer, barrier_ns=barrier)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from milpplan import Layout, Plan, load_hardware, load_model
 from milpplan.costs.columns import FloatArray, LayoutColumns
@@ -21,6 +20,7 @@ from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.problem import Job, Problem, Space
+from tests.amounts import few_or_many
 from tests.optimize.brute_force import costed_plans, time_and_peak
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory
 
@@ -85,8 +85,7 @@ def assert_bounds_hold(problem: Problem, costed: Costed, row: int, plan: Plan) -
     assert costed.compute_ns[row] <= step_ns
 
 
-@given(problems())
-@settings(max_examples=15, deadline=None)
+@few_or_many(8, 60, problems())
 def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
     """No plan of a small problem that fits is faster, and none is smaller, than its layout's bounds."""
     columns = layout_space(problem).columns
@@ -101,8 +100,7 @@ def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
             assert bounds.step_time_ns[row] <= plans.step_time_ns[fits].min()
 
 
-@given(problems())
-@settings(max_examples=15, deadline=None)
+@few_or_many(8, 60, problems())
 def test_layout_bounds_hold_at_the_memory_of_each_plan(problem: Problem) -> None:
     """A plan that fills the device to the last byte is not faster than the bound for that memory."""
     costed = Costed.of(problem, layout_space(problem).columns)
@@ -139,8 +137,7 @@ def assert_uniform_bounds_hold(problem: Problem, columns: LayoutColumns, rows: I
             assert bounds.memory_bytes[row, index] <= peak
 
 
-@given(problems(kind="uniform"))
-@settings(max_examples=15, deadline=None)
+@few_or_many(8, 60, problems(kind="uniform"))
 def test_uniform_bounds_hold_for_the_uniform_plans(problem: Problem) -> None:
     """Every uniform plan takes at least its bound in time and in memory."""
     columns = layout_space(problem).columns
@@ -160,8 +157,7 @@ def test_uniform_bounds_hold_for_real_models(name: str) -> None:
     assert_uniform_bounds_hold(problem, part, tried)
 
 
-@given(problems())
-@settings(max_examples=15, deadline=None)
+@few_or_many(8, 60, problems())
 def test_free_bounds_are_below_uniform_plans(problem: Problem) -> None:
     """Whatever a uniform plan costs, its layout's bound for the free space is not above it."""
     columns = layout_space(problem).columns

@@ -15,6 +15,7 @@ from milpplan.optimize.claim import Certification, Claim
 from milpplan.optimize.cpsat import CpSatBackend
 from milpplan.optimize.program import Program
 from milpplan.optimize.solution import Limits, Solution
+from tests.amounts import long_but
 from tests.optimize.problems import random_problem
 
 OPTIONS = SolveOptions()
@@ -39,7 +40,7 @@ def failed(done: Certification) -> list[str]:
     return [check.name for check in done.checks if not check.passed]
 
 
-@pytest.mark.parametrize("backend", [AUTO, *sorted(BACKENDS)])
+@pytest.mark.parametrize("backend", long_but((AUTO, "cpsat"), (AUTO, *sorted(BACKENDS))))
 def test_honest_results_are_certified(backend: str) -> None:
     """Results of every backend, infeasible ones too, are proved again by another one."""
     options, seen = SolveOptions(backend=backend), set()

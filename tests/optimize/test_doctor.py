@@ -12,10 +12,13 @@ from milpplan.optimize.cbc import CbcBackend
 from milpplan.optimize.doctor import brute_force, run_canaries
 from milpplan.optimize.program import Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution
+from tests.amounts import long_but
 
 
-def test_all_canaries_pass() -> None:
+@pytest.mark.parametrize("num_programs", long_but((5,), (5, doctor.NUM_RANDOM_PROGRAMS)))
+def test_all_canaries_pass(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the pinned solvers every check passes, and every result explains itself."""
+    monkeypatch.setattr(doctor, "NUM_RANDOM_PROGRAMS", num_programs)
     results = run_canaries()
     assert [(r.name, r.expected, r.seen) for r in results if not r.passed] == []
     assert all(r.meaning for r in results)

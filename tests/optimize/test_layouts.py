@@ -16,6 +16,7 @@ from milpplan.optimize.planner import fixed
 from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
 from milpplan.specs.plan import RANK_ORDERS, Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem, Space
+from tests.amounts import long_but
 from tests.costs.cases import problem_of
 from tests.costs.rank_listing import listed
 
@@ -204,9 +205,10 @@ def test_equals_a_naive_enumeration(problem: Problem) -> None:
     assert all(broken_rules(problem, layout) == [] for layout in found)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS[:5])
-def test_every_layout_has_a_plan(problem: Problem) -> None:
+@pytest.mark.parametrize("number", long_but((0, 3), range(5)))
+def test_every_layout_has_a_plan(number: int) -> None:
     """A layout of the space can be simulated with some split of the layers (40 layouts of each space)."""
+    problem = PROBLEMS[number]
     columns = layout_space(problem).columns
     for row in range(0, len(columns), -(-len(columns) // 40)):
         layout = columns.at(row)

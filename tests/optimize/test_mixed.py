@@ -19,6 +19,7 @@ from milpplan.optimize.menus import Setting
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds
 from milpplan.optimize.monolith import solve_monolithic
 from milpplan.specs.problem import Job, NodeGroup, Problem, Space
+from tests.amounts import long_but
 from tests.optimize.brute_force import brute_force, costed_layouts
 from tests.optimize.mixed_problems import mixed_problem, switched_problem, two_types
 from tests.optimize.problems import preset
@@ -32,7 +33,7 @@ def check(problem: Problem, backend: str = "auto") -> Layout | None:
     return None if best is None else best.plan.layout
 
 
-@pytest.mark.parametrize("backend", ["highs", "cpsat"])
+@pytest.mark.parametrize("backend", long_but(("highs",), ("highs", "cpsat")))
 def test_optimum_is_that_of_brute_force(backend: str) -> None:
     """On random clusters of two and three types ``solve`` finds the best plan over layouts, orders of the types,
     uneven layers and recompute counts, or proves that none fits."""

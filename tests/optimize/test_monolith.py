@@ -26,6 +26,7 @@ from milpplan.optimize.monolith import monolithic_program, solve_monolithic
 from milpplan.optimize.program import IntArray, Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution
 from milpplan.specs.problem import Job, Problem
+from tests.amounts import long_but
 from tests.optimize.brute_force import Best, brute_force, naive_layouts
 from tests.optimize.problems import FAMILIES, batch_range, random_problem
 
@@ -88,7 +89,7 @@ def test_monolith_is_brute_force_often(backend: str) -> None:
         assert_monolith_is_right(*enumerated(seed), backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", long_but(("highs",), BACKENDS))
 def test_monolith_is_the_decomposed_search(backend: str) -> None:
     """One program for everything, and one program a layout, give the same status and the same optimum."""
     for seed in range(100, 104):

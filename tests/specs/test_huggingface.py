@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.costs.parameters import total_parameters
@@ -17,6 +16,7 @@ from milpplan.specs.hf_defaults import CLASS_DEFAULTS
 from milpplan.specs.hf_families import BUILDERS
 from milpplan.specs.huggingface import model_from_config
 from milpplan.specs.model import GroupedQueryAttention, LatentAttention, MixtureOfExperts, ModelSpec
+from tests.amounts import few_or_many
 
 DATA = Path(__file__).parents[1] / "data"
 COUNTS: dict[str, int] = json.loads((DATA / "hf_param_counts.json").read_text())["counts"]
@@ -242,15 +242,16 @@ JSON = st.recursive(
 KEYS = sorted({key for case in FAMILY_CASES for key in case["config"]} | {"layer_types", "text_config"})
 
 
-@given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), JSON, max_size=12))
+@few_or_many(40, 400, st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), JSON, max_size=12))
 def test_arbitrary_objects_never_crash(config: dict[str, Any]) -> None:
     """Any JSON object becomes a model or a MilpplanError, never another exception."""
     with contextlib.suppress(MilpplanError):
         model_from_config(config, "fuzz")
 
 
-@settings(max_examples=300)
-@given(
+@few_or_many(
+    100,
+    1000,
     st.sampled_from(FAMILY_CASES).map(lambda case: case["config"]),
     st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
     st.sets(st.sampled_from(KEYS), max_size=3),

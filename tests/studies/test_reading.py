@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.studies.grid import cells, num_cells
 from milpplan.studies.reading import read_study, study_of
 from milpplan.studies.records import Study
+from tests.amounts import few_or_many
 from tests.studies.cases import QUICK, study, tree
 from tests.test_cli_fuzz import JUNK, place
 
@@ -83,8 +83,7 @@ WHOLE = tree(
 )
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.data())
+@few_or_many(20, 200, st.data())
 def test_whatever_was_done_to_a_study_it_is_refused_or_understood(data: st.DataObject) -> None:
     """Values replaced, fields deleted or added: cells, or a message in three parts; never another exception."""
     broken = copy.deepcopy(WHOLE)
