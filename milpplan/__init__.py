@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from milpplan.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from milpplan.library import *  # noqa: F403
 else:

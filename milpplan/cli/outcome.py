@@ -8,17 +8,19 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
 import milpplan
 from milpplan.cli import interrupts
 from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError, SolverError
-from milpplan.optimize.result import Status
-from milpplan.reports.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from milpplan.optimize.result import Status
 
 WIDTH = 100
 """Columns of output that does not go to a terminal."""
@@ -68,6 +70,9 @@ def show(renderable: RenderableType) -> None:
 
 def rendered(renderable: RenderableType, stream: Any) -> str:
     """The text of a renderable as that stream's terminal, or a file, should get it."""
+    # Rich, and the reports below, are not imported by who only asks for help.
+    from rich.console import Console
+
     width = None if stream.isatty() else WIDTH
     console = Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
     with console.capture() as capture:
@@ -108,6 +113,8 @@ def unwritten(error: OSError) -> InvalidInputError:
 
 def say_error(error: MilpplanError) -> None:
     """The three parts of an error on stderr: what was seen, what was expected, what to do."""
+    from milpplan.reports.terminal import printable
+
     say(f"error: {printable(error.seen)}")
     say(f"  {printable(error.expected) or 'Expected input as the help describes it.'}")
     say(f"  {printable(error.do) or 'See `milpplan --help` and `milpplan schema`.'}")
@@ -156,6 +163,8 @@ class Commands(TyperGroup):
 
     @staticmethod
     def _fail(ctx: Any, error: Exception) -> ExitCode:
+        from milpplan.reports.terminal import printable
+
         say(
             f"error: Internal error of milpplan {milpplan.__version__}: {type(error).__name__}: "
             f"{printable(str(error))}. This is a bug, not your mistake. Please report it with the command "
