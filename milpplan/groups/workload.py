@@ -45,8 +45,12 @@ class Workload:
 def workload_of(
     lengths: Sequence[int] | Int64Array, alignment: int = 1, max_length: int | None = None
 ) -> Workload:
-    """Counts of the lengths, truncated to ``max_length`` (as trainers do) and padded to multiples of
-    ``alignment``."""
+    """Counts of the lengths, in tokens, truncated to ``max_length`` (as trainers do) and padded to multiples of
+    ``alignment``.
+
+    Raises:
+        InvalidInputError: no lengths, some that are no whole numbers of tokens, or an alignment below 1.
+    """
     tokens = np.asarray(lengths)
     if alignment < 1 or (max_length is not None and (max_length < alignment or max_length % alignment)):
         raise InvalidInputError(
@@ -95,7 +99,11 @@ def step_of(
 
 
 def read_lengths(path: Path, num_sequences: int | None = None, seed: int = 1) -> Int64Array:
-    """Lengths in the order of the file, or ``num_sequences`` drawn from its histogram or distribution."""
+    """Lengths in tokens, in the order of the file, or ``num_sequences`` drawn from its histogram or distribution.
+
+    Raises:
+        InvalidInputError: the file cannot be read, holds no lengths, or a distribution without ``num_sequences``.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

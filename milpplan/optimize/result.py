@@ -110,8 +110,9 @@ class TargetPrice:
 class PlanResult:
     """The best plan found and what is proved about it.
 
-    ``objective`` and ``objective_bound`` are in the unit of ``objective_name``; for a fixed batch and number of
-    GPUs ``lower_bound_s`` is the same bound as a step time. ``gap`` is (objective - bound) / objective.
+    ``objective``, ``objective_bound`` and ``any_chunks_bound`` are in the unit of ``objective_name``; for a fixed
+    batch and number of GPUs ``lower_bound_s`` is the same bound as a step time. ``gap`` is (objective - bound) /
+    objective.
     """
 
     status: Status

@@ -87,7 +87,12 @@ def preset_text(name: str) -> str:
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """A shipped model by name, or the user's TOML, JSON or Hugging Face ``config.json`` by path."""
+    """A shipped model by name, or the user's TOML, JSON or Hugging Face ``config.json`` by path.
+
+    Raises:
+        UnknownNameError: no model has the name, and no file is there.
+        InvalidInputError: the file cannot be read, or describes no model.
+    """
     data, source = _data("models", name_or_path)
     if is_huggingface_config(data):
         model = model_from_config(data, _config_name(Path(source)))
@@ -106,6 +111,10 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
     """A shipped hardware description by name, or the user's TOML or JSON by path.
 
     A file with a ``base`` is an overlay: it is applied to its base, a shipped name or a path relative to it.
+
+    Raises:
+        UnknownNameError: no description has the name, and no file is there.
+        InvalidInputError: the file, or what it is laid over, cannot be read or describes no hardware.
     """
     return _load_hardware(name_or_path, MAX_OVERLAYS)
 
