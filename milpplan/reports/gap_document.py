@@ -13,10 +13,9 @@ import numpy as np
 from milpplan.costs.report import MemoryVerdict
 from milpplan.errors import MilpplanError
 from milpplan.insight.gap_records import Change, Effort, GapReport, SpaceGap, Spending
-from milpplan.insight.records import Interval
 from milpplan.optimize.result import FATES, PlanResult, Status
 from milpplan.reports.certificate import CertificateDocument, certificate_of
-from milpplan.reports.insight_document import IntervalDocument
+from milpplan.reports.insight_document import IntervalDocument, interval_document
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.reports.spaces import cost_model_text, space_text
 from milpplan.specs.plan import Layout
@@ -238,7 +237,7 @@ def _space(space: SpaceGap) -> SpaceGapDocument:
         status=result.status,
         bound_s=space.bound_s,
         best_s=space.best_s,
-        saved=_interval(space.saved),
+        saved=interval_document(space.saved),
         is_outside=space.is_outside,
         proved=space.proved,
         best=None if space.best is None else plan_document(space.best),
@@ -303,13 +302,8 @@ def _spending(spent: Spending) -> SpendingDocument:
     return SpendingDocument(
         tokens=spent.tokens,
         gpu_hours=spent.gpu_hours,
-        saved_gpu_hours=_interval(spent.saved_gpu_hours),
+        saved_gpu_hours=interval_document(spent.saved_gpu_hours),
         price_per_gpu_hour=spent.price_per_gpu_hour,
         money=spent.money,
-        saved_money=None if spent.saved_money is None else _interval(spent.saved_money),
+        saved_money=None if spent.saved_money is None else interval_document(spent.saved_money),
     )
-
-
-def _interval(interval: Interval) -> IntervalDocument:
-    low, high = (value if math.isfinite(value) else None for value in (interval.low, interval.high))
-    return IntervalDocument(low=low, high=high)

@@ -25,9 +25,7 @@ from milpplan.reports.gap_figures import (
 )
 from milpplan.reports.gap_text import (
     EFFORTS,
-    layout_difference,
-    proof_text,
-    saved_text,
+    space_row,
     spending_text,
     verdict,
 )
@@ -167,7 +165,7 @@ def _plan(one: Judged, said: PlanGapDocument, draw: Any) -> dict[str, Any]:
         "verdicts": [f"Gap to {space.name}: {verdict(told, space)}." for space in told.spaces],
         "cost": f"Cost: {spending_text(told)}.",
         "ends": draw(ends_figure(told)),
-        "best": [_best_row(told, space) for space in told.spaces],
+        "best": [space_row(told, space) for space in told.spaces],
         "changes": [_change_row(change) for change in told.changes],
         "chain": [_change_row(change) for change in told.chain],
         "times": draw(times_figure(told)),
@@ -177,17 +175,6 @@ def _plan(one: Judged, said: PlanGapDocument, draw: Any) -> dict[str, Any]:
         "near_text": _near_text(told, said.spaces[-1]),
         "flags": ", ".join((*one.unknown_flags, *one.ignored_flags)),
     }
-
-
-def _best_row(told: GapReport, space: SpaceGap) -> tuple[str, ...]:
-    return (
-        space.name,
-        "-" if space.bound_s is None else seconds_text(space.bound_s),
-        "-" if space.best_s is None else seconds_text(space.best_s),
-        saved_text(told, space),
-        proof_text(space),
-        layout_difference(told, space),
-    )
 
 
 def _change_row(change: Change) -> tuple[str, ...]:

@@ -11,11 +11,10 @@ from rich.text import Text
 
 from milpplan.insight.gap_records import Change, GapReport, SpaceGap, layout_words
 from milpplan.insight.records import Interval
-from milpplan.reports.clusters import cluster_text
 from milpplan.reports.gap_document import Failed, Judged
 from milpplan.reports.intervals import joined, range_text
 from milpplan.reports.spaces import cost_model_text, space_text
-from milpplan.reports.terminal import hanging, plan_report, printable, report_table
+from milpplan.reports.terminal import hanging, plan_report, printable, report_table, would_be_headline
 from milpplan.units import count_text, gib_text, money_text, percent_text, rate_text, seconds_text
 
 EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}
@@ -24,7 +23,11 @@ EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}
 def gap_report(one: Judged) -> RenderableType:
     """Everything about the gap of one plan, the most important first."""
     told = one.gap
-    parts: list[RenderableType] = [_headline(told), *(Text(line) for line in _verdicts(told)), Text()]
+    parts: list[RenderableType] = [
+        would_be_headline(told.problem, told.plan, told.report),
+        *(Text(line) for line in _verdicts(told)),
+        Text(),
+    ]
     parts += plan_report(told.problem, told.plan, told.report)
     parts += [Text(), _spaces_table(told)]
     if told.changes:
@@ -32,15 +35,6 @@ def gap_report(one: Judged) -> RenderableType:
     if len(told.chain) > 1:
         parts += [Text(), _changes_table("One after the other, each simulated", "saves more", told.chain)]
     return Group(*parts, Text(), *_closing(told))
-
-
-def _headline(told: GapReport) -> Text:
-    cluster = cluster_text(told.problem, told.plan.layout.num_gpus)
-    line = Text(printable(f"{told.problem.model.name} on {cluster}: "), "bold")
-    line.append(f"{seconds_text(told.report.step_time_s)} a step", "bold green")
-    if not told.report.fits:
-        line.append("; does not fit in memory, so the step is only what it would be", "bold red")
-    return line
 
 
 def _verdicts(told: GapReport) -> Iterator[str]:
@@ -78,15 +72,21 @@ def _spaces_table(told: GapReport) -> Table:
     table = report_table("Proved best", "space", "bound", "best known", "saves", "proof", "best known differs in")
     table.columns[-1].justify = "left"
     for space in told.spaces:
-        table.add_row(
-            Text(printable(space.name)),
-            "-" if space.bound_s is None else seconds_text(space.bound_s),
-            "-" if space.best_s is None else seconds_text(space.best_s),
-            saved_text(told, space),
-            proof_text(space),
-            layout_difference(told, space),
-        )
+        name, *words = space_row(told, space)
+        table.add_row(Text(printable(name)), *words)
     return table
+
+
+def space_row(told: GapReport, space: SpaceGap) -> tuple[str, ...]:
+    """A space, its bound and best step, what that saves, its proof, and how the best differs."""
+    return (
+        space.name,
+        "-" if space.bound_s is None else seconds_text(space.bound_s),
+        "-" if space.best_s is None else seconds_text(space.best_s),
+        saved_text(told, space),
+        proof_text(space),
+        layout_difference(told, space),
+    )
 
 
 def saved_text(told: GapReport, space: SpaceGap) -> str:

@@ -11,10 +11,9 @@ from rich.text import Text
 
 from milpplan.insight.gap_records import layout_words
 from milpplan.insight.records import Explanation, Interval, SingleChange, WishAnswer, Worth
-from milpplan.reports.clusters import cluster_text
 from milpplan.reports.intervals import joined, range_text
 from milpplan.reports.spaces import scope_text
-from milpplan.reports.terminal import hanging, plan_report, printable, report_table
+from milpplan.reports.terminal import hanging, plan_report, printable, report_table, would_be_headline
 from milpplan.specs.plan import Layout
 from milpplan.units import gib_text, percent_text, rate_text, seconds_text
 
@@ -25,7 +24,11 @@ ALMOST_NOTHING = 0.001
 
 def explanation_report(told: Explanation) -> RenderableType:
     """Everything about a plan, the most important first."""
-    parts: list[RenderableType] = [_headline(told), Text(_distance(told)), Text()]
+    parts: list[RenderableType] = [
+        would_be_headline(told.problem, told.plan, told.report),
+        Text(_distance(told)),
+        Text(),
+    ]
     parts += plan_report(told.problem, told.plan, told.report)
     parts += [Text(), *_limits(told)]
     if told.changes:
@@ -36,15 +39,6 @@ def explanation_report(told: Explanation) -> RenderableType:
         parts += [Text(), _wish_table(told)]
     parts += list(_closing(told))
     return Group(*parts)
-
-
-def _headline(told: Explanation) -> Text:
-    cluster = cluster_text(told.problem, told.plan.layout.num_gpus)
-    line = Text(printable(f"{told.problem.model.name} on {cluster}: "), "bold")
-    line.append(f"{seconds_text(told.report.step_time_s)} a step", "bold green")
-    if not told.report.fits:
-        line.append("; does not fit in memory, so the step is only what it would be", "bold red")
-    return line
 
 
 def _distance(told: Explanation) -> str:

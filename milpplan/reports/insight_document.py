@@ -144,7 +144,7 @@ def explanation_document(told: Explanation) -> ExplanationDocument:
         step_time_s=report.step_time_s,
         value=told.value,
         best=_optimum(told.best),
-        above_best=_interval(told.above_best),
+        above_best=interval_document(told.above_best),
         fits=report.fits,
         is_outside=told.is_outside,
         peak_memory_bytes=report.peak_memory_bytes,
@@ -167,13 +167,14 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _interval(interval: Interval) -> IntervalDocument:
+def interval_document(interval: Interval) -> IntervalDocument:
+    """An interval; an end that nothing bounds is None."""
     return IntervalDocument(low=_finite(interval.low), high=_finite(interval.high))
 
 
 def _optimum(best: Optimum) -> OptimumDocument:
     return OptimumDocument(
-        bounds=_interval(best.bounds),
+        bounds=interval_document(best.bounds),
         infeasible=best.infeasible,
         peak_memory_bytes=best.peak_bytes,
         layout=None if best.plan is None else best.plan.layout,
@@ -206,7 +207,7 @@ def _limits(told: Explanation) -> LimitsDocument:
 
 def _change(change: SingleChange) -> SingleChangeDocument:
     return SingleChangeDocument(
-        fields=change.fields, words=change.words, best=_optimum(change.best), saved=_interval(change.saved)
+        fields=change.fields, words=change.words, best=_optimum(change.best), saved=interval_document(change.saved)
     )
 
 
@@ -216,7 +217,7 @@ def _worth(one: Worth) -> WorthDocument:
         words=one.words,
         same_plan=one.same_plan,
         best=_optimum(one.best),
-        gain=_interval(one.gain),
+        gain=interval_document(one.gain),
         implied_by=one.implied_by,
     )
 
@@ -229,8 +230,8 @@ def _wish(one: WishAnswer) -> WishDocument:
         outcome=one.outcome,
         reason=one.reason,
         best=None if one.best is None else _optimum(one.best),
-        price=None if one.price is None else _interval(one.price),
-        amount=None if one.amount is None else _interval(one.amount),
+        price=None if one.price is None else interval_document(one.price),
+        amount=None if one.amount is None else interval_document(one.amount),
         in_space=one.in_space,
         asked=one.asked,
     )

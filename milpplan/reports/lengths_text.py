@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from milpplan.lengths.records import LengthGroup, LengthsResult
+from milpplan.reports.terminal import report_table
 from milpplan.units import bytes_text, gap_text, percent_text, seconds_text
 from milpplan.version import __version__
 
@@ -48,16 +48,9 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
         yield _switches(result)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
-    return table
-
-
 def _groups(result: LengthsResult) -> Table:
     columns = ("strategy", "lengths", "sequences", "tokens", "micro-batches", "time", "reduction")
-    table = _table("Groups in order", *columns)
+    table = report_table("Groups in order", *columns)
     for group in result.groups:
         table.add_row(
             group.strategy,
@@ -81,7 +74,7 @@ def _micro_batches(group: LengthGroup) -> str:
 
 
 def _switches(result: LengthsResult) -> Table:
-    table = _table("Switches", "from", "to", "what", "bytes", "time")
+    table = report_table("Switches", "from", "to", "what", "bytes", "time")
     for switch in result.switches:
         table.add_row(
             switch.source, switch.target, switch.what, bytes_text(switch.num_bytes), seconds_text(switch.time_s)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from milpplan.reports.terminal import report_table
 from milpplan.specs.plan import Layout, Plan
 from milpplan.switching.records import SwitchPlan
 from milpplan.units import bytes_text, percent_text, seconds_text, size_text
@@ -53,15 +53,10 @@ def _parts(source: Plan, target: Plan, switches: Sequence[SwitchPlan]) -> Iterat
     yield _memory(switches)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
-    return table
-
-
 def _moved(switches: Sequence[SwitchPlan]) -> Table:
-    table = _table("What moves", "state", "all GPUs", "kept", "inside domains", "between", "messages", "slices")
+    table = report_table(
+        "What moves", "state", "all GPUs", "kept", "inside domains", "between", "messages", "slices"
+    )
     for switch in switches:
         inside, between = (int(part) for part in switch.sent_bytes.sum(axis=0))
         kept = int(switch.kept_bytes.sum()) / max(int(switch.new_bytes.sum()), 1)
@@ -79,7 +74,7 @@ def _moved(switches: Sequence[SwitchPlan]) -> Table:
 
 def _times(switches: Sequence[SwitchPlan]) -> Table:
     columns = ("state", "time", "no senders below", "links", "network", "first layers")
-    table = _table("How long", *columns)
+    table = report_table("How long", *columns)
     for switch in switches:
         table.add_row(
             NAMES[switch.what],
@@ -93,7 +88,7 @@ def _times(switches: Sequence[SwitchPlan]) -> Table:
 
 def _memory(switches: Sequence[SwitchPlan]) -> Table:
     columns = ("state", "before", "after", "most while it moves", "sent by one", "received by one")
-    table = _table("Fullest GPU", *columns)
+    table = report_table("Fullest GPU", *columns)
     for switch in switches:
         table.add_row(
             NAMES[switch.what],

@@ -84,8 +84,7 @@ def simulation_report(
     evidence: Evidence | None = None,
 ) -> RenderableType:
     """Everything about one simulated plan."""
-    headline = Text(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
-    headline.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
+    headline = step_headline(problem, plan, report)
     if not report.fits:
         tiers = (
             ("", report.peak_memory_bytes, report.usable_memory_bytes),
@@ -95,6 +94,20 @@ def simulation_report(
         headline.append(f"; does not fit: {', '.join(over)}", "bold red")
     known = _known(bar, None, evidence)
     return Group(headline, _rates(report), *known, Text(), *plan_report(problem, plan, report))
+
+
+def step_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
+    """The model, the cluster and the time of a step."""
+    line = Text(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
+    return line.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
+
+
+def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
+    """The same of a plan that is looked at although it does not fit."""
+    line = step_headline(problem, plan, report)
+    if not report.fits:
+        line.append("; does not fit in memory, so the step is only what it would be", "bold red")
+    return line
 
 
 def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:

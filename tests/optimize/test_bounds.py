@@ -21,7 +21,8 @@ from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.problem import Job, Problem, Space
 from tests.amounts import few_or_many
-from tests.optimize.brute_force import costed_plans, time_and_peak
+from tests.optimize.bounded import bounded_layouts
+from tests.optimize.brute_force import time_and_peak
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory
 
 REAL = {
@@ -88,16 +89,7 @@ def assert_bounds_hold(problem: Problem, costed: Costed, row: int, plan: Plan) -
 @few_or_many(8, 60, problems())
 def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
     """No plan of a small problem that fits is faster, and none is smaller, than its layout's bounds."""
-    columns = layout_space(problem).columns
-    costs, compute_ns = layout_costs(problem, columns), compute_bounds(problem, columns)
-    bounds = layout_bounds(problem, columns, costs)
-    for row in range(len(columns)):
-        plans = costed_plans(problem, columns.at(row), costs.at(row))
-        assert compute_ns[row] <= plans.step_time_ns.min()
-        assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
-        fits = plans.peak_bytes <= usable_memory_bytes(problem)
-        if fits.any():
-            assert bounds.step_time_ns[row] <= plans.step_time_ns[fits].min()
+    assert list(bounded_layouts(problem))
 
 
 @few_or_many(8, 60, problems())

@@ -11,19 +11,19 @@ import pytest
 
 from milpplan import Space, load_hardware, load_model, solve
 from milpplan.costs.critical_path import critical_path
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import broken_rules, layout_space
 from milpplan.optimize.seeds import analytic_paths
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
-from milpplan.specs.plan import SCHEDULES, Layout
+from milpplan.specs.plan import PAIRED_SCHEDULES, SCHEDULES, Layout
 from milpplan.specs.problem import Job, Problem
 from tests.amounts import long_but
+from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import (
     brute_force,
-    costed_plans,
     naive_layouts,
     time_and_peak,
     weight,
@@ -73,21 +73,10 @@ def test_bounds_hold_for_every_plan() -> None:
     pairs."""
     shares, hidden = [], 0
     for problem in several(0, 8):
-        columns = layout_space(problem).columns
-        costs, compute_ns = layout_costs(problem, columns), compute_bounds(problem, columns)
-        bounds = layout_bounds(problem, columns, costs)
-        for row in range(len(columns)):
-            plans = costed_plans(problem, columns.at(row), costs.at(row))
-            assert compute_ns[row] <= plans.step_time_ns.min()
-            assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
-            fits = plans.peak_bytes <= usable_memory_bytes(problem)
-            if fits.any():
-                least = plans.step_time_ns[fits].min()
-                assert bounds.step_time_ns[row] <= least
-            if fits.any() and columns.runs_pairs[row]:
-                shares.append(bounds.step_time_ns[row] / least)
-                one = costs.at(row)
-                hidden += bool((one.paired_ns < 0.95 * one.duration_ns[:, :2]).any())
+        for one in bounded_layouts(problem):
+            if one.share is not None and one.layout.schedule in PAIRED_SCHEDULES:
+                shares.append(one.share)
+                hidden += bool((one.costs.paired_ns < 0.95 * one.costs.duration_ns[:, :2]).any())
     assert len(shares) > 15
     assert np.mean(shares) > 0.6
     assert hidden > 5

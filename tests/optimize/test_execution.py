@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
-from milpplan.costs.layout_costs import host_capacity_bytes, layout_costs, usable_memory_bytes
-from milpplan.optimize.bounds import compute_bounds, layout_bounds
+from milpplan.costs.layout_costs import host_capacity_bytes, layout_costs
 from milpplan.optimize.execution_rules import EXECUTION
 from milpplan.optimize.layouts import broken_rules, layout_space
 from milpplan.optimize.monolith import solve_monolithic
 from milpplan.specs.hardware import HostMemory, SizeCurve
 from milpplan.specs.problem import Job, Problem, Space
 from tests.amounts import long_but
+from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts
 from tests.optimize.problems import FAMILIES, random_problem
 from tests.optimize.test_optimality import assert_optimal, check
@@ -86,17 +86,7 @@ def test_no_bound_is_above_a_plan() -> None:
     offloaded = 0
     for seed in range(100, 118):
         problem = with_execution(seed)
-        columns = layout_space(problem).columns
-        costs, compute_ns = layout_costs(problem, columns), compute_bounds(problem, columns)
-        bounds = layout_bounds(problem, columns, costs)
-        for row in range(len(columns)):
-            plans = costed_plans(problem, columns.at(row), costs.at(row))
-            assert compute_ns[row] <= plans.step_time_ns.min()
-            assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
-            fits = plans.peak_bytes <= usable_memory_bytes(problem)
-            if fits.any():
-                assert bounds.step_time_ns[row] <= plans.step_time_ns[fits].min()
-            offloaded += columns.at(row).offloads
+        offloaded += sum(one.layout.offloads for one in bounded_layouts(problem))
     assert offloaded > 15
 
 

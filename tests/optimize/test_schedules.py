@@ -19,6 +19,7 @@ from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
 from milpplan.specs.problem import Job, Problem
 from tests.amounts import long_but
+from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import (
     brute_force,
     costed_plans,
@@ -46,18 +47,9 @@ def test_bounds_hold_for_every_plan() -> None:
     shares: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     for seed in range(14):
         problem = small(seed)
-        columns = layout_space(problem).columns
-        costs, compute_ns = layout_costs(problem, columns), compute_bounds(problem, columns)
-        bounds = layout_bounds(problem, columns, costs)
-        for row in range(len(columns)):
-            plans = costed_plans(problem, columns.at(row), costs.at(row))
-            assert compute_ns[row] <= plans.step_time_ns.min()
-            assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
-            fits = plans.peak_bytes <= usable_memory_bytes(problem)
-            if fits.any():
-                least = plans.step_time_ns[fits].min()
-                assert bounds.step_time_ns[row] <= least
-                shares[columns.at(row).schedule].append(bounds.step_time_ns[row] / least)
+        for one in bounded_layouts(problem):
+            if one.share is not None:
+                shares[one.layout.schedule].append(one.share)
     for name in NEW:
         assert len(shares[name]) > 5
         assert np.mean(shares[name]) > 0.6
