@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.calibration.nodes import LEAST, MOST, corrected, hat_weights
-from milpplan.costs.compute import BF16_BYTES, FP8_BYTES, GemmPrecision, engine_of, interpolate_table
+from milpplan.costs.compute import GemmPrecision, engine_of, gemm_bytes, interpolate_table
 from milpplan.errors import InvalidInputError
 from milpplan.specs.hardware import GemmTable, HardwareSpec
 from milpplan.specs.overlay import Tables
@@ -137,9 +137,7 @@ def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, int, tup
     accelerator = hardware.accelerator
     engine = engine_of(accelerator, part.precision)
     kernel_s = part.time_s - accelerator.kernel_latency_s
-    inputs = FP8_BYTES if part.precision == "fp8" else BF16_BYTES
-    moved = inputs * (part.m * part.k + part.k * part.n) + BF16_BYTES * part.m * part.n
-    memory_s = moved / (accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency)
+    memory_s = gemm_bytes(part.precision, part.m, part.n, part.k) / accelerator.memory_rate_bytes_per_s
     use = kernel_s > MEMORY_MARGIN * memory_s
     if not use.any():
         raise InvalidInputError(

@@ -274,7 +274,7 @@ def all_to_all_s(
     group = group_place(hardware, size, stride)
     out = hardware.scale_out
     network, passed = all_to_all_bytes(message, group.size, group.members, group.domains, copies)
-    network_s = network / (out.bandwidth_bytes_per_s * out.efficiency)
+    network_s = network / out.rate_bytes_per_s
     largest = hardware.scale_up.all_to_all.message_bytes[-1]
     links_s = passed / bus_bandwidth_bytes_per_s(hardware, "all_to_all", largest, group.members)
     outside = group.size - group.members
@@ -320,9 +320,9 @@ def p2p_s(
     message = np.asarray(num_bytes, dtype=np.float64)
     stays = 2 * np.asarray(stride) <= up.num_gpus if inside is None else inside
     links_s = message / (up.bandwidth_bytes_per_s * up.p2p_efficiency) + up.p2p_latency_s
-    network_s = message / (out.bandwidth_bytes_per_s * out.efficiency) + out.p2p_latency_s
+    network_s = message / out.rate_bytes_per_s + out.p2p_latency_s
     if out.rails is not None:
-        crossing = message / (out.bandwidth_bytes_per_s * out.efficiency * out.rails.bandwidth_fraction)
+        crossing = message / (out.rate_bytes_per_s * out.rails.bandwidth_fraction)
         crossing = crossing + out.p2p_latency_s + out.rails.latency_s
         network_s = np.where(same_rail(hardware, stride), network_s, crossing)
     time = np.where(stays, links_s, network_s)

@@ -109,10 +109,15 @@ def _gemm_kernel_s(
     engine = engine_of(accelerator, precision)
     m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
     flops_per_s = engine.peak_flops_per_s * engine.sustained * interpolate_table(engine.gemm, m, n, k)
+    memory_s = gemm_bytes(precision, m, n, k) / accelerator.memory_rate_bytes_per_s
+    return np.maximum(2 * m * n * k / flops_per_s, memory_s)
+
+
+def gemm_bytes(precision: GemmPrecision, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+    """Bytes that one product (m x k)(k x n) reads and writes: b (m k + k n) + 2 m n, with b = 2 in bf16 and 1 in
+    fp8, output in bf16. m, n, k: elements, any shapes that broadcast. Source: each operand passes memory once."""
     input_bytes = FP8_BYTES if precision == "fp8" else BF16_BYTES
-    moved = input_bytes * (m * k + k * n) + BF16_BYTES * m * n
-    bytes_per_s = accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency
-    return np.maximum(2 * m * n * k / flops_per_s, moved / bytes_per_s)
+    return input_bytes * (m * k + k * n) + BF16_BYTES * m * n
 
 
 def gemm_s(accelerator: Accelerator, precision: GemmPrecision, m: Numbers, n: Numbers, k: Numbers) -> FloatArray:
@@ -167,11 +172,10 @@ def weight_gradient_s(
     """
     product = batched_gemm_s(accelerator, precision, m, n, k, count)
     elements = np.asarray(count, dtype=np.float64) * np.asarray(m) * np.asarray(n)
-    bytes_per_s = accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency
     traffic = EXPOSED_SUM_FRACTION * elements * (2 * sum_bytes - BF16_BYTES)
     if not fused:
         traffic = elements * (2 * sum_bytes + BF16_BYTES)
-    return np.where(product == 0, 0.0, product + traffic / bytes_per_s)
+    return np.where(product == 0, 0.0, product + traffic / accelerator.memory_rate_bytes_per_s)
 
 
 def batched_small_gemm_s(
@@ -199,8 +203,8 @@ def memory_bound_s(accelerator: Accelerator, num_bytes: Numbers) -> FloatArray:
     num_bytes: bytes read plus written, any shape; returns seconds. Source: roofline (Williams et al. 2009).
     """
     moved = np.asarray(num_bytes, dtype=np.float64)
-    bytes_per_s = accelerator.memory_bandwidth_bytes_per_s * accelerator.memory_bandwidth_efficiency
-    return np.where(moved == 0, 0.0, moved / bytes_per_s + accelerator.kernel_latency_s)
+    seconds = moved / accelerator.memory_rate_bytes_per_s
+    return np.where(moved == 0, 0.0, seconds + accelerator.kernel_latency_s)
 
 
 def last_tile_flops(accelerator: Accelerator, keys: Numbers, width: Numbers) -> FloatArray:

@@ -164,8 +164,7 @@ def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParam
     """Seconds of the Adam update of the GPU's share: bytes moved over memory bandwidth. None of forwards alone."""
     if problem.inference:
         return np.zeros(len(columns))
-    gpu = problem.hardware.accelerator
-    rate = gpu.memory_bandwidth_bytes_per_s * gpu.memory_bandwidth_efficiency
+    rate = problem.hardware.accelerator.memory_rate_bytes_per_s
     total = np.zeros(len(columns))
     for local, replicas in _sharded_groups(problem, columns, parameters):
         share = local / np.where(columns.zero_stage >= 1, replicas, 1)

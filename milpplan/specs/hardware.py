@@ -88,6 +88,11 @@ class Accelerator(Record):
     """Fraction of bf16 peak of a causal flash-attention forward, by sequence length."""
     attention_backward: SizeCurve
 
+    @property
+    def memory_rate_bytes_per_s(self) -> float:
+        """What an operator that only reads and writes memory reaches."""
+        return self.memory_bandwidth_bytes_per_s * self.memory_bandwidth_efficiency
+
 
 class BusTable(Record):
     """Measured bus bandwidth (nccl-tests' definition) of one operation inside a tier:
@@ -190,6 +195,11 @@ class ScaleOut(Record):
     in_network_reduction: bool = False
     """Whether switches add up an all-reduce (InfiniBand SHARP): what the accelerators of a domain hold together
     leaves it once."""
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """What a large message of one accelerator reaches, one direction."""
+        return self.bandwidth_bytes_per_s * self.efficiency
 
 
 OWN_COST_MODEL = "milpplan"

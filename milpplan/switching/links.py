@@ -45,7 +45,7 @@ class Links:
         return Links(
             gpus_per_domain(hardware, num_gpus),
             up.bandwidth_bytes_per_s * up.p2p_efficiency,
-            out.bandwidth_bytes_per_s * out.efficiency,
+            out.rate_bytes_per_s,
             up.p2p_latency_s,
             out.p2p_latency_s,
             1.0 if rails is None else rails.bandwidth_fraction,
