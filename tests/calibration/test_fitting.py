@@ -13,6 +13,7 @@ from milpplan.calibration.robust import robust_scale
 from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError
 from milpplan.presets.overlays import applied
+from tests.amounts import long_but
 from tests.calibration.cases import measured_under, record, steps, varied
 
 TRUTH = Theta(gemm_efficiency=0.8, scale_up_efficiency=0.6, layer_launch_s=1.5e-3, step_overhead_s=0.1)
@@ -25,10 +26,10 @@ def runs() -> list[Observation]:
     return measured_under(steps(varied()), TRUTH)
 
 
-@pytest.fixture(scope="module")
-def fitted(runs: list[Observation]) -> Fit:
-    """Four constants fitted to them."""
-    return fit(runs, constants=FITTED)
+@pytest.fixture(scope="module", params=long_but((False,), (False, True)), ids=["near", "hops"])
+def fitted(request: pytest.FixtureRequest, runs: list[Observation]) -> Fit:
+    """Four constants fitted to them; in the long tests also with a look for lower minima."""
+    return fit(runs, constants=FITTED, hops=request.param)
 
 
 def test_constants_come_back_within_two_sigma(fitted: Fit) -> None:
