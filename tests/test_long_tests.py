@@ -34,6 +34,8 @@ def test_fails_twice(broken): assert False
 MORE_CASES = """
 import pytest
 
+def test_is_short(): pass
+
 @pytest.fixture
 def missing(): raise ValueError
 
@@ -42,8 +44,6 @@ def test_fails_before(missing): pass
 
 @pytest.mark.long
 def test_passes(): pass
-
-def test_is_short(): pass
 """
 
 
