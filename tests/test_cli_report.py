@@ -121,7 +121,7 @@ def test_mistakes_are_named(plan_path: Path, tmp_path: Path) -> None:
     for words, said in (
         ([plan_path], "nothing to write"),
         ([plan_path, "-o", page, "--trace", page], "both"),
-        ([plan_path, "-o", plan_path], "plan file itself"),
+        ([plan_path, "-o", plan_path], "it is read"),
         ([plan_path, "-o", page, "--trace", tmp_path / "no" / "trace.json"], "no directory"),
         ([tmp_path / "none.json", "-o", page], "none.json"),
     ):

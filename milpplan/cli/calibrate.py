@@ -12,7 +12,7 @@ from milpplan.calibration.sources import calibrated
 from milpplan.calibration.tables import document_text, report
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
-from milpplan.reports.files import check_not_source, check_writable
+from milpplan.reports.files import check_writable
 from milpplan.specs.overlay import USUAL
 
 
@@ -27,7 +27,6 @@ def run(
 ) -> ExitCode:
     """Fit, print, write."""
     check_writable(out)
-    check_not_source(out, source)
     console = Console(file=sys.stderr)
     with console.status("reading") as status, within_range():
         told = status.update if console.is_terminal else None

@@ -9,10 +9,10 @@ import typer
 
 from milpplan.cli.completion import presets_like
 from milpplan.cli.outcome import ExitCode, emit, say, show
-from milpplan.cli.program import app
+from milpplan.cli.program import command
 
 
-@app.command("list")
+@command("list")
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
     """List the models or the hardware that ship with milpplan."""
     from milpplan.cli import arguments
@@ -22,7 +22,7 @@ def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) 
     show(tables[arguments.choice(kind, "list", tables)]())
 
 
-@app.command("show")
+@command("show")
 def show_preset(
     name: Annotated[
         str,
@@ -35,7 +35,7 @@ def show_preset(
     emit(presets.description(name))
 
 
-@app.command()
+@command()
 def schema(
     kind: Annotated[
         str,
@@ -53,7 +53,7 @@ def schema(
     emit(json.dumps(arguments.schema_of(kind).model_json_schema(), indent=2) + "\n")
 
 
-@app.command()
+@command()
 def init(
     path: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The file to write.")] = Path("job.toml"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
@@ -66,7 +66,7 @@ def init(
     say(f"Written to {path}. Now: milpplan solve --job {path}")
 
 
-@app.command()
+@command()
 def doctor() -> None:
     """Check the installed solvers on small programs that broken ones have got wrong."""
     from milpplan.optimize.doctor import run_canaries

@@ -9,7 +9,7 @@ import typer
 
 from milpplan.cli import options as o
 from milpplan.cli.launching import NAMES
-from milpplan.cli.program import app
+from milpplan.cli.program import command
 
 Files = Annotated[
     list[Path] | None,
@@ -72,7 +72,7 @@ Best = Annotated[
 ]
 
 
-@app.command()
+@command()
 def gap(
     files: Files = None,
     source: From = None,

@@ -9,8 +9,7 @@ import typer
 
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, show
-from milpplan.cli.program import app
-from milpplan.errors import InvalidInputError
+from milpplan.cli.program import command
 from milpplan.version import __version__
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ NAMES = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|autom
 """Targets, as the help shows them."""
 
 
-@app.command()
+@command()
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
     to: Annotated[str, typer.Option("--to", metavar=NAMES, help="The launcher.")],
@@ -64,19 +63,12 @@ def export(
 
 def _write(files: dict[str, str], out: Path) -> None:
     """All files into a directory, or the first one under its own name; nothing unless all can be written."""
-    from milpplan.reports.files import check_writable, write_whole
+    from milpplan.reports.files import check_writable, make_directory, write_whole
 
     into = out.is_dir() or not (out.suffix or out.exists())
     places = {out / name: text for name, text in files.items()} if into else {out: next(iter(files.values()))}
-    if into and not out.exists():
-        try:
-            out.mkdir()
-        except OSError as error:
-            raise InvalidInputError(
-                f"The directory {out} cannot be made: {error.strerror}.",
-                "Expected a directory whose parent exists and that you may write to.",
-                "Give another --out.",
-            ) from error
+    if into:
+        make_directory(out, "--out", parents=False)
     for place in places:
         check_writable(place)
     for place, text in places.items():
@@ -84,7 +76,7 @@ def _write(files: dict[str, str], out: Path) -> None:
         say(f"Written to {place}.")
 
 
-@app.command("import")
+@command("import")
 def import_(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A script, a command line, or a .yaml of arguments.")

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from milpplan.cli import options as o
-from milpplan.cli.program import app
+from milpplan.cli.program import command
 
 
-@app.command()
+@command()
 def validate(
     runs: Annotated[
         Path | None,
@@ -36,7 +36,7 @@ def validate(
     raise typer.Exit(int(validation.run(runs, as_json, plot, stacks)))
 
 
-@app.command()
+@command()
 def calibrate(
     source: Annotated[
         Path,
@@ -69,7 +69,7 @@ def calibrate(
     raise typer.Exit(int(code))
 
 
-@app.command()
+@command()
 def profile(
     hardware: Annotated[
         str, typer.Option("--hardware", metavar="NAME", help="The description to lie on: a name or a file.")

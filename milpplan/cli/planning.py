@@ -9,10 +9,10 @@ import typer
 
 import milpplan
 from milpplan.cli import options as o
-from milpplan.cli.program import app
+from milpplan.cli.program import command
 
 
-@app.command()
+@command()
 def solve(
     model: o.Model = None,
     hardware: o.Hardware = None,
@@ -59,7 +59,7 @@ def solve(
     raise typer.Exit(int(run(SolveWords(**words))))
 
 
-@app.command()
+@command()
 def min_gpus(
     model: o.Model,
     hardware: o.Hardware,
@@ -109,7 +109,7 @@ def min_gpus(
     raise typer.Exit(int(fewest.run(problem, chosen, gpus is None, out, as_json)))
 
 
-@app.command()
+@command()
 def simulate(
     plan: Annotated[
         Path | None, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")
@@ -123,7 +123,7 @@ def simulate(
     raise typer.Exit(int(calculons.simulate(calculon, plan, as_json)))
 
 
-@app.command()
+@command()
 def certify(
     result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="What `solve --out` or `--json` wrote.")],
     backend: Annotated[
@@ -143,7 +143,7 @@ def certify(
     raise typer.Exit(int(certifying.run(result, backend, time_limit, seed, as_json)))
 
 
-@app.command()
+@command()
 def compare(
     plans: Annotated[
         list[Path], typer.Argument(metavar="PLAN.json ...", help="Plan files; the first is the base.")
@@ -156,7 +156,7 @@ def compare(
     raise typer.Exit(int(comparing.run(plans, as_json)))
 
 
-@app.command()
+@command()
 def explain(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
     why_not: Annotated[
@@ -182,7 +182,7 @@ def explain(
     raise typer.Exit(int(explaining.run(plan, why_not or [], time_limit, gap, as_json)))
 
 
-@app.command()
+@command()
 def traffic(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
     algorithm: Annotated[
@@ -206,7 +206,7 @@ def traffic(
     raise typer.Exit(int(counting.run(plan, algorithm, as_json, out, html)))
 
 
-@app.command()
+@command()
 def switch(
     source: Annotated[Path, typer.Argument(metavar="FROM.json", help="A plan file, or the JSON of a solve.")],
     target: Annotated[Path, typer.Argument(metavar="TO.json", help="Another plan for the same model and GPUs.")],
@@ -236,7 +236,7 @@ def switch(
     raise typer.Exit(int(switching.run(source, target, senders, bandwidths, as_json, out)))
 
 
-@app.command()
+@command()
 def sweep(
     study: Annotated[
         Path, typer.Argument(metavar="STUDY.toml", help="A study file; docs/studies.md describes it.")

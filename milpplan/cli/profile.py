@@ -20,7 +20,7 @@ from milpplan.profiling.raw_file import read_raw, write_raw
 from milpplan.profiling.records import Measurements
 from milpplan.profiling.sweep import EXTENTS, sweep
 from milpplan.profiling.tables import document_text, report
-from milpplan.reports.files import check_not_source, check_writable
+from milpplan.reports.files import check_writable
 
 
 def run(
@@ -45,7 +45,6 @@ def run(
         write_raw(raw, measurements)
         say(f"Measurements written to {raw}.")
     else:
-        check_not_source(out, source)
         _check_only_reading(source, {"--device": device, "--raw": raw, "--quick": quick})
         measurements = read_raw(source)
     console = Console(file=sys.stderr)

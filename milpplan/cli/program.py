@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
 
 import milpplan
+from milpplan.cli.command import Command
 from milpplan.cli.outcome import Commands, emit, of_error, say_error, unwritten
 from milpplan.errors import InvalidInputError
 
@@ -24,6 +26,8 @@ app = typer.Typer(
         "tolerance (its gap is printed), 5 stopped with none, 6 internal failure."
     ),
 )
+command = partial(app.command, cls=Command)
+"""Registers a function as a command."""
 
 
 def run() -> None:

@@ -24,7 +24,7 @@ from milpplan.version import __version__
 
 def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float) -> ExitCode:
     """Read, simulate, write the page and the trace; both are checked for writing before anything is computed."""
-    _check_outputs(path, out, trace)
+    _check_outputs(out, trace)
     if not 0 <= time_limit_s < float("inf"):
         raise InvalidInputError(
             f"--time-limit is {time_limit_s}.", "Expected seconds, 0 or more.", "Correct --time-limit."
@@ -50,7 +50,7 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float) -
     return ExitCode.OPTIMAL
 
 
-def _check_outputs(path: Path, out: Path | None, trace: Path | None) -> None:
+def _check_outputs(out: Path | None, trace: Path | None) -> None:
     named = [target for target in (out, trace) if target is not None]
     if not named:
         raise InvalidInputError(
@@ -63,10 +63,6 @@ def _check_outputs(path: Path, out: Path | None, trace: Path | None) -> None:
             f"The page and the trace are both {str(out)!r}.", "Expected two files.", "Change one of the options."
         )
     for target in named:
-        if target.exists() and path.exists() and target.resolve() == path.resolve():
-            raise InvalidInputError(
-                f"{str(target)!r} is the plan file itself.", "Expected another file.", "Change -o or --trace."
-            )
         check_writable(target)
 
 

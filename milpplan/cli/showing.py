@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from milpplan.cli.program import app
+from milpplan.cli.program import command
 
 
-@app.command()
+@command()
 def report(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
     out: Annotated[

@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
 from milpplan.cli.solving import within_range
+from milpplan.reports.files import make_directory
 from milpplan.validation.comparison import Validation, compare
 from milpplan.validation.document import document_text
 from milpplan.validation.figures import write_figures
@@ -26,6 +27,8 @@ def run(runs: Path | None, as_json: bool, plot: Path | None, stacks: bool = True
 
     ``stacks``: with the constants that were fitted to each framework.
     """
+    if plot is not None:
+        make_directory(plot, "--plot")
     file = read_runs(runs)
     for error in file.rejected[:MAX_TOLD]:
         say_error(error)

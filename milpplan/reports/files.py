@@ -10,20 +10,6 @@ from milpplan.errors import InvalidInputError
 from milpplan.specs.reading import shown
 
 
-def check_not_source(out: Path, source: Path) -> None:
-    """Refuse to write an overlay over the measurements it is made of.
-
-    Raises:
-        InvalidInputError: they are one file.
-    """
-    if out.exists() and source.exists() and out.resolve() == source.resolve():
-        raise InvalidInputError(
-            f"--out is {str(out)!r}, the measurements themselves.",
-            "Expected another file for the overlay.",
-            "Change --out.",
-        )
-
-
 def check_writable(path: Path) -> None:
     """Raise ``InvalidInputError`` where a file cannot be written, before time is spent on what goes in it."""
     reason = ""
@@ -42,9 +28,28 @@ def check_writable(path: Path) -> None:
             with TemporaryFile(dir=target.parent):
                 pass
     except (OSError, ValueError, RuntimeError) as error:
-        raise _unwritable(path, str(error)) from error
+        raise _unwritable(path, getattr(error, "strerror", None) or str(error)) from error
     if reason:
         raise _unwritable(path, reason)
+
+
+def make_directory(path: Path, option: str, parents: bool = True) -> None:
+    """Make a directory of results, before time is spent on what goes in it.
+
+    Raises:
+        InvalidInputError: it cannot be made, or nothing can be written in it.
+    """
+    if path == Path("-"):
+        raise _unwritable(path, "it would be a directory of that name (leave the option out to print)")
+    try:
+        path.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(
+            f"The directory {shown(str(path))} cannot be made: {error.strerror}.",
+            "Expected a directory that may be written" + ("." if parents else ", in one that exists."),
+            f"Give another one with {option}.",
+        ) from error
+    check_writable(path / "any")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

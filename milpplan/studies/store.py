@@ -11,7 +11,7 @@ from typing import IO, Final
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable, make_directory, write_whole
 from milpplan.specs.reading import shown
 from milpplan.studies.outcomes import Outcome
 
@@ -52,14 +52,7 @@ def opened(directory: Path) -> Iterator[Store]:
     Raises:
         InvalidInputError: it cannot be written, or another sweep is at work in it.
     """
-    try:
-        (directory / CELLS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInputError(
-            f"The directory {shown(str(directory))} cannot be made: {error.strerror}.",
-            "Expected a directory that may be written.",
-            "Give another one with --out.",
-        ) from error
+    make_directory(directory / CELLS, "--out")
     check_writable(directory / LOCK)
     with (directory / LOCK).open("w", encoding="utf-8") as file:
         _lock(file, directory)

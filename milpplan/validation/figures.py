@@ -10,10 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from milpplan.errors import InvalidInputError
-from milpplan.reports.files import write_whole
+from milpplan.reports.files import make_directory, write_whole
 from milpplan.reports.terminal import printable
-from milpplan.specs.reading import shown
 from milpplan.units import GIB, gib_text, percent_text, seconds_text
 from milpplan.validation.comparison import Comparison, Validation
 
@@ -45,12 +43,7 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
     Raises:
         InvalidInputError: the directory cannot be made or written to.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInputError(
-            f"{shown(str(directory))} cannot be made: {error}.", "Expected a directory.", "Give another path."
-        ) from error
+    make_directory(directory, "--plot")
     written = []
     by_generation: dict[str, list[Point]] = defaultdict(list)
     for one in validation.comparisons:
