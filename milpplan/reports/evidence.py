@@ -79,6 +79,19 @@ def _term(term: TermEvidence) -> TermDocument:
     return TermDocument(term=values.pop("name"), **values)
 
 
+def evidence_sentence(evidence: EvidenceDocument) -> str:
+    """What measured runs say about a plan, for somebody who does not know the terms."""
+    if not evidence.num_runs:
+        return f"No measured run on {evidence.generation} is known: nothing of this plan is checked against one."
+    runs = f"{evidence.num_runs:,} measured runs on {evidence.generation}"
+    if evidence.unexercised:
+        share = f" ({percent_text(evidence.share, 0)} of the step)" if evidence.share else ""
+        return f"The cost model was held to {runs}; none has this plan's {', '.join(evidence.unexercised)}{share}."
+    errors = [term.mean_abs_error for term in evidence.terms if term.mean_abs_error is not None]
+    error = f", with mean errors of at most {percent_text(max(errors), 0)}" if errors else ""
+    return f"The cost model was held to {runs}, which have every part of this plan{error}."
+
+
 def evidence_text(evidence: Evidence) -> str:
     """What the plan rests on, and whether the choice does."""
     where = evidence.generation

@@ -11,8 +11,10 @@ from milpplan.communication.records import TrafficReport
 from milpplan.insight.records import NearBest, NearPlan
 from milpplan.overview.records import Missing, Overview
 from milpplan.reports.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
+from milpplan.reports.evidence import evidence_sentence
 from milpplan.reports.page_data import shown_ranks
 from milpplan.reports.plan_words import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, difference_text, layout_text
+from milpplan.reports.targets import target_price_text
 from milpplan.reports.traffic_text import NAMES
 from milpplan.units import (
     GIB,
@@ -220,8 +222,11 @@ def search_section(result: ResultDocument | None) -> Section:
         ("solved", layouts.solved),
         ("left open", layouts.open),
     ]
+    priced = None if result.target is None else result.target.price
     return {
         "proof": result.proof,
+        "price": None if priced is None else target_price_text(result.problem, priced),
+        "evidence": None if result.evidence is None else evidence_sentence(result.evidence),
         "gap": gap_text(result.gap or 0.0),
         "bound": None if result.lower_bound_s is None else seconds_text(result.lower_bound_s),
         "seconds": seconds_text(result.wall_time_s),
@@ -274,7 +279,7 @@ def _near_summary(near: NearBest) -> str:
     if not found and not undecided:
         return f"No other of the {legal} has a plan within {within} of this one: proved."
     rest = (
-        f"{undecided:,} more were not decided in the time given"
+        f"{undecided:,} more were not decided in the time given (--time-limit 60 gives more)"
         if undecided
         else "all others are proved to be further away"
     )

@@ -42,11 +42,13 @@ def target_document(result: PlanResult) -> TargetDocument | None:
     return TargetDocument(name=space.target, version=space.target_version, price=priced)
 
 
-def target_price_text(problem: Problem, price: TargetPrice) -> str:
+def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument) -> str:
     """What the restriction to a launcher costs, in words; an interval where the proofs leave one."""
     least, most = price.least_fraction, price.most_fraction
     more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
     best = f"than the best of any launcher (the same space without --target {problem.space.target})"
+    if most <= 0:
+        return f"no plan of any launcher is better (proved; --target {problem.space.target})"
     if most <= SAME_SHARE:
         return f"no plan of any launcher is more than {most:.2%} better (proved; --target {problem.space.target})"
     if most - least <= SAME_SHARE:
