@@ -3,10 +3,12 @@ and every line of the ```text block after it must be in what it prints."""
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +72,22 @@ def test_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
             printed += done.stdout + done.stderr
         for line in example.lines:
             assert squeezed(line) in squeezed(printed), f"{line!r} is not in:\n{printed}"
+
+
+CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+
+
+def test_the_backend_tutorial_prints_what_it_says() -> None:
+    """Its code runs from the first block to the last, in one namespace, and prints the text after each block."""
+    blocks = CODE.findall((DOCS / "tutorials" / "backend.md").read_text(encoding="utf-8"))
+    assert len(blocks) >= 6
+    assert sum(bool(said) for _, said in blocks) >= 5
+    names: dict[str, object] = {}
+    for code, said in blocks:
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            exec(compile(code, "backend.md", "exec"), names)
+        assert printed.getvalue() == said
 
 
 def test_there_are_pages_to_check() -> None:
