@@ -20,6 +20,7 @@ from milpplan.overview.gathering import plan_overview
 from milpplan.overview.records import Overview
 from milpplan.presets.catalog import load_hardware, load_model
 from milpplan.reports.notebook import plan_html, result_html, step_html
+from milpplan.reports.notebook_text import SHOWN
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
@@ -81,3 +82,5 @@ __all__ = [
 PlanResult._repr_html_ = result_html  # type: ignore[attr-defined]
 StepReport._repr_html_ = step_html  # type: ignore[attr-defined]
 Plan._repr_html_ = plan_html  # type: ignore[attr-defined]
+for _kind, _draw in SHOWN.items():
+    _kind._repr_html_ = _draw

@@ -7,11 +7,21 @@ import sys
 import numpy as np
 import pytest
 
-from milpplan import Plan, PlanResult, StepReport, simulate, solve, step_lanes
+import milpplan
+from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve, step_lanes
+from milpplan.communication.records import TrafficReport
 from milpplan.costs.report import BREAKDOWN
 from milpplan.errors import InvalidInputError
+from milpplan.groups.workload import workload_of
+from milpplan.insight.candidates import Candidate, Choice, choose
+from milpplan.insight.fewest import Fewest, fewest_gpus
+from milpplan.insight.gap_records import GapReport
+from milpplan.insight.records import Explanation
+from milpplan.lengths.records import LengthsResult
+from milpplan.lengths.solving import solve_lengths
 from milpplan.reports import figures
 from milpplan.reports.notebook import result_html
+from milpplan.reports.notebook_text import SHOWN
 from milpplan.units import GIB, seconds_text
 from tests.reports.pages import piped, solved
 from tests.reports.test_plan_page import Reader
@@ -86,3 +96,30 @@ def test_a_result_without_a_plan_says_so() -> None:
     result = solve(small_problem(memory_gib=4.0))
     assert isinstance(result, PlanResult)
     assert "small: infeasible" in Reader(result_html(result)).text
+
+
+def test_a_notebook_shows_every_kind_of_answer() -> None:
+    """Gaps, explanations, steps of several lengths, traffic, candidates and the fewest GPUs have well-formed HTML
+    without a script."""
+    problem, plan = small_problem(), solve(small_problem()).plan
+    assert plan is not None
+    options = SolveOptions(time_limit_s=5.0)
+    two = [Candidate(name, problem) for name in ("one", "other")]
+    answers = {
+        GapReport: milpplan.gap(problem, plan, time_limit_s=1.0, changes=False),
+        Explanation: milpplan.explain_plan(problem, plan, time_limit_s=0.5),
+        LengthsResult: solve_lengths(
+            small_problem(memory_gib=40), workload_of([200, 400, 900], 128), 128, 1, 0.1, 2.0
+        ),
+        TrafficReport: milpplan.traffic(problem, plan),
+        Choice: choose(two, options),
+        Fewest: fewest_gpus(problem, options, widen=False),
+    }
+    assert set(answers) == set(SHOWN)
+    for kind, answer in answers.items():
+        html = answer._repr_html_()  # type: ignore[attr-defined]
+        read = Reader(html)
+        assert isinstance(answer, kind)
+        assert read.open == []
+        assert "script" not in {tag for tag, _ in read.attributes}
+        assert len(read.text) > 200, kind
