@@ -105,12 +105,11 @@ def test_a_notebook_shows_every_kind_of_answer() -> None:
     assert plan is not None
     options = SolveOptions(time_limit_s=5.0)
     two = [Candidate(name, problem) for name in ("one", "other")]
+    roomy = small_problem(memory_gib=40)
     answers = {
         GapReport: milpplan.gap(problem, plan, time_limit_s=1.0, changes=False),
         Explanation: milpplan.explain_plan(problem, plan, time_limit_s=0.5),
-        LengthsResult: solve_lengths(
-            small_problem(memory_gib=40), workload_of([200, 400, 900], 128), 128, 1, 0.1, 2.0
-        ),
+        LengthsResult: solve_lengths(roomy, workload_of([200, 400, 900], 128), 128, 1, 0.1, 2.0),
         TrafficReport: milpplan.traffic(problem, plan),
         Choice: choose(two, options),
         Fewest: fewest_gpus(problem, options, widen=False),
