@@ -311,7 +311,8 @@ def rule_section(overview: Overview) -> Section:
     verdict = (
         f"This plan takes {percent_text(saved)} less time than the rule of thumb's."
         if saved > 0
-        else f"The rule of thumb's plan takes {percent_text(1.0 - other / own)} less time than this one."
+        else f"The rule of thumb's plan takes {percent_text(1.0 - other / own)} less time than this one: it is "
+        "not in the space that was searched for this plan, or the search was stopped before it."
         if saved < 0
         else "The rule of thumb's plan takes the same time."
     )
