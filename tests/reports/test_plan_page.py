@@ -19,9 +19,11 @@ from milpplan.errors import IllegalPlanError
 from milpplan.launchers.records import Launch
 from milpplan.launchers.targets import TARGETS, Target
 from milpplan.overview.records import Missing
+from milpplan.reports.evidence import EvidenceDocument, TermDocument, evidence_sentence
 from milpplan.reports.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
 from milpplan.reports.plan_page import plan_page
 from milpplan.reports.plan_words import TIME_PARTS, plan_sentences
+from milpplan.reports.targets import TargetDocument, TargetPriceDocument
 from milpplan.specs.problem import NodeGroup
 from milpplan.units import gib_text, seconds_text
 from tests.costs.cases import even_plan, problem_of
@@ -211,6 +213,55 @@ def test_names_from_files_cannot_become_markup() -> None:
     text = plan_page(replace(shown(), problem=problem), document())
     assert "<b>&" not in text
     assert Reader(text).open == []
+
+
+def test_tabs_say_which_launchers_cannot() -> None:
+    """Every launcher has a tab and a panel; refusals are marked, and the one in front runs the plan."""
+    tabs = [attrs for _, attrs in read().attributes if attrs.get("role") == "tab"]
+    panels = [attrs for _, attrs in read().attributes if attrs.get("role") == "tabpanel"]
+    refusals = [export.refusal is not None for export in shown().exports]
+    assert 0 < sum(refusals) < len(refusals) == len(tabs) == len(panels)
+    assert [tab.get("class") == "refused" for tab in tabs] == refusals
+    front = refusals.index(False)
+    assert [tab["aria-selected"] == "true" for tab in tabs] == [place == front for place in range(len(tabs))]
+    assert ["hidden" not in panel for panel in panels] == [place == front for place in range(len(tabs))]
+
+
+def test_what_is_proved_says_what_it_rests_on() -> None:
+    """The price of a launcher and what measured runs say stand beside the proof, in words of their own."""
+    price = TargetPriceDocument(
+        objective=1.0,
+        objective_bound=1.0,
+        least_fraction=0.05,
+        most_fraction=0.05,
+        status="optimal",
+        wall_time_s=1.0,
+    )
+    problem = document().problem
+    space = problem.space.model_copy(update={"target": "megatron"})
+    term = TermDocument(
+        term="pipeline", num_runs=2, num_sources=1, mean_abs_error=0.08, share=None, share_doubled=None
+    )
+    evidence = EvidenceDocument(
+        generation="Hopper", num_runs=20, num_memory_runs=1, terms=(term,), unexercised=(), share=None,
+        elsewhere=(), num_plans=0, ablations=(),
+    )  # fmt: skip
+    result = document().model_copy(
+        update={
+            "problem": problem.model_copy(update={"space": space}),
+            "target": TargetDocument(name="megatron", version=None, price=price),
+            "evidence": evidence,
+        }
+    )
+    text = Reader(plan_page(shown(), result)).text
+    assert "Price of that launcher: 5.0% slower than the best of any launcher" in text
+    assert "held to 20 measured runs on Hopper" in text
+    assert "errors of at most 8 %" in text
+    for update, words in (
+        ({"num_runs": 0}, "No measured run on Hopper is known"),
+        ({"unexercised": ("ring",), "share": 0.03}, "none has this plan's ring (3 % of the step)"),
+    ):
+        assert words in evidence_sentence(evidence.model_copy(update=update))
 
 
 def test_a_new_launcher_gets_a_tab(monkeypatch: pytest.MonkeyPatch) -> None:
