@@ -28,6 +28,9 @@ from milpplan.calibration import Observation, fit, observations
 from milpplan.calibration.overlay_file import write_overlay
 from milpplan.presets.catalog import load_overlay
 from milpplan.presets.overlays import applied
+from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.overlay import Overlay
+from milpplan.validation.comparison import UNSCORED_FLAGS
 from milpplan.validation.reading import read_runs
 
 TARGET = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
@@ -56,10 +59,13 @@ CHOSEN = {
     # Its runs waited for every kernel (CUDA_LAUNCH_BLOCKING=1, chronicles-prequel.md).
     "megatron-deepspeed": ("gemm_efficiency", "memory_efficiency", "scale_up_efficiency", "kernel_latency_s"),
     "nanotron-slow-calls": ("gemm_efficiency", "collective_rank_s", "step_overhead_s"),
+    "nanotron-earlier-engine": ("message_s",),
 }
 """Constants of stacks whose runs say more, or that lie on another stack."""
-BASES = {"nanotron-slow-calls": "nanotron"}
+BASES = {"nanotron-slow-calls": "nanotron", "nanotron-earlier-engine": "nanotron-slow-calls"}
 """Stacks that lie on another one: what they share is fitted to the other's runs."""
+FLAGGED = {"nanotron-earlier-engine": "old_pp_engine"}
+"""Stacks that are fitted only to runs with a flag that no score counts: those it is for are then left out."""
 LEAST_RUNS = 4
 MOST_RUNS = 60
 """More runs of one source on one hardware say little more about eight constants."""
@@ -96,17 +102,27 @@ class Part:
 
 def parts(only: Sequence[str]) -> Iterator[Part]:
     """Timed runs by stack and hardware; a stack follows the one that it lies on, whose file is then written."""
-    found, _ = observations(read_runs(None))
     by_name: dict[str, list[Observation]] = defaultdict(list)
-    for run in found:
+    for run in _fitted_to():
         if run.stack:
             by_name[f"{run.problem.hardware.name}+{run.stack}"].append(run)
     rng = np.random.default_rng(SEED)
-    for name, runs in sorted(by_name.items()):
+    for name, runs in sorted(by_name.items(), key=lambda part: (part[1][0].stack in FLAGGED, part[0])):
         if len(runs) > MOST_RUNS:
             runs = [runs[row] for row in sorted(rng.choice(len(runs), MOST_RUNS, replace=False))]
         if len(runs) >= LEAST_RUNS and (not only or name in only):
             yield _on_its_base(name, runs)
+
+
+def _fitted_to() -> Iterator[Observation]:
+    """What stacks are fitted to: the runs without flags, and those of ``FLAGGED``."""
+    file = read_runs(None)
+    found, _ = observations(file)
+    yield from (run for run in found if run.stack not in FLAGGED)
+    for stack, flag in FLAGGED.items():
+        flagged = replace(file, runs=tuple(run for run in file.runs if flag in run.flags))
+        found, _ = observations(flagged, unscored=UNSCORED_FLAGS - {flag})
+        yield from (run for run in found if run.stack == stack)
 
 
 def _on_its_base(name: str, runs: list[Observation]) -> Part:
@@ -118,9 +134,15 @@ def _on_its_base(name: str, runs: list[Observation]) -> Part:
     overlay = load_overlay(base)
     assert overlay is not None
     problems = [
-        run.problem.model_copy(update={"hardware": applied(run.problem.hardware, overlay)}) for run in runs
+        run.problem.model_copy(update={"hardware": _with_overlays(run.problem.hardware, overlay)}) for run in runs
     ]
     return Part(name, base, [replace(run, problem=one) for run, one in zip(runs, problems, strict=True)])
+
+
+def _with_overlays(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
+    """The description with an overlay, and before it those that it lies on."""
+    below = load_overlay(overlay.base)
+    return applied(hardware if below is None else _with_overlays(hardware, below), overlay)
 
 
 def leave_sources_out(target: Path | None) -> None:

@@ -42,17 +42,20 @@ class Observation:
 
 
 def observations(
-    file: RunFile, hardware: HardwareSpec | None = None, stacks: bool = False
+    file: RunFile,
+    hardware: HardwareSpec | None = None,
+    stacks: bool = False,
+    unscored: frozenset[str] = UNSCORED_FLAGS,
 ) -> tuple[list[Observation], list[str]]:
     """The timed runs of a file, and why each of the others is left out.
 
     ``hardware`` replaces the description that a run's own words would choose; ``stacks``: with the constants that
-    are fitted to its framework already.
+    are fitted to its framework already; ``unscored``: flags of runs that are left out.
     """
     found: list[Observation] = []
     left_out: list[str] = []
     for run in file.runs:
-        flags = UNSCORED_FLAGS & set(run.flags)
+        flags = unscored & set(run.flags)
         if flags:
             left_out.append(f"{run.id}: flagged {', '.join(sorted(flags))}")
             continue

@@ -19,6 +19,7 @@ PRIOR_FACTOR_SIGMA: Final = 0.3
 PRIOR_SECONDS_SIGMA: Final = {
     "layer_launch_s": 1e-3,
     "collective_rank_s": 1e-4,
+    "message_s": 0.1,
     "step_overhead_s": 1.0,
     "scale_out_hop_s": 1e-4,
     "kernel_latency_s": 1e-4,
@@ -28,6 +29,7 @@ FACTOR_BOUNDS: Final = (0.2, 5.0)
 SECONDS_BOUNDS: Final = {
     "layer_launch_s": (0.0, 2e-2),
     "collective_rank_s": (0.0, 2e-3),
+    "message_s": (0.0, 2.0),
     "step_overhead_s": (0.0, 20.0),
     "scale_out_hop_s": (0.0, 2e-3),
     "kernel_latency_s": (0.0, 2e-3),
@@ -50,6 +52,7 @@ class Theta:
     dispatch_efficiency: float = 1.0
     layer_launch_s: float | None = None
     collective_rank_s: float | None = None
+    message_s: float | None = None
     step_overhead_s: float | None = None
     scale_out_hop_s: float | None = None
     kernel_latency_s: float | None = None

@@ -120,8 +120,7 @@ def _uncertainty(
 
 def _evidence(result: PlanResult) -> Evidence | None:
     """What measured runs say about the plan, and about its choice among the runners-up."""
-    unknown = result.problem.inference or result.problem.other_hardware
-    if result.plan is None or result.step_time_s is None or unknown:
+    if result.plan is None or result.step_time_s is None or result.problem.inference:
         return None
     return evidence(result.problem, result.plan, result.step_time_s, result.runners_up)
 
@@ -177,8 +176,7 @@ def simulate_file(path: Path | None, as_json: bool, read: tuple[Problem, Plan] |
         # What is known of one node type says nothing about a cluster of several.
         single = not problem.other_hardware
         bar = error_bar(problem, plan, report.step_time_s) if single else None
-        told = single and not problem.inference
-        known = evidence(problem, plan, report.step_time_s) if told else None
+        known = None if problem.inference else evidence(problem, plan, report.step_time_s)
     if as_json:
         emit(document_text(simulation_document(problem, plan, report, bar, known)))
     else:

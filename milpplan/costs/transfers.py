@@ -19,6 +19,7 @@ def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
     With sequence parallelism each tensor-parallel rank sends its own part, 2 u h / t bytes; without, all send the
     same 2 u h bytes, or (``pp_scatter_gather``) each a part, and the stage that receives gathers them:
     p2p(2 u h / t) + all_gather(2 u h). Source: Narayanan et al. 2021, section 4.1.
+    Both hosts take their time for a message: + 2 ``message_s``.
     """
     stages, usual = placement.pipeline(columns), columns.tp * columns.cp * columns.dp
     inside = neighbours_share_domain(problem.hardware, stages.size, stages.stride, usual)
@@ -47,6 +48,7 @@ def _sent_s(problem: Problem, columns: LayoutColumns, hardware: HardwareSpec, in
     if columns.any_of("pp_scatter_gather"):
         gather = collectives.all_gather_s(hardware, message, *placement.tensor(columns))
         seconds = seconds + np.where(gathered, gather, 0.0)
+    seconds = seconds + 2.0 * hardware.software.message_s
     return np.where(columns.pp > 1, seconds, 0.0)
 
 

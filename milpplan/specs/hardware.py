@@ -218,6 +218,9 @@ class Software(Record):
     """Host time of a layer's collective for every other rank of its group, added to its launches: a library that
     checks each call on all ranks before it starts, whatever the size of the message. The norm of the gradients
     calls all ranks once a step."""
+    message_s: NonNegativeFloat = 0.0
+    """Host time of every message between pipeline stages, for the stage that sends and for the one that receives,
+    whatever its size: a pipeline engine that waits for each message before it goes on."""
     reduce_call_bytes: NonNegativeFloat = 0.0
     """Bytes of 16-bit gradients that one call of an unsharded reduction takes, each of which costs
     ``collective_rank_s`` for every other rank; 0: its calls cost nothing."""
@@ -294,6 +297,7 @@ class Uncertainty(Record):
     dispatch_efficiency: NonNegativeFloat = 0.0
     layer_launch_s: NonNegativeFloat = 0.0
     collective_rank_s: NonNegativeFloat = 0.0
+    message_s: NonNegativeFloat = 0.0
     scale_out_hop_s: NonNegativeFloat = 0.0
     kernel_latency_s: NonNegativeFloat = 0.0
     step_overhead_s: NonNegativeFloat = 0.0

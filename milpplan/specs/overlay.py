@@ -23,7 +23,14 @@ FACTORS: Final = (
     "dispatch_efficiency",
 )
 """Constants that multiply what the hardware description says."""
-TIMES: Final = ("layer_launch_s", "collective_rank_s", "step_overhead_s", "scale_out_hop_s", "kernel_latency_s")
+TIMES: Final = (
+    "layer_launch_s",
+    "collective_rank_s",
+    "message_s",
+    "step_overhead_s",
+    "scale_out_hop_s",
+    "kernel_latency_s",
+)
 """Constants in seconds that replace the software's, the last two the network's and the accelerator's."""
 SWITCHES: Final = ("overlap_tensor_parallel",)
 CONSTANTS: Final = (*FACTORS, *TIMES, *SWITCHES)
@@ -31,6 +38,7 @@ RARE: Final = (
     "gemm_fp8_efficiency",
     "dispatch_efficiency",
     "collective_rank_s",
+    "message_s",
     "scale_out_hop_s",
     "kernel_latency_s",
 )
@@ -86,6 +94,7 @@ class Constants(Record):
     """On the software's ``dispatch_efficiency``."""
     layer_launch_s: Seconds | None = None
     collective_rank_s: Seconds | None = None
+    message_s: Seconds | None = None
     step_overhead_s: Seconds | None = None
     scale_out_hop_s: Seconds | None = None
     """Latency of a hop between domains, and the least one of every hop of a collective that crosses them: a ring

@@ -26,8 +26,12 @@ def evidence(
 
     The terms that none of them has, of ``best`` and of ``others``, are then taken at zero and twice in all plans
     at once. ``others`` are compared by time per sequence, times GPUs where GPU-hours are minimised, and not at all
-    where GPUs are: there a plan is chosen among those that meet the deadline.
+    where GPUs are: there a plan is chosen among those that meet the deadline. On several node types nothing was
+    measured, which is all that is said.
     """
+    if problem.other_hardware:
+        names = dict.fromkeys(generation_name(hardware) for hardware in problem.node_types)
+        return Evidence(" with ".join(names), num_runs=0, num_memory_runs=0, terms=())
     name = generation_name(problem.hardware)
     known = (table or exercised_terms()).generations.get(name, NOTHING)
     with_stack = problem.hardware.software.name in stack_names()

@@ -23,7 +23,7 @@ from milpplan.costs.layout_costs import LayoutCosts, layout_costs
 from milpplan.costs.simulator import simulate, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.specs.model import DenseMlp, LayerRun, MixtureOfExperts
-from milpplan.specs.plan import SPLIT_SCHEDULES, Layout, Plan
+from milpplan.specs.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -145,6 +145,35 @@ def _recomputation(phase: Phase) -> Scale:
         return replace(costs, duration_ns=duration)
 
     return scaled
+
+
+def _host_traffic(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    """Transfers from and to the host that take so many times what they do; twice, compute covers more of them."""
+    host = problem.hardware.host_memory
+    assert host is not None
+    rate = host.bandwidth_bytes_per_s * (BEYOND_ANY_RATE if times == 0 else 1 / times)
+    other = host.model_copy(update={"bandwidth_bytes_per_s": rate})
+    hardware = problem.hardware.model_copy(update={"host_memory": other})
+    columns = LayoutColumns.of([layout])
+    own, moved = (
+        layout_costs(one, columns).at(0) for one in (problem, problem.model_copy(update={"hardware": hardware}))
+    )
+    names = ("duration_ns", "replayed_forward_ns", "optimizer_ns")
+    return replace(
+        costs, **{name: getattr(costs, name) + getattr(moved, name) - getattr(own, name) for name in names}
+    )
+
+
+def _pairs(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    """Communication that pairs leave exposed: at zero they hide all of it, taken twice they hide nothing."""
+    if times:
+        return replace(costs, paired_ns=costs.duration_ns[:, : Phase.BACKWARD + 1])
+    compute = costs.parts.layer[:, Part.COMPUTE, : Phase.BACKWARD + 1]
+    return replace(costs, paired_ns=np.minimum(compute, costs.paired_ns))
+
+
+def _as_it_is(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    return costs
 
 
 def _reductions(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
@@ -281,6 +310,25 @@ TERMS: Final = (
         "bubble and transfers of a pipeline with weight gradients apart",
         lambda problem, plan: _splits(plan),
     ),
+    Term(
+        "paired_layers",
+        "communication that pairs of a forward and a backward do not hide",
+        lambda problem, plan: plan.layout.schedule in PAIRED_SCHEDULES,
+        _pairs,
+    ),
+    Term(
+        "host_traffic",
+        "transfers of what is offloaded to the host",
+        lambda problem, plan: plan.layout.offloads,
+        _host_traffic,
+    ),
+    Term(
+        "several_node_types",
+        "stages or replicas on several types of accelerators",
+        lambda problem, plan: bool(problem.other_hardware),
+        _as_it_is,
+    ),
 )
-"""Recomputation comes after what it replays, so that both at once are scaled as one after the other."""
+"""Recomputation comes after what it replays, so that both at once are scaled as one after the other. Plans on
+several node types are not ablated (``milpplan.validation.ablation``)."""
 BY_NAME: Final = {term.name: term for term in TERMS}

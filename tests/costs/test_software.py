@@ -164,3 +164,17 @@ def test_logits_of_the_whole_vocabulary() -> None:
     logits = 8192 * padded_vocab_size(problem().model.vocab_size, LAYOUT.tp) // LAYOUT.tp
     assert gathered - plain == 4 * (LAYOUT.tp - 1) * logits
     assert copied - plain == 16 * logits
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_pipeline_waits_for_messages(stages: int) -> None:
+    """A message takes both hosts their time. With p micro-batches in flight that pass 2 (p - 1) transfers each, m
+    micro-batches wait m / p times for these where messages take much longer than work, and no more than a few of
+    them are not hidden behind others; without a pipeline nobody waits."""
+    layout = LAYOUT.model_copy(update={"pp": stages, "dp": 4 // stages})
+    step_s = {}
+    for message_s in (0.0, 10.0):
+        asked = problem(message_s=message_s)
+        step_s[message_s] = simulate(asked, uniform_plan(asked, layout, "none")).step_time_s
+    waits = layout.num_micro_batches / stages * 2 * (stages - 1)
+    assert waits - 0.1 <= (step_s[10.0] - step_s[0.0]) / (2 * 10.0) <= waits + stages * (stages > 1)

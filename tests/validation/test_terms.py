@@ -54,7 +54,8 @@ CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "pairs": (
         {"model": "mixtral-8x7b", "ep": 8, "pp": 4, "vpp": 2, "dp": 8, "schedule": "dualpipe-v"},
         DENSE - {"tensor_parallel_inside", "gradient_reduction_across"}
-        | {"gradient_reduction_inside", "experts", "expert_dispatch_inside", "zero_bubble_pipeline"},
+        | {"gradient_reduction_inside", "experts", "expert_dispatch_inside"}
+        | {"zero_bubble_pipeline", "paired_layers"},
     ),
     "fp8": ({"tp": 8, "precision": "fp8"}, DENSE | {"fp8_products"}),
     "experts": (
@@ -65,6 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"model": "mixtral-8x7b", "tp": 4, "etp": 4, "ep": 8, "sequence_parallel": True},
         DENSE | {"experts", "expert_dispatch_across"},
     ),
+    "offload": ({"tp": 8, "offload_weights": True, "offload_optimizer": True}, DENSE | {"host_traffic"}),
 }
 
 
@@ -138,6 +140,24 @@ def test_pairs_cover_what_they_cover_today() -> None:
     exposed, hidden = (report.stages[0].breakdown_s["ep_exposed"], report.stages[0].hidden_s["ep_hidden"])
     assert 0 < report.step_time_s - step_without_s(problem, plan, [term]) < exposed + hidden
     assert step_doubled_s(problem, plan, [term]) - report.step_time_s >= exposed + hidden
+
+
+def test_without_transfers_of_the_host_none_is_exposed() -> None:
+    """On one stage a step of offloaded states loses exactly what of their transfers no work covers."""
+    problem, plan = case(**CASES["offload"][0])
+    report = simulate(problem, plan)
+    without = step_without_s(problem, plan, [BY_NAME["host_traffic"]])
+    assert report.breakdown_s["offload_exposed"] > 0
+    assert report.step_time_s - without == pytest.approx(report.breakdown_s["offload_exposed"], abs=1e-6)
+
+
+def test_pairs_that_hide_nothing_take_as_long_as_their_layers() -> None:
+    """With twice what pairs leave exposed, the dispatch that they hide is exposed as well."""
+    problem, plan = case(**CASES["pairs"][0])
+    report, term = simulate(problem, plan), BY_NAME["paired_layers"]
+    hidden = report.stages[0].hidden_s["ep_hidden"]
+    assert hidden > 0
+    assert step_doubled_s(problem, plan, [term]) - report.step_time_s > 0.9 * hidden
 
 
 def test_without_experts_their_products_are_gone() -> None:
