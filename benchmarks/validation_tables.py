@@ -1,9 +1,10 @@
-"""Tables that come out of a validation of the runs that ship: terms that they exercise, slopes and intercepts.
+"""Tables that come out of a validation of the runs that ship: terms that they exercise, slopes and intercepts, and
+what the remaining error is made of.
 
     python -m benchmarks.validation_tables [--dry-run] [--write docs/accuracy.md]
 
 It validates twice, with the constants fitted to each framework and without, which takes three minutes. It prints
-the tables, writes the one of terms to where the package ships it, and with ``--write`` puts both into their
+the tables, writes the one of terms to where the package ships it, and with ``--write`` puts all into their
 sections of a document.
 """
 
@@ -13,6 +14,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.error_causes import evidence_table, order_table, share_table, shares
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import __version__
 from milpplan.reports.files import write_whole
@@ -80,6 +82,9 @@ def main() -> None:
     sections = {
         "exercised terms": term_table(table),
         "slopes and intercepts": line_table(with_stacks, without),
+        "causes of the error": share_table(shares(with_stacks)),
+        "rows of the earlier engine": evidence_table(with_stacks),
+        "order lost": order_table(with_stacks),
     }
     print("\n\n".join(sections.values()))
     if not arguments.dry_run:

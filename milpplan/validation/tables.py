@@ -56,7 +56,8 @@ def _headline(validation: Validation, summary: Summary) -> Text:
         if errors is not None:
             lines.append(
                 f"{name}: mean absolute error of the step time {percent_text(errors.mean_abs_error)} over "
-                f"{errors.num_sources} sources ({errors.num_runs:,} scored runs), worst run "
+                f"{errors.num_sources} source{'s' if errors.num_sources > 1 else ''} ({errors.num_runs:,} scored "
+                f"run{'s' if errors.num_runs > 1 else ''}), worst run "
                 f"{percent_text(errors.max_abs_error)}"
             )
     return Text("\n".join(lines))
