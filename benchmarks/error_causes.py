@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import sqrt
 from statistics import fmean, median
 
 from benchmarks.tables import markdown_table
@@ -29,6 +30,8 @@ CLOSE = 0.05
 """Measured times this near each other are in no order: one timed iteration scatters by more."""
 SHOWN_REGRET = 0.02
 MANY_GPUS = 512
+LEAST_TWINS = 10
+_NO_SHARDING = {"zero_stage": 0, "overlap_param_gather": False}
 
 Class = tuple[str, Callable[[Comparison], bool]]
 
@@ -215,6 +218,29 @@ def _pairs(comparisons: Sequence[Comparison]) -> str:
         rows.append((words, f"{pairs:,}", f"{wrong:,}", f"{wrong / pairs:.0%}" if pairs else "-", f"{engine:,}"))
     header = ("measured apart", "pairs", "wrong order", "share", "with a row of the earlier engine without a flag")
     return markdown_table(header, rows)
+
+
+def twin_table(comparisons: Sequence[Comparison]) -> str:
+    """How far apart the errors are of runs that differ in ZeRO 0 or 1 only, and what that says of a single run.
+
+    Two of one scatter differ by sqrt(2) of what each is off on average (normal). What the model gets wrong about
+    ZeRO is in it, too, so it is an upper bound of a measurement's scatter.
+    """
+    groups: dict[tuple[str, Hashable], list[float]] = defaultdict(list)
+    for one in scored(comparisons):
+        layout = one.statement.plan.layout
+        if layout.zero_stage <= 1 and one.statement.problem.job.precision == "bf16":
+            plan = one.statement.plan.model_copy(update={"layout": layout.model_copy(update=_NO_SHARDING)})
+            groups[one.run.group, (stack_of(one.run), _like(one), plan)].append(error_of(one))
+    apart: dict[str, list[float]] = defaultdict(list)
+    for (source, _), errors in groups.items():
+        apart[source] += [abs(a - b) for a, b in combinations(errors, 2)]
+    rows = [
+        (source, len(sizes), f"{fmean(sizes):.1%}", f"{median(sizes):.1%}", f"{fmean(sizes) / sqrt(2):.1%}")
+        for source, sizes in sorted(apart.items())
+        if len(sizes) >= LEAST_TWINS
+    ]
+    return markdown_table(("source", "pairs", "apart, mean", "median", "one run, mean"), rows)
 
 
 def evidence_table(comparisons: Sequence[Comparison]) -> str:

@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.error_causes import evidence_table, order_table, share_table, shares
+from benchmarks.error_causes import evidence_table, order_table, share_table, shares, twin_table
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import __version__
 from milpplan.reports.files import write_whole
@@ -83,6 +83,7 @@ def main() -> None:
         "exercised terms": term_table(table),
         "slopes and intercepts": line_table(with_stacks, without),
         "causes of the error": share_table(shares(with_stacks)),
+        "twins": twin_table(with_stacks),
         "rows of the earlier engine": evidence_table(with_stacks),
         "order lost": order_table(with_stacks),
     }

@@ -14,7 +14,7 @@ from milpplan.cli.app import app
 from milpplan.presets.catalog import load_hardware
 from milpplan.reports.document import document_text, simulation_document
 from milpplan.reports.evidence import evidence_document, evidence_text
-from milpplan.specs.problem import Range
+from milpplan.specs.problem import NodeGroup, Range
 from milpplan.validation.ablation import evidence
 from milpplan.validation.comparison import UNSCORED_FLAGS, compare
 from milpplan.validation.evidence import Evidence
@@ -204,6 +204,16 @@ def test_hardware_without_runs_is_told() -> None:
     found = told(problem, plan, (plan,), table("tensor_parallel_inside", name="Ampere"))
     assert (found.num_runs, len(found.unexercised), found.ablations) == (0, 3, ())
     assert "no scored run on Hopper ships with milpplan" in evidence_text(found)
+
+
+def test_a_cluster_of_several_types_is_told_that_nothing_checks_it() -> None:
+    """No measured run is on two types of accelerators: nothing is looked up, and the names of both are said."""
+    problem, plan = case(tp=8)
+    step_s = simulate(problem, plan).step_time_s
+    other = NodeGroup(hardware=load_hardware("dgx-a100-80"), num_gpus=8)
+    found = evidence(problem.model_copy(update={"other_hardware": (other,)}), plan, step_s)
+    assert (found.num_runs, found.terms, found.ablations) == (0, (), ())
+    assert "no scored run on Hopper with Ampere ships with milpplan" in evidence_text(found)
 
 
 def test_documents_carry_the_evidence() -> None:
