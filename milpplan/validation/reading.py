@@ -53,7 +53,7 @@ def read_runs(path: Path | None) -> RunFile:
     """The runs of a file, or without one the published runs that ship with milpplan.
 
     Raises:
-        InvalidInputError: the file cannot be read, is no JSON, or is no list of records.
+        InvalidInputError: the file cannot be read, is no JSON, or is no list of one record or more.
     """
     files = [(path, str(path))] if path is not None else [(entry, entry.name) for entry in shipped_files()]
     runs: dict[str, Run] = {}
@@ -71,6 +71,8 @@ def read_runs(path: Path | None) -> RunFile:
             ignored = tuple(_unknown_fields(data))
             if ignored:
                 unknown[run.id] = ignored
+    if not runs and not rejected:
+        raise InvalidInputError(f"{files[0][1]} holds no record.", "Expected one at least.", _DO)
     return RunFile(tuple(runs.values()), unknown, tuple(rejected))
 
 

@@ -94,6 +94,7 @@ def test_an_id_counts_once(tmp_path: Path) -> None:
     [
         b"",
         b"{}",
+        b"[]",
         b"null",
         b"[1, 2",
         b"\xff\xfe\x00",
@@ -104,8 +105,8 @@ def test_an_id_counts_once(tmp_path: Path) -> None:
         b'{"runs": []}',
     ],
 )
-def test_files_that_are_no_lists_are_refused(tmp_path: Path, data: bytes) -> None:
-    """Anything but a list of records is a three-part error, never a traceback."""
+def test_files_that_are_no_lists_of_records_are_refused(tmp_path: Path, data: bytes) -> None:
+    """Anything but a list of one record or more is a three-part error, never a traceback."""
     path = tmp_path / "runs.json"
     path.write_bytes(data)
     with pytest.raises(InvalidInputError) as caught:
