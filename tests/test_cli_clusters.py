@@ -125,6 +125,10 @@ def test_replicas_of_different_make_are_solved_simulated_and_said(tmp_path: Path
     again = run("simulate", str(path), "--json")
     assert again.exit_code == 0, again.stderr
     assert json.loads(again.stdout)["step_time_s"] == document["step_time_s"]
+    traffic = run("traffic", str(path))
+    assert traffic.exit_code == 0, traffic.stderr
+    assert "0-15: dgx-a100-80, 8 in a fast domain; 16-31: dgx-h100" in " ".join(traffic.stdout.split())
+    assert "Bytes a step, by node type" in traffic.stdout
     assert "of different make" in refused(run("gap", str(path)))
     document["plan"]["other_stages"][0]["layers"][1] -= 1
     document["plan"]["other_stages"][1]["layers"][0] -= 1

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from milpplan.communication.records import Bandwidth
+from milpplan.communication.records import ALL_TYPES, Bandwidth, NodeBlock, Tier
 from milpplan.costs import collectives
 from milpplan.costs.collectives import Operation
 from milpplan.costs.columns import FloatArray
+from milpplan.costs.replica_costs import across
 from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.plan import Layout
+from milpplan.specs.problem import Problem
 
 MESSAGE_BYTES = tuple(float(2**power) for power in range(14, 33, 2))
 """16 KiB to 4 GiB."""
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-def effective_bandwidths(hardware: HardwareSpec, num_gpus: int) -> tuple[Bandwidth, ...]:
+def cluster_bandwidths(problem: Problem, layout: Layout, blocks: tuple[NodeBlock, ...]) -> tuple[Bandwidth, ...]:
+    """Of every node type among its own GPUs; with replicas of different make also among the GPUs of all types,
+    whose collectives take as long as on the slowest."""
+    found: list[Bandwidth] = []
+    for block in blocks:
+        found += effective_bandwidths([problem.node_types[block.node_type]], block.num_gpus, block.name)
+    if layout.replica_micro_batches:
+        types = [across(problem, block.node_type) for block in blocks]
+        found += effective_bandwidths(types, layout.num_gpus, ALL_TYPES)
+    return tuple(found)
+
+
+def effective_bandwidths(hardware: Sequence[HardwareSpec], num_gpus: int, nodes: str) -> list[Bandwidth]:
     """All operations among 2, 4, 8, ... neighbours up to ``num_gpus``, and among as many GPUs with one in each
-    domain."""
+    domain, the slowest of the types each."""
     sizes = [2**power for power in range(1, num_gpus.bit_length()) if 2**power <= num_gpus]
-    domain = hardware.scale_up.num_gpus
+    domain = max(one.scale_up.num_gpus for one in hardware)
     shapes = [(size, stride) for stride in (1, domain) for size in sizes if size * stride <= max(num_gpus, domain)]
     shapes = list(dict.fromkeys(shapes))
     if domain == 1:
@@ -28,16 +45,15 @@ def effective_bandwidths(hardware: HardwareSpec, num_gpus: int) -> tuple[Bandwid
     for operation in OPERATIONS:
         for size, stride in shapes:
             message = np.array(MESSAGE_BYTES)
-            seconds = collective_s(hardware, operation, message, size, stride)
+            seconds = np.maximum.reduce([collective_s(one, operation, message, size, stride) for one in hardware])
             moved = collectives.wire_factor(operation, np.array(size)) * message
-            inside = int(collectives.members_per_domain(hardware, size, stride)) == size
+            fewest = min(int(collectives.members_per_domain(one, size, stride)) for one in hardware)
+            tier: Tier = "inside" if fewest == size else "between"
             found += [
-                Bandwidth(
-                    operation, size, stride, "inside" if inside else "between", float(m), float(s), float(b / s)
-                )
+                Bandwidth(operation, size, stride, tier, float(m), float(s), float(b / s), nodes)
                 for m, s, b in zip(message, seconds, moved, strict=True)
             ]
-    return tuple(found)
+    return found
 
 
 def collective_s(

@@ -12,6 +12,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 Tier = Literal["inside", "between"]
 TIERS: tuple[Tier, ...] = ("inside", "between")
 """Inside a scale-up domain, and between domains."""
+ALL_TYPES = "all node types"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,12 @@ class Pairs:
         """Sum over all pairs."""
         return float(self.num_bytes.sum())
 
-    def matrix(self, num_places: int, gpus_per_place: int = 1) -> FloatArray:
-        """Bytes [sender, receiver] of places of so many consecutive GPUs (GPUs, nodes, domains)."""
-        key = self.sender // gpus_per_place * num_places + self.receiver // gpus_per_place
+    def matrix(self, num_places: int, place_of: IntArray | None = None) -> FloatArray:
+        """Bytes [sender, receiver] of places: GPUs, or those that ``place_of`` [GPUs] gives each GPU."""
+        sender, receiver = (
+            (self.sender, self.receiver) if place_of is None else (place_of[self.sender], place_of[self.receiver])
+        )
+        key = sender * num_places + receiver
         counted = np.bincount(key, self.num_bytes, minlength=num_places * num_places)
         return np.asarray(counted.reshape(num_places, num_places), dtype=np.float64)
 
@@ -45,9 +49,22 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeBlock:
+    """Consecutive GPUs on nodes of one type, with that type's domains and nodes."""
+
+    node_type: int
+    name: str
+    first_gpu: int
+    num_gpus: int
+    gpus_per_domain: int
+    gpus_per_node: int
+
+
+@dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """One collective alone on the cluster, as the cost model has it: ``message_bytes`` among ``num_gpus`` ranks
-    ``stride`` apart; the bus bandwidth is that of nccl-tests, per rank."""
+    """One collective alone on nodes of the type ``nodes`` (``ALL_TYPES``: with ranks on all of them), as the cost
+    model has it: ``message_bytes`` among ``num_gpus`` ranks ``stride`` apart; the bus bandwidth is that of
+    nccl-tests, per rank."""
 
     operation: str
     num_gpus: int
@@ -56,11 +73,13 @@ class Bandwidth:
     message_bytes: float
     seconds: float
     bus_bandwidth_bytes_per_s: float
+    nodes: str
 
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """Shares of the step that a pipeline rank's GPUs work: ``busy`` in forwards and backwards, communication and
+    """Shares of the step that a pipeline rank's GPUs work (with replicas of different make those of the first node
+    type, then those of the next): ``busy`` in forwards and backwards, communication and
     waits inside them included, ``compute`` without (recomputation included)."""
 
     busy_fraction: float
@@ -82,6 +101,8 @@ class TrafficReport:
 
     By parallelism: ``pairs``, ``wire_bytes`` (the collectives' own, in closed form; equal to the sum over pairs)
     and ``tier_bytes``. ``rail_change_bytes``: of those between domains, between different places in them.
+    ``blocks``: which GPUs are on which node type; ``type_bytes`` [from, to]: bytes between the types, by their
+    numbers. ``gpus_per_domain`` and ``gpus_per_node``: the most of any type.
     ``exposed_s`` and ``hidden_s`` are the mean over the pipeline's ranks of communication that adds to the step,
     and that compute covers.
     """
@@ -90,11 +111,13 @@ class TrafficReport:
     num_gpus: int
     gpus_per_domain: int
     gpus_per_node: int
+    blocks: tuple[NodeBlock, ...]
     step_time_s: float
     pairs: dict[str, Pairs]
     wire_bytes: dict[str, float]
     tier_bytes: dict[str, dict[Tier, float]]
     rail_change_bytes: float
+    type_bytes: FloatArray
     gpu_links: Links
     node_links: Links
     timeline: TrafficTimeline

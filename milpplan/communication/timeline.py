@@ -5,18 +5,17 @@ Where weight gradients are work items of their own, their messages are spread ov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.communication.flows import When
 from milpplan.communication.records import TrafficTimeline
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.layout_costs import layout_costs, step_overhead_ns
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.layout_costs import step_overhead_ns
 from milpplan.costs.pipeline import Term
-from milpplan.costs.simulator import plan_timeline
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.specs.plan import Plan
+from milpplan.costs.runs import PipelineRun
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -32,31 +31,45 @@ class StageTraffic:
     hops: FloatArray
     norm: FloatArray
 
+    @staticmethod
+    def nothing(num_stages: int) -> StageTraffic:
+        """No bytes yet."""
+        return StageTraffic(np.zeros((num_stages, 4, 2)), np.zeros((max(num_stages - 1, 0), 2)), np.zeros(2))
 
-def timeline_of(problem: Problem, plan: Plan, sent: StageTraffic, num_bins: int) -> TrafficTimeline:
-    """Bytes in bins of equal length from the start of the step to its end."""
-    timeline = plan_timeline(problem, plan)
-    costs = layout_costs(problem, LayoutColumns.of([plan.layout])).at(0)
-    terms = durations(plan_stages(costs, problem.model.layer_kinds, plan))
-    barrier, transfer = int(costs.barrier_ns) - step_overhead_ns(problem), int(costs.transfer_ns)
-    norm_end = np.array([timeline.optimizer_start_ns - step_overhead_ns(problem)])
-    intervals: list[tuple[IntArray, IntArray, FloatArray]] = [
+
+def timeline_of(
+    problem: Problem, sent: Sequence[tuple[PipelineRun, StageTraffic]], num_bins: int
+) -> TrafficTimeline:
+    """Bytes of all pipelines in bins of equal length from the start of the step to its end."""
+    intervals = [part for run, traffic in sent for part in _intervals(problem, run, traffic)]
+    starts = np.concatenate([start.ravel() for start, _, _ in intervals])
+    ends = np.concatenate([end.ravel() for _, end, _ in intervals])
+    sizes = np.concatenate(
+        [np.broadcast_to(size, (*start.shape, 2)).reshape(-1, 2) for start, _, size in intervals]
+    )
+    edges = np.linspace(0, sent[0][0].timeline.step_time_ns, num_bins + 1)
+    inside, between = (spread(starts, ends, sizes[:, tier], edges) for tier in range(2))
+    return TrafficTimeline(edges / NS_PER_S, inside, between)
+
+
+def _intervals(
+    problem: Problem, run: PipelineRun, sent: StageTraffic
+) -> list[tuple[IntArray, IntArray, FloatArray]]:
+    """(start, end, bytes by tier) of everything that a pipeline sends."""
+    timeline, terms = run.timeline, run.terms
+    overhead = step_overhead_ns(problem)
+    norm_end = np.array([timeline.optimizer_start_ns - overhead])
+    borders = np.array([run.costs.crossing_ns(stage) for stage in range(len(sent.hops))], dtype=np.int64)
+    transfer = (int(run.costs.transfer_ns) + borders)[:, None]
+    return [
         (timeline.forward_start_ns, timeline.forward_end_ns, sent.items[:, None, When.FORWARD]),
         (timeline.backward_start_ns, timeline.backward_end_ns, sent.items[:, None, When.BACKWARD]),
         (timeline.gather_end_ns - terms[Term.GATHER], timeline.gather_end_ns, sent.items[:, When.GATHER]),
         (timeline.reduce_end_ns - terms[Term.REDUCE], timeline.reduce_end_ns, sent.items[:, When.REDUCE]),
         (timeline.forward_end_ns[:-1], timeline.forward_end_ns[:-1] + transfer, sent.hops[:, None]),
         (timeline.backward_end_ns[1:], timeline.backward_end_ns[1:] + transfer, sent.hops[:, None]),
-        (norm_end - barrier, norm_end, sent.norm[None]),
+        (norm_end - (int(run.costs.barrier_ns) - overhead), norm_end, sent.norm[None]),
     ]
-    starts = np.concatenate([start.ravel() for start, _, _ in intervals])
-    ends = np.concatenate([end.ravel() for _, end, _ in intervals])
-    sizes = np.concatenate(
-        [np.broadcast_to(size, (*start.shape, 2)).reshape(-1, 2) for start, _, size in intervals]
-    )
-    edges = np.linspace(0, timeline.step_time_ns, num_bins + 1)
-    inside, between = (spread(starts, ends, sizes[:, tier], edges) for tier in range(2))
-    return TrafficTimeline(edges / NS_PER_S, inside, between)
 
 
 def spread(starts: IntArray, ends: IntArray, num_bytes: FloatArray, edges: FloatArray) -> FloatArray:

@@ -2,120 +2,49 @@
 
 The matrix is made of the edges of every collective (``wires``) on every group of ranks; its sum is that of the
 collectives' wire bytes in closed form. Over time each message is spread evenly over the work item that it belongs
-to.
+to. In a cluster of several node types every rank sends the messages of its own type, and domains hold one type.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.communication import messages, wires
-from milpplan.communication.effective_bandwidth import effective_bandwidths
-from milpplan.communication.flows import Flow, flows
-from milpplan.communication.messages import PARALLELISMS, Transport
-from milpplan.communication.rank_lists import gpus_per_domain, rank_lists
+from milpplan.communication import messages
+from milpplan.communication.effective_bandwidth import cluster_bandwidths
+from milpplan.communication.flows import flows
+from milpplan.communication.messages import PARALLELISMS
+from milpplan.communication.places import Places, places_of
+from milpplan.communication.rank_lists import rank_lists
 from milpplan.communication.records import Links, Pairs, Tier, TrafficReport, Utilisation, pairs_of
 from milpplan.communication.timeline import DEFAULT_BINS, StageTraffic, timeline_of
 from milpplan.communication.wires import ALGORITHMS, Algorithm
+from milpplan.communication.wiring import Wires, Wiring
 from milpplan.costs import states
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns
 from milpplan.costs.endpoints import embedding_endpoint
+from milpplan.costs.runs import PipelineRun, pipeline_runs
 from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 
-MAX_PAIRS = 50_000_000
-"""Most edges that are written out (a few GiB)."""
+OVER_REPLICAS = frozenset(
+    ("replicas", "expert_replicas", "replica_shards", "expert_shards", "replica_copies", "expert_copies")
+)
+"""Groups with ranks in several replicas."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wiring:
-    """Edges of one collective on all groups, for a message of one byte: arrays [edges] with the pipeline rank
-    ``stage`` (of transfers: the pair of ranks); ``wire_bytes`` [pp] of all groups of a rank in closed form."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """What the GPUs of one node type send (None: of all): their pipeline and the problem as they see it; ``whole``
+    are the bytes of the pipeline's messages over time, of all types in it."""
 
-    key: IntArray
-    share: FloatArray
-    stage: IntArray
-    wire_bytes: FloatArray
-
-
-@dataclass(slots=True)
-class _Wires:
-    """Makes wirings, each once; ``found`` collects what the parallelisms send."""
-
-    num_gpus: int
-    domain: int
-    algorithm: Algorithm
-    groups: dict[str, IntArray]
-    known: dict[tuple[Transport, str, float | None], _Wiring] = field(default_factory=dict)
-    found: dict[str, list[tuple[IntArray, FloatArray]]] = field(default_factory=lambda: defaultdict(list))
-    closed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    edges: int = 0
-
-    def wiring(self, operation: Transport, group: str, copies: float | None = None) -> _Wiring:
-        """The edges of a collective on a family of groups."""
-        key = operation, group, copies
-        if key not in self.known:
-            self.known[key] = self._made(operation, self.groups[group], copies)
-        return self.known[key]
-
-    def _made(self, operation: Transport, groups: IntArray, copies: float | None) -> _Wiring:
-        stages, number, size = groups.shape
-        rows = groups.reshape(-1, size)
-        wire = np.zeros(len(rows))
-        keys, shares, stage = [np.zeros(0, np.int64)], [np.zeros(0)], [np.zeros(0, np.int64)]
-        cuts = np.diff(rows // self.domain, axis=1) != 0
-        patterns, inverse = np.unique(cuts, axis=0, return_inverse=True)
-        for place, pattern in enumerate(patterns):
-            ends = [0, *(np.flatnonzero(pattern) + 1).tolist(), size]
-            parts = tuple(np.diff(ends).tolist())
-            mine = np.flatnonzero(inverse.reshape(-1) == place)
-            channels = min(parts) if len(parts) > 1 else 1
-            self._count(len(mine) * size * (size if operation == "all_to_all" else channels))
-            edges = wires.edges(operation, self.algorithm, parts, copies)
-            keys.append((rows[mine][:, edges.sender] * self.num_gpus + rows[mine][:, edges.receiver]).ravel())
-            shares.append(np.tile(edges.share, len(mine)))
-            stage.append(np.repeat(mine // number, len(edges.share)))
-            wire[mine] = wires.wire_bytes(operation, 1.0, parts, copies)
-        per_stage = wire.reshape(stages, number).sum(axis=1)
-        return _Wiring(np.concatenate(keys), np.concatenate(shares), np.concatenate(stage), per_stage)
-
-    def _count(self, most: int) -> None:
-        """Refuse more edges than memory holds, before they are made."""
-        self.edges += most
-        if self.edges > MAX_PAIRS:
-            raise InvalidInputError(
-                f"The traffic has more than {MAX_PAIRS:,} pairs of GPUs.",
-                "Expected a plan whose GPUs send to fewer others.",
-                "Use a plan on fewer GPUs: the pattern is the same, and repeats.",
-            )
-
-    def send(self, parallelism: str, wiring: _Wiring, num_bytes: FloatArray) -> None:
-        """Add messages of ``num_bytes`` [pp] to a parallelism."""
-        self.found[parallelism].append((wiring.key, wiring.share * num_bytes[wiring.stage]))
-        self.closed[parallelism] += float((wiring.wire_bytes * num_bytes).sum())
-
-    def tiers(self, wiring: _Wiring) -> FloatArray:
-        """Bytes by pipeline rank and tier [pp, 2] for a message of one byte."""
-        sender, receiver = wiring.key // self.num_gpus, wiring.key % self.num_gpus
-        between = sender // self.domain != receiver // self.domain
-        size = len(wiring.wire_bytes)
-        counted = np.bincount(wiring.stage * 2 + between, wiring.share, minlength=2 * size)
-        return np.asarray(counted.reshape(size, 2), dtype=np.float64)
-
-    def pairs(self) -> dict[str, Pairs]:
-        """What was sent, by parallelism."""
-        found: dict[str, Pairs] = {}
-        for name in PARALLELISMS:
-            parts = self.found.get(name, [])
-            key = np.concatenate([np.zeros(0, np.int64), *(part[0] for part in parts)])
-            sent = np.concatenate([np.zeros(0), *(part[1] for part in parts)])
-            found[name] = pairs_of(key[sent > 0], sent[sent > 0], self.num_gpus)
-        return found
+    run: PipelineRun
+    node_type: int | None
+    problem: Problem
+    whole: StageTraffic
 
 
 def traffic(
@@ -139,140 +68,171 @@ def traffic(
             "Correct the argument.",
         )
     report = simulate(problem, plan)
-    layout = plan.layout
+    num_gpus = plan.layout.num_gpus
     _check_counted(problem, plan)
-    made = _wires_of(problem, plan, algorithm)
-    sent = _within_stages(made, plan, flows(problem, plan))
-    _between_stages(made, problem, plan, sent)
+    places = places_of(problem, plan.layout)
+    seen = _seen(problem, plan)
+    made = Wires(places, algorithm, tuple(_groups(part.problem, plan) for part in seen))
+    for part in seen:
+        _within_stages(made, part)
+    _between_stages(made, problem, plan, seen)
     pairs = made.pairs()
     everything = pairs_of(
-        np.concatenate([part.sender * layout.num_gpus + part.receiver for part in pairs.values()]),
+        np.concatenate([made.key(part.sender, part.receiver) for part in pairs.values()]),
         np.concatenate([part.num_bytes for part in pairs.values()]),
-        layout.num_gpus,
+        num_gpus,
     )
     comm = {name: value for name, value in report.breakdown_s.items() if name.endswith("_exposed")}
+    sent = {id(part.run): (part.run, part.whole) for part in seen}
     return TrafficReport(
         algorithm=algorithm,
-        num_gpus=layout.num_gpus,
-        gpus_per_domain=made.domain,
-        gpus_per_node=problem.hardware.gpus_per_node,
+        num_gpus=num_gpus,
+        gpus_per_domain=max(block.gpus_per_domain for block in places.blocks),
+        gpus_per_node=max(block.gpus_per_node for block in places.blocks),
+        blocks=places.blocks,
         step_time_s=report.step_time_s,
         pairs=pairs,
         wire_bytes={name: float(made.closed[name]) for name in PARALLELISMS},
-        tier_bytes={name: _tier_bytes(part, made.domain) for name, part in pairs.items()},
-        rail_change_bytes=_rail_change_bytes(everything, made.domain),
-        gpu_links=links_of(everything, made.domain, layout.num_gpus, 1),
-        node_links=links_of(everything, made.domain, layout.num_gpus, problem.hardware.gpus_per_node),
-        timeline=timeline_of(problem, plan, sent, num_bins),
+        tier_bytes={name: _tier_bytes(part, places) for name, part in pairs.items()},
+        rail_change_bytes=_rail_change_bytes(everything, places),
+        type_bytes=everything.matrix(len(problem.node_types), places.node_type),
+        gpu_links=links_of(everything, places, np.arange(num_gpus)),
+        node_links=links_of(everything, places, places.node),
+        timeline=timeline_of(problem, list(sent.values()), num_bins),
         utilisation=_utilisation(report.step_time_s, [stage.breakdown_s for stage in report.stages], comm),
         exposed_s=comm | {"gradient_norm": report.breakdown_s["grad_norm"]},
         hidden_s=dict(report.hidden_s),
-        bandwidths=effective_bandwidths(problem.hardware, layout.num_gpus),
+        bandwidths=cluster_bandwidths(problem, plan.layout, places.blocks),
     )
 
 
 def _check_counted(problem: Problem, plan: Plan) -> None:
-    """Refuse what ``messages`` does not know: forwards alone, two switches that change what is sent, and nodes of
-    several sizes."""
+    """Refuse what ``messages`` does not know: forwards alone, two switches that change what is sent, and replicas
+    of different make that shard over groups of several sizes."""
+    sharding = {hardware.software.sharding_group for hardware in problem.node_types}
     seen = [
-        *(["a cluster of several node types"] if problem.other_hardware else []),
         *(["inference"] if problem.inference else []),
         *(["pp_scatter_gather=true"] if plan.layout.pp_scatter_gather else []),
         *(["gather_again=false"] if not plan.layout.gather_again else []),
+        *(
+            [f"replicas with sharding_group={' and '.join(map(str, sorted(sharding)))} together"]
+            if plan.layout.replica_micro_batches and len(sharding) > 1
+            else []
+        ),
     ]
     if seen:
         raise InvalidInputError(
             f"The traffic of {' and '.join(seen)} is not counted.",
-            "Expected a training plan on one node type that gathers inputs again and sends whole activations "
-            "between stages.",
-            "Plan without --inference and --allow scatter-gather or kept-gathered, on nodes of one type.",
+            "Expected a training plan that gathers inputs again, sends whole activations between stages, and "
+            "shards states of replicas of different make over groups of one size.",
+            "Plan without --inference and --allow scatter-gather or kept-gathered, with one sharding_group.",
         )
 
 
-def _wires_of(problem: Problem, plan: Plan, algorithm: Algorithm) -> _Wires:
-    """An empty collection for the groups of a plan."""
+def _seen(problem: Problem, plan: Plan) -> list[_Seen]:
+    """The parts of the cluster that send different messages, by node type."""
+    runs = pipeline_runs(problem, plan)
+    whole = [StageTraffic.nothing(plan.layout.num_virtual_stages) for _ in runs]
+    if plan.layout.replica_micro_batches:
+        return [_Seen(run, run.node_type, run.problem, own) for run, own in zip(runs, whole, strict=True)]
+    if not problem.other_hardware:
+        return [_Seen(runs[0], None, problem, whole[0])]
+    types = range(len(problem.node_types))
+    return [_Seen(runs[0], number, problem.on_type(number), whole[0]) for number in types]
+
+
+def _groups(problem: Problem, plan: Plan) -> dict[str, IntArray]:
+    """Ranks of every group of a plan, with states sharded as the nodes of ``problem.hardware`` do."""
     layout = plan.layout
     columns = LayoutColumns.of([layout])
     shards, expert_shards = (
         int(states.num_shards(problem, count)[0]) for count in (columns.cp * columns.dp, columns.expert_dp)
     )
     groups = rank_lists(layout, shards, expert_shards)
-    stages = groups.pop("stage")
+    stages = groups["stage"]
     groups["pair"] = np.sort(np.stack([stages[0, 0], stages[-1, 0]], axis=-1), axis=-1)[None]
     groups["everyone"] = np.arange(layout.num_gpus)[None, None]
-    groups["stage"] = stages
-    return _Wires(layout.num_gpus, gpus_per_domain(problem.hardware, layout.num_gpus), algorithm, groups)
+    return groups
 
 
-def _within_stages(made: _Wires, plan: Plan, found: list[Flow]) -> StageTraffic:
-    """Send the messages of the virtual stages; returns their bytes by tier and phase."""
-    layout = plan.layout
-    stages = layout.num_virtual_stages
+def _within_stages(made: Wires, part: _Seen) -> None:
+    """Send the messages of the virtual stages, and add their bytes by tier and phase to the pipeline's. What
+    replicas of different make exchange is sent once, with the first type."""
+    layout = part.run.plan.layout
     rank_of = np.array(layout.stage_ranks)
     calls = np.array([layout.num_micro_batches, layout.num_micro_batches, 1, 1])
-    items = np.zeros((stages, 4, 2))
-    for flow in found:
-        wiring = made.wiring(flow.operation, flow.group, flow.copies)
+    different = part.run.node_type is not None
+    for flow in flows(part.problem, part.run.plan):
+        shared = different and flow.group in OVER_REPLICAS
+        if shared and part.run.node_type:
+            continue
+        wiring = made.wiring(flow.operation, flow.group, flow.copies, None if shared else part.node_type)
         step = np.bincount(rank_of, flow.message_bytes @ calls, minlength=layout.pp)
         made.send(flow.parallelism, wiring, step.astype(np.float64))
-        items += flow.message_bytes[:, :, None] * made.tiers(wiring)[rank_of][:, None, :]
-    return StageTraffic(items, np.zeros((max(stages - 1, 0), 2)), np.zeros(2))
+        part.whole.items[:] += flow.message_bytes[:, :, None] * made.tiers(wiring)[rank_of][:, None, :]
 
 
-def _between_stages(made: _Wires, problem: Problem, plan: Plan, sent: StageTraffic) -> None:
+def _between_stages(made: Wires, problem: Problem, plan: Plan, seen: list[_Seen]) -> None:
     """Send activations and their gradients, the gradient of a tied embedding, and the norm of the gradients."""
-    layout, columns = plan.layout, LayoutColumns.of([plan.layout])
-    message = float(messages.transfer_bytes(problem, columns)[0])
-    if layout.pp > 1:
-        rank_of = np.array(layout.stage_ranks)
-        # Where a V turns, both virtual stages are on one rank and nothing is sent.
-        moves = np.flatnonzero(rank_of[:-1] != rank_of[1:])
-        hops = np.stack([rank_of[moves], rank_of[moves + 1]], axis=1)
-        distinct, hop, counts = np.unique(hops, axis=0, return_inverse=True, return_counts=True)
-        sender, receiver = (made.groups["stage"][distinct[:, end], 0] for end in range(2))
-        number = np.repeat(np.arange(len(distinct)), sender.shape[1])
-        each, ones = np.full(len(distinct), float(sender.shape[1])), np.ones(sender.size)
-        there = _Wiring((sender * made.num_gpus + receiver).ravel(), ones, number, each)
-        back = _Wiring((receiver * made.num_gpus + sender).ravel(), ones, number, each)
-        often = np.asarray(counts * (message * layout.num_micro_batches))
-        made.send("pp", there, often)
-        made.send("pp", back, often)
-        sent.hops[moves] = message * made.tiers(there)[hop.reshape(-1)]
+    columns = LayoutColumns.of([plan.layout])
+    if plan.layout.pp > 1:
+        for part in {id(part.run): part for part in seen}.values():
+            _transfers(made, part)
+    first = seen[0].whole
     tied = messages.tied_bytes(problem, columns, embedding_endpoint(problem, columns))
     if tied[0] > 0:
         wiring = made.wiring("all_reduce", "pair")
         made.send("tied_embedding", wiring, tied)
         # Both ends wait for it; half of its bytes stands in each one's reduction.
-        sent.items[[0, -1], 3] += made.tiers(wiring)[0] * tied[0] / 2
+        first.items[[0, -1], 3] += made.tiers(wiring)[0] * tied[0] / 2
     norm = made.wiring("all_reduce", "everyone")
     made.send("gradient_norm", norm, np.array([4.0]))
-    sent.norm[:] = made.tiers(norm)[0] * 4.0
+    first.norm[:] = made.tiers(norm)[0] * 4.0
 
 
-def _tier_bytes(pairs: Pairs, domain: int) -> dict[Tier, float]:
-    between = pairs.sender // domain != pairs.receiver // domain
-    return {
-        "inside": float(pairs.num_bytes[~between].sum()),
-        "between": float(pairs.num_bytes[between].sum()),
-    }
+def _transfers(made: Wires, part: _Seen) -> None:
+    """Send what passes between the stages of a pipeline, in all its replicas."""
+    layout = part.run.plan.layout
+    message = float(messages.transfer_bytes(part.problem, LayoutColumns.of([layout]))[0])
+    rank_of, stage = np.array(layout.stage_ranks), made.groups[0]["stage"][:, 0]
+    if part.run.node_type is not None:
+        stage = stage[made.places.node_type[stage] == part.run.node_type].reshape(layout.pp, -1)
+    # Where a V turns, both virtual stages are on one rank and nothing is sent.
+    moves = np.flatnonzero(rank_of[:-1] != rank_of[1:])
+    hops = np.stack([rank_of[moves], rank_of[moves + 1]], axis=1)
+    distinct, hop, counts = np.unique(hops, axis=0, return_inverse=True, return_counts=True)
+    sender, receiver = (stage[distinct[:, end]] for end in range(2))
+    number = np.repeat(np.arange(len(distinct)), sender.shape[1])
+    each, ones = np.full(len(distinct), float(sender.shape[1])), np.ones(sender.size)
+    there = Wiring(made.key(sender, receiver).ravel(), ones, number, each)
+    back = Wiring(made.key(receiver, sender).ravel(), ones, number, each)
+    often = np.asarray(counts * (message * layout.num_micro_batches))
+    made.send("pp", there, often)
+    made.send("pp", back, often)
+    part.whole.hops[moves] = message * made.tiers(there)[hop.reshape(-1)]
 
 
-def _rail_change_bytes(pairs: Pairs, domain: int) -> float:
-    between = pairs.sender // domain != pairs.receiver // domain
-    changes = between & (pairs.sender % domain != pairs.receiver % domain)
-    return float(pairs.num_bytes[changes].sum())
+def _tier_bytes(pairs: Pairs, places: Places) -> dict[Tier, float]:
+    inside, between = np.bincount(places.between(pairs.sender, pairs.receiver), pairs.num_bytes, minlength=2)
+    return {"inside": float(inside), "between": float(between)}
 
 
-def links_of(pairs: Pairs, domain: int, num_gpus: int, gpus_per_place: int) -> Links:
-    """Bytes over the links and over the network of every place of so many GPUs. Pairs within a place do not use
-    its links to others."""
-    places = -(-num_gpus // gpus_per_place)
-    sender, receiver = pairs.sender // gpus_per_place, pairs.receiver // gpus_per_place
-    between = pairs.sender // domain != pairs.receiver // domain
+def _rail_change_bytes(pairs: Pairs, places: Places) -> float:
+    between = places.between(pairs.sender, pairs.receiver)
+    changes = places.place[pairs.sender] != places.place[pairs.receiver]
+    return float((pairs.num_bytes * between * changes).sum())
+
+
+def links_of(pairs: Pairs, places: Places, place_of: IntArray) -> Links:
+    """Bytes over the links and over the network of every place (GPUs or nodes), which ``place_of`` [GPUs] numbers.
+    Pairs within a place do not use its links to others."""
+    count = int(place_of.max()) + 1
+    sender, receiver = place_of[pairs.sender], place_of[pairs.receiver]
+    between = places.between(pairs.sender, pairs.receiver).astype(np.bool_)
     inside = ~between & (sender != receiver)
 
-    def summed(where: IntArray, chosen: FloatArray) -> FloatArray:
-        return np.asarray(np.bincount(where, pairs.num_bytes * chosen, minlength=places), dtype=np.float64)
+    def summed(where: IntArray, chosen: BoolArray) -> FloatArray:
+        return np.asarray(np.bincount(where[chosen], pairs.num_bytes[chosen], minlength=count), dtype=np.float64)
 
     return Links(
         summed(sender, inside), summed(receiver, inside), summed(sender, between), summed(receiver, between)

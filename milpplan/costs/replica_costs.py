@@ -109,7 +109,7 @@ def replica_table(problem: Problem, columns: LayoutColumns) -> ReplicaTable:
     """Constants of layouts with replicas of different make, on every node type."""
     types = range(len(problem.node_types))
     alone = [layout_costs(on_one_type(problem, node_type), columns) for node_type in types]
-    apart = [_across(problem, node_type) for node_type in types]
+    apart = [across(problem, node_type) for node_type in types]
     meeting = [
         own if hardware == problem.node_types[node_type] else _costs_with(problem, node_type, hardware, columns)
         for node_type, (own, hardware) in enumerate(zip(alone, apart, strict=True))
@@ -134,7 +134,7 @@ def _costs_with(problem: Problem, node_type: int, hardware: HardwareSpec, column
     return layout_costs(on_one_type(problem, node_type).model_copy(update={"hardware": hardware}), columns)
 
 
-def _across(problem: Problem, node_type: int) -> HardwareSpec:
+def across(problem: Problem, node_type: int) -> HardwareSpec:
     """A node type as a group sees it that has ranks on all types: its accelerators of each type fill domains of
     their own, so that none holds the whole group (smaller domains than there are where a type does not fill whole
     ones: upper)."""

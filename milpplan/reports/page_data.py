@@ -9,7 +9,7 @@ import numpy as np
 from milpplan.communication.records import Pairs, TrafficReport
 from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.costs.lanes import SLICE_KINDS, Lane, RankLanes, StepLanes
-from milpplan.reports.traffic_page import gpus_per_row
+from milpplan.reports.traffic_rows import domain_edges, gpus_per_row, row_of_gpu, row_word
 from milpplan.reports.traffic_text import NAMES
 
 MAX_RANKS: Final = 24
@@ -95,26 +95,25 @@ def _by_gaps(columns: list[IntArray]) -> list[int]:
 def matrix_data(report: TrafficReport) -> dict[str, Any]:
     """Bytes from place to place: for each parallelism that sends, cells (distance from the cell before, number of
     the value) and the values, four digits each."""
-    each = gpus_per_row(report, MAX_PLACES)
-    places = -(-report.num_gpus // each)
-    nodes = each // report.gpus_per_node
-    word = "GPU" if each == 1 else "node" if nodes == 1 else f"group of {nodes} nodes"
+    rows = row_of_gpu(report, MAX_PLACES)
+    places, each = int(rows.max()) + 1, gpus_per_row(report, MAX_PLACES)
+    wide = report.gpus_per_domain >= 2 * each
     shown = {"all together": report.all_pairs} | {NAMES[name]: pairs for name, pairs in report.pairs.items()}
     return {
         "places": places,
         "each": each,
-        "word": word,
-        "domain": report.gpus_per_domain / each,
+        "word": row_word(report, MAX_PLACES),
+        "edges": [int(rows[edge]) for edge in domain_edges(report)] if wide else [],
         "maps": {
-            name: _cells(pairs, places, each) | {"total": float(pairs.total_bytes)}
+            name: _cells(pairs, places, rows) | {"total": float(pairs.total_bytes)}
             for name, pairs in shown.items()
             if len(pairs.sender)
         },
     }
 
 
-def _cells(pairs: Pairs, places: int, each: int) -> dict[str, Any]:
-    flat = pairs.matrix(places, each).ravel()
+def _cells(pairs: Pairs, places: int, rows: IntArray) -> dict[str, Any]:
+    flat = pairs.matrix(places, rows).ravel()
     cells = np.flatnonzero(flat > 0)
     powers = 10.0 ** (3 - np.floor(np.log10(flat[cells])))
     rounded = np.round(flat[cells] * powers) / powers

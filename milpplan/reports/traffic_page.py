@@ -6,14 +6,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from milpplan.communication.records import TrafficReport
+from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.costs.columns import FloatArray
 from milpplan.errors import InvalidInputError
-from milpplan.reports.traffic_text import NAMES
+from milpplan.reports.traffic_rows import domain_edges, gpus_per_row, row_of_gpu, row_word
+from milpplan.reports.traffic_text import NAMES, cluster_words
 from milpplan.units import bytes_text, percent_text, seconds_text
 
-MAX_PLACES: Final = 256
-"""Most rows of a heat map; with more GPUs a row is a node, or several."""
 HEIGHT: Final = 760
 DECADES: Final = 5
 """Powers of ten that the colours of a heat map tell apart."""
@@ -75,7 +74,7 @@ def traffic_page(report: TrafficReport, title: str) -> str:
     ]
     summary = (
         f"{bytes_text(sum(report.wire_bytes.values()))} a step of {seconds_text(report.step_time_s)} on "
-        f"{report.num_gpus:,} GPUs, {report.gpus_per_domain} in a fast domain; {report.algorithm} algorithms."
+        f"{cluster_words(report)}; {report.algorithm} algorithms."
     )
     template = jinja2.Environment(autoescape=True).from_string(_PAGE)
     safe = [jinja2.utils.markupsafe.Markup(part) for part in parts]
@@ -87,29 +86,14 @@ def traffic_figures(report: TrafficReport) -> list[Any]:
     return [_heat_map(report), _time_line(report), _links(report), _overheads(report), _bandwidth(report)]
 
 
-def gpus_per_row(report: TrafficReport, most: int = MAX_PLACES) -> int:
-    """GPUs in a row of the heat map: one, or as many whole nodes as keep the map at ``most`` rows."""
-    if report.num_gpus <= most:
-        return 1
-    nodes = -(-report.num_gpus // report.gpus_per_node)
-    return report.gpus_per_node * -(-nodes // most)
-
-
-def _place_name(report: TrafficReport, each: int) -> str:
-    if each == 1:
-        return "GPU"
-    nodes = each // report.gpus_per_node
-    return "node" if nodes == 1 else f"group of {nodes} nodes"
-
-
 def _heat_map(report: TrafficReport) -> Any:
     """Bytes from row to column, logarithmic colours; a button for every parallelism."""
     figures, _, _ = require_plotly()
-    each = gpus_per_row(report)
-    places, word = -(-report.num_gpus // each), _place_name(report, each)
+    rows, word = row_of_gpu(report), row_word(report)
+    places = int(rows.max()) + 1
     shown = {"all": report.all_pairs} | {NAMES[name]: pairs for name, pairs in report.pairs.items()}
     shown = {name: pairs for name, pairs in shown.items() if len(pairs.sender)}
-    matrices = {name: pairs.matrix(places, each) for name, pairs in shown.items()}
+    matrices = {name: pairs.matrix(places, rows) for name, pairs in shown.items()}
     figure = figures.Figure()
     for number, (name, matrix) in enumerate(matrices.items()):
         figure.add_trace(_heat(figures, name, matrix, word, visible=number == 0))
@@ -137,7 +121,7 @@ def _heat_map(report: TrafficReport) -> Any:
         },
         updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.09, "yanchor": "top"}],
     )
-    if each == 1:
+    if gpus_per_row(report) == 1:
         _domain_lines(figure, report)
     return figure
 
@@ -175,7 +159,7 @@ def _heat(figures: Any, name: str, matrix: FloatArray, word: str, *, visible: bo
 def _domain_lines(figure: Any, report: TrafficReport) -> None:
     """Where one fast domain ends and the next begins."""
     lines = []
-    for edge in range(report.gpus_per_domain, report.num_gpus, report.gpus_per_domain):
+    for edge in domain_edges(report):
         style = {"type": "line", "line": {"color": "rgba(120,120,120,0.5)", "width": 1}}
         lines.append(style | {"x0": edge - 0.5, "x1": edge - 0.5, "y0": -0.5, "y1": report.num_gpus - 0.5})
         lines.append(style | {"y0": edge - 0.5, "y1": edge - 0.5, "x0": -0.5, "x1": report.num_gpus - 0.5})
@@ -249,11 +233,12 @@ def _bandwidth(report: TrafficReport) -> Any:
     """Bus bandwidth over the message, a line for every group, a button for every operation."""
     figures, _, _ = require_plotly()
     figure, of_trace = figures.Figure(), []
-    shapes = dict.fromkeys((row.operation, row.num_gpus, row.stride, row.tier) for row in report.bandwidths)
-    for operation, num_gpus, stride, tier in shapes:
-        key = operation, num_gpus, stride
-        rows = [row for row in report.bandwidths if (row.operation, row.num_gpus, row.stride) == key]
-        where = tier if stride == 1 else "one a domain"
+    lines: dict[tuple[str, str, int, int, str], list[Bandwidth]] = {}
+    for row in report.bandwidths:
+        lines.setdefault((row.operation, row.nodes, row.num_gpus, row.stride, row.tier), []).append(row)
+    several = len(report.blocks) > 1
+    for (operation, nodes, num_gpus, stride, tier), rows in lines.items():
+        where = (tier if stride == 1 else "one a domain") + (f", {nodes}" if several else "")
         figure.add_trace(
             figures.Scatter(
                 x=[row.message_bytes for row in rows],

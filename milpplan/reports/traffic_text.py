@@ -43,14 +43,39 @@ def traffic_tables(report: TrafficReport) -> RenderableType:
 def _parts(report: TrafficReport) -> Iterator[RenderableType]:
     total = sum(report.wire_bytes.values())
     yield Text(
-        f"{bytes_text(total)} a step on {report.num_gpus:,} GPUs ({report.gpus_per_domain} in a fast domain), "
+        f"{bytes_text(total)} a step on {cluster_words(report)}, "
         f"{seconds_text(report.step_time_s)} a step, {report.algorithm} algorithms"
     )
     yield _by_parallelism(report, total)
+    if len(report.blocks) > 1:
+        yield _by_type(report)
     yield _links(report)
     yield _over_time(report)
     yield _overheads(report)
-    yield _bandwidths(report.bandwidths)
+    for nodes in dict.fromkeys(row.nodes for row in report.bandwidths):
+        yield _bandwidths([row for row in report.bandwidths if row.nodes == nodes], len(report.blocks) > 1)
+
+
+def cluster_words(report: TrafficReport) -> str:
+    """``32 GPUs (8 in a fast domain)``; of several node types with those of each, in the order of their ranks."""
+    whole = f"{report.num_gpus:,} GPUs"
+    if len(report.blocks) == 1:
+        return f"{whole} ({report.gpus_per_domain} in a fast domain)"
+    parts = [
+        f"{block.first_gpu}-{block.first_gpu + block.num_gpus - 1}: {block.name}, "
+        f"{block.gpus_per_domain} in a fast domain"
+        for block in report.blocks
+    ]
+    return f"{whole} ({'; '.join(parts)})"
+
+
+def _by_type(report: TrafficReport) -> Table:
+    """Bytes from the nodes of each type to those of each."""
+    table = _table("Bytes a step, by node type", "from", *(f"to {block.name}" for block in report.blocks))
+    for sender in report.blocks:
+        row = report.type_bytes[sender.node_type]
+        table.add_row(sender.name, *(bytes_text(float(row[block.node_type])) for block in report.blocks))
+    return table
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -138,10 +163,11 @@ def _overheads(report: TrafficReport) -> Table:
     return table
 
 
-def _bandwidths(rows: tuple[Bandwidth, ...]) -> Table:
-    """All-reduces by size of the group; every operation is in the JSON and the page."""
+def _bandwidths(rows: list[Bandwidth], named: bool) -> Table:
+    """All-reduces by size of the group; every operation is in the JSON and the page. ``named``: say on which
+    nodes."""
     sizes = sorted({row.message_bytes for row in rows})[1::2]
-    title = "Bus bandwidth of an all-reduce, by message"
+    title = "Bus bandwidth of an all-reduce, by message" + (f", {rows[0].nodes}" if named else "")
     table = _table(title, "GPUs", "tier", *(bytes_text(size) for size in sizes))
     shapes = dict.fromkeys((row.num_gpus, row.stride, row.tier) for row in rows if row.operation == "all_reduce")
     found = {(row.num_gpus, row.stride, row.message_bytes): row for row in rows if row.operation == "all_reduce"}

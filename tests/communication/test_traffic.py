@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan import Layout, Plan, Problem, load_hardware, simulate, traffic
+from milpplan import Layout, Plan, Problem, simulate, traffic
 from milpplan.communication.rank_lists import gpus_per_domain, rank_lists
 from milpplan.communication.timeline import spread
 from milpplan.communication.wires import ALGORITHMS, Algorithm
@@ -15,7 +15,6 @@ from milpplan.costs import placement
 from milpplan.costs.columns import LayoutColumns
 from milpplan.errors import InvalidInputError
 from milpplan.specs.plan import RANK_ORDERS
-from milpplan.specs.problem import NodeGroup
 from tests.costs.cases import even_plan, problem_of, random_cases, shipped_hardware
 from tests.costs.rank_listing import listed
 from tests.costs.test_placement import random_grid
@@ -167,17 +166,6 @@ def test_messages_that_are_not_counted_are_refused(switch: dict[str, bool]) -> N
         traffic(problem, plan)
 
 
-def test_several_node_types_are_refused() -> None:
-    """Domains and nodes of several sizes are not in the matrix."""
-    problem, plan = tied_case(pp=2, tp=2, dp=1, global_batch_size=4)
-    other = NodeGroup(hardware=load_hardware("dgx-a100-80"), num_gpus=2)
-    job = problem.job.model_copy(update={"num_gpus": 4})
-    mixed = problem.model_copy(update={"job": job, "other_hardware": (other,)})
-    layout = plan.layout.model_copy(update={"node_order": (1, 0)})
-    with pytest.raises(InvalidInputError, match="several node types is not counted"):
-        traffic(mixed, plan.model_copy(update={"layout": layout}))
-
-
 @pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp", "dp-cp-tp-pp"])
 def test_every_parallelism_stays_in_its_groups(order: str) -> None:
     """Pairs of each parallelism are members of one of its listed groups."""
@@ -277,7 +265,7 @@ def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
 def test_more_pairs_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is checked before the edges are made, and the message says what to do."""
     problem, plan = tied_case(pp=2, dp=1, global_batch_size=4)
-    monkeypatch.setattr("milpplan.communication.traffic.MAX_PAIRS", 1)
+    monkeypatch.setattr("milpplan.communication.wiring.MAX_PAIRS", 1)
     with pytest.raises(InvalidInputError, match="fewer GPUs"):
         traffic(problem, plan)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from rich.console import Console
 
 from milpplan import Layout, TrafficReport, traffic
+from milpplan.communication.records import NodeBlock
 from milpplan.errors import InvalidInputError
-from milpplan.reports.traffic_page import gpus_per_row, traffic_figures, traffic_page
+from milpplan.reports.traffic_page import traffic_figures, traffic_page
+from milpplan.reports.traffic_rows import domain_edges, gpus_per_row, row_of_gpu, row_word
 from milpplan.reports.traffic_text import NAMES, traffic_document, traffic_tables
 from tests.costs.cases import even_plan, problem_of
 
@@ -71,6 +74,20 @@ def test_many_gpus_are_shown_by_node() -> None:
     cells = np.asarray(traffic_figures(many)[0].data[0].customdata)
     assert cells.shape == (64, 64)
     assert cells.sum() == pytest.approx(sum(many.wire_bytes.values()))
+
+
+def test_rows_of_several_node_types_hold_one_type() -> None:
+    """Where GPUs are many, a row of the map is nodes of one type, also where types have nodes of several sizes and
+    leave one half empty; every GPU is in a row, and there are no more rows than asked for."""
+    whole, four = report(), NodeBlock(1, "nodes of four", 12, 6, 4, 4)
+    mixed = replace(
+        whole, blocks=(NodeBlock(0, "nodes of eight", 0, 12, 8, 8), four), num_gpus=18, gpus_per_node=8
+    )
+    assert row_of_gpu(mixed, 18).tolist() == list(range(18))
+    assert domain_edges(mixed) == [8, 12, 16]
+    assert row_of_gpu(mixed, 5).tolist() == [0] * 8 + [1] * 4 + [2] * 4 + [3] * 2
+    assert row_of_gpu(mixed, 3).tolist() == [0] * 12 + [1] * 6
+    assert (row_word(mixed, 18), row_word(mixed, 5), row_word(mixed, 3)) == ("GPU", "node", "group of 2 nodes")
 
 
 def test_the_page_needs_nothing_else() -> None:

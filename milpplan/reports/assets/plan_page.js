@@ -309,14 +309,12 @@
         pen.fillStyle = "rgb(" + shade(share).join() + ")";
         pen.fillRect((index % n) * cell, Math.floor(index / n) * cell, cell, cell);
       });
-      if (data.domain >= 2 && data.domain < n) {
-        pen.fillStyle = colour("--soft");
-        for (let edge = data.domain; edge < n; edge += data.domain) {
-          // Two wide, so that one is left where the picture is shown smaller.
-          pen.fillRect(Math.round(edge * cell) - 1, 0, 2, n * cell);
-          pen.fillRect(0, Math.round(edge * cell) - 1, n * cell, 2);
-        }
-      }
+      pen.fillStyle = colour("--soft");
+      data.edges.forEach((edge) => {
+        // Two wide, so that one is left where the picture is shown smaller.
+        pen.fillRect(edge * cell - 1, 0, 2, n * cell);
+        pen.fillRect(0, edge * cell - 1, n * cell, 2);
+      });
       byId("most").textContent = bytesText(map.most);
       byId("least").textContent = (map.least < low ? "under " : "") + bytesText(low);
     }

@@ -1,0 +1,113 @@
+"""The edges of every collective on every group of ranks, each family of groups once, and what they carry."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milpplan.communication import wires
+from milpplan.communication.messages import PARALLELISMS, Transport
+from milpplan.communication.places import Places
+from milpplan.communication.records import Pairs, pairs_of
+from milpplan.communication.wires import Algorithm
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.errors import InvalidInputError
+
+MAX_PAIRS = 50_000_000
+"""Most edges that are written out (a few GiB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Edges of one collective on all groups, for a message of one byte: arrays [edges] with the pipeline rank
+    ``stage`` (of transfers: the pair of ranks); ``wire_bytes`` [pp] of all groups of a rank in closed form."""
+
+    key: IntArray
+    share: FloatArray
+    stage: IntArray
+    wire_bytes: FloatArray
+
+
+@dataclass(slots=True)
+class Wires:
+    """Makes wirings, each once; ``found`` collects what the parallelisms send. ``groups``: ranks of every group
+    [pp, groups of a stage, ranks] by name, as each node type shards them."""
+
+    places: Places
+    algorithm: Algorithm
+    groups: tuple[dict[str, IntArray], ...]
+    known: dict[tuple[Transport, str, float | None, int | None], Wiring] = field(default_factory=dict)
+    found: dict[str, list[tuple[IntArray, FloatArray]]] = field(default_factory=lambda: defaultdict(list))
+    closed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    edges: int = 0
+
+    def wiring(
+        self, operation: Transport, group: str, copies: float | None = None, node_type: int | None = None
+    ) -> Wiring:
+        """The edges of a collective on a family of groups; ``node_type``: on those on nodes of one type."""
+        key = operation, group, copies, node_type
+        if key not in self.known:
+            self.known[key] = self._made(operation, self.groups[node_type or 0][group], copies, node_type)
+        return self.known[key]
+
+    def _made(self, operation: Transport, groups: IntArray, copies: float | None, node_type: int | None) -> Wiring:
+        stages, number, size = groups.shape
+        rows, rank = groups.reshape(-1, size), np.repeat(np.arange(stages), number)
+        if node_type is not None:
+            own = self.places.node_type[rows[:, 0]] == node_type
+            rows, rank = rows[own], rank[own]
+        wire = np.zeros(len(rows))
+        keys, shares, stage = [np.zeros(0, np.int64)], [np.zeros(0)], [np.zeros(0, np.int64)]
+        cuts = np.diff(self.places.domain[rows], axis=1) != 0
+        patterns, inverse = np.unique(cuts, axis=0, return_inverse=True)
+        for place, pattern in enumerate(patterns):
+            ends = [0, *(np.flatnonzero(pattern) + 1).tolist(), size]
+            parts = tuple(np.diff(ends).tolist())
+            mine = np.flatnonzero(inverse.reshape(-1) == place)
+            channels = min(parts) if len(parts) > 1 else 1
+            self._count(len(mine) * size * (size if operation == "all_to_all" else channels))
+            edges = wires.edges(operation, self.algorithm, parts, copies)
+            keys.append(self.key(rows[mine][:, edges.sender], rows[mine][:, edges.receiver]).ravel())
+            shares.append(np.tile(edges.share, len(mine)))
+            stage.append(np.repeat(rank[mine], len(edges.share)))
+            wire[mine] = wires.wire_bytes(operation, 1.0, parts, copies)
+        per_stage = np.bincount(rank, wire, minlength=stages).astype(np.float64)
+        return Wiring(np.concatenate(keys), np.concatenate(shares), np.concatenate(stage), per_stage)
+
+    def key(self, sender: IntArray, receiver: IntArray) -> IntArray:
+        """Pairs of GPUs as integers."""
+        return np.asarray(sender * self.places.num_gpus + receiver)
+
+    def _count(self, most: int) -> None:
+        """Refuse more edges than memory holds, before they are made."""
+        self.edges += most
+        if self.edges > MAX_PAIRS:
+            raise InvalidInputError(
+                f"The traffic has more than {MAX_PAIRS:,} pairs of GPUs.",
+                "Expected a plan whose GPUs send to fewer others.",
+                "Use a plan on fewer GPUs: the pattern is the same, and repeats.",
+            )
+
+    def send(self, parallelism: str, wiring: Wiring, num_bytes: FloatArray) -> None:
+        """Add messages of ``num_bytes`` [pp] to a parallelism."""
+        self.found[parallelism].append((wiring.key, wiring.share * num_bytes[wiring.stage]))
+        self.closed[parallelism] += float((wiring.wire_bytes * num_bytes).sum())
+
+    def tiers(self, wiring: Wiring) -> FloatArray:
+        """Bytes by pipeline rank and tier [pp, 2] for a message of one byte."""
+        between = self.places.between(*np.divmod(wiring.key, self.places.num_gpus))
+        size = len(wiring.wire_bytes)
+        counted = np.bincount(wiring.stage * 2 + between, wiring.share, minlength=2 * size)
+        return np.asarray(counted.reshape(size, 2), dtype=np.float64)
+
+    def pairs(self) -> dict[str, Pairs]:
+        """What was sent, by parallelism."""
+        found: dict[str, Pairs] = {}
+        for name in PARALLELISMS:
+            parts = self.found.get(name, [])
+            key = np.concatenate([np.zeros(0, np.int64), *(part[0] for part in parts)])
+            sent = np.concatenate([np.zeros(0), *(part[1] for part in parts)])
+            found[name] = pairs_of(key[sent > 0], sent[sent > 0], self.places.num_gpus)
+        return found
