@@ -139,7 +139,7 @@ def test_replicas_of_different_make_are_solved_simulated_and_said(tmp_path: Path
 @pytest.mark.parametrize(
     ("hardware", "words", "seen"),
     [
-        ("dgx-a100-80:16+dgx-h100:8+l40s:8", ["--allow", "replicas"], "3 node types"),
+        ("dgx-a100-80:16+dgx-h100:8+l40s:8", ["--fix", "replica_micro_batches=4-8"], "each of 3 node types"),
         ("dgx-h100", ["--gpus", "16", "--allow", "replicas"], "1 node types"),
         (CLUSTER, ["--fix", "mixing=rows"], "mixing"),
         (CLUSTER, ["--fix", "replica_micro_batches=4"], "replica_micro_batches"),

@@ -189,11 +189,11 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
                     "Expected the capacity, bandwidth and efficiency of the host's memory in the hardware file.",
                     "Add the section (hardware/README.md), or leave the option out.",
                 )
-            if name == "replicas" and len(problem.node_types) != 2:
+            if name == "replicas" and not problem.other_hardware:
                 raise InvalidInputError(
                     f"--allow replicas, and the cluster has {len(problem.node_types)} node types.",
-                    "Expected two, such as dgx-a100-80:64+dgx-h100:64.",
-                    "Leave the option out, or name two types.",
+                    "Expected several, such as dgx-a100-80:64+dgx-h100:64.",
+                    "Leave the option out, or name two types or more.",
                 )
             for part in opened:
                 values |= part
@@ -202,8 +202,7 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
 
 def _all_of(problem: Problem) -> list[dict[str, tuple[bool | str, ...]]]:
     """Everything that a problem can open."""
-    two_types = len(problem.node_types) == 2
-    return [part for name, part in ALLOWED.items() if name != "replicas" or two_types]
+    return [part for name, part in ALLOWED.items() if name != "replicas" or problem.other_hardware]
 
 
 def schedules(text: str) -> tuple[Schedule, ...]:

@@ -106,7 +106,7 @@ Allow = Annotated[
         help="Let the planner also decide on: offload (weights, activations, optimizer states in the host's "
         "memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
         "kept-gathered (inputs that are not gathered again), placement (the order of the degrees on the cluster), "
-        "replicas (of different make, on two node types), or all. Repeatable.",
+        "replicas (of different make, on two to four node types), or all. Repeatable.",
     ),
 ]
 Target = Annotated[

@@ -37,9 +37,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLanes:
-    """One pipeline rank: its lanes with slices, and its memory over time."""
+    """One pipeline rank: its lanes with slices, and its memory over time. ``rank`` numbers the stages of a report,
+    ``label`` is the stage, with replicas of different make after the number of the node type: ``1:0``."""
 
     rank: int
+    name: str
+    label: str
+    num_gpus: int
+    """That do the same: of all replicas, or of those on one node type."""
     virtual_stages: tuple[int, ...]
     num_layers: tuple[int, ...]
     """Of every virtual stage of the rank."""
@@ -54,10 +59,10 @@ class RankLanes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLanes:
-    """One step of a plan, all ranks of one pipeline; the other replicas do the same at the same time."""
+    """One step of a plan, all ranks of one pipeline, or with replicas of different make of one on each node type;
+    the other replicas do the same at the same time."""
 
     step_time_ns: int
-    gpus_per_rank: int
     ranks: tuple[RankLanes, ...]
 
     @property

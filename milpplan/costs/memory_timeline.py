@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.costs.mixed_costs import costs_of
 from milpplan.costs.pipeline import Timeline
-from milpplan.costs.simulator import plan_timeline, rank_memory
-from milpplan.costs.stages import StageOptions, plan_stages
+from milpplan.costs.runs import PipelineRun, pipeline_runs
+from milpplan.costs.simulator import rank_memory
+from milpplan.costs.stages import StageOptions
 from milpplan.costs.work_order import Kind, work_order
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
@@ -49,18 +49,21 @@ def memory_timeline(problem: Problem, plan: Plan) -> list[tuple[FloatArray, IntA
 
 
 def memory_timelines(problem: Problem, plan: Plan) -> list[MemoryTimeline]:
-    """Memory over time of every pipeline rank, by part.
+    """Memory over time of every pipeline rank, by part; with replicas of different make of a replica on the first
+    node type, then of one on the next.
 
     Raises:
         IllegalPlanError: the plan cannot run.
     """
-    timeline = plan_timeline(problem, plan)
-    costs = costs_of(problem, plan.layout)
-    stages = plan_stages(costs, problem.model.layer_kinds, plan)
-    found = []
-    for rank, memory in enumerate(rank_memory(plan.layout, costs, stages)):
+    return [memory for run in pipeline_runs(problem, plan) for memory in run_memory(run)]
+
+
+def run_memory(run: PipelineRun) -> list[MemoryTimeline]:
+    """The same of one pipeline."""
+    found, layout = [], run.plan.layout
+    for rank, memory in enumerate(rank_memory(layout, run.costs, run.stages)):
         parts = (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, memory.buffers_bytes)
-        found.append(_rank_timeline(plan.layout, rank, stages, timeline, sum(parts)))
+        found.append(_rank_timeline(layout, rank, run.stages, run.timeline, sum(parts)))
     return found
 
 
@@ -103,4 +106,4 @@ def _rank_timeline(
     )
 
 
-__all__ = ["MemoryTimeline", "memory_timeline", "memory_timelines"]
+__all__ = ["MemoryTimeline", "memory_timeline", "memory_timelines", "run_memory"]

@@ -91,8 +91,8 @@ def view_plans(problem: Problem, plan: Plan) -> list[tuple[Problem, Plan]]:
 
 def joined_plan(layout: Layout, plans: tuple[Plan, ...]) -> Plan:
     """The plan whose views these are."""
-    first, second = plans
-    other: tuple[Recompute, ...] = tuple(stage.recompute for stage in second.virtual_stages)
+    first, *others = plans
+    other: tuple[Recompute, ...] = tuple(stage.recompute for own in others for stage in own.virtual_stages)
     return Plan(layout=layout, virtual_stages=first.virtual_stages, other_recompute=other)
 
 

@@ -29,7 +29,11 @@ def check_replicas(problem: Problem, layout: Layout) -> None:
     held = replicas_by_type(problem, layout)
     batch = layout.micro_batch_size * sum(number * share for number, share in zip(held, shares, strict=False))
     rules = [
-        (types == 2, f"{types} node types", "replicas of different make are on two node types"),
+        (
+            types == len(shares),
+            f"{len(shares)} shares of the batch for {types} node types",
+            "replicas of different make are on at least two node types, each with a share",
+        ),
         (
             all(count % block == 0 for count in gpus),
             f"replicas of {block} GPUs",
@@ -76,7 +80,7 @@ def refuse_replicas(plan: Plan, what: str) -> None:
 
 def joined_report(problem: Problem, plan: Plan, views: Sequence[StepReport]) -> StepReport:
     """The report of a step from those of its views: the stages of a replica of the first type, then those of the
-    second. The type that is done first waits for the other, which is part of its bubble; means are over all
+    next. The types that are done first wait for the last, which is part of their bubble; means are over all
     accelerators."""
     layout, slowest = plan.layout, max(views, key=lambda view: view.step_time_ns)
     step_ns = slowest.step_time_ns

@@ -8,11 +8,10 @@ import numpy as np
 
 from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.costs.lanes import SLICE_KINDS, Lane, LaneName, RankLanes, SliceKind, StepLanes
-from milpplan.costs.memory_timeline import memory_timelines
-from milpplan.costs.mixed_costs import RankCosts, costs_of, rank_types
+from milpplan.costs.memory_timeline import run_memory
+from milpplan.costs.mixed_costs import RankCosts, rank_types
 from milpplan.costs.pipeline import Term, Timeline
-from milpplan.costs.simulator import plan_timeline
-from milpplan.costs.stages import durations, plan_stages
+from milpplan.costs.runs import PipelineRun, pipeline_runs
 from milpplan.costs.work_order import Kind, WorkOrder, work_order
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
@@ -22,30 +21,42 @@ _Part = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
 
 
 def step_lanes(problem: Problem, plan: Plan) -> StepLanes:
-    """What every pipeline rank does when in one step of a plan.
+    """What every pipeline rank does when in one step of a plan; with replicas of different make those of a replica
+    on the first node type, then those of one on the next.
 
     Raises:
         IllegalPlanError: the plan cannot run.
     """
-    layout = plan.layout
-    timeline = plan_timeline(problem, plan)
-    costs = costs_of(problem, layout)
-    terms = durations(plan_stages(costs, problem.model.layer_kinds, plan))
-    types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
+    runs = pipeline_runs(problem, plan)
+    ranks: list[RankLanes] = []
+    for run in runs:
+        ranks += _rank_lanes(problem, run, len(ranks))
+    return StepLanes(runs[0].timeline.step_time_ns, tuple(ranks))
+
+
+def _rank_lanes(problem: Problem, run: PipelineRun, first: int) -> list[RankLanes]:
+    """The ranks of one pipeline, numbered from ``first``."""
+    layout, pp, node_type = run.plan.layout, run.plan.layout.pp, run.node_type
+    types = rank_types(problem, layout) if node_type is None else (node_type,) * pp
+    gpus = layout.num_gpus if node_type is None else problem.node_gpus[node_type]
     ranks = []
-    for rank, memory in enumerate(memory_timelines(problem, plan)):
-        own = layout.rank_stages[rank]
+    for rank, memory in enumerate(run_memory(run)):
+        own, hardware = layout.rank_stages[rank], problem.node_types[types[rank]]
+        lanes = _lanes(layout, rank, run.costs, run.terms, run.timeline)
         ranks.append(
             RankLanes(
-                rank,
+                first + rank,
+                f"stage {rank}" + ("" if node_type is None else f" on {hardware.name}"),
+                str(rank) if node_type is None else f"{node_type}:{rank}",
+                gpus // pp,
                 own,
-                tuple(plan.virtual_stages[j].num_layers for j in own),
-                tuple(lane for lane in _lanes(layout, rank, costs, terms, timeline) if len(lane)),
+                tuple(run.plan.virtual_stages[j].num_layers for j in own),
+                tuple(lane for lane in lanes if len(lane)),
                 memory,
-                types[rank].usable_bytes,
+                hardware.usable_bytes,
             )
         )
-    return StepLanes(timeline.step_time_ns, layout.num_gpus // layout.pp, tuple(ranks))
+    return ranks
 
 
 def _lanes(layout: Layout, rank: int, costs: RankCosts, terms: IntArray, timeline: Timeline) -> list[Lane]:

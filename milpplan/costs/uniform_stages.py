@@ -28,7 +28,7 @@ def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
     for first, last in even_chunks(problem.model.num_layers, layout.num_virtual_stages):
         recompute = Recompute(**({mode: last - first} if mode != "none" else {}))
         held.append(VirtualStage(layers=(first, last), recompute=recompute))
-    other = tuple(stage.recompute for stage in held) if layout.replica_micro_batches else ()
+    other = tuple(stage.recompute for stage in held) * max(0, len(layout.replica_micro_batches) - 1)
     return Plan(layout=layout, virtual_stages=tuple(held), other_recompute=other)
 
 

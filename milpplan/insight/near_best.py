@@ -13,17 +13,17 @@ from typing import Final
 import numpy as np
 
 from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import usable_memory_bytes
-from milpplan.costs.mixed_costs import costs_of
+from milpplan.costs.mixed_costs import cluster_costs
 from milpplan.costs.simulator import simulate
 from milpplan.insight.optima import asked_for
 from milpplan.insight.records import NearBest, NearPlan
 from milpplan.optimize.alternatives import with_job
 from milpplan.optimize.backends import backend
+from milpplan.optimize.evaluation import settings_of
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import Setting
 from milpplan.optimize.objective import objective_weights
+from milpplan.optimize.replica_solver import resolve_replicas
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search import Search
 from milpplan.optimize.uniform import uniform_plan
@@ -101,8 +101,12 @@ def _settled(
     layout = search.space.at(row)
     if problem.space.kind == "uniform":
         return _uniform(problem, search, row, limit_ns)
-    setting = Setting.of(problem, layout, costs_of(problem, layout), usable_memory_bytes(problem))
-    resolution = prover.resolve(setting, limit_ns, int(search.bounds_ns[row]), effort=0)
+    settings = settings_of(problem, layout, cluster_costs(problem, LayoutColumns.of([layout])).at(0))
+    bound = int(search.bounds_ns[row])
+    if layout.replica_micro_batches:
+        resolution = resolve_replicas(prover, layout, settings, limit_ns, bound, effort=0)
+    else:
+        resolution = prover.resolve(settings[0], limit_ns, bound, effort=0)
     step = resolution.step_time_ns
     if step is not None and step <= limit_ns:
         return False, resolution.plan

@@ -92,7 +92,9 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     ),
     "sharded_gradients_are_overlapped": lambda p: "ZeRO 2 and 3 overlap the gradient reduction",
     "sharded_weights_are_overlapped": lambda p: "ZeRO 3 overlaps the parameter gather",
-    "different_replicas_need_two_node_types": lambda p: "replicas of different make are on two node types",
+    "different_replicas_need_two_node_types": lambda p: (
+        "replicas of different make are on at least two node types"
+    ),
     "different_replicas_are_trained": lambda p: "replicas of different make are planned for training",
     "node_types_hold_whole_replicas": lambda p: (
         f"tp x cp x pp must divide the GPUs of every node type ({', '.join(map(str, p.node_gpus))})"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from milpplan.errors import UnknownNameError
+from milpplan.errors import IllegalPlanError, UnknownNameError
 from milpplan.launchers import (
     accelerate_export,
     accelerate_import,
@@ -57,7 +57,7 @@ class Target:
     read: Read
 
 
-TARGETS: dict[str, Target] = {
+_TARGETS: dict[str, Target] = {
     "megatron": Target(MEGATRON, megatron_export.exported, megatron_export.files_of, megatron_import.imported),
     "megatron-bridge": Target(BRIDGE, bridge_export.exported, bridge_export.files_of, bridge_import.imported),
     "torchtitan": Target(
@@ -74,6 +74,27 @@ TARGETS: dict[str, Target] = {
         AUTOMODEL, automodel_export.exported, automodel_export.files_of, automodel_import.imported
     ),
 }
+
+
+def _of_replicas_alike(target: Target) -> Target:
+    """The target, whose export refuses replicas of different make before it looks at anything else."""
+    name = target.capability.name
+
+    def export(problem: Problem, plan: Plan, version: str) -> Launch | ConfigLaunch:
+        shares = " and ".join(map(str, plan.layout.replica_micro_batches))
+        if shares:
+            raise IllegalPlanError(
+                f"The plan has replicas of different make: they run {shares} micro-batches a step, and "
+                f"{name} gives every data-parallel replica as many.",
+                "Expected replicas that are alike, on nodes of one type.",
+                "Solve again on one of these node types alone; `milpplan report` shows this plan.",
+            )
+        return target.export(problem, plan, version)
+
+    return replace(target, export=export)
+
+
+TARGETS: dict[str, Target] = {name: _of_replicas_alike(target) for name, target in _TARGETS.items()}
 
 
 def target_names() -> tuple[str, ...]:

@@ -215,7 +215,7 @@ def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
     schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
     own.enumerated += len(columns["vpp"]) * len(schedules)
     columns = cross(columns, "schedule", schedules)
-    for node_type in (0, 1):
+    for node_type in range(len(problem.node_types)):
         shares = {"num_micro_batches": shares_in(columns, node_type)}
         columns = own.sift({**columns, **shares}, SPLIT_RULES | schedule_rules(problem))
     sieve.enumerated += own.enumerated

@@ -1,7 +1,7 @@
 """Lower bounds of layouts with replicas of different make: of each view's step, the larger.
 
 A step is the longest of its views (``costs.replica_costs``), each of them a step of one node type, whose bounds
-(``bounds``) hold for every plan that fits that type. A plan must fit both types.
+(``bounds``) hold for every plan that fits that type. A plan must fit all types.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Layouts with data-parallel replicas of different make: their rules, and the shares of the batch.
 
-A replica is wholly on one node type. The replicas of both types have the same degrees, layers and switches; each
+A replica is wholly on one node type. The replicas of all types have the same degrees, layers and switches; each
 type has a number of micro-batches of its own. Replicas are numbered outermost (the order of ranks ends with dp):
 those of a type are neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,14 @@ from milpplan.optimize.crossing import Columns, Crossed, expand
 from milpplan.optimize.execution_rules import Rule, offloads
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.sieve import Sieve
-from milpplan.specs.plan import RANK_ORDERS, RankOrder, shares_code
+from milpplan.specs.plan import (
+    RANK_ORDERS,
+    SHARE_BASES,
+    MicroBatchShares,
+    RankOrder,
+    shares_code,
+    shares_of,
+)
 from milpplan.specs.problem import Problem
 
 USUAL_ORDER: RankOrder = "tp-cp-pp-dp"
@@ -39,7 +46,7 @@ def _whole_replicas(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
 
 
 REPLICA_DEGREE_RULES: dict[str, Rule] = {
-    "different_replicas_need_two_node_types": lambda p, c: np.full(len(c["tp"]), len(p.node_types) == 2),
+    "different_replicas_need_two_node_types": lambda p, c: np.full(len(c["tp"]), len(p.node_types) >= 2),
     "different_replicas_are_trained": lambda p, c: np.full(len(c["tp"]), not p.inference),
     "node_types_hold_whole_replicas": _whole_replicas,
 }
@@ -66,7 +73,7 @@ def replica_rank_orders(problem: Problem) -> tuple[int, ...]:
 
 
 def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
-    """Every row with all micro-batch sizes and all shares of the two types that make up the batch."""
+    """Every row with all micro-batch sizes and all shares of the types that make up the batch."""
     batch = columns["global_batch_size"]
     sizes = problem.space.micro_batch_size
     by_batch = {
@@ -76,43 +83,73 @@ def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
         for value in np.unique(batch)
     }
     sized = expand(columns, "micro_batch_size", by_batch, batch)
-    first, second = (np.maximum(number, 1) for number in replicas_of(problem, sized)[:2])
+    if len(problem.node_types) not in SHARE_BASES:
+        none = {0: np.zeros(0, dtype=np.int64)}
+        return expand(sized, "replica_micro_batches", none, np.zeros_like(batch, shape=len(sized["tp"])))
+    numbers = [np.maximum(number, 1) for number in replicas_of(problem, sized)]
     total = sized["global_batch_size"] // sized["micro_batch_size"]
     # One integer for what the shares depend on.
-    keys, place = np.unique(np.stack([first, second, total]), axis=1, return_inverse=True)
+    keys, place = np.unique(np.stack([*numbers, total]), axis=1, return_inverse=True)
+    place, asked = np.asarray(place).reshape(-1), problem.space.replica_micro_batches
+    if asked is None:
+        ways = np.array([num_shares(key[:-1].tolist(), int(key[-1])) for key in keys.T], dtype=np.int64)
+        _check_size(float(ways[place].astype(np.float64).sum()))
     codes: dict[int, IntArray] = {
-        number: _shares(problem, *(int(part) for part in key)) for number, key in enumerate(keys.T)
+        number: np.array([shares_code(own) for own in _shares(asked, *key.tolist())], dtype=np.int64)
+        for number, key in enumerate(keys.T)
     }
-    place = np.asarray(place).reshape(-1)
-    ways = np.array([len(codes[number]) for number in range(len(codes))], dtype=np.int64)
-    _check_size(int(ways[place].sum()))
     return expand(sized, "replica_micro_batches", codes, place)
 
 
-def _check_size(rows: int) -> None:
+def _check_size(rows: float) -> None:
     """Refuse tables that no memory holds."""
     if rows > MAX_ROWS:
         raise InvalidInputError(
-            f"Replicas of different make share the batch in {rows:,} ways over all degrees and micro-batch sizes.",
+            f"Replicas of different make share the batch in {rows:,.0f} ways, over all degrees and micro-batches.",
             f"Expected at most {MAX_ROWS:,}.",
             "Fix micro_batch_size or some degrees (--fix micro_batch_size=1,tp=8), or take a smaller batch.",
         )
 
 
-def _shares(problem: Problem, first: int, second: int, total: int) -> IntArray:
-    """Codes of all (m, n) with first m + second n = total, both at least 1."""
-    own = np.arange(1, (total - second) // first + 1)
-    own = own[(total - first * own) % second == 0]
-    found = [(int(m), (total - first * int(m)) // second) for m in own]
-    asked = problem.space.replica_micro_batches
-    return np.array([shares_code(pair) for pair in found if asked is None or pair in asked], dtype=np.int64)
+def num_shares(numbers: Sequence[int], total: int) -> int:
+    """How many ways so many replicas of each type have to run ``total`` micro-batches, each at least 1."""
+    left = total - sum(numbers)
+    if left < 0:
+        return 0
+    # ways[t]: of the types so far, to run t micro-batches beyond one each; floats, exact below 2**53.
+    ways = np.zeros(left + 1)
+    ways[0] = 1
+    for number in numbers:
+        for first in range(min(number, left + 1)):
+            ways[first::number] = np.cumsum(ways[first::number])
+    return int(min(ways[left], 2.0**62))
+
+
+def _shares(asked: tuple[MicroBatchShares, ...] | None, *key: int) -> Iterator[MicroBatchShares]:
+    """All shares of replicas, so many on each type, that run ``total`` micro-batches, each at least 1; the last of
+    ``key`` is the total. ``asked``: of these alone."""
+    *numbers, total = key
+    if asked is not None:
+        whole = (
+            own for own in sorted(set(asked)) if sum(n * m for n, m in zip(numbers, own, strict=True)) == total
+        )
+        yield from whole
+        return
+    first, *rest = numbers
+    if not rest:
+        if total >= first and total % first == 0:
+            yield (total // first,)
+        return
+    for own in range(1, (total - sum(rest)) // first + 1):
+        for others in _shares(None, *rest, total - first * own):
+            yield (own, *others)
 
 
 def shares_in(columns: Mapping[str, IntArray], node_type: int) -> IntArray:
     """Micro-batches of the replicas on one type, [n]."""
-    base = shares_code((1, 0))
-    pair = np.divmod(columns["replica_micro_batches"], base)
-    return np.asarray(pair[node_type])
+    codes, place = np.unique(columns["replica_micro_batches"], return_inverse=True)
+    own = np.array([shares_of(code)[node_type] for code in codes.tolist()], dtype=np.int64)
+    return own[np.asarray(place).reshape(-1)]
 
 
 def joined(parts: Sequence[Mapping[str, IntArray]]) -> Columns:

@@ -70,7 +70,7 @@ def memory_figure(lanes: StepLanes) -> Any:
             figures.Scatter(
                 x=[*places.tolist(), end],
                 y=[*(values / GIB).tolist(), float(values[-1]) / GIB],
-                name=f"stage {rank.rank}",
+                name=rank.name,
                 line={"shape": "hv"},
             )
         )
@@ -90,7 +90,7 @@ def timeline_figure(lanes: StepLanes) -> Any:
     """
     figures, _, _ = require_plotly()
     ranks = [lanes.ranks[rank] for rank in shown_ranks(len(lanes.ranks))]
-    works = [(rank.rank, lane) for rank in ranks if (lane := rank.lane("compute")) is not None]
+    works = [(rank.name, lane) for rank in ranks if (lane := rank.lane("compute")) is not None]
     count = sum(len(lane) for _, lane in works)
     if count > MAX_ITEMS:
         raise InvalidInputError(
@@ -101,7 +101,7 @@ def timeline_figure(lanes: StepLanes) -> Any:
     figure = figures.Figure()
     for kind, name in enumerate(SLICE_KINDS):
         chosen = [(rank, lane, lane.kind == kind) for rank, lane in works]
-        names = [f"stage {rank}" for rank, _, own in chosen for _ in range(int(own.sum()))]
+        names = [name for name, _, own in chosen for _ in range(int(own.sum()))]
         if not names:
             continue
         start, end, batch, stage = (
@@ -122,9 +122,7 @@ def timeline_figure(lanes: StepLanes) -> Any:
             )
         )
     figure.update_layout(barmode="overlay", title="One step of the pipeline", height=140 + 34 * len(works))
-    figure.update_yaxes(
-        autorange="reversed", categoryorder="array", categoryarray=[f"stage {r}" for r, _ in works]
-    )
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[name for name, _ in works])
     figure.update_xaxes(title="time", ticksuffix=" s")
     return figure
 

@@ -63,7 +63,14 @@ def _row(rank: RankLanes, budget: int, unit: int) -> dict[str, Any]:
             starts, ends = lane.start_ns // unit, lane.end_ns // unit
             bars += np.stack([starts, ends - starts, lane.kind], axis=1).ravel().tolist()
     layers = sum(rank.num_layers)
-    return {"rank": rank.rank, "layers": layers, "slices": slices, "steady": steady, "bars": bars}
+    return {
+        "rank": rank.label,
+        "name": rank.name,
+        "layers": layers,
+        "slices": slices,
+        "steady": steady,
+        "bars": bars,
+    }
 
 
 def _slices(work: Lane, rank: RankLanes, budget: int, unit: int) -> tuple[list[int], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,26 +68,32 @@ def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, 
 def stage_rows(overview: Overview) -> list[tuple[str, ...]]:
     """Rows of the table of stages, equal neighbours together: stages, layers of each piece, full and selective
     recomputation, peak, idle."""
-    plan, report = overview.plan, overview.report
-    rows = []
-    for rank, own in enumerate(plan.layout.rank_stages):
-        held = [plan.virtual_stages[j] for j in own]
-        recomputed = [sum(getattr(stage.recompute, mode) for stage in held) for mode in ("full", "selective")]
-        layers = sum(stage.num_layers for stage in held)
-        pieces = _runs([stage.num_layers for stage in held])
-        stage = report.stages[rank]
-        key = (
-            f"{layers}" if len(held) == 1 else f"{layers} (pieces of {pieces})",
-            *(str(count) for count in recomputed),
-            gib_text(stage.memory.peak_bytes),
-            seconds_text(stage.breakdown_s["bubble"]),
-        )
-        rows.append((str(rank), *key))
-    merged = []
+    lanes, merged = overview.lanes.ranks, []
+    rows = [(rank.label, *_held(overview, number)) for number, rank in enumerate(lanes)]
     for key, same in groupby(rows, key=lambda row: row[1:]):
         ranks = [row[0] for row in same]
         merged.append((ranks[0] if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}", *key))
     return merged
+
+
+def _held(overview: Overview, number: int) -> tuple[str, ...]:
+    """Cells of one stage of the report."""
+    layout = overview.plan.layout
+    plan = overview.plan
+    node_type, rank = divmod(number, layout.pp)
+    if layout.replica_micro_batches:
+        plan = plan.of_replicas(node_type, layout.model_copy(update={"replica_micro_batches": ()}))
+    held = [plan.virtual_stages[j] for j in layout.rank_stages[rank]]
+    recomputed = [sum(getattr(stage.recompute, mode) for stage in held) for mode in ("full", "selective")]
+    layers = sum(stage.num_layers for stage in held)
+    pieces = _runs([stage.num_layers for stage in held])
+    stage = overview.report.stages[number]
+    return (
+        f"{layers}" if len(held) == 1 else f"{layers} (pieces of {pieces})",
+        *(str(count) for count in recomputed),
+        gib_text(stage.memory.peak_bytes),
+        seconds_text(stage.breakdown_s["bubble"]),
+    )
 
 
 def _runs(counts: list[int]) -> str:
@@ -125,7 +132,9 @@ def time_section(overview: Overview) -> Section:
             for name in names
         ],
         "hidden": hidden,
-        "stages_html": _stage_bars([(rank, bar(report.stages[rank].breakdown_s)) for rank in _ranks(overview)]),
+        "stages_html": _stage_bars(
+            [(_name(overview, rank), bar(report.stages[rank].breakdown_s)) for rank in _ranks(overview)]
+        ),
     }
 
 
@@ -141,8 +150,13 @@ def _ranks(overview: Overview) -> list[int]:
     return shown_ranks(len(overview.report.stages), 16)
 
 
-def _stage_bars(bars: list[tuple[int, str]]) -> str:
-    return "".join(f'<div class="row"><span>stage {rank}</span>{drawn}</div>' for rank, drawn in bars)
+def _name(overview: Overview, rank: int) -> str:
+    """``stage 3``, with replicas of different make with the nodes that it is on."""
+    return overview.lanes.ranks[rank].name
+
+
+def _stage_bars(bars: list[tuple[str, str]]) -> str:
+    return "".join(f'<div class="row"><span>{escape(name)}</span>{drawn}</div>' for name, drawn in bars)
 
 
 def memory_section(overview: Overview) -> Section:
@@ -158,7 +172,7 @@ def memory_section(overview: Overview) -> Section:
             Part(label, getattr(memory, name), gib_text(getattr(memory, name)), colour)
             for colour, (name, (label, _)) in enumerate(MEMORY_PARTS.items())
         ]
-        bars.append((rank, stacked_bar(parts, whole, limits[rank])))
+        bars.append((_name(overview, rank), stacked_bar(parts, whole, limits[rank])))
     fullest = report.stages[report.tightest_stage].memory
     return {
         "stages_html": _stage_bars(bars),
@@ -167,7 +181,7 @@ def memory_section(overview: Overview) -> Section:
             for colour, name in enumerate(MEMORY_PARTS)
             if getattr(fullest, name)
         ],
-        "fullest": report.tightest_stage,
+        "fullest": _name(overview, report.tightest_stage),
         "peak": gib_text(report.peak_memory_bytes),
         "limit": gib_text(report.usable_memory_bytes),
         "reserve": gib_text(report.context_bytes + report.fragmentation_bytes),
@@ -186,7 +200,7 @@ def _memory_chart(overview: Overview, high: float) -> str:
     for colour, rank in zip(LINE_COLOURS, ranks, strict=False):
         memory = lanes.ranks[rank].memory
         places, values = envelope(memory.time_s, memory.total_bytes.astype(np.float64), end)
-        lines.append(Line(f"stage {rank}", places, values, colour))
+        lines.append(Line(_name(overview, rank), places, values, colour))
     for limit in sorted({lanes.ranks[rank].usable_memory_bytes for rank in ranks}):
         held = np.array([float(limit)])
         lines.append(Line(f"limit {gib_text(limit)}", np.zeros(1), held, 9, dashed=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -77,8 +78,8 @@ class PlanDocument(Record):
     layout: Layout
     stages: Annotated[tuple[StageDocument, ...], Field(min_length=1)]
     other_stages: tuple[StageDocument, ...] = ()
-    """Replicas of different make: the ranks of a replica on the second node type; ``stages`` are those of one on
-    the first. Both hold the same layers."""
+    """Replicas of different make: the ranks of a replica on the second node type, then of one on the third;
+    ``stages`` are those of one on the first. All hold the same layers."""
 
     def restored(self, source: str) -> Plan:
         """The plan that was written; ``source`` names the file in messages.
@@ -89,15 +90,17 @@ class PlanDocument(Record):
         pp, vpp = self.layout.pp, self.layout.vpp
         stages = _by_virtual_stage(self.layout, self.stages, source)
         data = {"layout": self.layout.model_dump(), "virtual_stages": [stages[j] for j in range(pp * vpp)]}
-        if self.other_stages:
-            other = _by_virtual_stage(self.layout, self.other_stages, source)
-            if any(other[j]["layers"] != stages[j]["layers"] for j in range(pp * vpp)):
-                raise InvalidInputError(
-                    f"{source}: plan.other_stages holds other layers than plan.stages.",
-                    "Replicas of different make hold the same layers in the same stages.",
-                    "Correct one of the two; their recomputation may differ.",
-                )
-            data["other_recompute"] = [other[j]["recompute"] for j in range(pp * vpp)]
+        others = [
+            _by_virtual_stage(self.layout, self.other_stages[first : first + pp], source)
+            for first in range(0, len(self.other_stages), pp)
+        ]
+        if any(other[j]["layers"] != stages[j]["layers"] for other in others for j in range(pp * vpp)):
+            raise InvalidInputError(
+                f"{source}: plan.other_stages holds other layers than plan.stages.",
+                "Replicas of different make hold the same layers in the same stages.",
+                "Correct one of them; their recomputation may differ.",
+            )
+        data["other_recompute"] = [other[j]["recompute"] for other in others for j in range(pp * vpp)]
         return validated(Plan, data, f"{source}: plan")
 
 
@@ -134,8 +137,12 @@ def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
     if not plan.layout.replica_micro_batches:
         return PlanDocument(layout=plan.layout, stages=stages)
     alike = plan.layout.model_copy(update={"replica_micro_batches": ()})
-    other = _stage_documents(plan.of_replicas(1, alike), ranks[plan.layout.pp :])
-    return PlanDocument(layout=plan.layout, stages=stages, other_stages=other)
+    pp, others = plan.layout.pp, range(1, len(plan.layout.replica_micro_batches))
+    other = [
+        _stage_documents(plan.of_replicas(number, alike), ranks[pp * number : pp * (number + 1)])
+        for number in others
+    ]
+    return PlanDocument(layout=plan.layout, stages=stages, other_stages=tuple(chain.from_iterable(other)))
 
 
 def _stage_documents(plan: Plan, ranks: Sequence[StageReport]) -> tuple[StageDocument, ...]:

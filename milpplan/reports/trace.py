@@ -1,6 +1,7 @@
 """One step as a file of the trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A process for every pipeline rank, a thread for every stream of it, and a counter of its memory. Transfers do not
+A process for every pipeline rank, a thread for every stream of it, and a counter of its memory; with replicas of
+different make the processes of a replica on the first node type, then those of one on the next. Transfers do not
 wait for each other in the cost model, so some may overlap: those get a second thread, because slices of one thread
 must nest. Times are microseconds, as the format has them; the nanoseconds are whole thousandths.
 
@@ -60,15 +61,15 @@ def trace_text(lanes: StepLanes, title: str) -> str:
 def trace_events(lanes: StepLanes) -> Iterator[dict[str, Any]]:
     """Every event, process by process."""
     for rank in lanes.ranks:
-        yield from _names(rank, lanes.gpus_per_rank)
+        yield from _names(rank)
         for lane in rank.lanes:
             yield from _slices(rank, lane)
         yield from _memory(rank)
 
 
-def _names(rank: RankLanes, gpus: int) -> Iterator[dict[str, Any]]:
+def _names(rank: RankLanes) -> Iterator[dict[str, Any]]:
     count = sum(rank.num_layers)
-    name = f"stage {rank.rank} ({gpus:,} GPUs, {count} layers)"
+    name = f"{rank.name} ({rank.num_gpus:,} GPUs, {count} layers)"
     yield _metadata(rank, "process_name", 0, name=name)
     yield _metadata(rank, "process_sort_index", 0, sort_index=rank.rank)
     for lane in rank.lanes:

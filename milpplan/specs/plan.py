@@ -86,22 +86,31 @@ def order_of(code: int) -> NodeOrder:
     return tuple(reversed(digits))
 
 
-_SHARE_BASE = 1 << 21
-"""More than the micro-batches of any replica."""
-MicroBatchShares = tuple[Annotated[int, Field(ge=1, lt=_SHARE_BASE)], ...]
+SHARE_BASES = {2: 1 << 21, 3: 1 << 20, 4: 1 << 15}
+"""By the number of node types: more than the micro-batches of any replica, so that a code has 62 bits."""
+_NUM_TYPES = 1 << 60
+MicroBatchShares = tuple[Annotated[int, Field(ge=1, lt=SHARE_BASES[2])], ...]
 
 
 def shares_code(shares: MicroBatchShares) -> int:
-    """The micro-batches of replicas on two node types as one integer for columns; 0 where all are alike."""
+    """The micro-batches of replicas on two to four node types as one integer for columns, the number of types
+    above them; 0 where all are alike."""
     code = 0
     for share in shares:
-        code = code * _SHARE_BASE + share
-    return code
+        code = code * SHARE_BASES[len(shares)] + share
+    return code + (len(shares) - 2) * _NUM_TYPES if shares else 0
 
 
 def shares_of(code: int) -> MicroBatchShares:
     """The micro-batches that a code stands for."""
-    return divmod(code, _SHARE_BASE) if code else ()
+    if not code:
+        return ()
+    extra, code = divmod(code, _NUM_TYPES)
+    shares: list[int] = []
+    for _ in range(extra + 2):
+        code, share = divmod(code, SHARE_BASES[extra + 2])
+        shares.append(share)
+    return tuple(reversed(shares))
 
 
 class Layout(Record):
@@ -152,15 +161,21 @@ class Layout(Record):
 
     node_order: NodeOrder = ()
     replica_micro_batches: MicroBatchShares = ()
-    """Replicas of different make: micro-batches of every replica on the first and on the second of two node types,
+    """Replicas of different make: micro-batches of every replica on the first node type, on the second, and so on,
     each replica wholly on one type. Empty: all replicas are alike."""
 
     @model_validator(mode="after")
     def _replicas_or_stages(self) -> Layout:
-        if len(self.replica_micro_batches) not in (0, 2) or (self.replica_micro_batches and self.node_order):
+        shares = self.replica_micro_batches
+        if len(shares) not in (0, *SHARE_BASES) or (shares and self.node_order):
             raise ValueError(
-                "replica_micro_batches must be empty, or one number for each of two node types and no node_order, "
-                f"got {list(self.replica_micro_batches)} and node_order={list(self.node_order)}"
+                "replica_micro_batches must be empty, or one number for each of two to four node types and no "
+                f"node_order, got {list(shares)} and node_order={list(self.node_order)}"
+            )
+        if shares and max(shares) >= SHARE_BASES[len(shares)]:
+            raise ValueError(
+                f"replica_micro_batches of {len(shares)} node types must be below {SHARE_BASES[len(shares)]:,}, "
+                f"got {list(shares)}"
             )
         return self
 
@@ -249,27 +264,28 @@ class Plan(Record):
     virtual_stages: tuple[VirtualStage, ...] = Field(min_length=1)
     other_recompute: tuple[Recompute, ...] = ()
     """Replicas of different make: recomputation of every virtual stage in the replicas on the second node type,
-    which hold the same layers as those on the first. Empty where all replicas are alike."""
+    which hold the same layers as those on the first, then of those on the third. Empty where all are alike."""
 
     def of_replicas(self, node_type: int, layout: Layout) -> Plan:
         """What the replicas on one node type run, with ``layout`` as theirs."""
-        stages = self.virtual_stages
+        stages, count = self.virtual_stages, len(self.virtual_stages)
         if node_type:
+            recompute = self.other_recompute[count * (node_type - 1) : count * node_type]
             stages = tuple(
-                stage.model_copy(update={"recompute": own})
-                for stage, own in zip(stages, self.other_recompute, strict=True)
+                stage.model_copy(update={"recompute": own}) for stage, own in zip(stages, recompute, strict=True)
             )
         return Plan(layout=layout, virtual_stages=stages)
 
     @model_validator(mode="after")
-    def _recompute_of_both_types(self) -> Plan:
-        expected = len(self.virtual_stages) if self.layout.replica_micro_batches else 0
+    def _recompute_of_all_types(self) -> Plan:
+        others = max(0, len(self.layout.replica_micro_batches) - 1)
+        expected = others * len(self.virtual_stages)
         if len(self.other_recompute) != expected:
             raise ValueError(
-                f"other_recompute names {len(self.other_recompute)} virtual stages, expected {expected} (one for "
-                "each with replicas of different make, else none)"
+                f"other_recompute names {len(self.other_recompute)} virtual stages, expected {expected} (with "
+                "replicas of different make each of every node type but the first, else none)"
             )
-        for stage, own in zip(self.virtual_stages, self.other_recompute, strict=False):
+        for stage, own in zip(self.virtual_stages * others, self.other_recompute, strict=True):
             if own.full + own.selective > stage.num_layers:
                 raise ValueError(
                     f"other_recompute names {own.full + own.selective} layers but the virtual stage holds "

@@ -146,7 +146,7 @@ class Space(Record):
     """Where the node types of a cluster differ: between the stages of a pipeline, all replicas being alike, or
     between the replicas, each wholly on one type and with a share of the batch of its own."""
     replica_micro_batches: tuple[MicroBatchShares, ...] | None = None
-    """Shares of the replicas on two node types, in micro-batches; None: all that make up the batch."""
+    """Shares of the replicas on each node type, in micro-batches; None: all that make up the batch."""
     recompute: Annotated[tuple[Literal["none", "selective", "full"], ...], Field(min_length=1)] = (
         "none",
         "selective",
@@ -246,8 +246,10 @@ class Problem(Record):
             )
         wanted = list(range(count)) if count > 1 else []
         for shares in self.space.replica_micro_batches or ():
-            if len(shares) != 2:
-                raise ValueError(f"replica_micro_batches must name each of 2 node types once, got {list(shares)}")
+            if len(shares) != count or count == 1:
+                raise ValueError(
+                    f"replica_micro_batches must name each of {max(2, count)} node types once, got {list(shares)}"
+                )
         for order in self.space.node_order or ():
             if sorted(order) != wanted:
                 raise ValueError(f"node_order must name each of {count} node types once, got {list(order)}")

@@ -94,7 +94,7 @@ def random_clusters(rng: random.Random, algorithm: Any, count: int) -> None:
         layout = space.at(rng.randrange(len(space)))
         assert_sums(problem, random_plan(rng, problem, layout), algorithm)
     for seed in rng.sample(range(40), count):
-        problem = replica_problem(seed)
+        problem = replica_problem(seed, types=rng.choice((2, 3, 4)))
         space = layout_space(problem)
         layout = space.at(rng.randrange(len(space)))
         first = random_plan(rng, problem, layout.model_copy(update={"replica_micro_batches": ()}))

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Plan, Recompute, VirtualStage, load_hardware, load_model, simulate
+from milpplan.costs.lanes import SLICE_KINDS
 from milpplan.costs.memory_timeline import memory_timelines
 from milpplan.costs.pipeline import StepGraph, Term, Timeline, simulate_times
 from milpplan.costs.replica_costs import ReplicaView, costs_of_replicas, view_plans
 from milpplan.costs.stages import durations, plan_stages
+from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import IllegalPlanError
 from milpplan.specs.plan import shares_code, shares_of
 from milpplan.specs.problem import Job, NodeGroup, Problem
@@ -18,15 +20,15 @@ A100, H100 = load_hardware("dgx-a100-80"), load_hardware("dgx-h100")
 MODEL = load_model("llama3-8b")
 
 
-Two = tuple[object, object]
+Hardware = tuple[object, ...]
 SOME, NONE = Recompute(selective=1), Recompute()
 
 
-def problem(batch: int = 40, gpus: tuple[int, int] = (16, 8), types: Two = (A100, H100)) -> Problem:
-    """Llama-3 8B on nodes of two types."""
-    first, second = types
+def problem(batch: int = 40, gpus: tuple[int, ...] = (16, 8), types: Hardware = (A100, H100)) -> Problem:
+    """Llama-3 8B on nodes of several types."""
+    first, *others = types
     job = Job(num_gpus=sum(gpus), global_batch_size=batch, sequence_length=2048)
-    groups = ({"hardware": second, "num_gpus": gpus[1]},)
+    groups = [{"hardware": own, "num_gpus": count} for own, count in zip(others, gpus[1:], strict=True)]
     return Problem.model_validate({"model": MODEL, "hardware": first, "job": job, "other_hardware": groups})
 
 
@@ -44,17 +46,21 @@ def plan(of: Layout, second: Recompute = SOME) -> Plan:
         VirtualStage(layers=(j * each, j * each + each), recompute=Recompute(full=j % 2))
         for j in range(of.num_virtual_stages)
     ]
-    other = (second,) * of.num_virtual_stages if of.replica_micro_batches else ()
+    other = (second,) * of.num_virtual_stages * (max(1, len(of.replica_micro_batches)) - 1)
     return Plan(layout=of, virtual_stages=tuple(stages), other_recompute=other)
 
 
 def test_shares_have_codes() -> None:
     """Shares and their code stand for each other; that of replicas alike is 0. Other numbers are refused."""
-    for shares in ((), (1, 1), (3, 1_000_000), (1_048_576, 2)):
+    three, four = (1_048_575, 1, 1_048_575), (32_767, 1, 2, 32_767)
+    for shares in ((), (1, 1), (3, 1_000_000), (1_048_576, 2), (1, 1, 1), three, (4, 3, 2, 1), four):
         assert shares_of(shares_code(shares)) == shares
-    for wrong in ({"replica_micro_batches": (1,)}, {"replica_micro_batches": (1, 2), "node_order": (0, 1)}):
+        assert 0 <= shares_code(shares) < 2**63
+    for wrong in ((1,), (1, 2, 3, 4, 5), (40_000, 1, 1, 1)):
         with pytest.raises(ValueError, match="replica_micro_batches"):
-            layout(**wrong)
+            layout(replica_micro_batches=wrong)
+    with pytest.raises(ValueError, match="no node_order"):
+        layout(node_order=(0, 1))
 
 
 def run_of(view: ReplicaView, own: Plan) -> tuple[Timeline, np.ndarray]:
@@ -104,6 +110,18 @@ def test_step_is_that_of_one_graph(overlap: bool, vpp: int, shares: tuple[int, i
     assert sum(report.breakdown_s.values()) == pytest.approx(report.step_time_s, rel=1e-9)
     assert all(sum(s.breakdown_s.values()) == pytest.approx(report.step_time_s, rel=1e-9) for s in report.stages)
     assert [stage.node_type for stage in report.stages] == [A100.name] * 4 + [H100.name] * 4
+
+
+@pytest.mark.parametrize("shares", [(8, 24, 4, 30), (2, 3, 24, 4)])
+def test_step_of_four_types_is_that_of_one_graph(shares: tuple[int, ...]) -> None:
+    """The same on four types, whichever is the slowest; the report has the stages of each."""
+    types = (A100, H100, load_hardware("l40s"), load_hardware("dgx-b200"))
+    own = layout(dp=5, replica_micro_batches=shares, global_batch_size=2 * shares[0] + sum(shares[1:]))
+    whole = problem(own.global_batch_size, (16, 8, 8, 8), types)
+    report = simulate(whole, plan(own))
+    assert report.step_time_ns == one_graph_ns(whole, plan(own))
+    assert [stage.node_type for stage in report.stages] == [one.name for one in types for _ in range(4)]
+    assert all(sum(s.breakdown_s.values()) == pytest.approx(report.step_time_s, rel=1e-9) for s in report.stages)
 
 
 def test_replicas_on_equal_nodes_are_alike() -> None:
@@ -170,15 +188,16 @@ def test_impossible_layouts_are_refused(changes: dict[str, object], seen: str) -
         simulate(problem(), given)
 
 
-def test_one_type_and_three_are_refused() -> None:
-    """Replicas of different make need two node types, and a plan says what both of them recompute."""
+def test_a_share_for_each_type_is_needed() -> None:
+    """Replicas of different make need two node types or more and a share for each, and a plan says what each of
+    them recomputes."""
     third = (*problem().other_hardware, NodeGroup(hardware=A100, num_gpus=8))
     for wrong in (
         problem().model_copy(update={"other_hardware": third}),
         problem().model_copy(update={"other_hardware": ()}),
     ):
         job = wrong.job.model_copy(update={"num_gpus": 24})
-        with pytest.raises(IllegalPlanError, match="two node types"):
+        with pytest.raises(IllegalPlanError, match="at least two node types"):
             simulate(wrong.model_copy(update={"job": job}), plan(layout()))
     with pytest.raises(ValueError, match="other_recompute"):
         Plan(layout=layout(), virtual_stages=plan(layout()).virtual_stages)
@@ -186,7 +205,26 @@ def test_one_type_and_three_are_refused() -> None:
         plan(layout(), Recompute(full=9))
 
 
-def test_time_lines_are_of_replicas_alike() -> None:
-    """A time line of memory is of one pipeline: refused, with what to do."""
-    with pytest.raises(IllegalPlanError, match="replicas of different make"):
-        memory_timelines(problem(), plan(layout()))
+def test_lanes_have_a_row_group_for_each_make() -> None:
+    """The ranks of a replica on the first type, then of one on the second: each runs its own share, what all
+    replicas reduce ends together, nothing ends after the step, and memory peaks where the report says."""
+    drawn = plan(layout())
+    report, lanes = simulate(problem(), drawn), step_lanes(problem(), drawn)
+    assert lanes.step_time_ns == report.step_time_ns
+    assert [rank.rank for rank in lanes.ranks] == list(range(8))
+    assert [rank.label for rank in lanes.ranks] == [f"{make}:{stage}" for make in range(2) for stage in range(4)]
+    assert [rank.num_gpus for rank in lanes.ranks] == [4] * 4 + [2] * 4
+    for rank, stage in zip(lanes.ranks, report.stages, strict=True):
+        assert rank.name.endswith(stage.node_type)
+        work = rank.lane("compute")
+        assert work is not None
+        assert int((work.kind == SLICE_KINDS.index("forward")).sum()) == (8, 24)[rank.rank // 4]
+        assert max(int(lane.end_ns.max()) for lane in rank.lanes) <= lanes.step_time_ns
+        assert int(rank.memory.total_bytes.max()) == stage.memory.peak_bytes
+        assert rank.usable_memory_bytes == stage.usable_memory_bytes
+    for stage in range(4):
+        one, other = (lanes.ranks[stage + 4 * make].lane("gradient reduction") for make in range(2))
+        assert one is not None
+        assert other is not None
+        assert np.array_equal(one.end_ns, other.end_ns)
+    assert len(memory_timelines(problem(), drawn)) == 8

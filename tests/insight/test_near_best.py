@@ -15,6 +15,8 @@ from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.planner import fixed
 from milpplan.optimize.uniform import uniform_plan
 from tests.costs.cases import problem_of
+from tests.optimize.brute_force import brute_force
+from tests.optimize.replica_problems import BOTH, best_of_replicas, brute_force_of_both, replica_problem
 from tests.small import small_problem
 
 NARROW = {
@@ -83,6 +85,27 @@ def test_free_neighbours_are_near_and_the_rest_proved_far() -> None:
         alone = solve(fixed(problem, values), any_chunks=False).report
         within_reach += alone is not None and alone.step_time_ns <= own * (1 + within)
     assert within_reach <= found.most_layouts - len(found.plans)
+
+
+def test_neighbours_of_replicas_are_those_of_brute_force() -> None:
+    """Where stages and replicas of different make compete, every neighbour found is one, and no more layouts are
+    counted as possible than all that are not proved to be far."""
+    problem = replica_problem(3, mixing=BOTH)
+    best = brute_force_of_both(problem)
+    assert best is not None
+    found = near_best(problem, best.plan, 0.2, 20.0)
+    near = {one.plan.layout: one.excess for one in found.plans}
+    possible = 0
+    for layout in layouts_of(problem):
+        alone = (best_of_replicas if layout.replica_micro_batches else brute_force)(problem, [layout])
+        within = alone is not None and layout != best.plan.layout and alone.value <= best.value * 1.2
+        possible += within
+        if layout in near:
+            assert within
+            assert alone is not None
+            assert near[layout] >= alone.value / best.value - 1 - 1e-9
+    assert 0 < len(near) <= possible <= found.most_layouts
+    assert {bool(layout.replica_micro_batches) for layout in near} >= {True}
 
 
 def test_without_time_bounds_alone_speak() -> None:

@@ -18,7 +18,8 @@ from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.splits import even_splits
 from milpplan.optimize.target_price import target_price
 from milpplan.optimize.uniform import uniform_plan
-from tests.costs.cases import problem_of
+from milpplan.specs.problem import NodeGroup
+from tests.costs.cases import problem_of, shipped_hardware
 
 MODELS = ("llama3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
 KEPT = Path(__file__).parents[1] / "data" / "launchers"
@@ -203,3 +204,29 @@ def test_files_that_say_something_else_are_refused(target: str, old: str, new: s
     with pytest.raises(error) as raised:
         known.read(changed, name, problem.hardware, None, problem.model, None, ())
     assert raised.value.do
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("types", [2, 3])
+def test_replicas_of_different_make_are_refused_with_the_reason(target: str, types: int) -> None:
+    """No launcher gives replicas different numbers of micro-batches: every one says so, with the numbers."""
+    plan = uniform_plan(*different_replicas(types), "none")
+    problem, layout = different_replicas(types)
+    assert simulate(problem, plan).step_time_ns > 0
+    with pytest.raises(IllegalPlanError, match="replicas of different make: they run 4 and 8") as caught:
+        TARGETS[target].export(problem, plan, TARGETS[target].capability.versions[0])
+    assert TARGETS[target].capability.name in str(caught.value)
+    assert len(layout.replica_micro_batches) == types
+
+
+def different_replicas(types: int) -> tuple[Problem, Layout]:
+    """Llama-3 8B on eight GPUs of each type, a replica each."""
+    hardware = [shipped_hardware(name) for name in ("dgx-a100-80", "dgx-h100", "dgx-b200")[:types]]
+    shares = (4, 8, 12)[:types]
+    groups = tuple(NodeGroup(hardware=own, num_gpus=8) for own in hardware[1:])
+    problem = problem_of("llama3-8b", hardware[0], num_gpus=8 * types, global_batch_size=sum(shares))
+    layout = Layout(
+        tp=4, pp=2, dp=types, global_batch_size=sum(shares), replica_micro_batches=shares,
+        rank_order="tp-cp-pp-dp", zero_stage=1,
+    )  # fmt: skip
+    return problem.model_copy(update={"other_hardware": groups}), layout

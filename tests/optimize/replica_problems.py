@@ -1,4 +1,4 @@
-"""Random problems of two node types whose replicas may be of different make, and brute force over them."""
+"""Random problems of several node types whose replicas may be of different make, and brute force over them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from milpplan import HardwareSpec, Layout
+from milpplan import Layout
 from milpplan.costs.replica_costs import ReplicaView, costs_of_replicas, joined_plan
 from milpplan.optimize.layouts import layout_space
 from milpplan.specs.plan import RankOrder
@@ -19,8 +19,12 @@ from tests.optimize.mixed_problems import with_memories
 from tests.optimize.problems import FAMILIES, RECOMPUTE_SETS, random_hardware, random_model
 
 MOST_PLANS, MOST_LAYOUTS = 6_000, 16
-GPUS = ((2, 1), (3, 1), (4, 2), (4, 1), (6, 2), (6, 4), (8, 4), (8, 2))
-"""Accelerators of a cluster, and of its second type."""
+GPUS: dict[int, tuple[tuple[int, ...], ...]] = {
+    2: ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (2, 4), (4, 4), (6, 2)),
+    3: ((1, 1, 1), (2, 1, 1), (2, 2, 2), (1, 2, 3), (4, 2, 2)),
+    4: ((1, 1, 1, 1), (2, 1, 1, 1), (2, 2, 2, 2), (2, 4, 2, 2)),
+}
+"""Accelerators of each type of a cluster, by the number of types."""
 SCHEDULE_SETS: tuple[Any, ...] = (
     ("1f1b",),
     ("gpipe", "1f1b"),
@@ -32,22 +36,18 @@ ORDERS: tuple[tuple[RankOrder, ...], ...] = (("tp-cp-dp-pp",), ("tp-cp-pp-dp", "
 BOTH: tuple[Mixing, ...] = ("stages", "replicas")
 
 
-def two_hardwares(rng: random.Random) -> tuple[HardwareSpec, HardwareSpec]:
-    """Two types that differ in everything."""
-    return random_hardware(rng), random_hardware(rng)
-
-
 def replica_problem(
-    seed: int, kind: Any = "free", mixing: tuple[Mixing, ...] = ("replicas",), **fields: Any
+    seed: int, kind: Any = "free", mixing: tuple[Mixing, ...] = ("replicas",), types: int = 2, **fields: Any
 ) -> Problem:
-    """The problem of a seed: memory of each type around the peaks of plans of one layout; ``fields`` of the space
-    are given."""
+    """The problem of a seed with so many types that differ in everything: memory of each around the peaks of plans
+    of one layout; ``fields`` of the space are given."""
     rng = random.Random(seed)
     model = random_model(rng, rng.choice(FAMILIES))
     for attempt in range(400):
-        (gpus, others), (first, second) = rng.choice(GPUS), two_hardwares(rng)
+        gpus = rng.choice(GPUS[types])
+        first, *others = [random_hardware(rng) for _ in gpus]
         job = Job(
-            num_gpus=gpus,
+            num_gpus=sum(gpus),
             global_batch_size=rng.choice((3, 4, 6, 8, 10)),
             sequence_length=rng.choice((512, 1024, 4096)),
         )
@@ -67,7 +67,7 @@ def replica_problem(
             rank_order=rng.choice(ORDERS),
         )
         space = space.model_copy(update=fields)
-        groups = (NodeGroup(hardware=second, num_gpus=others),)
+        groups = tuple(NodeGroup(hardware=own, num_gpus=n) for own, n in zip(others, gpus[1:], strict=True))
         problem = Problem(model=model, hardware=first, job=job, space=space, other_hardware=groups)
         columns = layout_space(problem).columns
         layouts = [columns.at(row) for row in range(min(len(columns), MOST_LAYOUTS + 1))]
@@ -79,7 +79,7 @@ def replica_problem(
 
 
 def with_tight_memories(rng: random.Random, problem: Problem, layout: Layout) -> Problem:
-    """Memory of both types around the peaks of plans of a layout."""
+    """Memory of every type around the peaks of plans of a layout."""
     sizes = []
     for view in costs_of_replicas(problem, layout).views:
         peaks = costed_plans(view.problem, view.layout, view.costs).peak_bytes
@@ -95,9 +95,9 @@ def costed_views(problem: Problem, layout: Layout) -> list[tuple[ReplicaView, Co
     return [(view, costed_plans(view.problem, view.layout, view.costs)) for view in views]
 
 
-def pairs(problem: Problem, views: list[tuple[ReplicaView, Costed]]) -> Iterator[tuple[int, int, int]]:
-    """(row of the first view, row of the second, step time) of all plans of a layout that fit: the same layers in
-    both, any recomputation in each; in the uniform space the same."""
+def together(problem: Problem, views: list[tuple[ReplicaView, Costed]]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(row of each view, step time) of all plans of a layout that fit: the same layers in all, any recomputation
+    in each; in the uniform space the same."""
     by_split: list[dict[bytes, list[int]]] = []
     uniform = problem.space.kind == "uniform"
     for view, costed in views:
@@ -109,9 +109,10 @@ def pairs(problem: Problem, views: list[tuple[ReplicaView, Costed]]) -> Iterator
             rows.setdefault(key, []).append(row)
         by_split.append(rows)
     times = [costed.step_time_ns for _, costed in views]
-    for key, first in by_split[0].items():
-        for one, other in product(first, by_split[1].get(key, ())):
-            yield one, other, max(int(times[0][one]), int(times[1][other]))
+    for key in by_split[0]:
+        for rows_of_views in product(*(rows.get(key, ()) for rows in by_split)):
+            own = zip(times, rows_of_views, strict=True)
+            yield rows_of_views, max(int(steps[row]) for steps, row in own)
 
 
 def best_of_replicas(problem: Problem, layouts: list[Layout]) -> Best | None:
@@ -119,11 +120,11 @@ def best_of_replicas(problem: Problem, layouts: list[Layout]) -> Best | None:
     best: Best | None = None
     for layout in layouts:
         views = costed_views(problem, layout)
-        for one, other, step in pairs(problem, views):
+        for rows, step in together(problem, views):
             value = step * weight(problem, layout)
             if best is None or value < best.value:
-                plan = joined_plan(layout, (views[0][1].plan(one), views[1][1].plan(other)))
-                best = Best(value, plan, step)
+                plans = tuple(costed.plan(row) for (_, costed), row in zip(views, rows, strict=True))
+                best = Best(value, joined_plan(layout, plans), step)
     return best
 
 
@@ -146,8 +147,8 @@ def naive_replicas(problem: Problem) -> set[tuple[Any, ...]]:
         block = tp * cp * pp
         if any(count % block for count in problem.node_gpus) or micro not in (space.micro_batch_size or (micro,)):
             continue
-        first, second = (count // block for count in problem.node_gpus)
-        for m, n in product(range(1, batch + 1), repeat=2):
-            if (first * m + second * n) * micro == batch:
-                found.add((tp, cp, pp, first + second, micro, (m, n)))
+        numbers = [count // block for count in problem.node_gpus]
+        for shares in product(range(1, batch + 1), repeat=len(numbers)):
+            if sum(number * share for number, share in zip(numbers, shares, strict=True)) * micro == batch:
+                found.add((tp, cp, pp, sum(numbers), micro, shares))
     return found

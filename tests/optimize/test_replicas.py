@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from milpplan.optimize.claim import Claim
 from milpplan.optimize.layouts import broken_rules, layout_space
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.monolith import solve_monolithic
-from milpplan.optimize.replica_rules import ALL_REPLICA_RULES
+from milpplan.optimize.replica_rules import ALL_REPLICA_RULES, num_shares
 from milpplan.specs.problem import Problem
 from tests.optimize.mixed_problems import two_types
 from tests.optimize.problems import preset
@@ -26,8 +28,8 @@ from tests.optimize.replica_problems import (
     brute_force_of_both,
     costed_views,
     naive_replicas,
-    pairs,
     replica_problem,
+    together,
 )
 from tests.optimize.test_optimality import assert_optimal
 
@@ -46,6 +48,25 @@ def test_optimum_is_that_of_brute_force(backend: str) -> None:
     seeds = {"highs": (0, 3), "cpsat": (104, 105)}
     found = [check(replica_problem(seed), backend) for seed in seeds[backend]]
     assert any(layout is not None and layout.pp > 1 for layout in found)
+
+
+@pytest.mark.parametrize(("types", "seed"), [(3, 0), (4, 2)])
+def test_optimum_on_more_types_is_that_of_brute_force(types: int, seed: int) -> None:
+    """The same with replicas of three and of four makes, each with its own share and recomputation."""
+    layout = check(replica_problem(seed, types=types))
+    assert layout is None or len(layout.replica_micro_batches) == types
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(8))
+def test_optimum_on_more_types_is_that_of_brute_force_often(block: int) -> None:
+    """The same on 80 more of each, with stages or replicas to choose from and in the uniform space too."""
+    for seed in range(7000 + 10 * block, 7010 + 10 * block):
+        for types in (3, 4):
+            check(replica_problem(seed, types=types))
+            check(replica_problem(seed, mixing=BOTH, types=types))
+            check(replica_problem(seed, "uniform", BOTH, types=types))
+            check(replica_problem(seed, types=types, vpp=(2,), pp=(2,), schedule=("zb-v",)))
 
 
 def test_stages_or_replicas_is_a_decision() -> None:
@@ -92,7 +113,7 @@ def test_no_plan_beats_the_bounds() -> None:
         coarse = cluster_compute_bounds(problem, columns)
         roomiest = max(hardware.usable_bytes for hardware in problem.node_types)
         for row in range(len(columns)):
-            steps = [step for _, _, step in pairs(problem, costed_views(problem, columns.at(row)))]
+            steps = [step for _, step in together(problem, costed_views(problem, columns.at(row)))]
             if steps:
                 assert coarse[row] <= bounds.step_time_ns[row] * (1 + 1e-9)
                 assert bounds.step_time_ns[row] <= min(steps)
@@ -122,9 +143,9 @@ def test_tables_of_both_kinds_are_those_of_each() -> None:
 
 
 def test_shares_are_all_that_make_up_the_batch() -> None:
-    """The space holds every pair of shares of every legal degree and micro-batch size, and no other."""
-    for seed in (0, 2):
-        problem = replica_problem(seed)
+    """The space holds all shares of every legal degree and micro-batch size, and no other."""
+    for seed, types in ((0, 2), (2, 2), (1, 3)):
+        problem = replica_problem(seed, types=types)
         space = problem.space.model_copy(update={"schedule": ("1f1b",), "vpp": (1,)})
         problem = problem.model_copy(update={"space": space})
         columns = layout_space(problem).columns
@@ -276,14 +297,27 @@ def test_too_many_shares_and_one_program_are_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_one_type_has_no_replicas_of_different_make() -> None:
-    """Where there is one node type, or three, nothing comes of ``mixing``: the space is what it was, or empty."""
+    """Where there is one node type, nothing comes of ``mixing``: the space is what it was."""
     problem = replica_problem(1, mixing=BOTH)
     alone = problem.model_copy(update={"other_hardware": ()})
     stages = alone.model_copy(update={"space": alone.space.model_copy(update={"mixing": ("stages",)})})
     assert layout_space(alone).sha256() == layout_space(stages).sha256()
-    three = problem.model_copy(update={"other_hardware": problem.other_hardware * 2})
-    job = problem.job.model_copy(update={"num_gpus": 3 * problem.other_hardware[0].num_gpus})
-    three = fixed(three.model_copy(update={"job": job}), {"mixing": "replicas"})
-    space = layout_space(three)
-    assert len(space) == 0
-    assert space.rejected["different_replicas_need_two_node_types"] > 0
+
+
+def test_shares_are_counted_before_they_are_made() -> None:
+    """The number of shares that a table of too many is refused by is the number of shares, for one to four types;
+    of four types on a batch of thousands they are refused, with what to do."""
+    rng = random.Random(3)
+    for _ in range(40):
+        numbers = [rng.randint(1, 4) for _ in range(rng.randint(1, 4))]
+        total = rng.randint(1, 24)
+        counted = sum(
+            sum(n * m for n, m in zip(numbers, own, strict=True)) == total
+            for own in product(range(1, total + 1), repeat=len(numbers))
+        ) if len(numbers) < 4 else num_shares(numbers, total)  # fmt: skip
+        assert num_shares(numbers, total) == counted
+        assert len(list(replica_rules._shares(None, *numbers, total))) == counted
+    problem = replica_problem(0, types=4)
+    job = problem.job.model_copy(update={"global_batch_size": 65_536})
+    with pytest.raises(InvalidInputError, match="share the batch"):
+        layout_space(problem.model_copy(update={"job": job}))

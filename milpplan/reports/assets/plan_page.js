@@ -94,7 +94,7 @@
       for (let i = 0; i < row.bars.length; i += 3) {
         bars.push([row.bars[i] * unit, (row.bars[i] + row.bars[i + 1]) * unit, row.bars[i + 2]]);
       }
-      return { rank: row.rank, layers: row.layers, steady: row.steady, slices, bars };
+      return { rank: row.rank, name: row.name, layers: row.layers, steady: row.steady, slices, bars };
     });
     const used = new Set();
     rows.forEach((row) => { row.slices.forEach((s) => used.add(s[2])); row.bars.forEach((b) => used.add(b[2])); });
@@ -196,7 +196,7 @@
       const at = timeAt(x), slack = (last - first) / width;
       const bar = row.bars.find((b) => at >= b[0] - slack && at <= b[1] + slack);
       const slice = row.slices[firstAfter(row.slices, at - slack)];
-      let text = "stage " + row.rank + " (" + row.layers + " layers), " + secondsText(at) + ": ";
+      let text = row.name + " (" + row.layers + " layers), " + secondsText(at) + ": ";
       if (slice && slice[0] <= at + slack) {
         const name = names[slice[2]];
         if (name === "steady") text += slice[4].toLocaleString("en") + " more work items, alike";
