@@ -31,6 +31,9 @@ from milpplan.specs.problem import Problem
 USUAL_ORDER: RankOrder = "tp-cp-pp-dp"
 """The order of ranks where the space names none with the replicas outermost."""
 MAX_ROWS = 4_000_000
+"""Most shares of two types over all degrees and micro-batch sizes."""
+MAX_ROWS_OF_MANY = 400_000
+"""The same of more types, whose shares grow with a power of the batch: about two million layouts, 1.5 GB."""
 OUTERMOST = np.array([order.endswith("dp") for order in RANK_ORDERS])
 
 
@@ -93,7 +96,8 @@ def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
     place, asked = np.asarray(place).reshape(-1), problem.space.replica_micro_batches
     if asked is None:
         ways = np.array([num_shares(key[:-1].tolist(), int(key[-1])) for key in keys.T], dtype=np.int64)
-        _check_size(float(ways[place].astype(np.float64).sum()))
+        most = MAX_ROWS if len(problem.node_types) == 2 else MAX_ROWS_OF_MANY
+        _check_size(float(ways[place].astype(np.float64).sum()), most)
     codes: dict[int, IntArray] = {
         number: np.array([shares_code(own) for own in _shares(asked, *key.tolist())], dtype=np.int64)
         for number, key in enumerate(keys.T)
@@ -101,12 +105,12 @@ def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
     return expand(sized, "replica_micro_batches", codes, place)
 
 
-def _check_size(rows: float) -> None:
+def _check_size(rows: float, most: int) -> None:
     """Refuse tables that no memory holds."""
-    if rows > MAX_ROWS:
+    if rows > most:
         raise InvalidInputError(
             f"Replicas of different make share the batch in {rows:,.0f} ways, over all degrees and micro-batches.",
-            f"Expected at most {MAX_ROWS:,}.",
+            f"Expected at most {most:,}.",
             "Fix micro_batch_size or some degrees (--fix micro_batch_size=1,tp=8), or take a smaller batch.",
         )
 
