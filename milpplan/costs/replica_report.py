@@ -67,17 +67,6 @@ def check_replicas(problem: Problem, layout: Layout) -> None:
             raise IllegalPlanError(f"The layout has {seen}.", f"Expected: {expected}.", "Change the layout.")
 
 
-def refuse_replicas(plan: Plan, what: str) -> None:
-    """Raise ``IllegalPlanError`` where a plan has replicas of different make, which ``what`` does not know."""
-    if plan.layout.replica_micro_batches:
-        shares = list(plan.layout.replica_micro_batches)
-        raise IllegalPlanError(
-            f"The plan has replicas of different make (replica_micro_batches={shares}).",
-            f"{what} is about one pipeline, the same in all replicas.",
-            "Use `milpplan simulate` for the plan, or give a plan whose replicas are alike.",
-        )
-
-
 def joined_report(problem: Problem, plan: Plan, views: Sequence[StepReport]) -> StepReport:
     """The report of a step from those of its views: the stages of a replica of the first type, then those of the
     next. The types that are done first wait for the last, which is part of their bubble; means are over all

@@ -21,7 +21,7 @@ from milpplan.costs.layout_costs import LayoutCosts, step_overhead_ns
 from milpplan.costs.mixed_costs import RankCosts, costs_of, rank_types
 from milpplan.costs.pipeline import StepGraph, Term, Timeline
 from milpplan.costs.replica_costs import costs_of_replicas, view_plans
-from milpplan.costs.replica_report import check_replicas, joined_report, refuse_replicas
+from milpplan.costs.replica_report import check_replicas, joined_report
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.costs.schedule import check_schedule, held_bytes, live_profiles
 from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages
@@ -76,14 +76,6 @@ def _report(problem: Problem, plan: Plan, costs: RankCosts) -> StepReport:
         host_memory_bytes=host,
         host_capacity_bytes=types[on_host].host_bytes,
     )
-
-
-def plan_timeline(problem: Problem, plan: Plan) -> Timeline:
-    """Start and end of every work item of a plan whose replicas are alike, for traces."""
-    check_plan(problem, plan)
-    refuse_replicas(plan, "A time line")
-    costs = costs_of(problem, plan.layout)
-    return _timeline(plan.layout, costs, plan_stages(costs, problem.model.layer_kinds, plan))
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
@@ -392,7 +384,6 @@ __all__ = [
     "HEAD",
     "check_plan",
     "fits_in_memory",
-    "plan_timeline",
     "rank_memory",
     "simulate",
     "step_times_ns",

@@ -8,7 +8,8 @@ import pytest
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.memory_timeline import memory_timeline, memory_timelines
-from milpplan.costs.simulator import plan_timeline, simulate
+from milpplan.costs.runs import pipeline_runs
+from milpplan.costs.simulator import simulate
 from milpplan.costs.stages import plan_stages
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
@@ -43,7 +44,7 @@ def test_shape_of_the_curve(problem: Problem, plan: Plan) -> None:
 def test_counted_item_by_item(problem: Problem, plan: Plan) -> None:
     """In the middle of every forward, backward and weight gradient a rank holds what the forwards begun and the
     backwards not yet ended by then keep, and what waits for weight gradients not yet ended."""
-    times, layout = plan_timeline(problem, plan), plan.layout
+    times, layout = pipeline_runs(problem, plan)[0].timeline, plan.layout
     costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
     stages = plan_stages(costs, problem.model.layer_kinds, plan)
     items = [

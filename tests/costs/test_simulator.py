@@ -15,6 +15,7 @@ from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.costs.pipeline import Term
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StepReport
+from milpplan.costs.runs import pipeline_runs
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.errors import IllegalPlanError
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
@@ -327,7 +328,7 @@ def refused(problem: Problem, plan: Plan) -> str:
     with pytest.raises(IllegalPlanError) as caught:
         sut.simulate(problem, plan)
     with pytest.raises(IllegalPlanError):
-        sut.plan_timeline(problem, plan)
+        pipeline_runs(problem, plan)
     return str(caught.value)
 
 

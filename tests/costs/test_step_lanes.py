@@ -10,7 +10,7 @@ import pytest
 
 from milpplan import Plan, Problem, simulate
 from milpplan.costs.lanes import SLICE_KINDS, StepLanes
-from milpplan.costs.simulator import plan_timeline
+from milpplan.costs.runs import pipeline_runs
 from milpplan.costs.step_lanes import step_lanes
 from tests.costs.cases import random_layout, random_plan, random_problem
 
@@ -46,7 +46,7 @@ def test_work_is_that_of_the_simulator(seed: int) -> None:
     """Forwards, backwards and weight gradients of a rank add up to its busy time, one of each a micro-batch and
     virtual stage."""
     problem, plan, lanes = case(seed)
-    timeline = plan_timeline(problem, plan)
+    timeline = pipeline_runs(problem, plan)[0].timeline
     work = {SLICE_KINDS.index(kind) for kind in ("forward", "backward", "weight gradients")}
     for rank in lanes.ranks:
         lane = rank.lane("compute")
