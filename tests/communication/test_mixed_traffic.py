@@ -72,7 +72,9 @@ def test_the_matrix_is_the_collectives_wire_bytes(algorithm: Any) -> None:
     assert_sums(*replicated(), algorithm)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", ["tree", *(pytest.param(name, marks=pytest.mark.long) for name in ("ring", "hierarchical"))]
+)
 def test_random_clusters_add_up(algorithm: Any) -> None:
     """The same on random clusters whose types differ in everything, domains and shares of experts included, with
     random splits and recomputation."""

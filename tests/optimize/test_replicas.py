@@ -50,7 +50,7 @@ def test_optimum_is_that_of_brute_force(backend: str) -> None:
     assert any(layout is not None and layout.pp > 1 for layout in found)
 
 
-@pytest.mark.parametrize(("types", "seed"), [(3, 0), (4, 2)])
+@pytest.mark.parametrize(("types", "seed"), [(3, 0), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_optimum_on_more_types_is_that_of_brute_force(types: int, seed: int) -> None:
     """The same with replicas of three and of four makes, each with its own share and recomputation."""
     layout = check(replica_problem(seed, types=types))
