@@ -14,16 +14,17 @@ from milpplan.groups.packing import pack
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.lengths.candidates import Sized, candidates, sized
+from milpplan.lengths.dealing import Timer, improved
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.tables import (
     Load,
     Tables,
     bounded_strategy,
-    equal_strategy,
     finish_ns,
     once_ns,
     serial_ns,
     strategy_of,
+    typical_pipeline,
 )
 from milpplan.specs.problem import Problem
 
@@ -133,8 +134,8 @@ class Pool:
     def packed(self, member: int, counts: IntArray, most_grains: int) -> Packed | None:
         """``counts`` [n] sequences on the strategy's replicas, None if no packing was found; exact time."""
         one, layout = self.members[member], self.members[member].candidate.layout
-        make = strategy_of if layout.pp == 1 else equal_strategy
-        pipeline = make(self.tables[member], one, most_grains).pipelines[0][0]
+        make = (lambda *given: strategy_of(*given).pipelines[0][0]) if layout.pp == 1 else typical_pipeline
+        pipeline = make(self.tables[member], one, most_grains)
         chosen = np.flatnonzero(counts)
         lengths = self.load.lengths[chosen]
         kind = Kind(0, pipeline, layout.dp, lengths, counts[chosen])
@@ -148,6 +149,8 @@ class Pool:
             row = np.zeros((len(replica), len(counts)), dtype=np.int64)
             row[:, chosen] = replica
             whole.append(row)
+        if layout.pp > 1:
+            whole = improved(Timer.of(self.tables[member], most_grains), whole)
         return self.timed(member, tuple(whole), most_grains)
 
     def timed(self, member: int, replicas: tuple[IntArray, ...], most_grains: int) -> Packed:

@@ -1,29 +1,39 @@
-"""Which sets of strategies may hold a step shorter than a target: all sets at once, by two bounds.
+"""Which sets of strategies may hold a step shorter than a target: all sets at once, with switches free.
 
-*sum*, as in ``groups.search``: sum_k n_k min over s in Q of share_sk + sum over s in Q of (constant_s +
-reduction_s) + the least finish, with switches free. *longest*: some j in Q runs the longest sequence, which passes
-all its stages on one replica in ``serial_j`` or more; so the group of j takes Z_j >= max(serial_j, sum_k x_k
-share_jk) for what it runs, x, and the others at least their least shares of the rest. The best x is a knapsack:
-first all sequences that are cheapest under j; then, while Z_j is still serial_j, those that save most for the time
-they take. The bound is the least over j.
+Every strategy s has linear bounds of its group's time for whatever it holds (``work``), Z_s >= sum_k x_k share_stk
++ constant_st for all t, so for any weights lambda_st >= 0 with sum_t lambda_st = 1
 
-A set whose bound reaches the target holds no shorter step, whatever its switches take.
+    sum_s Z_s >= sum_k n_k min over s of (sum_t lambda_st share_stk) + sum_st lambda_st constant_st:
+
+the Lagrangian bound of the linear program over x. Two bounds of a set, switches apart:
+
+ - *sum*: for every strategy the one bound that is highest for the whole workload. For all sets.
+ - *mixed*: the best weights found, for the sets that *sum* leaves open. Some j in the set runs the longest
+   sequence, so Z_j >= serial_j, its passage through all stages, is one bound more, and that sequence counts under
+   j. The bound is the least over j. Weights are raised in turns where a bound is above the mixture (exponentiated
+   gradients); any weights prove their bound, so it does not matter how good they are.
+
+Both add the reductions of the set and the least finish. A set whose bound reaches the target holds no shorter
+step, whatever its switches take.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError
-from milpplan.groups.cuts import KindCuts
-from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.search import sequence_shares
+from milpplan.lengths.work import WorkBounds
 
-# Rows of sets whose bounds are found together, and sets of all sizes that are tried.
+# Sets of all sizes that are tried, and of one turn of weights.
 _MAX_SETS = 20_000_000
+_CHUNK = 256
+_TURNS, _CHECK = 60, 6
+# Where a length does not fit, ns.
+_NEVER = 1e18
 # What rounding of sums of floats may add.
 _SAFETY = 1.0 - 1e-9
 
@@ -43,8 +53,6 @@ class Screened:
 
     left: tuple[OpenSet, ...]
     dropped_ns: float
-    finish_ns: int
-    """The least finish, which all bounds count."""
 
     @property
     def strategies(self) -> tuple[int, ...]:
@@ -52,72 +60,123 @@ class Screened:
         return tuple(sorted({one for held in self.left for one in held.used}))
 
 
-def screened(problem: GroupedProblem, serial_ns: FloatArray, target_ns: float) -> Screened:
-    """The sets of two and more strategies with a bound below ``target_ns``; ``serial_ns`` [strategies]: least time
-    of the longest sequence by itself.
+@dataclass(frozen=True, slots=True, eq=False)
+class Bounded:
+    """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T]; ``serial`` [s] of the longest
+    sequence, ``once`` [s] a reduction, the least ``finish``, all ns; ``counts`` [n] sequences."""
+
+    shares: FloatArray
+    constants: FloatArray
+    serial: FloatArray
+    once: FloatArray
+    finish: float
+    counts: FloatArray
+
+    @staticmethod
+    def of(
+        bounds: Sequence[WorkBounds], serial: FloatArray, once: FloatArray, finish: float, counts: IntArray
+    ) -> Bounded:
+        """Padded to the same number of bounds each."""
+        most = max(len(one.constants) for one in bounds)
+        rows = [np.arange(most) % len(one.constants) for one in bounds]
+        shares = np.stack([one.shares[row] for one, row in zip(bounds, rows, strict=True)])
+        constants = np.stack([one.constants[row] for one, row in zip(bounds, rows, strict=True)])
+        shares = np.minimum(shares, _NEVER)
+        return Bounded(shares, constants, np.minimum(serial, _NEVER), once, finish, counts.astype(np.float64))
+
+
+def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screened:
+    """The sets of two and more strategies with a bound below ``target_ns``.
 
     Raises:
         InvalidInputError: there are too many sets to try.
     """
-    shares, constants = sequence_shares(problem, {kind: KindCuts(kind) for kind in problem.kinds})
-    number = len(problem.strategies)
-    once = constants + np.array([one.reduce_ns for one in problem.strategies])
-    finish_ns = min(problem.finish_of(home) for home in problem.home_choices)
-    work = shares * problem.counts
-    left: list[OpenSet] = []
+    number = len(problem.once)
+    totals = problem.shares @ problem.counts + problem.constants
+    best = totals.argmax(axis=1)
+    rows = np.arange(number)
+    work, once = problem.shares[rows, best] * problem.counts, problem.once + problem.constants[rows, best]
+    left: list[tuple[int, ...]] = []
     dropped, tried = np.inf, 0
     # Sets as their least shares, grown by one strategy of a higher number at a time.
-    rows: list[tuple[tuple[int, ...], FloatArray]] = [((one,), work[one]) for one in range(number)]
-    for _ in range(2, min(problem.max_strategies, number) + 1):
-        tried += sum(number - 1 - used[-1] for used, _ in rows)
+    grown: list[tuple[tuple[int, ...], FloatArray]] = [((one,), work[one]) for one in range(number)]
+    for size in range(2, min(max_strategies, number) + 1):
+        tried += sum(number - 1 - used[-1] for used, _ in grown)
         if tried > _MAX_SETS:
             raise InvalidInputError(
-                f"{number} strategies make more than {_MAX_SETS:,} sets of at most {problem.max_strategies}.",
+                f"{number} strategies make more than {_MAX_SETS:,} sets of at most {max_strategies}.",
                 "Expected fewer.",
                 "Lower --max-strategies, or fix fields of the layout.",
             )
-        grown = []
-        for used, least in rows:
+        larger = []
+        for used, least in grown:
             later = np.arange(used[-1] + 1, number)
-            bounds = _bounds(least, work[later], float(once[list(used)].sum()) + finish_ns, once[later])
+            fixed = float(once[list(used)].sum()) + problem.finish
+            bounds = np.minimum(least, work[later]).sum(axis=1) * _SAFETY + fixed + once[later]
             dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
-            for place in np.flatnonzero(bounds < target_ns).tolist():
-                one = (*used, int(later[place]))
-                beyond = float(once[list(one)].sum()) + finish_ns
-                # The strategy with the longest sequence has its constant in its serial time.
-                longest = longest_ns(work, serial_ns, one) + beyond - int(constants[list(one)].max())
-                bound = max(float(bounds[place]), longest)
-                if bound < target_ns:
-                    left.append(OpenSet(bound, one))
-                else:
-                    dropped = min(dropped, bound)
-            if len(used) + 1 < problem.max_strategies:
-                grown += [((*used, int(one)), np.minimum(least, work[one])) for one in later]
-        rows = grown
-    return Screened(tuple(sorted(left, key=lambda one: (one.bound_ns, one.used))), dropped, finish_ns)
+            left += [(*used, int(one)) for one in later[bounds < target_ns]]
+            if size < max_strategies:
+                larger += [((*used, int(one)), np.minimum(least, work[one])) for one in later]
+        grown = larger
+    found: list[OpenSet] = []
+    for size in range(2, max_strategies + 1):
+        sets = np.array([used for used in left if len(used) == size], dtype=np.int64).reshape(-1, size)
+        for start in range(0, len(sets), _CHUNK):
+            part = sets[start : start + _CHUNK]
+            bounds = mixed_ns(problem, part, target_ns)
+            dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
+            below = np.flatnonzero(bounds < target_ns)
+            found += [OpenSet(float(bounds[row]), tuple(part[row].tolist())) for row in below]
+    return Screened(tuple(sorted(found, key=lambda one: (one.bound_ns, one.used))), dropped)
 
 
-def longest_ns(work: FloatArray, serial_ns: FloatArray, used: tuple[int, ...]) -> float:
-    """*longest* without what is paid once; ``work`` [strategies, n]: share of all sequences of a length."""
-    best = np.inf
-    for one in used:
-        own = work[one]
-        if not np.isfinite(own[-1]):
-            continue
-        others = work[[other for other in used if other != one]].min(axis=0)
-        mine = own <= others
-        spent = float(own[mine].sum())
-        rest = np.flatnonzero(~mine)
-        # Free while the longest sequence runs: what saves most for the time it takes.
-        rest = rest[np.argsort(-others[rest] / own[rest], kind="stable")]
-        free = max(0.0, float(serial_ns[one]) - spent)
-        before = np.concatenate([[0.0], np.cumsum(own[rest])[:-1]]) if len(rest) else np.zeros(0)
-        taken = np.clip((free - before) / own[rest], 0.0, 1.0)
-        left = float((others[rest] * (1.0 - taken)).sum())
-        best = min(best, max(spent, float(serial_ns[one])) + left)
-    return best * _SAFETY
+def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
+    """*mixed* of sets [N, q], [N] ns; as soon as one reaches the target it is raised no more."""
+    least = np.full(len(sets), np.inf)
+    beyond = problem.once[sets].sum(axis=1) + problem.finish
+    for place in range(sets.shape[1]):
+        least = np.minimum(least, _raised(problem, sets, place, target_ns - beyond))
+    return np.asarray(least * _SAFETY + beyond)
 
 
-def _bounds(least: FloatArray, added: FloatArray, once_ns: float, each_ns: IntArray) -> FloatArray:
-    """Bounds of one set with each of some strategies added, [n], ns; infinite where a length is left over."""
-    return np.asarray(np.minimum(least, added).sum(axis=1) * _SAFETY + once_ns + each_ns)
+def _raised(problem: Bounded, sets: IntArray, place: int, target: FloatArray) -> FloatArray:
+    """The bound of the groups' times where strategy ``place`` of each set runs the longest sequence, [N] ns."""
+    number, size = sets.shape
+    holds = (problem.serial[sets[:, place]] < _NEVER) & (problem.shares[sets[:, place], 0, -1] < _NEVER)
+    found = np.where(holds, 0.0, np.inf)
+    counts = problem.counts.copy()
+    counts[-1] -= 1.0
+    open_ = np.flatnonzero(holds)
+    weights = _first_weights(problem, sets[open_])
+    for turn in range(_TURNS):
+        if not len(open_):
+            break
+        if turn % _CHECK == 1:
+            still = found[open_] < target[open_]
+            open_, weights = open_[still], weights[still]
+            if not len(open_):
+                break
+        if turn % _CHECK == 1 or turn == 0:
+            shares, constants = problem.shares[sets[open_]], problem.constants[sets[open_]]
+            constants = np.concatenate([constants, np.zeros((len(open_), size, 1))], axis=2)
+            constants[:, place, :-1] += shares[:, place, :, -1]
+            constants[:, place, -1] = problem.serial[sets[open_, place]]
+            constants[:, [other for other in range(size) if other != place], -1] = -_NEVER
+        mixture = np.einsum("nqt,nqtk->nqk", weights[:, :, :-1], shares)
+        held = mixture <= mixture.min(axis=1, keepdims=True)
+        held &= np.cumsum(held, axis=1) == 1
+        values = np.einsum("nqtk,nqk->nqt", shares, held * counts)
+        values = np.concatenate([values, np.zeros((len(open_), size, 1))], axis=2) + constants
+        found[open_] = np.maximum(found[open_], np.where(weights > 0, weights * values, 0.0).sum(axis=(1, 2)))
+        # A step in proportion to what a bound is above its mixture, shorter in every turn.
+        top = values.max(axis=2, keepdims=True)
+        rate = 8.0 / (1.0 + 0.1 * turn) / np.maximum(1.0, top.sum(axis=1, keepdims=True))
+        weights = weights * np.exp(np.maximum(-40.0, rate * (values - top)))
+        weights /= weights.sum(axis=2, keepdims=True)
+    return found
+
+
+def _first_weights(problem: Bounded, sets: IntArray) -> FloatArray:
+    """Equal weights of all bounds of every strategy of the sets, with the passage of the longest sequence,
+    [N, q, T + 1]; no weight is ever zero but for passages that do not count."""
+    return np.full((*sets.shape, problem.constants.shape[1] + 1), 1.0 / (problem.constants.shape[1] + 1))

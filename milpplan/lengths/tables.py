@@ -25,7 +25,7 @@ forward and before it passes them backward (it is there whichever micro-batch is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -94,13 +94,22 @@ def line_below(values: FloatArray, at: float) -> tuple[float, float]:
 
     A side of the lower convex hull of the points, or where its sides have c < 0 the steepest line through zero.
     """
-    points = [(float(g), float(value)) for g, value in enumerate(values.tolist(), 1)]
+    return line_of(hull_below(values), at)
+
+
+def hull_below(values: FloatArray) -> list[tuple[float, float]]:
+    """The lower convex hull of the points (g, ``values[g - 1]``), g = 1, 2, ..."""
     hull: list[tuple[float, float]] = []
-    for point in points:
+    for point in enumerate(values.tolist(), 1):
         while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
             hull.pop()
-        hull.append(point)
-    best = (0.0, min(y / x for x, y in points))
+        hull.append((float(point[0]), float(point[1])))
+    return hull
+
+
+def line_of(hull: list[tuple[float, float]], at: float) -> tuple[float, float]:
+    """The line of ``line_below`` of points with this hull."""
+    best = (0.0, min(y / x for x, y in hull))
     for (x0, y0), (x1, y1) in pairwise(hull):
         slope = (y1 - y0) / (x1 - x0)
         constant = y0 - slope * x0
@@ -132,21 +141,35 @@ class Tables:
     @staticmethod
     def of(problem: Problem, candidate: Candidate, load: Load, most_grains: int) -> Tables:
         """All of it, for micro-batches of up to ``most_grains``."""
-        grains = np.arange(1, most_grains + 1)
         kinds, layout = problem.model.kinds, candidate.layout
-        times = [
-            packed_times(problem, layout, grains, np.full((len(kinds), 2, most_grains), core_s))
-            for core_s in (0.0, _LONG_S)
-        ]
-        bare, hidden = (stage_times(problem, candidate, one, launches=False) for one in times)
-        long_ns = stage_layers(problem, candidate).sum(axis=1)[:, None] * round(_LONG_S * NS_PER_S)
-        replays = 2 if candidate.recompute == "full" else 1
-        hidden = StageTimes(hidden.forward - long_ns, hidden.backward - replays * long_ns, hidden.transfer)
+        bare, hidden = ring_times(problem, candidate, np.arange(1, most_grains + 1), launches=False)
         by_kind = [sequence_cores(problem, kind, layout, load.lengths) for kind in kinds]
         cores = np.stack([[one.sequence_s for one in by_kind], [one.once_s for one in by_kind]])
         return Tables(
             problem, candidate, load, bare, hidden, _slopes(problem, candidate), np.moveaxis(cores, 1, 2)
         )
+
+    def values(self, stages: list[int], phase: int, most_grains: int) -> tuple[FloatArray, FloatArray]:
+        """``bare`` and ``hidden`` of any of ``stages`` at least, forward (0) or backward (1), less what rounding
+        adds; each [most_grains] ns."""
+        name = ("forward", "backward")[phase]
+        found = [getattr(times, name)[stages, :most_grains].min(axis=0) for times in (self.bare, self.hidden)]
+        return tuple(np.maximum(1.0, one - self.rounding_ns) for one in found)  # type: ignore[return-value]
+
+    def attention(self, stages: list[int], phase: int, most_grains: int) -> FloatArray:
+        """Nanoseconds of attention that a sequence of every length adds to any of ``stages``, at least, [n]."""
+        layers = stage_layers(self.problem, self.candidate)[stages].min(axis=0)
+        # Where the whole layer is replayed, its backward has the forward's attention, too.
+        replayed = self.candidate.recompute == "full" and phase == 1
+        sequence, once = (one[phase] + (one[0] if replayed else 0.0) for one in self.cores)
+        least = np.minimum.accumulate(once[:, ::-1], axis=1)[:, ::-1]
+        share = self.load.lengths / (most_grains * self.load.grain)
+        return np.asarray(layers @ (sequence + least * share) * NS_PER_S)
+
+    @property
+    def rounding_ns(self) -> float:
+        """What rounded parts of a micro-batch's time add up to at most."""
+        return 0.5 * _ROUNDED_PARTS * (self.problem.model.num_layers + 2)
 
     def stage(self, stages: list[int], most_grains: int, at: float) -> tuple[Affine, Affine]:
         """Forward and backward of any of ``stages``, at least, in micro-batches of up to ``most_grains``; highest
@@ -175,6 +198,21 @@ class Tables:
         constant, slope = tokens
         rounding = 0.5 * _ROUNDED_PARTS * (self.problem.model.num_layers + 2)
         return Affine(max(0.0, constant - rounding), slope * lengths / grain + attention)
+
+
+def ring_times(
+    problem: Problem, candidate: Candidate, grains: IntArray, *, launches: bool
+) -> tuple[StageTimes, StageTimes]:
+    """Micro-batches of ``grains`` [G] without attention; and with so much that it hides the ring, less it."""
+    kinds = problem.model.kinds
+    times = [
+        packed_times(problem, candidate.layout, grains, np.full((len(kinds), 2, len(grains)), core_s))
+        for core_s in (0.0, _LONG_S)
+    ]
+    bare, hidden = (stage_times(problem, candidate, one, launches=launches) for one in times)
+    long_ns = stage_layers(problem, candidate).sum(axis=1)[:, None] * round(_LONG_S * NS_PER_S)
+    replays = 2 if candidate.recompute == "full" else 1
+    return bare, StageTimes(hidden.forward - long_ns, hidden.backward - replays * long_ns, hidden.transfer)
 
 
 def _slopes(problem: Problem, candidate: Candidate) -> tuple[float, float]:
@@ -250,10 +288,27 @@ def _stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) -
     )
 
 
-def equal_strategy(tables: Tables, one: Sized, most_grains: int) -> Strategy:
-    """A pipeline as one of equal stages: what packings are made with."""
-    layout = one.candidate.layout
-    return Strategy.of(_pipelines(tables, one, most_grains)[0], layout.dp, 0, one.candidate.name)
+def typical_pipeline(tables: Tables, one: Sized, most_grains: int) -> TabledPipeline:
+    """A pipeline of equal stages that packings begin with: no bound, but what full micro-batches and those of an
+    eighth of that take on the last stage, with a line between them."""
+    stages, layout = one.candidate.layout.pp, one.candidate.layout
+    grains = np.array([max(1, most_grains // 8), most_grains])
+    times = ring_times(tables.problem, one.candidate, grains, launches=True)
+    phases = []
+    for phase, name in enumerate(("forward", "backward")):
+        attention = tables.attention([stages - 1], phase, most_grains)
+        ways = []
+        for slope, base in zip(tables.slopes, times, strict=True):
+            low, high = getattr(base, name)[-1].astype(np.float64)
+            rise = (high - low) / max(1, grains[1] - grains[0])
+            each = rise * tables.load.lengths / tables.load.grain + slope * attention
+            ways.append(Affine(max(0.0, float(high - rise * grains[1])), each))
+        phases.append(max(ways, key=lambda line: float(tables.load.counts @ line.sequence)))
+    totals = [float(tables.load.counts @ line.sequence) for line in phases]
+    parts = min(_PARTS - 1, max(1, round(_PARTS * totals[0] / sum(totals))))
+    lines = [(parts, phases[0]), (_PARTS - parts, phases[1])]
+    pipeline = _tabled(one, tables.load, most_grains, lines, stages, int(tables.bare.transfer[most_grains - 1]))
+    return replace(pipeline, num_gpus=layout.num_gpus // layout.dp)
 
 
 def _pipelines(tables: Tables, one: Sized, most_grains: int) -> tuple[TabledPipeline, TabledPipeline, int]:

@@ -1,0 +1,137 @@
+"""Several linear bounds of the time of one strategy's group: no packing of any sequences is below any of them.
+
+``tables`` gives ``groups`` one table a strategy, chosen for the whole workload. A group of few long sequences is
+another thing than one of many short ones, so here are many tables, all of them valid for whatever a group holds:
+with x_k sequences of length k on D replicas (at least one of them),
+
+    Z >= sum_k x_k share_tk + constant_t        for every t,
+
+and the best mixture of them is sought for every set of strategies (``screening``).
+
+**One micro-batch** of T grains with S nanoseconds of attention takes, on the last stage and in one phase, at least
+
+    max(bare[T] + sigma S, hidden[T] + S) = bare[T] + sigma S + max(0, (1 - sigma) S - rho[T]),  rho = bare - hidden
+
+(``tables``: the ring exposed, or hidden behind attention). Three ways to add it up over sequences:
+
+ - *hidden*: hidden[T] + S.
+ - *exposed*, and with theta in [0, 1] *shared*: rho[T] <= kappa + theta r T for all T up to the capacity, so what
+   attention exceeds the ring by is at least max(0, sum v_k - kappa) with v_k = (1 - sigma) S_k - theta r T_k. That
+   is at least sum psi(v_k) with psi(v) = v for v < 0 and max(0, v - kappa) else: if some v_k exceeds kappa, the
+   sum of the positive ones less one kappa is no less than the sum of all (v_k - kappa); if none does, psi adds
+   what is not positive. So a long sequence keeps the attention that no ring of others can use.
+
+bare and hidden become lines c + a T below them (``tables.line_below``) that are highest at several T. The constant
+counts once a micro-batch, of which there are at least sum T / capacity; or once on every replica in use.
+
+**The ramp.** Before the last stage starts, the first micro-batch has run forward through the others, and after it
+ends, the last one runs backward through them: neither takes less than the shortest sequence by itself.
+
+**Replicas.** On q <= D replicas in use q Z >= sum of their times, so constants of each count in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray
+from milpplan.lengths.candidates import Sized
+from milpplan.lengths.tables import Tables, hull_below, line_of
+
+# Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
+_LOADS = (1.0, 0.25)
+_THETAS = (0.0, 0.3, 0.6, 0.85)
+# What sums of floats may add.
+_SAFETY = 1.0 - 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class WorkBounds:
+    """``shares`` [T, n] and ``constants`` [T] ns; infinite shares where a length does not fit."""
+
+    shares: FloatArray
+    constants: FloatArray
+
+    def at(self, counts: FloatArray) -> float:
+        """The highest bound of so many sequences of every length, ns."""
+        held = counts > 0
+        return float((self.shares[:, held] @ counts[held] + self.constants).max()) if held.any() else 0.0
+
+
+def work_bounds(tables: Tables, one: Sized, most_grains: int) -> WorkBounds:
+    """The bounds of a strategy with micro-batches of up to ``most_grains``."""
+    layout, load = one.candidate.layout, tables.load
+    grains = load.lengths / load.grain
+    last = [layout.pp - 1]
+    shares, constants = [], []
+    ramp_ns = ramp(tables, layout.pp, most_grains)
+    for theta in (None, *(_THETAS if tables.slopes[0] < tables.slopes[1] else ())):
+        phases = [_phase(tables, last, phase, most_grains, theta) for phase in (0, 1)]
+        extra = sum(one_[1] for one_ in phases)
+        hulls = [hull_below(one_[0]) for one_ in phases]
+        for at in _LOADS:
+            lines = [line_of(hull, max(1.0, at * most_grains)) for hull in hulls]
+            constant, slope = (sum(line[place] for line in lines) for place in (0, 1))
+            each = extra + slope * grains
+            shares.append((each + constant * grains / most_grains) / layout.dp)
+            constants.append(ramp_ns)
+            if constant > 0 and at < 1.0:
+                shares.append(each / layout.dp)
+                constants.append(ramp_ns + constant)
+    table = np.array(shares) * _SAFETY
+    table[:, grains > most_grains] = np.inf
+    return WorkBounds(table, np.array(constants) * _SAFETY)
+
+
+def _phase(
+    tables: Tables, stages: list[int], phase: int, most_grains: int, theta: float | None
+) -> tuple[FloatArray, FloatArray]:
+    """Values by grains [G] that need a line, and what attention adds to it for every sequence [n], ns."""
+    bare, hidden = tables.values(stages, phase, most_grains)
+    attention = tables.attention(stages, phase, most_grains)
+    if theta is None:
+        return hidden, attention
+    sigma = tables.slopes[0]
+    number = np.arange(1, most_grains + 1)
+    ring = np.maximum(0.0, bare - hidden)
+    slope = theta * float(ring[-1]) / most_grains
+    kappa = max(0.0, float((ring - slope * number).max()))
+    beyond = (1.0 - sigma) * attention - slope * tables.load.lengths / tables.load.grain
+    kept = np.where(beyond < 0, beyond, np.maximum(0.0, beyond - kappa))
+    return bare, sigma * attention + kept
+
+
+def ramp(tables: Tables, num_stages: int, most_grains: int) -> float:
+    """What runs before the last stage starts and after it ends, at least, ns."""
+    return 0.0 if num_stages == 1 else float(passages(tables, list(range(num_stages - 1)), most_grains)[0])
+
+
+def passages(tables: Tables, stages: list[int], most_grains: int) -> FloatArray:
+    """Least time of a micro-batch that holds a sequence, forward and back through ``stages`` and over the links
+    after each, [n] ns; infinite where it does not fit."""
+    load = tables.load
+    grains = load.lengths // load.grain
+    fits = grains <= most_grains
+    place = np.minimum(grains, most_grains) - 1
+    links = 2 * np.minimum.accumulate(tables.bare.transfer[:most_grains][::-1])[::-1][place]
+    total = (links * len(stages)).astype(np.float64)
+    for stage in stages:
+        for phase in (0, 1):
+            attention = tables.attention([stage], phase, most_grains)
+            ways = zip(tables.slopes, tables.values([stage], phase, most_grains), strict=True)
+            # A longer micro-batch may be shorter by a tile.
+            total += np.max(
+                [np.minimum.accumulate(base[::-1])[::-1][place] + slope * attention for slope, base in ways], axis=0
+            )
+    return np.asarray(np.where(fits, total * _SAFETY, np.inf))
+
+
+def serial_times(tables: Tables, one: Sized, most_grains: int) -> FloatArray:
+    """Least time of a group that holds a sequence of each length, [n] ns: it passes all stages and back."""
+    stages = one.candidate.layout.pp
+    total = passages(tables, [stages - 1], most_grains)
+    links = 2.0 * float(tables.bare.transfer[:most_grains].max())
+    total = total - links
+    return total + passages(tables, list(range(stages - 1)), most_grains) if stages > 1 else total
