@@ -37,9 +37,7 @@ class Timer:
         stages = range(tables.candidate.layout.pp)
         times = ring_times(tables.problem, tables.candidate, np.arange(1, most_grains + 1), launches=True)
         base = [[one.forward, one.backward] for one in times]
-        each = np.stack(
-            [[tables.attention([stage], phase, most_grains) for stage in stages] for phase in (0, 1)]
-        )
+        each = np.stack([[tables.attention([stage], phase, most_grains) for stage in stages] for phase in (0, 1)])
         slopes = np.array(tables.slopes)[:, None, None, None]
         return Timer(
             np.array(base, dtype=np.float64),

@@ -19,13 +19,12 @@ from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.tables import (
     Load,
     Tables,
-    bounded_strategy,
     finish_ns,
     once_ns,
-    serial_ns,
     strategy_of,
     typical_pipeline,
 )
+from milpplan.lengths.work import Loads, WorkBounds, serial_times, work_bounds
 from milpplan.specs.problem import Problem
 
 # No capacity differs from this many grains more: tables are made up to here.
@@ -67,7 +66,8 @@ class Pool:
     members: tuple[Sized, ...]
     tables: tuple[Tables, ...]
     known: dict[tuple[int, int], Strategy] = field(default_factory=dict)
-    refined: set[tuple[int, int]] = field(default_factory=set)
+    bounded: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
+    loaded: dict[tuple[int, int, bool], Loads] = field(default_factory=dict)
 
     @staticmethod
     def of(problem: Problem, load: Load) -> Pool:
@@ -96,28 +96,37 @@ class Pool:
             self.known[key] = strategy_of(self.tables[member], self.members[member], key[1])
         return self.known[key]
 
-    def refine(self, member: int, *, beside: bool) -> None:
-        """Let ``strategy`` have the dear table of a pipeline, if that proves more of the whole workload."""
+    def bounds(self, member: int, *, beside: bool) -> WorkBounds:
+        """Linear bounds of the time of whatever the strategy holds."""
         key = (member, self.grains(member, beside=beside))
-        if self.num_stages(member) > 1 and key not in self.refined:
-            self.refined.add(key)
-            before = self.least_ns(member, beside=beside)
-            plain = self.strategy(member, beside=beside)
-            self.known[key] = bounded_strategy(self.tables[member], self.members[member], key[1])
-            if self.least_ns(member, beside=beside) <= before:
-                self.known[key] = plain
+        if key not in self.bounded:
+            self.bounded[key] = work_bounds(self.tables[member], self.members[member], key[1])
+        return self.bounded[key]
+
+    def loads(self, member: int, *, beside: bool, exact: bool = False) -> Loads:
+        """The bound of a pipeline by its load; dear where it is ``exact``."""
+        key = (member, self.grains(member, beside=beside), exact)
+        if key not in self.loaded:
+            self.loaded[key] = Loads.of(self.tables[member], self.members[member], key[1], exact=exact)
+        return self.loaded[key]
 
     def serial_ns(self, member: int) -> float:
-        """Least time of the longest sequence by itself, beside other strategies."""
-        return serial_ns(self.tables[member], self.members[member], self.grains(member, beside=True))
+        """Least time of a group with the longest sequence, beside other strategies."""
+        one = self.members[member]
+        return float(serial_times(self.tables[member], one, one.beside_grains)[-1])
 
     def least_ns(self, member: int, *, beside: bool) -> float:
-        """What all sequences take under the strategy at least, with its reduction and finish."""
-        strategy = self.strategy(member, beside=beside)
-        (pipeline, replicas), counts = strategy.pipelines[0], self.load.counts
-        held = pipeline.holds(self.load.lengths)
-        work = float(counts[held] @ pipeline.units(self.load.lengths[held])) * pipeline.parts
-        return work / replicas + strategy.reduce_ns + self.finish_ns(member)
+        """What all sequences take under the strategy at least, with its reduction and finish.
+
+        By ``bounds`` and what is known of ``loads``; infinite where one does not fit.
+        """
+        grains = self.grains(member, beside=beside)
+        if grains * self.load.grain < self.load.lengths[-1]:
+            return float("inf")
+        found = [self.bounds(member, beside=beside).at(self.load.counts.astype(np.float64))]
+        known = [self.loaded.get((member, grains, exact)) for exact in (False, True)]
+        found += [one.bound.at(one.full) for one in known if one is not None]
+        return max(found) + self.reduce_ns(member) + self.finish_ns(member)
 
     def num_stages(self, member: int) -> int:
         """Stages of its pipelines."""

@@ -19,6 +19,7 @@ step, whatever its switches take.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ from milpplan.lengths.work import WorkBounds
 
 # Sets of all sizes that are tried, and of one turn of weights.
 _MAX_SETS = 20_000_000
-_CHUNK = 256
+_CHUNK, _SPLIT = 256, 24
 _TURNS, _CHECK = 60, 6
 # Where a length does not fit, ns.
 _NEVER = 1e18
@@ -62,8 +63,8 @@ class Screened:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
-    """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T]; ``serial`` [s] of the longest
-    sequence, ``once`` [s] a reduction, the least ``finish``, all ns; ``counts`` [n] sequences."""
+    """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T]; ``serial`` [s] of the
+    longest sequence, ``once`` [s] a reduction, the least ``finish``, all ns; ``counts`` [n] sequences."""
 
     shares: FloatArray
     constants: FloatArray
@@ -130,6 +131,31 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screene
     return Screened(tuple(sorted(found, key=lambda one: (one.bound_ns, one.used))), dropped)
 
 
+def split(problem: Bounded, parts: Sequence[Sequence[int]], sets: Sequence[OpenSet], target_ns: float) -> Screened:
+    """The sets bounded anew where every strategy is one of several ``parts`` of ``problem``.
+
+    The parts together stand for it: a set's bound is the least over all choices of parts.
+    """
+    left: list[OpenSet] = []
+    dropped = np.inf
+    for start in range(0, len(sets), _SPLIT):
+        some = sets[start : start + _SPLIT]
+        chosen = [np.array(list(itertools.product(*(parts[one] for one in held.used)))) for held in some]
+        bounds: dict[int, FloatArray] = {}
+        for size in {len(held.used) for held in some}:
+            mine = [place for place, held in enumerate(some) if len(held.used) == size]
+            found = mixed_ns(problem, np.concatenate([chosen[place] for place in mine]), target_ns)
+            ends = np.cumsum([len(chosen[place]) for place in mine])[:-1]
+            bounds |= dict(zip(mine, np.split(found, ends), strict=True))
+        for place, held in enumerate(some):
+            bound = max(held.bound_ns, float(bounds[place].min()))
+            if bound < target_ns:
+                left.append(OpenSet(bound, held.used))
+            else:
+                dropped = min(dropped, bound)
+    return Screened(tuple(sorted(left, key=lambda one: (one.bound_ns, one.used))), dropped)
+
+
 def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
     """*mixed* of sets [N, q], [N] ns; as soon as one reaches the target it is raised no more."""
     least = np.full(len(sets), np.inf)
@@ -141,7 +167,7 @@ def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
 
 def _raised(problem: Bounded, sets: IntArray, place: int, target: FloatArray) -> FloatArray:
     """The bound of the groups' times where strategy ``place`` of each set runs the longest sequence, [N] ns."""
-    number, size = sets.shape
+    size = sets.shape[1]
     holds = (problem.serial[sets[:, place]] < _NEVER) & (problem.shares[sets[:, place], 0, -1] < _NEVER)
     found = np.where(holds, 0.0, np.inf)
     counts = problem.counts.copy()

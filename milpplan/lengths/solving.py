@@ -12,7 +12,7 @@ the static one's, that of ``groups`` and that of the sets that were screened out
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,9 +26,10 @@ from milpplan.groups.workload import Workload
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.records import LengthGroup, LengthsResult, StaticStep
-from milpplan.lengths.screening import OpenSet, Screened, screened
+from milpplan.lengths.screening import Bounded, OpenSet, Screened, screened, split
 from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.lengths.tables import Load
+from milpplan.lengths.work import Loads, WorkBounds
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -37,6 +38,8 @@ MAX_SEQUENCES = 8192
 # Shares of the time for the static step, and of the gap for the tables' search.
 _STATIC_SHARE, _GAP_SHARE = 0.25, 0.5
 _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.3, 2.0
+# Parts of a pipeline's load that are bounded one by one.
+_PIECES = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,43 +135,66 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
     number, deadline = len(pool.members), time.perf_counter() + time_limit_s
     best: _Step | None = None
     # One stage packs in milliseconds: what pipelines have to beat, before more is proved of them.
-    for member in sorted(range(number), key=lambda one: pool.least_ns(one, beside=False)):
+    least = {member: pool.least_ns(member, beside=False) for member in range(number)}
+    for member in sorted(range(number), key=lambda one: least[one]):
         if pool.num_stages(member) == 1:
             best = _shorter(pool, member, best)
-    for member in sorted(range(number), key=pool.num_stages):
-        open_ = best is None or pool.least_ns(member, beside=False) < best.time_ns * (1.0 - gap * _GAP_SHARE)
-        if open_ and time.perf_counter() < deadline:
-            pool.refine(member, beside=False)
-    # Nothing is switched: the home is the strategy itself.
-    switches = np.full((number, number), NEVER_NS, np.int64)
-    np.fill_diagonal(switches, 0)
-    problem = GroupedProblem(
-        pool.load.lengths,
-        pool.load.counts,
-        tuple(pool.strategy(member, beside=False) for member in range(number)),
-        SwitchTimes(switches, switches),
-        max_strategies=1,
-        finish_ns=tuple(pool.finish_ns(member) for member in range(number)),
-    )
-    found = solve_groups(problem, backend, gap * _GAP_SHARE, max(_LEAST_S, deadline - time.perf_counter()))
-    for record in sorted(found.sets, key=lambda one: one.bound_ns):
-        if pool.num_stages(record.used[0]) > 1 and (best is None or record.bound_ns < best.time_ns):
-            if best is not None and time.perf_counter() > deadline:
-                break
-            best = _shorter(pool, record.used[0], best)
+    # The least bound first: proved better, proved better still, packed.
+    steps = {member: 0 for member in range(number) if pool.num_stages(member) > 1}
+    while steps:
+        member = min(steps, key=lambda one: least[one])
+        late = best is not None and time.perf_counter() > deadline
+        if late or (best is not None and least[member] >= best.time_ns * (1.0 - gap * _GAP_SHARE)):
+            break
+        if np.isfinite(least[member]) and steps[member] < 2:
+            pool.loads(member, beside=False, exact=steps[member] == 1)
+            least[member] = pool.least_ns(member, beside=False)
+            steps[member] += 1
+        else:
+            best = _shorter(pool, member, best)
+            del steps[member]
     if best is None:
         raise InfeasibleError(
             f"No packing of {pool.load.counts.sum()} sequences was found under {number} strategies.",
             "Expected one at least.",
             "Use more GPUs, or cut sequences.",
         )
-    return best, min(found.bound_ns, best.time_ns)
+    open_ = [
+        member
+        for member in range(number)
+        if pool.num_stages(member) == 1 and least[member] < best.time_ns * (1.0 - gap * _GAP_SHARE)
+    ]
+    if open_:
+        left_s = max(_LEAST_S, deadline - time.perf_counter())
+        least |= _proved_in_integers(pool, open_, least, gap, left_s, backend)
+    return best, min(int(min(least.values())), best.time_ns)
+
+
+def _proved_in_integers(
+    pool: Pool, members: list[int], least: dict[int, float], gap: float, time_limit_s: float, backend: str
+) -> dict[int, float]:
+    """Bounds of strategies of one stage, raised by the programs of ``groups``."""
+    number = len(members)
+    # Nothing is switched: the home is the strategy itself.
+    switches = np.full((number, number), NEVER_NS, np.int64)
+    np.fill_diagonal(switches, 0)
+    problem = GroupedProblem(
+        pool.load.lengths,
+        pool.load.counts,
+        tuple(pool.strategy(member, beside=False) for member in members),
+        SwitchTimes(switches, switches),
+        max_strategies=1,
+        finish_ns=tuple(pool.finish_ns(member) for member in members),
+    )
+    found = solve_groups(problem, backend, gap * _GAP_SHARE, time_limit_s)
+    proved = {members[record.used[0]]: record.bound_ns for record in found.sets}
+    return {member: max(least[member], proved.get(member, 0)) for member in members}
 
 
 def _shorter(pool: Pool, member: int, best: _Step | None) -> _Step | None:
     """The step of one strategy, if its least time leaves room and its exact time is shorter than the best."""
-    holds = pool.strategy(member, beside=False).holds(pool.load.lengths).all()
-    if not holds or (best is not None and pool.least_ns(member, beside=False) >= best.time_ns):
+    least_ns = pool.least_ns(member, beside=False)
+    if not np.isfinite(least_ns) or (best is not None and least_ns >= best.time_ns):
         return best
     packed = pool.packed(member, pool.load.counts, pool.grains(member, beside=False))
     if packed is None:
@@ -190,45 +216,72 @@ class _Several:
         self.switches = Switches(pool)
 
     def run(self, max_strategies: int, deadline: float) -> None:
-        """Screen all sets, prove more of pipelines, and search what is left, the least bound first."""
-        start = time.perf_counter()
+        """Screen all sets, prove more of their pipelines, and search what is left, the least bound first."""
         members = [m for m, one in enumerate(self.pool.members) if one.beside_grains]
         if len(members) < 2:
             return
-        kept = self._screened(members, max_strategies)
-        for one in sorted(kept.strategies, key=lambda one: self.pool.num_stages(members[one])):
-            if time.perf_counter() < start + _REFINE_SHARE * (deadline - start):
-                self.pool.refine(members[one], beside=True)
-        kept = self._screened(members, max_strategies)
+        kept = self._screened(members, max_strategies, deadline)
         self.bound_ns, self.num_sets = kept.dropped_ns, len(kept.left)
         for left in kept.left:
             late = time.perf_counter() > deadline
             if late or left.bound_ns >= self.best.time_ns * (1.0 - self.gap):
                 self.bound_ns = min(self.bound_ns, left.bound_ns)
                 break
-            self.bound_ns = min(self.bound_ns, self._search(left, members, kept.finish_ns, deadline))
+            self.bound_ns = min(self.bound_ns, self._search(left, members, deadline))
 
-    def _search(self, one: OpenSet, members: list[int], finish_ns: int, deadline: float) -> float:
+    def _screened(self, members: list[int], max_strategies: int, deadline: float) -> Screened:
+        """Sets that may be shorter than the best step by more than the gap: with what is cheap to prove, then with
+        the loads of pipelines, then with parts of these."""
+        pool, target_ns = self.pool, self.best.time_ns * (1.0 - self.gap)
+        plain = [pool.bounds(member, beside=True) for member in members]
+        kept = screened(self._bounded(members, plain), max_strategies, target_ns)
+        dropped, loaded = kept.dropped_ns, list(plain)
+        known: dict[int, Loads] = {}
+        end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
+        for place in sorted(kept.strategies, key=lambda one: pool.num_stages(members[one])):
+            if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
+                known[place] = pool.loads(members[place], beside=True)
+                loaded[place] = known[place].within(plain[place])
+        for pieces in (1, _PIECES):
+            parts: list[list[int]] = []
+            bounds: list[WorkBounds] = []
+            owners: list[int] = []
+            for place, one in enumerate(loaded):
+                edges = np.linspace(0.0, 1.0, pieces + 1)
+                pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+                mine = [known[place].within(one, low, high) for low, high in pairs] if place in known else [one]
+                parts.append(list(range(len(bounds), len(bounds) + len(mine))))
+                bounds += mine
+                owners += [members[place]] * len(mine)
+            kept = split(self._bounded(owners, bounds), parts, kept.left, target_ns)
+            dropped = min(dropped, kept.dropped_ns)
+        return Screened(kept.left, dropped)
+
+    def _bounded(self, members: list[int], bounds: list[WorkBounds]) -> Bounded:
+        """What screening needs of so many strategies, or parts of them."""
+        serial = np.array([self.pool.serial_ns(member) for member in members])
+        once = np.array([float(self.pool.reduce_ns(member)) for member in members])
+        return Bounded.of(bounds, serial, once, self._finish_ns(members), self.pool.load.counts)
+
+    def _finish_ns(self, members: list[int]) -> float:
+        return float(min(self.pool.finish_ns(member) for member in members))
+
+    def _search(self, one: OpenSet, members: list[int], deadline: float) -> float:
         """The bound of a set's steps with its switches, ns; the best of them found is timed exactly."""
         held = [members[place] for place in one.used]
         self.switches.price(held)
         problem = self._problem(held, self.switches.times(held), len(held))
         used = tuple(range(len(held)))
         # What screening counts once, and what the cheapest order of the set takes in its place.
-        once_ns = finish_ns + sum(strategy.reduce_ns for strategy in problem.strategies)
-        proved = one.bound_ns + least_overhead_ns(problem, used) - once_ns
+        once_ns = self._finish_ns(members) + sum(self.pool.reduce_ns(member) for member in held)
+        exact = self._exact(problem, held)
+        proved = one.bound_ns + least_overhead_ns(exact, used) - once_ns
         if proved >= self.best.time_ns * (1.0 - self.gap):
             return proved
         left = max(_LEAST_S, _SEARCH_SHARE * (deadline - time.perf_counter()))
         found = solve_groups(problem, self.backend, self.gap * _GAP_SHARE, left)
         self._try(problem, held, {held[group.strategy]: group.counts for group in found.plan.groups})
         return max(proved, *(record.bound_ns for record in found.sets if record.used == used))
-
-    def _screened(self, members: list[int], max_strategies: int) -> Screened:
-        """Sets that may be shorter than the best step by more than their share of the gap."""
-        free = self._problem(members, SwitchTimes.free(len(members)), max_strategies)
-        serial_ns = np.array([self.pool.serial_ns(member) for member in members])
-        return screened(free, serial_ns, self.best.time_ns * (1.0 - self.gap))
 
     def _problem(self, members: list[int], switches: SwitchTimes, max_strategies: int) -> GroupedProblem:
         return GroupedProblem(
@@ -248,23 +301,20 @@ class _Several:
             if found is None:
                 return
             packed[member] = found
-        exact = GroupedProblem(
-            problem.lengths,
-            problem.counts,
-            tuple(
-                Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
-                for one, member in zip(problem.strategies, members, strict=True)
-            ),
-            problem.switches,
-            problem.max_strategies,
-            problem.homes,
-            problem.finish_ns,
-        )
+        exact = self._exact(problem, members)
         times = {members.index(member): one.time_ns for member, one in packed.items()}
         tour: Tour = best_tour(exact, tuple(sorted(times)), times)
         if tour.time_ns < self.best.time_ns:
             order = tuple(members[one] for one in tour.order)
             self.best = _Step(members[tour.home], order, packed, tour.time_ns)
+
+    def _exact(self, problem: GroupedProblem, members: list[int]) -> GroupedProblem:
+        """The problem with the true reductions; tables of pipelines may have ramps in theirs."""
+        strategies = tuple(
+            Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
+            for one, member in zip(problem.strategies, members, strict=True)
+        )
+        return replace(problem, strategies=strategies)
 
 
 def _group(pool: Pool, step: _Step, member: int) -> LengthGroup:

@@ -39,7 +39,7 @@ from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Pipeline, Strategy
 from milpplan.lengths.candidates import Candidate, Sized
 from milpplan.lengths.replicas import StageTimes, stage_layers, stage_times
-from milpplan.lengths.unequal import StageLoads, least_shares
+from milpplan.lengths.unequal import StageLoads
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -154,7 +154,7 @@ class Tables:
         adds; each [most_grains] ns."""
         name = ("forward", "backward")[phase]
         found = [getattr(times, name)[stages, :most_grains].min(axis=0) for times in (self.bare, self.hidden)]
-        return tuple(np.maximum(1.0, one - self.rounding_ns) for one in found)  # type: ignore[return-value]
+        return tuple(np.maximum(1.0, one - self.rounding_ns) for one in found)
 
     def attention(self, stages: list[int], phase: int, most_grains: int) -> FloatArray:
         """Nanoseconds of attention that a sequence of every length adds to any of ``stages``, at least, [n]."""
@@ -245,35 +245,7 @@ def strategy_of(tables: Tables, one: Sized, most_grains: int) -> Strategy:
     return Strategy.of(last, layout.dp, reduce_ns + ramp_ns, one.candidate.name)
 
 
-def serial_ns(tables: Tables, one: Sized, most_grains: int) -> float:
-    """Least time of the longest sequence by itself, through all stages and back; infinite if it does not fit."""
-    grains, stages = int(tables.load.lengths[-1]) // tables.load.grain, one.candidate.layout.pp
-    if grains > most_grains:
-        return float("inf")
-    total = 2.0 * (stages - 1) * int(tables.bare.transfer[:most_grains].min())
-    for held, times in (([stages - 1], 1), (list(range(stages - 1)), stages - 1)):
-        if held:
-            forward, backward = tables.stage(held, most_grains, float(grains))
-            line = forward + backward
-            total += times * (line.constant + float(line.sequence[-1]))
-    return total
-
-
-def bounded_strategy(tables: Tables, one: Sized, most_grains: int) -> Strategy:
-    """A pipeline as one stage that adds what ``unequal`` proves of every sequence: one replica for all of them,
-    because the proof is one of their mean."""
-    layout, load = one.candidate.layout, tables.load
-    mean = load.grains / layout.dp
-
-    def loads_of(number: int) -> StageLoads:
-        return _stage_loads(tables, layout.pp, most_grains, max(1.0, min(float(most_grains), mean / number)))
-
-    shares = least_shares(loads_of, layout.pp, load.counts.astype(np.float64), layout.dp)
-    pipeline = _tabled(one, load, most_grains, [(1, Affine(0.0, shares / layout.dp))])
-    return Strategy.of(pipeline, 1, once_ns(one, Term.REDUCE), one.candidate.name)
-
-
-def _stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) -> StageLoads:
+def stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) -> StageLoads:
     """Least times of a pipeline under the lines that are highest ``at`` so many grains."""
     ahead, back = tables.stage([num_stages - 1], most_grains, at)
     others = tables.stage(list(range(num_stages - 1)), most_grains, at)

@@ -11,25 +11,30 @@ mixture,
 for every packing into v micro-batches: the time is at least the length of every path. Any flow of one unit will
 do, so nothing rests on the solver. (The form of ``groups.profile``, for stages that differ.)
 
-**Any number.** Lines (``tables``) may differ from v to v: each holds for all micro-batches. Once the work of the
-last stage and v constants of the line at hand reach the least bound so far, so they do for all larger v.
+**Any number.** A replica with v <= w micro-batches is one with w, of which w - v hold nothing and take no time. So
+with the constant c of a micro-batch in its load (the other stages take their shares of that, too), the bound of w
+holds for v1 <= v <= w if v1 constants are counted: ``Range``. Ranges that give least are halved. For all numbers
+beyond, the last stage's work and constants, after the shortest ramp, are the bound.
 
-**Any sequences.** The slowest of D replicas takes no less than the one with the largest load, which is at least
-the mean, and every bound grows with the load. For a part x of the workload n with the loads Y(x) <= Y(n),
-constant_v >= constant_v Y(x) / Y(n), so the time is at least sum_k x_k psi_k / D with psi_k the least over v of
-y_k (slope_v + constant_v D / Y(n)): a table of one stage, without a constant for micro-batches.
+**Any load.** The slowest of D replicas takes no less than the one with the largest load, which is at least the
+mean, and every bound grows with the load. So Z >= h(Y / D) with h the least of the ranges' bounds, a concave
+function: between two loads it is above its chord (``LoadBound.chord``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray
 
-MAX_MICRO_BATCHES = 160
+# Numbers of micro-batches from here on have no program, and where ranges begin.
+MAX_MICRO_BATCHES = 65
+_FIRSTS = (1, 2, 3, 5, 9, 17, 33, MAX_MICRO_BATCHES)
+# Ranges halved.
+_EFFORT, _EXACT_EFFORT = 8, 20
 # What floats may add to sums of flows.
 _SAFETY = 1.0 - 1e-9
 
@@ -160,27 +165,70 @@ class _Graph:
         return PathBound(constant + float(through @ self.constants), float(weights.min()))
 
 
-def least_shares(
-    loads_of: Callable[[int], StageLoads],
-    num_stages: int,
-    counts: FloatArray,
-    num_replicas: int,
-) -> FloatArray:
-    """psi [n] of the module in ns; ``loads_of`` gives the pipeline's times for a number of micro-batches.
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From ``first`` to ``last`` micro-batches (None: any more) a replica takes at least ``bound``."""
 
-    Every number from one on counts, also those whose micro-batches could not hold all sequences: a part of them
-    may need no more.
-    """
-    least = np.full(len(counts), np.inf)
-    best = np.inf
-    for number in range(1, MAX_MICRO_BATCHES + 1):
-        stages = loads_of(number)
-        mean = float(counts @ stages.last) / num_replicas
-        serial = PathBound(stages.last_ns * number, 1.0)
-        if serial.at(mean) >= best or number == MAX_MICRO_BATCHES:
-            return np.asarray(np.minimum(least, stages.last * serial.at(mean) / mean))
-        found = path_bound(stages, num_stages, number, mean)
-        found = max(found, serial, key=lambda one: one.at(mean))
-        best = min(best, found.at(mean))
-        least = np.minimum(least, stages.last * found.at(mean) / mean)
-    return least
+    first: int
+    last: int | None
+    bound: PathBound
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBound:
+    """What a replica takes at least for a load on its last stage: one of the ranges' bounds."""
+
+    ranges: tuple[Range, ...]
+
+    def at(self, load: float) -> float:
+        """h of the module, ns."""
+        return min(one.bound.at(load) for one in self.ranges)
+
+    def chord(self, low: float, high: float) -> tuple[float, float]:
+        """(constant, slope) of the chord between two loads: a bound for all loads between them."""
+        ends = self.at(low), self.at(high)
+        slope = (ends[1] - ends[0]) / (high - low)
+        return ends[0] - slope * low, slope
+
+
+# Shares of stages that programs are solved for: whole multiples of this, from below.
+_STEP = 0.005
+
+
+@lru_cache(maxsize=4096)
+def _unit_slope(num_stages: int, number: int, forward: int, backward: int) -> float:
+    """The bound of a load of one in ``number`` micro-batches without constants, where the other stages take
+    ``forward`` and ``backward`` steps of it. More of anything takes no less."""
+    unit = StageLoads(np.ones(1), 0.0, (forward * _STEP, backward * _STEP), (0.0, 0.0), 0)
+    return path_bound(unit, num_stages, number, 1.0).slope
+
+
+def load_bound(
+    stages: StageLoads, num_stages: int, ramp_ns: float, load: float, *, exact: bool = False
+) -> LoadBound:
+    """The bound of any packing; highest near ``load``. Where ``exact``, single numbers of micro-batches have
+    programs of their own with everything in them: dearer, and a little higher."""
+    # What of a constant can be a part of the load on every stage.
+    pairs = zip(stages.others_ns, stages.shares, strict=True)
+    each = min(stages.last_ns, *(one / share if share > 0 else stages.last_ns for one, share in pairs))
+    forward, backward = (int(share / _STEP) for share in stages.shares)
+
+    def ranged(first: int, last: int) -> Range:
+        slope = _unit_slope(num_stages, last, forward, backward)
+        found = PathBound(slope * each * first, slope)
+        if exact and first == last:
+            found = max(found, path_bound(stages, num_stages, last, load), key=lambda one: one.at(load))
+        return Range(first, last, found)
+
+    ends = [one - 1 for one in _FIRSTS[1:]]
+    ranges = [ranged(first, last) for first, last in zip(_FIRSTS[:-1], ends, strict=True)]
+    last = MAX_MICRO_BATCHES
+    ranges.append(Range(last, None, PathBound(stages.last_ns * last + ramp_ns, 1.0)))
+    for _ in range(_EXACT_EFFORT if exact else _EFFORT):
+        worst = min(ranges, key=lambda one: one.bound.at(load))
+        if worst.last is None or worst.first == worst.last:
+            break
+        ranges.remove(worst)
+        middle = (worst.first + worst.last) // 2
+        ranges += [ranged(worst.first, middle), ranged(middle + 1, worst.last)]
+    return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))

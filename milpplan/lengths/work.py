@@ -27,6 +27,10 @@ counts once a micro-batch, of which there are at least sum T / capacity; or once
 **The ramp.** Before the last stage starts, the first micro-batch has run forward through the others, and after it
 ends, the last one runs backward through them: neither takes less than the shortest sequence by itself.
 
+**Pipelines** (``unequal``). The slowest replica takes at least h(Y) for the mean load Y = sum x_k y_k / D of the last
+stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0 <= Y <= Y_1 there, also
+the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``within``.
+
 **Replicas.** On q <= D replicas in use q Z >= sum of their times, so constants of each count in full.
 """
 
@@ -38,7 +42,8 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray
 from milpplan.lengths.candidates import Sized
-from milpplan.lengths.tables import Tables, hull_below, line_of
+from milpplan.lengths.tables import Tables, hull_below, line_of, stage_loads
+from milpplan.lengths.unequal import LoadBound, load_bound
 
 # Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
 _LOADS = (1.0, 0.25)
@@ -58,6 +63,41 @@ class WorkBounds:
         """The highest bound of so many sequences of every length, ns."""
         held = counts > 0
         return float((self.shares[:, held] @ counts[held] + self.constants).max()) if held.any() else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """A pipeline's ``bound`` by the mean load of its last stages, to which a sequence adds ``each`` [n] ns; ``full``
+    is the load of the whole workload."""
+
+    bound: LoadBound
+    each: FloatArray
+    full: float
+
+    @staticmethod
+    def of(tables: Tables, one: Sized, most_grains: int, *, exact: bool = False) -> Loads:
+        """Under the line that is highest at a half of the largest even micro-batch."""
+        layout, load = one.candidate.layout, tables.load
+        mean = load.grains / layout.dp
+        even = mean / max(1, -(-mean // most_grains))
+        stages = stage_loads(tables, layout.pp, most_grains, max(1.0, even / 2))
+        each = stages.last / layout.dp
+        full = float(load.counts @ each)
+        return Loads(
+            load_bound(stages, layout.pp, ramp(tables, layout.pp, most_grains), full, exact=exact), each, full
+        )
+
+    def within(self, bounds: WorkBounds, low: float = 0.0, high: float = 1.0) -> WorkBounds:
+        """``bounds`` and those of groups with between two shares of the full load."""
+        constant, slope = self.bound.chord(low * self.full, high * self.full)
+        rows = [(slope, constant)]
+        rows += [(slope - 1.0, constant + low * self.full)] if low > 0 else []
+        rows += [(slope + 1.0, constant - high * self.full)] if high < 1 else []
+        shares = np.array([row[0] for row in rows])[:, None] * self.each
+        shares[:, ~np.isfinite(bounds.shares[0])] = np.inf
+        return WorkBounds(
+            np.concatenate([bounds.shares, shares]), np.concatenate([bounds.constants, [row[1] for row in rows]])
+        )
 
 
 def work_bounds(tables: Tables, one: Sized, most_grains: int) -> WorkBounds:
@@ -123,7 +163,8 @@ def passages(tables: Tables, stages: list[int], most_grains: int) -> FloatArray:
             ways = zip(tables.slopes, tables.values([stage], phase, most_grains), strict=True)
             # A longer micro-batch may be shorter by a tile.
             total += np.max(
-                [np.minimum.accumulate(base[::-1])[::-1][place] + slope * attention for slope, base in ways], axis=0
+                [np.minimum.accumulate(base[::-1])[::-1][place] + slope * attention for slope, base in ways],
+                axis=0,
             )
     return np.asarray(np.where(fits, total * _SAFETY, np.inf))
 
