@@ -1,13 +1,12 @@
-"""Packing the sequences of one pipelined strategy at its own times: which replica, which micro-batch, in which order.
+"""Improving the packing of a pipelined strategy at its own times.
 
-Heuristics only; answers are timed exactly by ``replicas``. ``groups.packing`` knows equal stages and one table of
-work; here every stage has its own layers and ends, and a micro-batch takes what ``tables`` says of its tokens and
-its attention: per phase the larger of *ring exposed* and *ring hidden*, which is the exact time but for the host's
-waits and last tiles.
+Heuristics only; answers are timed exactly by ``replicas``. ``groups.packing`` makes packings for equal stages and
+one table of work; here every stage has its own layers and ends, and a micro-batch takes what ``tables`` says of its
+tokens and its attention: per phase the larger of *ring exposed* and *ring hidden*, which is the exact time but for
+the host's waits and last tiles.
 
-Sequences, the heaviest first, are dealt out to replicas evenly; the ones of a replica go to its micro-batches
-towards even loads, smaller at the beginning and the end, where the pipeline fills and drains. Several numbers of
-micro-batches are tried, the best ones are improved by moves and swaps, each timed.
+Sequences of the slowest replica move or are exchanged, inside it or with the fastest one; its micro-batches change
+places. Of some random changes the best is made in every round. The same packing gives the same answer.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Timer:
     @property
     def most_grains(self) -> int:
         """Grains of a full micro-batch."""
-        return self.base.shape[-1]
+        return int(self.base.shape[-1])
 
     def phases(self, grains: IntArray, attention: FloatArray) -> FloatArray:
         """Forward and backward [2, P, ...] of micro-batches with ``grains`` [...] and summed ``attention``
@@ -164,7 +163,7 @@ _Part = tuple[IntArray, IntArray, IntArray, int]
 
 
 def _changed(timer: Timer, packed: IntArray, parts: list[_Part]) -> FloatArray:
-    """Times of a replica [rows] after each change: (micro-batch, length that comes, length that goes or -1, sign)."""
+    """Times of a replica [rows] after changes: (micro-batch, length that comes, one that goes or -1, sign)."""
     grains, attention = timer.held(packed)
     number = len(parts[0][0])
     rows = np.arange(number)

@@ -206,8 +206,11 @@ def _unit_slope(num_stages: int, number: int, forward: int, backward: int) -> fl
 def load_bound(
     stages: StageLoads, num_stages: int, ramp_ns: float, load: float, *, exact: bool = False
 ) -> LoadBound:
-    """The bound of any packing; highest near ``load``. Where ``exact``, single numbers of micro-batches have
-    programs of their own with everything in them: dearer, and a little higher."""
+    """The bound of any packing; highest near ``load``.
+
+    Where ``exact``, single numbers of micro-batches have programs of their own with everything in them: dearer,
+    and a little higher.
+    """
     # What of a constant can be a part of the load on every stage.
     pairs = zip(stages.others_ns, stages.shares, strict=True)
     each = min(stages.last_ns, *(one / share if share > 0 else stages.last_ns for one, share in pairs))

@@ -8,9 +8,10 @@ with x_k sequences of length k on D replicas (at least one of them),
 
 and the best mixture of them is sought for every set of strategies (``screening``).
 
-**One micro-batch** of T grains with S nanoseconds of attention takes, on the last stage and in one phase, at least
+**One micro-batch** of T grains with S nanoseconds of attention takes, on the last stage and in one phase, at
+least, with rho = bare - hidden,
 
-    max(bare[T] + sigma S, hidden[T] + S) = bare[T] + sigma S + max(0, (1 - sigma) S - rho[T]),  rho = bare - hidden
+    max(bare[T] + sigma S, hidden[T] + S) = bare[T] + sigma S + max(0, (1 - sigma) S - rho[T])
 
 (``tables``: the ring exposed, or hidden behind attention). Three ways to add it up over sequences:
 
@@ -27,9 +28,9 @@ counts once a micro-batch, of which there are at least sum T / capacity; or once
 **The ramp.** Before the last stage starts, the first micro-batch has run forward through the others, and after it
 ends, the last one runs backward through them: neither takes less than the shortest sequence by itself.
 
-**Pipelines** (``unequal``). The slowest replica takes at least h(Y) for the mean load Y = sum x_k y_k / D of the last
-stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0 <= Y <= Y_1 there, also
-the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``within``.
+**Pipelines** (``unequal``). The slowest replica takes at least h(Y) for the mean load Y = sum x_k y_k / D of the
+last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0 <= Y <= Y_1 there,
+also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``within``.
 
 **Replicas.** On q <= D replicas in use q Z >= sum of their times, so constants of each count in full.
 """
@@ -67,8 +68,8 @@ class WorkBounds:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """A pipeline's ``bound`` by the mean load of its last stages, to which a sequence adds ``each`` [n] ns; ``full``
-    is the load of the whole workload."""
+    """A pipeline's ``bound`` by the mean load of its last stages, to which a sequence adds ``each`` [n] ns;
+    ``full`` is the load of the whole workload."""
 
     bound: LoadBound
     each: FloatArray
