@@ -1,9 +1,9 @@
 """Improving the packing of a pipelined strategy at its own times.
 
 Heuristics only; answers are timed exactly by ``replicas``. ``groups.packing`` makes packings for equal stages and
-one table of work; here every stage has its own layers and ends, and a micro-batch takes what ``tables`` says of its
-tokens and its attention: per phase the larger of *ring exposed* and *ring hidden*, which is the exact time but for
-the host's waits and last tiles.
+one table of work; here every stage has its own layers and ends, and a micro-batch takes what ``tables`` says of
+its tokens and its attention: per phase the larger of *ring exposed* and *ring hidden*, which is the exact time but
+for waits of the host and last tiles.
 
 Sequences of the slowest replica move or are exchanged, inside it or with the fastest one; its micro-batches change
 places. Of some random changes the best is made in every round. The same packing gives the same answer.

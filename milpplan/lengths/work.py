@@ -37,7 +37,7 @@ also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``within``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,8 @@ from milpplan.lengths.unequal import LoadBound, load_bound
 # Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
 _LOADS = (1.0, 0.25)
 _THETAS = (0.0, 0.3, 0.6, 0.85)
+# Parts of an even micro-batch at which lines of pipelines are highest.
+_EVEN = (1.0, 2.5, 6.0, 16.0)
 # What sums of floats may add.
 _SAFETY = 1.0 - 1e-9
 
@@ -77,16 +79,28 @@ class Loads:
 
     @staticmethod
     def of(tables: Tables, one: Sized, most_grains: int, *, exact: bool = False) -> Loads:
-        """Under the line that is highest at a half of the largest even micro-batch."""
+        """Under the line that proves most of the whole workload, of those highest at some loads of a micro-batch."""
         layout, load = one.candidate.layout, tables.load
         mean = load.grains / layout.dp
         even = mean / max(1, -(-mean // most_grains))
-        stages = stage_loads(tables, layout.pp, most_grains, max(1.0, even / 2))
-        each = stages.last / layout.dp
-        full = float(load.counts @ each)
-        return Loads(
-            load_bound(stages, layout.pp, ramp(tables, layout.pp, most_grains), full, exact=exact), each, full
-        )
+        ramp_ns = ramp(tables, layout.pp, most_grains)
+        found: Loads | None = None
+        for part in _EVEN:
+            stages = stage_loads(tables, layout.pp, most_grains, max(1.0, even / part))
+            each = stages.last / layout.dp
+            full = float(load.counts @ each)
+            mine = Loads(load_bound(stages, layout.pp, ramp_ns, full), each, full)
+            if found is None or mine.highest > found.highest:
+                found, best = mine, stages
+        assert found is not None
+        if not exact:
+            return found
+        return replace(found, bound=load_bound(best, layout.pp, ramp_ns, found.full, exact=True))
+
+    @property
+    def highest(self) -> float:
+        """The bound of the whole workload, ns."""
+        return self.bound.at(self.full)
 
     def within(self, bounds: WorkBounds, low: float = 0.0, high: float = 1.0) -> WorkBounds:
         """``bounds`` and those of groups with between two shares of the full load."""
