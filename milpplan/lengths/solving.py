@@ -36,7 +36,7 @@ from milpplan.units import NS_PER_S
 MAX_SEQUENCES = 8192
 """Most sequences of a step: every one is packed."""
 # Shares of the time for the static step, and of the gap for the tables' search.
-_STATIC_SHARE, _GAP_SHARE = 0.25, 0.5
+_STATIC_SHARE, _GAP_SHARE = 0.4, 0.5
 _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.3, 2.0
 # Parts of a pipeline's load that are bounded one by one.
 _PIECES = 5
@@ -139,20 +139,22 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
     for member in sorted(range(number), key=lambda one: least[one]):
         if pool.num_stages(member) == 1:
             best = _shorter(pool, member, best)
-    # The least bound first: proved better, proved better still, packed.
+    # The least bound first: proved better, packed, proved better still.
     steps = {member: 0 for member in range(number) if pool.num_stages(member) > 1}
     while steps:
         member = min(steps, key=lambda one: least[one])
         late = best is not None and time.perf_counter() > deadline
         if late or (best is not None and least[member] >= best.time_ns * (1.0 - gap * _GAP_SHARE)):
             break
-        if np.isfinite(least[member]) and steps[member] < 2:
-            pool.loads(member, beside=False, exact=steps[member] == 1)
-            least[member] = pool.least_ns(member, beside=False)
-            steps[member] += 1
-        else:
-            best = _shorter(pool, member, best)
+        if not np.isfinite(least[member]) or steps[member] == 3:
             del steps[member]
+            continue
+        if steps[member] == 1:
+            best = _shorter(pool, member, best)
+        else:
+            pool.loads(member, beside=False, exact=steps[member] == 2)
+            least[member] = pool.least_ns(member, beside=False)
+        steps[member] += 1
     if best is None:
         raise InfeasibleError(
             f"No packing of {pool.load.counts.sum()} sequences was found under {number} strategies.",

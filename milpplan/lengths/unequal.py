@@ -11,9 +11,13 @@ mixture,
 for every packing into v micro-batches: the time is at least the length of every path. Any flow of one unit will
 do, so nothing rests on the solver. (The form of ``groups.profile``, for stages that differ.)
 
-**Any number.** A replica with v <= w micro-batches is one with w, of which w - v hold nothing and take no time. So
-with the constant c of a micro-batch in its load (the other stages take their shares of that, too), the bound of w
-holds for v1 <= v <= w if v1 constants are counted: ``Range``. Ranges that give least are halved. For all numbers
+**Any number.** A replica with v micro-batches, u <= v <= w, runs what one with w runs but for the last w - v, in
+the same order. Take the graph of w without the arcs between stages of the forwards after u, and a path in it: what
+it has of the v micro-batches lies on a path of theirs. (On a stage it leaves some work out; from stage to stage it
+goes forward with one of the first u, or backward; and after the backward of one that is not there, nothing there
+comes any more.) So a mixture of these paths is a bound for all of u to w, if those that are not there take no
+time: with the constant c of a micro-batch in its load (the other stages take their shares of that, too), of which u
+are counted. Such is a ``Range``; those that give least are halved. For all numbers
 beyond, the last stage's work and constants, after the shortest ramp, are the bound.
 
 **Any load.** The slowest of D replicas takes no less than the one with the largest load, which is at least the
@@ -64,12 +68,15 @@ class PathBound:
         return (self.constant + self.slope * load) * _SAFETY
 
 
-def path_bound(stages: StageLoads, num_stages: int, number: int, load: float) -> PathBound:
-    """The bound of ``number`` micro-batches that is highest for loads that add up to ``load``."""
+def path_bound(
+    stages: StageLoads, num_stages: int, number: int, load: float, first: int | None = None
+) -> PathBound:
+    """The bound of ``number`` micro-batches (or of ``first`` and more up to that, where only these have a time)
+    that is highest for loads that add up to ``load``."""
     import scipy.sparse as sparse
     from scipy.optimize import linprog
 
-    graph = _Graph.of(stages, num_stages, number)
+    graph = _Graph.of(stages, num_stages, number, number if first is None else first)
     nodes, arcs = len(graph.weights), len(graph.tails)
     rows = np.arange(arcs)
     inner = graph.tails >= 0
@@ -106,8 +113,9 @@ class _Graph:
     lags: FloatArray
 
     @staticmethod
-    def of(stages: StageLoads, num_stages: int, number: int) -> _Graph:
-        """1F1B as in ``replicas.pipeline_ns``, the last stage's forward and backward of a micro-batch in one."""
+    def of(stages: StageLoads, num_stages: int, number: int, first: int) -> _Graph:
+        """1F1B as in ``replicas.pipeline_ns``, the last stage's forward and backward of a micro-batch in one; the
+        forwards of those after ``first`` need nothing of the stage before."""
         place: dict[tuple[int, int, int], int] = {}
         arcs: list[tuple[int, int, int]] = []
         nodes: list[tuple[float, float, int]] = []
@@ -132,7 +140,7 @@ class _Graph:
                     above = 0 if stage + 1 == last else 1
                     work(1, stage, done, place[above, stage + 1, done])
                 if turn < number:
-                    work(0, stage, turn, place.get((0, stage - 1, turn)))
+                    work(0, stage, turn, place.get((0, stage - 1, turn)) if turn < first else None)
         weight, constant, micro_batch = zip(*nodes, strict=True)
         tails, heads, lags = zip(*arcs, strict=True)
         return _Graph(
@@ -196,11 +204,11 @@ _STEP = 0.005
 
 
 @lru_cache(maxsize=4096)
-def _unit_slope(num_stages: int, number: int, forward: int, backward: int) -> float:
-    """The bound of a load of one in ``number`` micro-batches without constants, where the other stages take
-    ``forward`` and ``backward`` steps of it. More of anything takes no less."""
+def _unit_slope(num_stages: int, first: int, last: int, forward: int, backward: int) -> float:
+    """The bound of a load of one in ``first`` to ``last`` micro-batches without constants, where the other stages
+    take ``forward`` and ``backward`` steps of it. More of anything takes no less."""
     unit = StageLoads(np.ones(1), 0.0, (forward * _STEP, backward * _STEP), (0.0, 0.0), 0)
-    return path_bound(unit, num_stages, number, 1.0).slope
+    return path_bound(unit, num_stages, last, 1.0, first).slope
 
 
 def load_bound(
@@ -217,7 +225,7 @@ def load_bound(
     forward, backward = (int(share / _STEP) for share in stages.shares)
 
     def ranged(first: int, last: int) -> Range:
-        slope = _unit_slope(num_stages, last, forward, backward)
+        slope = _unit_slope(num_stages, first, last, forward, backward)
         found = PathBound(slope * each * first, slope)
         if exact and first == last:
             found = max(found, path_bound(stages, num_stages, last, load), key=lambda one: one.at(load))

@@ -79,7 +79,7 @@ class Loads:
 
     @staticmethod
     def of(tables: Tables, one: Sized, most_grains: int, *, exact: bool = False) -> Loads:
-        """Under the line that proves most of the whole workload, of those highest at some loads of a micro-batch."""
+        """Under the line that proves most of the whole workload, of those highest at some micro-batches."""
         layout, load = one.candidate.layout, tables.load
         mean = load.grains / layout.dp
         even = mean / max(1, -(-mean // most_grains))

@@ -18,7 +18,7 @@ def test_paths_bound_every_packing() -> None:
     loads on one stage take just that."""
     random = np.random.default_rng(1)
     tight = []
-    for _ in range(40):
+    for _ in range(25):
         stages, number = int(random.integers(2, 5)), int(random.integers(1, 9))
         loads = random.integers(10, 1000, number).astype(float)
         shares = (float(random.uniform(0.1, 0.4)), float(random.uniform(0.3, 0.6)))
@@ -39,7 +39,7 @@ def test_a_load_is_bounded_whatever_the_number_of_micro_batches() -> None:
     """Random pipelines with random loads in any number of micro-batches take no less than the bound of their sum,
     exact or not; the exact one is no lower; between two loads it is above its chord."""
     random = np.random.default_rng(4)
-    for _ in range(6):
+    for _ in range(3):
         stages, load = int(random.integers(2, 4)), float(random.integers(2_000, 20_000))
         shares = (float(random.uniform(0.1, 0.4)), float(random.uniform(0.3, 0.6)))
         one = StageLoads(np.ones(1), float(random.integers(1, 30)), shares, (3.0, 5.0), int(random.integers(0, 9)))
@@ -50,7 +50,7 @@ def test_a_load_is_bounded_whatever_the_number_of_micro_batches() -> None:
         for share in (0.25, 0.4, 0.7, 1.0):
             assert constant + slope * share * load <= found[1].at(share * load) * (1 + 1e-9)
         tight = 0.0
-        for number in [*range(1, 9), 12, 17, 33, 70]:
+        for number in [*range(1, 9), 17, 70]:
             parts = random.dirichlet(np.full(number, 20.0)) * load
             whole = parts + one.last_ns
             forward = np.ceil(np.tile(shares[0] * parts + 3.0, (stages, 1)))
@@ -64,6 +64,27 @@ def test_a_load_is_bounded_whatever_the_number_of_micro_batches() -> None:
         assert tight > 0.85
 
 
+def test_one_mixture_of_paths_bounds_a_range_of_numbers() -> None:
+    """Pipelines of any loads, however uneven, with any number of micro-batches of a range take no less than the
+    range's bound of their load; even ones of the last number come close."""
+    random = np.random.default_rng(8)
+    for _ in range(60):
+        stages, first = int(random.integers(2, 6)), int(random.integers(1, 8))
+        last = first + int(random.integers(0, 7))
+        shares = (float(random.uniform(0.1, 0.5)), float(random.uniform(0.2, 0.8)))
+        bound = path_bound(StageLoads(np.ones(1), 0.0, shares, (0.0, 0.0), 0), stages, last, 1.0, first)
+        assert bound.constant == 0.0
+        for number in range(first, last + 1):
+            for spread in (0.3, 30.0):
+                loads = np.ceil(random.dirichlet(np.full(number, spread)) * 1e6)
+                forward, backward = (np.ceil(np.tile(share * loads, (stages, 1))) for share in shares)
+                forward[-1], backward[-1] = np.floor(loads / 3), np.ceil(2 * loads / 3)
+                exact = pipeline_ns(
+                    forward.astype(np.int64), backward.astype(np.int64), np.zeros(number, np.int64)
+                )
+                assert bound.at(float(loads.sum())) <= exact + 2
+
+
 def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
     """Random parts of the sequences in random micro-batches on random replicas: no exact time is below any bound,
     for pipelines with the bounds of the load and of every interval that it is in."""
@@ -71,10 +92,10 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
     lengths = found.load.lengths
     for member, one in enumerate(found.members):
         layout = one.candidate.layout
-        if layout.pp > 2 or not one.beside_grains:
+        if layout.pp > 2 or not one.beside_grains or one.candidate.recompute == "none":
             continue
         plain = found.bounds(member, beside=True)
-        for _ in range(5):
+        for _ in range(3):
             rows = random_micro_batches(found, one.beside_grains, random, layout.dp * int(random.integers(1, 5)))
             # No more than there are: a chord is proved for parts of the workload.
             rows = rows[(np.cumsum(rows, axis=0) <= found.load.counts).all(axis=1)]
@@ -101,7 +122,7 @@ def test_passages_are_those_of_the_longest_sequence_alone() -> None:
     found = pool()
     for member, one in enumerate(found.members):
         passage = serial_times(found.tables[member], one, one.alone_grains)
-        for k in np.flatnonzero(np.isfinite(passage))[::5].tolist():
+        for k in np.flatnonzero(np.isfinite(passage))[::9].tolist():
             alone = np.zeros((1, len(passage)), dtype=np.int64)
             alone[0, k] = 1
             empty = (alone[:0],) * (one.candidate.layout.dp - 1)
@@ -116,7 +137,7 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
     comes close."""
     random = np.random.default_rng(3)
     close = []
-    for _ in range(25):
+    for _ in range(12):
         size = int(random.integers(2, 4))
         shares = random.integers(1, 30, (size, 3, 5)).astype(float)
         bounds = [WorkBounds(table, random.integers(0, 9, 3).astype(float)) for table in shares]
