@@ -16,9 +16,9 @@ the same order. Take the graph of w without the arcs between stages of the forwa
 it has of the v micro-batches lies on a path of theirs. (On a stage it leaves some work out; from stage to stage it
 goes forward with one of the first u, or backward; and after the backward of one that is not there, nothing there
 comes any more.) So a mixture of these paths is a bound for all of u to w, if those that are not there take no
-time: with the constant c of a micro-batch in its load (the other stages take their shares of that, too), of which u
-are counted. Such is a ``Range``; those that give least are halved. For all numbers
-beyond, the last stage's work and constants, after the shortest ramp, are the bound.
+time: with the constant c of a micro-batch in its load (the other stages take their shares of that, too), of which
+u are counted. Such is a ``Range``; those that give least are halved. For all numbers beyond, the last stage's work
+and constants, after the shortest ramp, are the bound.
 
 **Any load.** The slowest of D replicas takes no less than the one with the largest load, which is at least the
 mean, and every bound grows with the load. So Z >= h(Y / D) with h the least of the ranges' bounds, a concave
@@ -200,7 +200,7 @@ class LoadBound:
 
 
 # Shares of stages that programs are solved for: whole multiples of this, from below.
-_STEP = 0.005
+_STEP = 0.01
 
 
 @lru_cache(maxsize=4096)

@@ -50,7 +50,7 @@ from milpplan.lengths.unequal import LoadBound, load_bound
 _LOADS = (1.0, 0.25)
 _THETAS = (0.0, 0.3, 0.6, 0.85)
 # Parts of an even micro-batch at which lines of pipelines are highest.
-_EVEN = (1.0, 2.5, 6.0, 16.0)
+_EVEN = (1.0, 3.0, 12.0)
 # What sums of floats may add.
 _SAFETY = 1.0 - 1e-9
 
