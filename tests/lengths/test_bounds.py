@@ -92,7 +92,10 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
     lengths = found.load.lengths
     for member, one in enumerate(found.members):
         layout = one.candidate.layout
-        if layout.pp > 2 or not one.beside_grains or one.candidate.recompute == "none":
+        if layout.pp > 2 or not one.beside_grains or one.candidate.recompute == "selective":
+            continue
+        if layout.pp == 2 and one.candidate.recompute == "none":
+            # A third of the pipelines is enough: each asks for some programs.
             continue
         plain = found.bounds(member, beside=True)
         for _ in range(3):
@@ -114,7 +117,7 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
             tight = max(tight, bound / exact)
             checked += 1
     assert checked > 10
-    assert tight > 0.97
+    assert tight > 0.97, tight
 
 
 def test_passages_are_those_of_the_longest_sequence_alone() -> None:
