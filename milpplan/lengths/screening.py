@@ -55,11 +55,6 @@ class Screened:
     left: tuple[OpenSet, ...]
     dropped_ns: float
 
-    @property
-    def strategies(self) -> tuple[int, ...]:
-        """Every strategy of some set."""
-        return tuple(sorted({one for held in self.left for one in held.used}))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounded:

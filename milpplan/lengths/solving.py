@@ -36,8 +36,8 @@ from milpplan.units import NS_PER_S
 MAX_SEQUENCES = 8192
 """Most sequences of a step: every one is packed."""
 # Shares of the time for the static step, and of the gap for the tables' search.
-_STATIC_SHARE, _GAP_SHARE = 0.4, 0.5
-_SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.3, 2.0
+_STATIC_SHARE, _GAP_SHARE = 0.3, 0.5
+_SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
 # Parts of a pipeline's load that are bounded one by one.
 _PIECES = 5
 
@@ -240,7 +240,8 @@ class _Several:
         dropped, loaded = kept.dropped_ns, list(plain)
         known: dict[int, Loads] = {}
         end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
-        for place in sorted(kept.strategies, key=lambda one: pool.num_stages(members[one])):
+        # Those of the sets with the least bounds first.
+        for place in dict.fromkeys(one for held in kept.left for one in held.used):
             if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
                 known[place] = pool.loads(members[place], beside=True)
                 loaded[place] = known[place].within(plain[place])
