@@ -155,16 +155,25 @@ class _Search:
 
     def _start(self) -> None:
         """Plans of the most promising sets that only need balancing, before any program is solved."""
-        started = []
+        started: list[Group] = []
         for record in self.sets[:_STARTS] if self.problem.num_sequences <= _START_SEQUENCES else ():
+            if started and time.perf_counter() >= self.deadline:
+                break
             kinds = self.problem.kinds_of(record.used[0])
             first = first_packings(kinds) if len(record.used) == 1 and balances(kinds) else None
             if first is not None:
-                started.append(Group(record.used[0], tuple(balanced(first, _START_ROUNDS))))
+                started.append(
+                    Group(record.used[0], tuple(balanced(first, _START_ROUNDS, self._enough_ns(record.used))))
+                )
         started.sort(key=lambda group: group.time_ns)
         for group in started[:_STARTS_MORE]:
-            more = balanced(group.packings, 4 * _START_ROUNDS)
+            late = self.best is not None and time.perf_counter() >= self.deadline
+            more = balanced(group.packings, 0 if late else 4 * _START_ROUNDS, self._enough_ns((group.strategy,)))
             self._keep(arranged(self.problem, [Group(group.strategy, tuple(more))]))
+
+    def _enough_ns(self, used: tuple[int, ...]) -> float:
+        """Time of a group with which a step of this set alone is within the gap of every bound."""
+        return self.sets[0].bound_ns / (1.0 - self.relative_gap) - least_overhead_ns(self.problem, used)
 
     def _examine(self, record: SetRecord) -> None:
         """Relaxation, master, and where that leaves a gap and the step is small, the exact program."""

@@ -38,6 +38,7 @@ from milpplan.groups.cuts import KindCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Pipeline, Strategy
 from milpplan.lengths.candidates import Candidate, Sized
+from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replicas import StageTimes, stage_layers, stage_times
 from milpplan.lengths.unequal import StageLoads, least_shares
 from milpplan.specs.problem import Problem
@@ -77,11 +78,13 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The workload: ascending ``lengths`` [n] with ``counts`` [n]; ``grain`` tokens."""
+    """The workload: ascending ``lengths`` [n] with ``counts`` [n]; ``grain`` tokens; how they are attended to and
+    put together."""
 
     lengths: IntArray
     counts: IntArray
     grain: int
+    rules: SequenceRules = PACKED
 
     @property
     def grains(self) -> int:
@@ -142,7 +145,7 @@ class Tables:
         long_ns = stage_layers(problem, candidate).sum(axis=1)[:, None] * round(_LONG_S * NS_PER_S)
         replays = 2 if candidate.recompute == "full" else 1
         hidden = StageTimes(hidden.forward - long_ns, hidden.backward - replays * long_ns, hidden.transfer)
-        by_kind = [sequence_cores(problem, kind, layout, load.lengths) for kind in kinds]
+        by_kind = [sequence_cores(problem, kind, layout, load.lengths, load.rules.mask) for kind in kinds]
         cores = np.stack([[one.sequence_s for one in by_kind], [one.once_s for one in by_kind]])
         return Tables(
             problem, candidate, load, bare, hidden, _slopes(problem, candidate), np.moveaxis(cores, 1, 2)
