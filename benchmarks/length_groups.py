@@ -166,9 +166,7 @@ def flexsp_table() -> str:
     for name, case in flexsp.cases().items():
         parts = flexsp.split(case["lengths"], len(case["known"]))
         for number, (lengths, known) in enumerate(zip(parts, case["known"], strict=True), 1):
-            # Few sequences are hard to prove below the 1 % that is asked for.
-            gap = 0.01 if len(lengths) <= 96 else 0.002
-            solved = solve_groups(flexsp.problem_of(case, lengths), "highs", gap, 30)
+            solved = solve_groups(flexsp.problem_of(case, lengths), "highs", 0.002, 60)
             rows.append(
                 [
                     f"{name}, micro-batch {number}",

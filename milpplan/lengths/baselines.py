@@ -18,6 +18,7 @@ buckets c1 and c2), hotspa/llama_hot_switch.py (packing, order); as in ``groups.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -92,21 +93,31 @@ def dealt(rows: IntArray, num_replicas: int) -> tuple[IntArray, ...]:
 
 def bucketing_step(pool: Pool) -> BaselineStep:
     """The shortest step of one strategy whose micro-batches hold sequences of one bucket."""
-    best: tuple[int, int] | None = None
-    members = sorted(range(len(pool.members)), key=lambda one: pool.least_ns(one, beside=False))
-    for member in members:
-        if best is not None and pool.least_ns(member, beside=False) >= best[0]:
+    found = bucketed_step(pool)
+    # A pool without room for the longest sequence is refused.
+    assert found is not None
+    member, packed = found
+    total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
+    return BaselineStep("bucketing", (pool.members[member].candidate.name,), total / NS_PER_S, "")
+
+
+def bucketed_step(
+    pool: Pool, below_ns: float = float("inf"), deadline: float = float("inf")
+) -> tuple[int, Packed] | None:
+    """The member with the shortest step of ``bucketing``, and its packing; None if none is below ``below_ns`` of
+    those looked at before the ``deadline`` (of ``perf_counter``)."""
+    best: tuple[int, Packed] | None = None
+    for member in sorted(range(len(pool.members)), key=lambda one: pool.least_ns(one, beside=False)):
+        if pool.least_ns(member, beside=False) >= below_ns or time.perf_counter() > deadline:
             break
         grains = pool.grains(member, beside=False)
         if grains * pool.load.grain < pool.load.lengths[-1]:
             continue
         packed = _bucketed(pool, member, grains)
         total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
-        best = (total, member) if best is None or total < best[0] else best
-    # A pool without room for the longest sequence is refused.
-    assert best is not None
-    name = pool.members[best[1]].candidate.name
-    return BaselineStep("bucketing", (name,), best[0] / NS_PER_S, "")
+        if total < below_ns:
+            best, below_ns = (member, packed), total
+    return best
 
 
 def _bucketed(pool: Pool, member: int, grains: int) -> Packed:

@@ -24,7 +24,7 @@ from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
 from milpplan.groups.workload import Workload
-from milpplan.lengths.baselines import Degrees, baseline_steps
+from milpplan.lengths.baselines import Degrees, baseline_steps, bucketed_step
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
@@ -161,6 +161,7 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
     for member in sorted(range(number), key=lambda one: pool.least_ns(one, beside=False)):
         if pool.num_stages(member) == 1:
             best = _shorter(pool, member, best)
+    best = _bucketed(pool, best, deadline)
     for member in sorted(range(number), key=pool.num_stages):
         open_ = best is None or pool.least_ns(member, beside=False) < best.time_ns * (1.0 - gap * _GAP_SHARE)
         if open_ and time.perf_counter() < deadline:
@@ -201,6 +202,18 @@ def _shorter(pool: Pool, member: int, best: _Step | None) -> _Step | None:
         return best
     total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
     return _Step(member, (member,), {member: packed}, total) if best is None or total < best.time_ns else best
+
+
+def _bucketed(pool: Pool, best: _Step | None, deadline: float) -> _Step | None:
+    """The step of plain buckets under one strategy, if it is shorter than the best: pipelines, too, for little."""
+    if pool.load.rules.padded:
+        return best
+    found = bucketed_step(pool, float("inf") if best is None else best.time_ns, deadline)
+    if found is None:
+        return best
+    member, packed = found
+    total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
+    return _Step(member, (member,), {member: packed}, total)
 
 
 class _Several:
