@@ -82,7 +82,9 @@ def _micro_batches(group: LengthGroup) -> str:
 
 
 def _baselines(result: LengthsResult) -> Table:
-    table = _table("Others' rules on the same sequences and times", "rule", "step", "longer by", "strategies")
+    table = report_table(
+        "Others' rules on the same sequences and times", "rule", "step", "longer by", "strategies"
+    )
     for one in result.baselines:
         if one.step_time_s is None:
             table.add_row(one.rule, "none", "", one.why)
