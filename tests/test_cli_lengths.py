@@ -62,6 +62,43 @@ def test_tables_say_what_runs(lines: Path) -> None:
     assert "Groups in order" in text
 
 
+def test_padded_buckets_without_a_causal_mask(lines: Path) -> None:
+    """Two buckets with the least padding, one length a micro-batch, and what was padded on standard error."""
+    words = (
+        "--bucket-count",
+        "2",
+        "--padding",
+        "--mask",
+        "full",
+        "--max-strategies",
+        "1",
+        "--gap",
+        "0.2",
+        "--json",
+    )
+    code, text, errors = run("--lengths", str(lines), *words)
+    document = json.loads(text)
+    assert code == 0
+    assert "are padding" in errors
+    assert (document["padding"], document["mask"]) == (True, "full")
+    lengths = {one["tokens"] for group in document["groups"] for one in group["buckets"]}
+    assert len(lengths) == 2
+    assert max(lengths) == 14_080
+    packs = [one for group in document["groups"] for replica in group["micro_batches"] for one in replica]
+    assert {len(set(one)) for one in packs} == {1}
+
+
+def test_baselines_are_compared(lines: Path, tmp_path: Path) -> None:
+    """The rules by name, in the tables and in the document."""
+    out = tmp_path / "step.json"
+    words = ("--baselines", "--max-strategies", "1", "--gap", "0.05", "--time-limit", "1.5", "--out", str(out))
+    _, text, _ = run("--lengths", str(lines), *words)
+    assert "Others' rules" in text
+    rules = json.loads(out.read_text(encoding="utf-8"))["baselines"]
+    assert [one["rule"] for one in rules] == ["bucketing", "HotSPa", "FlexSP"]
+    assert all(one["rule"] in text for one in rules)
+
+
 @pytest.mark.parametrize(
     ("content", "words", "code", "said"),
     [
@@ -75,6 +112,12 @@ def test_tables_say_what_runs(lines: Path) -> None:
         ("12\n", ["--max-strategies", "0"], 2, "--max-strategies"),
         ("12\n", ["--fix", "vpp=2"], 2, "vpp"),
         ("12\n", ["--inference"], 2, "inference"),
+        ("12\n", ["--mask", "none"], 2, "--mask"),
+        ("12\n", ["--buckets", "128", "--bucket-count", "2"], 2, "--bucket-count"),
+        ("12\n", ["--buckets", "128,x"], 2, "--buckets"),
+        ("1200\n", ["--buckets", "128,1024"], 2, "1280 tokens"),
+        ("12\n", ["--bucket-count", "0"], 2, "--bucket-count"),
+        ("12\n", ["--padding", "--baselines"], 2, "pack"),
         ("12\n", ["--gap", "-1"], 2, "--gap"),
     ],
 )

@@ -93,7 +93,8 @@ def test_the_backend_tutorial_prints_what_it_says() -> None:
 def test_there_are_pages_to_check() -> None:
     """The start, the questions and the tutorials have examples, so that the long test checks something."""
     names = {str(page.relative_to(DOCS)) for page in PAGES}
-    assert {"index.md", "questions.md", "tutorials/llama3-70b.md", "tutorials/deepseek-v3.md"} <= names
+    tutorials = {f"tutorials/{name}.md" for name in ("llama3-70b", "deepseek-v3", "long-context")}
+    assert {"index.md", "questions.md", *tutorials} <= names
     assert sum(len(example.commands) for page in PAGES for example in examples(page)) >= 30
 
 

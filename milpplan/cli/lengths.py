@@ -13,11 +13,15 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
+from milpplan.lengths.records import SequenceRules
+from milpplan.lengths.sequences import bucketed, least_padding
 from milpplan.lengths.solving import solve_lengths
 from milpplan.optimize.backends import AUTO, backend_names
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.lengths_text import lengths_document, lengths_tables
+from milpplan.specs.model import ModelSpec
 from milpplan.specs.problem import MAX_BATCH, MAX_SEQUENCE
+from milpplan.units import percent_text
 
 DEFAULT_TIME_LIMIT_S = 60.0
 DEFAULT_GAP = 0.01
@@ -28,12 +32,18 @@ DEFAULT_ALIGNMENT = 128
 @dataclass(frozen=True, slots=True)
 class LengthOptions:
     """What the command line says about lengths: the file, strategies a step, tokens a step, multiples that lengths
-    are padded to, and the seed of what is drawn. None: not given."""
+    are padded to, how sequences are put together and attended to, ends or number of buckets, whether others' rules
+    are priced, and the seed of what is drawn. None: not given."""
 
     path: Path | None
     max_strategies: int | None
     tokens_per_step: int | None
     align: int | None
+    padding: bool
+    mask: str | None
+    buckets: str | None
+    bucket_count: int | None
+    baselines: bool
     seed: int
 
     @property
@@ -41,26 +51,43 @@ class LengthOptions:
         """Lengths are padded to multiples of this."""
         return DEFAULT_ALIGNMENT if self.align is None else self.align
 
+    @property
+    def rules(self) -> SequenceRules:
+        """How sequences are put together and attended to."""
+        if self.mask not in (None, "causal", "full"):
+            raise InvalidInputError(f"--mask is {self.mask}.", "Expected causal or full.", "Correct --mask.")
+        return SequenceRules("full" if self.mask == "full" else "causal", self.padding)
 
-def are_asked(
-    path: Path | None, max_strategies: int | None, tokens_per_step: int | None, align: int | None
-) -> bool:
+
+def are_asked(asked: LengthOptions) -> bool:
     """Whether a file of lengths is given.
 
     Raises:
         InvalidInputError: the other options are given without the file, or are no positive numbers.
     """
-    options = {"--max-strategies": max_strategies, "--tokens-per-step": tokens_per_step, "--align": align}
+    options = {
+        "--max-strategies": asked.max_strategies,
+        "--tokens-per-step": asked.tokens_per_step,
+        "--align": asked.align,
+        "--bucket-count": asked.bucket_count,
+    }
     given = [name for name, value in options.items() if value is not None]
     for name in given:
         arguments.whole(str(options[name]), name, MAX_SEQUENCE)
-    if given and path is None:
+    switches = {
+        "--padding": asked.padding,
+        "--mask": asked.mask,
+        "--buckets": asked.buckets,
+        "--baselines": asked.baselines,
+    }
+    given += [name for name, value in switches.items() if value]
+    if given and asked.path is None:
         raise InvalidInputError(
             f"{' and '.join(given)} is given without --lengths.",
             "Expected a file of lengths.",
             "Add --lengths FILE.",
         )
-    return path is not None
+    return asked.path is not None
 
 
 def refuse(options: Mapping[str, object]) -> None:
@@ -74,13 +101,35 @@ def refuse(options: Mapping[str, object]) -> None:
         )
 
 
-def workload(options: LengthOptions, batch: str | None, cut: str | None) -> Workload:
-    """The sequences of the step: the first of the file, or drawn from what it describes; longer ones ``cut``."""
+def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: str | None) -> Workload:
+    """The sequences of the step: the first of the file, or drawn from what it describes; longer ones ``cut``, and
+    all padded to their buckets, if there are some."""
     longest = None if cut is None else arguments.whole(cut, "--seq-len", MAX_SEQUENCE)
     number = None if batch is None else arguments.whole(batch, "--global-batch", MAX_BATCH)
     assert options.path is not None
     drawn = read_lengths(options.path, number, options.seed)
-    return workload_of(step_of(drawn, number, options.tokens_per_step, longest), options.alignment, longest)
+    found = workload_of(step_of(drawn, number, options.tokens_per_step, longest), options.alignment, longest)
+    ends = _ends(options, model, found)
+    if ends is None:
+        return found
+    padded = bucketed(found, ends, options.alignment)
+    share = percent_text(1.0 - found.num_tokens / padded.num_tokens)
+    say(f"Buckets end at {', '.join(f'{end:,}' for end in ends)}: {share} of the tokens are padding.")
+    return padded
+
+
+def _ends(options: LengthOptions, model: ModelSpec, found: Workload) -> list[int] | None:
+    """Ends of the buckets, given or the best; None without buckets."""
+    if options.buckets is not None and options.bucket_count is not None:
+        raise InvalidInputError(
+            "Both --buckets and --bucket-count are given.", "Expected one of them.", "Leave out the other."
+        )
+    if options.buckets is not None:
+        return [arguments.whole(word, "--buckets", MAX_SEQUENCE) for word in options.buckets.split(",")]
+    if options.bucket_count is None:
+        return None
+    best = least_padding(model, found, options.bucket_count, options.rules.mask)
+    return [int(end) for end in best]
 
 
 def solve(
@@ -100,14 +149,24 @@ def solve(
     arguments.choice(backend, "--backend", (AUTO, *backend_names()))
     if not 0 <= gap < 1:
         raise InvalidInputError(f"--gap is {gap}.", "Expected a share from 0 to below 1.", "Correct --gap.")
-    lengths = workload(options, job["global_batch"], job["seq_len"])
     problem = problem_of(None, named, {**job, "global_batch": "1", "seq_len": None}, space, fix)
+    lengths = workload(options, problem.model, job["global_batch"], job["seq_len"])
     if out is not None:
         check_writable(out)
     strategies = DEFAULT_STRATEGIES if options.max_strategies is None else options.max_strategies
     seconds = DEFAULT_TIME_LIMIT_S if time_limit_s is None else time_limit_s
     with within_range():
-        result = solve_lengths(problem, lengths, options.alignment, strategies, gap, seconds, backend)
+        result = solve_lengths(
+            problem,
+            lengths,
+            options.alignment,
+            strategies,
+            gap,
+            seconds,
+            backend,
+            options.baselines,
+            rules=options.rules,
+        )
     document = lengths_document(result) if as_json or out is not None else ""
     if as_json:
         emit(document)

@@ -202,6 +202,39 @@ TokensPerStep = Annotated[
     int | None,
     typer.Option("--tokens-per-step", metavar="T", help="With --lengths: as many of its sequences as T tokens."),
 ]
+Padding = Annotated[
+    bool,
+    typer.Option(
+        "--padding",
+        help="With --lengths: micro-batches hold sequences of one bucket, padded to its end, not packed.",
+    ),
+]
+Mask = Annotated[
+    str | None,
+    typer.Option(
+        "--mask", metavar="causal|full", help="With --lengths: what a query attends to.", show_default="causal"
+    ),
+]
+Buckets = Annotated[
+    str | None,
+    typer.Option(
+        "--buckets",
+        metavar="END,...",
+        help="With --lengths: every sequence is padded to the end of its bucket (a multiple of --align).",
+    ),
+]
+BucketCount = Annotated[
+    int | None,
+    typer.Option(
+        "--bucket-count",
+        metavar="N",
+        help="With --lengths: the N buckets with the fewest FLOPs of padded sequences.",
+    ),
+]
+Baselines = Annotated[
+    bool,
+    typer.Option("--baselines", help="With --lengths: what the rules of HotSPa and FlexSP, and bucketing, take."),
+]
 Align = Annotated[
     int | None,
     typer.Option(

@@ -49,6 +49,11 @@ def solve(
     max_strategies: o.MaxStrategies = None,
     tokens_per_step: o.TokensPerStep = None,
     align: o.Align = None,
+    padding: o.Padding = False,
+    mask: o.Mask = None,
+    buckets: o.Buckets = None,
+    bucket_count: o.BucketCount = None,
+    baselines: o.Baselines = False,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> None:

@@ -57,6 +57,11 @@ class SolveWords:
     max_strategies: int | None
     tokens_per_step: int | None
     align: int | None
+    padding: bool
+    mask: str | None
+    buckets: str | None
+    bucket_count: int | None
+    baselines: bool
     out: Path | None
     as_json: bool
 
@@ -96,6 +101,21 @@ class SolveWords:
             "kind": "inference" if self.inference else "training",
         }
 
+    def lengths_asked(self) -> LengthOptions:
+        """The options that describe sequences of several lengths."""
+        return LengthOptions(
+            path=self.lengths,
+            max_strategies=self.max_strategies,
+            tokens_per_step=self.tokens_per_step,
+            align=self.align,
+            padding=self.padding,
+            mask=self.mask,
+            buckets=self.buckets,
+            bucket_count=self.bucket_count,
+            baselines=self.baselines,
+            seed=self.seed,
+        )
+
     def options(self, problem: Problem) -> SolveOptions:
         """How to solve it."""
         start = None if self.warm_start is None else solving.starting_plan(problem, self.warm_start)
@@ -112,7 +132,7 @@ class SolveWords:
 
 def run(words: SolveWords) -> ExitCode:
     """Solve as asked, print, write; the exit code says how it ended."""
-    if are_asked(words.lengths, words.max_strategies, words.tokens_per_step, words.align):
+    if are_asked(words.lengths_asked()):
         return _of_lengths(words)
     names = candidates.names_of(words.hardware)
     price_of = candidates.prices(words.price, names, words.tokens)
@@ -139,7 +159,7 @@ def _of_lengths(words: SolveWords) -> ExitCode:
             "--target": words.target,
         }
     )
-    asked = LengthOptions(words.lengths, words.max_strategies, words.tokens_per_step, words.align, words.seed)
+    asked = words.lengths_asked()
     named = {"MODEL": words.model, "HARDWARE": words.hardware}
     limits = words.gap, words.time_limit, words.backend
     return solve_lengths(named, words.job(), words.space, words.fix or [], asked, limits, words.out, words.as_json)

@@ -11,6 +11,8 @@ for latent attention).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from milpplan.costs import collectives, compute, placement
@@ -37,6 +39,7 @@ __all__ = [
     "FP32_BYTES",
     "ONCE",
     "REPLAYS",
+    "Mask",
     "Part",
     "Phase",
     "Shard",
@@ -45,6 +48,8 @@ __all__ = [
     "layer_seconds",
     "routed_rows",
 ]
+
+Mask = Literal["causal", "full"]
 
 
 def layer_seconds(
@@ -107,10 +112,13 @@ def host_seconds(problem: Problem, tally: Tally, phase: Phase) -> FloatArray:
     return np.asarray(host)
 
 
-def average_keys(sequence_length: Numbers, window: int | None) -> FloatArray:
+def average_keys(sequence_length: Numbers, window: int | None, mask: Mask = "causal") -> FloatArray:
     """Keys a query attends to on average under a causal mask: w - w^2/(2s) with a window of w keys, at most s, so
-    s/2 without one. Any shape."""
+    s/2 without one. Under a full mask s, and a window is not known. Any shape."""
     length = np.asarray(sequence_length, dtype=np.float64)
+    if mask == "full":
+        assert window is None
+        return length
     seen = length if window is None else np.minimum(length, window)
     return np.asarray(seen - seen * seen / (2 * length))
 
@@ -125,19 +133,25 @@ def core_shape(attention: Attention, tp: FloatArray) -> tuple[FloatArray, tuple[
 
 
 def flash_core_s(
-    shard: Shard, attention: Attention, sequence_length: Numbers, tokens: Numbers, kernels: Numbers
+    shard: Shard,
+    attention: Attention,
+    sequence_length: Numbers,
+    tokens: Numbers,
+    kernels: Numbers,
+    mask: Mask = "causal",
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds of flash attention forward and backward on a rank's ``tokens``, all in sequences of one length, with
     the last tiles of ``kernels`` kernels. Any shapes that broadcast with the shard's rows.
 
     FLOPs forward: 2 * tokens * keys * heads * (qk_size + v_size), backward 2.5 times as many (Dao 2023, section
-    4.1); to both comes what the last tiles waste in each kernel.
+    4.1); to both comes what the last tiles waste in each kernel. Rates are those of causal
+    kernels under either mask (full ones were not measured).
     """
     gpu, rate = shard.problem.hardware.accelerator, shard.problem.hardware.software.attention_efficiency
     heads, sizes, window = core_shape(attention, shard.tp)
     chunk = np.asarray(sequence_length) / shard.columns.cp
     tiles = (kernels, np.minimum(chunk, np.asarray(sequence_length) if window is None else window))
-    keys = average_keys(sequence_length, window)
+    keys = average_keys(sequence_length, window, mask)
     flops = compute.flash_attention_flops(gpu, tokens, keys, heads, sum(sizes), tiles)
     forward = compute.attention_forward_s(gpu, flops[0] / rate, chunk)
     return forward, compute.attention_backward_s(gpu, flops[1] / rate, chunk)

@@ -20,7 +20,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.endpoints import embedding_endpoint, head_endpoint
-from milpplan.costs.layers import EXPOSED, Phase, flash_core_s, layer_seconds
+from milpplan.costs.layers import EXPOSED, Mask, Phase, flash_core_s, layer_seconds
 from milpplan.costs.shard import Shard
 from milpplan.costs.tally import Part
 from milpplan.costs.transfers import transfer_s
@@ -39,13 +39,15 @@ class SequenceCores:
     once_s: FloatArray
 
 
-def sequence_cores(problem: Problem, kind: LayerRun, layout: Layout, lengths: IntArray) -> SequenceCores:
+def sequence_cores(
+    problem: Problem, kind: LayerRun, layout: Layout, lengths: IntArray, mask: Mask = "causal"
+) -> SequenceCores:
     """Attention of ascending ``lengths`` [n] under a layout. A longer sequence's last tiles take no less."""
     shard = Shard.of(problem, LayoutColumns.of([layout]))
     cp = shard.columns.cp
     latency_s = problem.hardware.accelerator.kernel_latency_s
-    whole = flash_core_s(shard, kind.attention, lengths, lengths / cp, 0)
-    once = flash_core_s(shard, kind.attention, lengths, np.zeros(len(lengths)), cp)
+    whole = flash_core_s(shard, kind.attention, lengths, lengths / cp, 0, mask)
+    once = flash_core_s(shard, kind.attention, lengths, np.zeros(len(lengths)), cp, mask)
     return SequenceCores(np.stack(whole) - latency_s, np.maximum.accumulate(np.stack(once), axis=1))
 
 

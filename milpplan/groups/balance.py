@@ -67,10 +67,11 @@ def _capacity(kind: Kind) -> int:
     return min(tokens, kind.pipeline.in_flight_tokens or tokens)
 
 
-def balanced(packings: Sequence[Packing], rounds: int = _MAX_ROUNDS) -> list[Packing]:
-    """The packings of a strategy's kinds, or shorter ones found in at most so many rounds."""
+def balanced(packings: Sequence[Packing], rounds: int = _MAX_ROUNDS, enough_ns: float = 0.0) -> list[Packing]:
+    """The packings of a strategy's kinds, or shorter ones found in at most so many rounds; one of at most
+    ``enough_ns`` will do."""
     search = _Search(packings)
-    best = search.run(rounds)
+    best = search.run(rounds, enough_ns)
     if best is None:
         return list(packings)
     found, first = [], 0
@@ -112,7 +113,7 @@ class _Search:
         self.barred = np.zeros(self.cost.shape, np.int64)
         self.random = np.random.default_rng(1)
 
-    def run(self, rounds: int) -> Int64Array | None:
+    def run(self, rounds: int, enough_ns: float) -> Int64Array | None:
         """The best places found [n], None if none is shorter."""
         best: Int64Array | None = None
         best_ns = float(self.times.max())
@@ -120,7 +121,7 @@ class _Search:
         for turn in range(rounds):
             if self.times.max() < best_ns:
                 best_ns, best = float(self.times.max()), self.where.copy()
-            if effort > _EFFORT:
+            if effort > _EFFORT or best_ns <= enough_ns:
                 break
             effort += self._turn(best_ns * (1.0 - _STEP), turn)
         return best

@@ -197,28 +197,27 @@ def _by_shares(
         return None
     replicas = [replica for replica, _ in held]
     places = [micro_batch for _, micro_batch in held]
-    queue = [
-        (-float(targets[replica, place]), replica, place)
-        for replica in range(kind.num_replicas)
-        for place in range(shares.size)
-    ]
+    # A micro-batch is numbered by replica, then place.
+    queue = [(-target, number) for number, target in enumerate(targets.ravel().tolist())]
     heapq.heapify(queue)
-    left = rooms.tolist()
+    left = rooms.ravel().tolist()
     # Micro-batches without room for a sequence of this length wait for shorter ones.
-    parked: list[tuple[int, float, int, int]] = []
+    parked: list[tuple[int, float, int]] = []
+    numbers: list[int] = []
     for unit, length in zip(units[num_long:].tolist(), tokens[num_long:].tolist(), strict=True):
         while parked and -parked[0][0] >= length:
             heapq.heappush(queue, heapq.heappop(parked)[1:])
-        while queue and left[queue[0][1]][queue[0][2]] < length:
-            lack, replica, place = heapq.heappop(queue)
-            heapq.heappush(parked, (-left[replica][place], lack, replica, place))
+        while queue and left[queue[0][1]] < length:
+            lack, number = heapq.heappop(queue)
+            heapq.heappush(parked, (-left[number], lack, number))
         if not queue:
             return None
-        lack, replica, place = queue[0]
-        left[replica][place] -= length
-        heapq.heapreplace(queue, (lack + unit, replica, place))
-        replicas.append(replica)
-        places.append(place)
+        lack, number = queue[0]
+        left[number] -= length
+        heapq.heapreplace(queue, (lack + unit, number))
+        numbers.append(number)
+    replicas += [number // shares.size for number in numbers]
+    places += [number % shares.size for number in numbers]
     return replicas, places
 
 

@@ -33,7 +33,7 @@ from milpplan.groups.tours import TourPrice, best_tour, tour_prices
 from milpplan.groups.workload import workload_of
 
 # Relaxations solved, and sets packed, for one answer; so many times more for batches of few sequences.
-_MAX_RELAXED = 7
+_MAX_RELAXED, _MAX_RELAXED_MANY = 7, 3
 _MAX_PACKED = 3
 _FEW = 128
 # Of more sequences than this, another set is packed only where it could save this share.
@@ -198,6 +198,8 @@ class _BatchSearch:
         self.sorted = np.argsort(index, kind="stable")
         self.best: _Found | None = None
         self._effort = _MORE if index.size <= _FEW else 1
+        # Of many sequences the first relaxations prove as much as all, and each takes milliseconds.
+        self._most_relaxed = _MAX_RELAXED_MANY if index.size > _MANY else _MAX_RELAXED * self._effort
         self._packed: Counter[tuple[int, ...]] = Counter()
         self._queue: list[tuple[float, int, Node]] = []
         self._number = 0
@@ -222,7 +224,7 @@ class _BatchSearch:
                 if alone.relaxed is not None:
                     self._place(alone)
         # Where memory forbids all that was tried, the next sets are.
-        while self._queue and (self._num_relaxed < _MAX_RELAXED * self._effort or self.best is None):
+        while self._queue and (self._num_relaxed < self._most_relaxed or self.best is None):
             if self.best is not None and self._queue[0][0] >= self._closed_ns:
                 # What is closed with this bound holds all bounds down.
                 break

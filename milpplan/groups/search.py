@@ -35,6 +35,7 @@ from milpplan.groups.exchange import filled
 from milpplan.groups.local_search import improve
 from milpplan.groups.master import DEFAULT_FRACTIONS, master_program
 from milpplan.groups.packing import Packing, pack
+from milpplan.groups.pair_exchange import exchanged
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.profile import SCALE_BITS
@@ -155,16 +156,24 @@ class _Search:
 
     def _start(self) -> None:
         """Plans of the most promising sets that only need balancing, before any program is solved."""
-        started = []
+        started: list[Group] = []
         for record in self.sets[:_STARTS] if self.problem.num_sequences <= _START_SEQUENCES else ():
+            if started and time.perf_counter() >= self.deadline:
+                break
             kinds = self.problem.kinds_of(record.used[0])
             first = first_packings(kinds) if len(record.used) == 1 and balances(kinds) else None
             if first is not None:
-                started.append(Group(record.used[0], tuple(balanced(first, _START_ROUNDS))))
+                rough = balanced(first, _START_ROUNDS, self._enough_ns(record.used))
+                started.append(Group(record.used[0], tuple(exchanged(rough))))
         started.sort(key=lambda group: group.time_ns)
         for group in started[:_STARTS_MORE]:
-            more = balanced(group.packings, 4 * _START_ROUNDS)
-            self._keep(arranged(self.problem, [Group(group.strategy, tuple(more))]))
+            late = self.best is not None and time.perf_counter() >= self.deadline
+            more = balanced(group.packings, 0 if late else 4 * _START_ROUNDS, self._enough_ns((group.strategy,)))
+            self._keep(arranged(self.problem, [Group(group.strategy, tuple(exchanged(more)))]))
+
+    def _enough_ns(self, used: tuple[int, ...]) -> float:
+        """Time of a group with which a step of this set alone is within the gap of every bound."""
+        return self.sets[0].bound_ns / (1.0 - self.relative_gap) - least_overhead_ns(self.problem, used)
 
     def _examine(self, record: SetRecord) -> None:
         """Relaxation, master, and where that leaves a gap and the step is small, the exact program."""
@@ -250,10 +259,19 @@ class _Search:
         return True
 
     def _polish(self) -> None:
-        """Let idle replicas of the best plan take work until nothing gets shorter."""
+        """Let idle replicas of the best plan take work until nothing gets shorter; level single micro-batches."""
+        if self.best is not None:
+            groups = [self._leveled(group) for group in self.best.groups]
+            self._keep(arranged(self.problem, groups))
         while self.best is not None and time.perf_counter() < self.deadline:
             if self.bound_ns() >= self.target_ns() or not self._keep(filled(self.best, self.cuts, self._packed)):
                 return
+
+    def _leveled(self, group: Group) -> Group:
+        """The group with pairs of sequences exchanged, where its replicas run one micro-batch."""
+        if not balances([packing.kind for packing in group.packings]):
+            return group
+        return Group(group.strategy, tuple(exchanged(group.packings)))
 
     def _packed(self, counts: dict[Kind, Int64Array]) -> GroupedPlan | None:
         packings = {kind: pack(kind, self.cuts[kind], counts[kind]) for kind in counts}

@@ -15,6 +15,7 @@ from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.lengths.candidates import Sized, candidates, sized
 from milpplan.lengths.dealing import Timer, improved
+from milpplan.lengths.rectangles import rectangles
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.tables import (
     Load,
@@ -150,17 +151,25 @@ class Pool:
         kind = Kind(0, pipeline, layout.dp, lengths, counts[chosen])
         if not kind.fits.all():
             return None
+        if self.load.rules.padded:
+            ways = rectangles(kind, counts[chosen])
+            return min((self.timed(member, self._whole(chosen, one), most_grains) for one in ways), key=_time_ns)
         found = pack(kind, _RoughCuts(kind), counts[chosen], _ROUNDS)
         if found is None:
             return None
+        whole = self._whole(chosen, found.replicas)
+        if layout.pp > 1:
+            whole = tuple(improved(Timer.of(self.tables[member], most_grains), list(whole)))
+        return self.timed(member, whole, most_grains)
+
+    def _whole(self, chosen: IntArray, replicas: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+        """Replicas over the lengths ``chosen`` as replicas over all."""
         whole = []
-        for replica in found.replicas:
-            row = np.zeros((len(replica), len(counts)), dtype=np.int64)
+        for replica in replicas:
+            row = np.zeros((len(replica), len(self.load.counts)), dtype=np.int64)
             row[:, chosen] = replica
             whole.append(row)
-        if layout.pp > 1:
-            whole = improved(Timer.of(self.tables[member], most_grains), whole)
-        return self.timed(member, tuple(whole), most_grains)
+        return tuple(whole)
 
     def timed(self, member: int, replicas: tuple[IntArray, ...], most_grains: int) -> Packed:
         """Replicas with their exact time; refuses micro-batches beyond memory."""
@@ -172,7 +181,12 @@ class Pool:
                     f"A micro-batch of {one.name} holds {int(tokens.max())} tokens.",
                     f"At most {most_grains * self.load.grain} expected.",
                 )
-        return Packed(replicas, int(replicas_ns(self.problem, one, self.load.lengths, replicas).max()))
+        times = replicas_ns(self.problem, one, self.load.lengths, replicas, self.load.rules.mask)
+        return Packed(replicas, int(times.max()))
+
+
+def _time_ns(packed: Packed) -> int:
+    return packed.time_ns
 
 
 def _dominates(other: Sized, one: Sized) -> bool:

@@ -13,6 +13,19 @@ MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceRules:
+    """How sequences are attended to and put together: a causal or a full mask; packed (sequences of any lengths in
+    a micro-batch, one after another) or ``padded`` (all of a micro-batch have one length, their bucket's end)."""
+
+    mask: Literal["causal", "full"] = "causal"
+    padded: bool = False
+
+
+PACKED = SequenceRules()
+"""Packed, under a causal mask."""
+
+
+@dataclass(frozen=True, slots=True)
 class LengthGroup:
     """The sequences that run under one strategy: its plan (micro-batches of one grain), how many sequences of
     which length, which micro-batches on which replica, and seconds of all of it and of its reduction."""
@@ -72,12 +85,32 @@ class StaticStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BaselineStep:
+    """What another planner's rule makes of the same sequences (``baselines``): its strategies in order and the
+    exact time; no time, and why, where the rule has no plan."""
+
+    rule: str
+    strategies: tuple[str, ...]
+    step_time_s: float | None
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "rule": self.rule,
+            "strategies": list(self.strategies),
+            "step_time_s": self.step_time_s,
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class LengthsResult:
     """The best step found, and the proved bound of all of them.
 
     ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
     the gradients, update, gather) ends the step. ``num_candidates`` strategies fit some sequence, ``num_sets``
-    sets of several were not ruled out before switches were priced.
+    sets of several were not ruled out before switches were priced. ``baselines`` where they were asked for.
     """
 
     status: Status
@@ -95,6 +128,8 @@ class LengthsResult:
     num_sets: int
     cpu_time_s: float
     wall_time_s: float
+    baselines: tuple[BaselineStep, ...] = ()
+    rules: SequenceRules = PACKED
 
     @property
     def gap(self) -> float:
@@ -121,6 +156,8 @@ class LengthsResult:
             "num_sequences": self.num_sequences,
             "num_tokens": self.num_tokens,
             "alignment": self.alignment,
+            "mask": self.rules.mask,
+            "padding": self.rules.padded,
             "groups": [group.to_dict() for group in self.groups],
             "order": list(self.order),
             "home": self.home,
@@ -136,4 +173,5 @@ class LengthsResult:
             "num_sets": self.num_sets,
             "cpu_time_s": self.cpu_time_s,
             "wall_time_s": self.wall_time_s,
+            **({"baselines": [one.to_dict() for one in self.baselines]} if self.baselines else {}),
         }

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import IntArray
+from milpplan.costs.layers import Mask
 from milpplan.costs.packed import PackedTimes, packed_times, sequence_cores
 from milpplan.costs.tally import Phase
 from milpplan.lengths.candidates import Candidate
@@ -79,26 +80,32 @@ def stage_times(
     return StageTimes(each[0], each[1], times.transfer)
 
 
-def micro_batch_times(problem: Problem, candidate: Candidate, lengths: IntArray, packed: IntArray) -> StageTimes:
+def micro_batch_times(
+    problem: Problem, candidate: Candidate, lengths: IntArray, packed: IntArray, mask: Mask = "causal"
+) -> StageTimes:
     """Exact times of micro-batches: ``packed`` [m, n] sequences of the ascending ``lengths`` [n], none empty."""
     grains = packed @ lengths // problem.job.sequence_length
     # The longest sequence of each decides the last tiles.
     longest = packed.shape[1] - 1 - np.argmax(packed[:, ::-1] > 0, axis=1)
     cores = []
     for kind in problem.model.kinds:
-        by_length = sequence_cores(problem, kind, candidate.layout, lengths)
+        by_length = sequence_cores(problem, kind, candidate.layout, lengths, mask)
         cores.append(by_length.sequence_s @ packed.T + by_length.once_s[:, longest])
     return stage_times(problem, candidate, packed_times(problem, candidate.layout, grains, np.stack(cores)))
 
 
 def replicas_ns(
-    problem: Problem, candidate: Candidate, lengths: IntArray, replicas: tuple[IntArray, ...]
+    problem: Problem,
+    candidate: Candidate,
+    lengths: IntArray,
+    replicas: tuple[IntArray, ...],
+    mask: Mask = "causal",
 ) -> IntArray:
     """Exact time of every replica of a strategy, each given as micro-batches [v, n] of counts of ``lengths``."""
     rows = [len(one) for one in replicas]
     if not sum(rows):
         return np.zeros(len(replicas), dtype=np.int64)
-    times = micro_batch_times(problem, candidate, lengths, np.concatenate(replicas))
+    times = micro_batch_times(problem, candidate, lengths, np.concatenate(replicas), mask)
     found, start = [], 0
     for number in rows:
         part = slice(start, start + number)

@@ -12,6 +12,7 @@ the static one's, that of ``groups`` and that of the sets that were screened out
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,10 +24,12 @@ from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
 from milpplan.groups.workload import Workload
+from milpplan.lengths.baselines import Degrees, baseline_steps, bucketed_step
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Packed, Pool
-from milpplan.lengths.records import LengthGroup, LengthsResult, StaticStep
+from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.screening import Bounded, OpenSet, Screened, screened, split
+from milpplan.lengths.sequences import check_rules
 from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.lengths.tables import Load
 from milpplan.lengths.work import Loads, WorkBounds
@@ -40,6 +43,8 @@ _STATIC_SHARE, _GAP_SHARE = 0.3, 0.5
 _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
 # Parts of a pipeline's load that are bounded one by one.
 _PIECES = 5
+# The baselines' programs may take this share of the time once more.
+_BASELINES_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +65,16 @@ def solve_lengths(
     gap: float = 0.01,
     time_limit_s: float = 60.0,
     backend: str = "auto",
+    baselines: bool = False,
+    hotspa: Sequence[Degrees] = (),
+    rules: SequenceRules = PACKED,
 ) -> LengthsResult:
     """The best step for the sequences of a workload (lengths in multiples of ``alignment``).
 
     ``problem`` gives model, cluster, formats and space; its sequence length and batch mean nothing here. At most
-    ``max_strategies`` take turns; ``time_limit_s`` is soft.
+    ``max_strategies`` take turns; ``time_limit_s`` is soft. ``rules``: how sequences are attended to and put
+    together. With ``baselines`` the result has what others' rules make of the same (in a third of the time more);
+    with ``hotspa``, (dp, tp, pp) of a strategy for every bucket, the longest first, HotSPa's with these, too.
 
     Raises:
         InfeasibleError: no strategy holds the longest sequence.
@@ -72,15 +82,29 @@ def solve_lengths(
     """
     start, cpu_start = time.perf_counter(), time.process_time()
     _check(problem, workload, alignment, max_strategies)
-    load = Load(workload.lengths, workload.counts, alignment)
+    check_rules(problem, rules, baselines)
+    load = Load(workload.lengths, workload.counts, alignment, rules)
     pool = Pool.of(grain_problem(problem, alignment), load)
     static, static_bound_ns = best_static(pool, gap, _STATIC_SHARE * time_limit_s, backend)
     search = _Several(pool, static, gap, backend)
     if max_strategies > 1:
         search.run(max_strategies, start + time_limit_s)
-    bound_ns = min(static_bound_ns, search.bound_ns, search.best.time_ns)
-    best = search.best
-    reached = best.time_ns - bound_ns <= gap * best.time_ns
+    seconds = _BASELINES_SHARE * time_limit_s
+    compared = baseline_steps(pool, search.switches, seconds, backend, hotspa) if baselines else ()
+    return _result(search, static, static_bound_ns, compared, (start, cpu_start))
+
+
+def _result(
+    search: _Several,
+    static: _Step,
+    static_bound_ns: int,
+    baselines: tuple[BaselineStep, ...],
+    started: tuple[float, float],
+) -> LengthsResult:
+    """Everything that is known; ``started``: wall clock and CPU time at the beginning."""
+    pool, best = search.pool, search.best
+    bound_ns = min(static_bound_ns, search.bound_ns, best.time_ns)
+    reached = best.time_ns - bound_ns <= search.gap * best.time_ns
     names = [one.candidate.name for one in pool.members]
     return LengthsResult(
         status="optimal" if reached else "feasible",
@@ -96,13 +120,15 @@ def solve_lengths(
             static.time_ns / NS_PER_S,
             static_bound_ns / NS_PER_S,
         ),
-        num_sequences=workload.num_sequences,
-        num_tokens=workload.num_tokens,
-        alignment=alignment,
+        num_sequences=int(pool.load.counts.sum()),
+        num_tokens=int(pool.load.counts @ pool.load.lengths),
+        alignment=pool.load.grain,
         num_candidates=len(pool.members),
         num_sets=search.num_sets,
-        cpu_time_s=time.process_time() - cpu_start,
-        wall_time_s=time.perf_counter() - start,
+        cpu_time_s=time.process_time() - started[1],
+        wall_time_s=time.perf_counter() - started[0],
+        baselines=baselines,
+        rules=pool.load.rules,
     )
 
 
@@ -139,6 +165,7 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
     for member in sorted(range(number), key=lambda one: least[one]):
         if pool.num_stages(member) == 1:
             best = _shorter(pool, member, best)
+    best = _bucketed(pool, best, deadline)
     # The least bound first: proved better, packed, proved better still.
     steps = {member: 0 for member in range(number) if pool.num_stages(member) > 1}
     while steps:
@@ -203,6 +230,18 @@ def _shorter(pool: Pool, member: int, best: _Step | None) -> _Step | None:
         return best
     total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
     return _Step(member, (member,), {member: packed}, total) if best is None or total < best.time_ns else best
+
+
+def _bucketed(pool: Pool, best: _Step | None, deadline: float) -> _Step | None:
+    """The step of plain buckets under one strategy, if it is shorter than the best: pipelines, too, for little."""
+    if pool.load.rules.padded:
+        return best
+    found = bucketed_step(pool, float("inf") if best is None else best.time_ns, deadline)
+    if found is None:
+        return best
+    member, packed = found
+    total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
+    return _Step(member, (member,), {member: packed}, total)
 
 
 class _Several:

@@ -38,6 +38,7 @@ from milpplan.groups.cuts import KindCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Pipeline, Strategy
 from milpplan.lengths.candidates import Candidate, Sized
+from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replicas import StageTimes, stage_layers, stage_times
 from milpplan.lengths.unequal import StageLoads
 from milpplan.specs.problem import Problem
@@ -77,11 +78,13 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The workload: ascending ``lengths`` [n] with ``counts`` [n]; ``grain`` tokens."""
+    """The workload: ascending ``lengths`` [n] with ``counts`` [n]; ``grain`` tokens; how they are attended to and
+    put together."""
 
     lengths: IntArray
     counts: IntArray
     grain: int
+    rules: SequenceRules = PACKED
 
     @property
     def grains(self) -> int:
@@ -143,7 +146,7 @@ class Tables:
         """All of it, for micro-batches of up to ``most_grains``."""
         kinds, layout = problem.model.kinds, candidate.layout
         bare, hidden = ring_times(problem, candidate, np.arange(1, most_grains + 1), launches=False)
-        by_kind = [sequence_cores(problem, kind, layout, load.lengths) for kind in kinds]
+        by_kind = [sequence_cores(problem, kind, layout, load.lengths, load.rules.mask) for kind in kinds]
         cores = np.stack([[one.sequence_s for one in by_kind], [one.once_s for one in by_kind]])
         return Tables(
             problem, candidate, load, bare, hidden, _slopes(problem, candidate), np.moveaxis(cores, 1, 2)

@@ -31,7 +31,7 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
     yield Text(
         f"Step {seconds_text(result.step_time_s)}, proved at least {seconds_text(result.lower_bound_s)} "
         f"(gap {gap_text(result.gap)}): {result.num_sequences:,} sequences, {result.num_tokens:,} tokens "
-        f"(lengths in steps of {result.alignment})"
+        f"(lengths in steps of {result.alignment}{_rules(result)})"
     )
     yield Text(
         f"Best single strategy: {static.strategy}, {seconds_text(static.step_time_s)}, proved at least "
@@ -46,6 +46,14 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
     yield _groups(result)
     if result.switches:
         yield _switches(result)
+    if result.baselines:
+        yield _baselines(result)
+
+
+def _rules(result: LengthsResult) -> str:
+    """What is not the default."""
+    padded = ", padded, not packed" if result.rules.padded else ""
+    return f"{padded}{', attention without a causal mask' if result.rules.mask == 'full' else ''}"
 
 
 def _groups(result: LengthsResult) -> Table:
@@ -71,6 +79,19 @@ def _micro_batches(group: LengthGroup) -> str:
     least, most = min(numbers), max(numbers)
     spread = str(most) if least == most else f"{least} to {most}"
     return f"{len(numbers)} x {spread}"
+
+
+def _baselines(result: LengthsResult) -> Table:
+    table = report_table(
+        "Others' rules on the same sequences and times", "rule", "step", "longer by", "strategies"
+    )
+    for one in result.baselines:
+        if one.step_time_s is None:
+            table.add_row(one.rule, "none", "", one.why)
+        else:
+            longer = percent_text(one.step_time_s / result.step_time_s - 1.0)
+            table.add_row(one.rule, seconds_text(one.step_time_s), longer, " -> ".join(one.strategies))
+    return table
 
 
 def _switches(result: LengthsResult) -> Table:

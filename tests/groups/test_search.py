@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.flexsp_cases import micro_batch_problem
-from benchmarks.length_groups import case_problem, data, micro_batch_tokens, step_problem
+from benchmarks.length_groups import data, step_problem
 from benchmarks.switch_tables import Weights, switch_s
+from examples.adapters import hydraulis
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.groups.plan import check, simulate
 from milpplan.groups.problem import GroupedProblem
@@ -50,19 +50,10 @@ def test_dear_switches_keep_one_strategy() -> None:
     assert result.plan.time_ns == result.bound_ns == 240_000 + 30_000 + 540
 
 
-def test_hydraulis_capacities_come_out() -> None:
-    """Tokens a micro-batch holds, against its own figures."""
-    pools = CONTENT["pools"]
-    assert [micro_batch_tokens(pools["7b"], *one, (2, 4, 2)) for one in ((4, 2), (1, 8), (1, 4))] == [
-        46720, 12800, 12032,
-    ]  # fmt: skip
-    assert micro_batch_tokens(pools["32b"], 8, 1, (4, 16, 1)) == 21888
-
-
 def test_switch_times_come_out() -> None:
     """Parameter switches of HotSPa's strategies within 0.1 % of an element-exact computation."""
     for arc in CONTENT["arcs"]:
-        model = CONTENT["pools"][arc["model"]]["model_config"]
+        model = hydraulis.pools()[arc["model"]]["model_config"]
         number = CONTENT["num_params"][arc["model"]]
         weights = Weights(number, Weights.share(model["V"] * model["H"], number))
         time_s = switch_s(tuple(arc["src"]), tuple(arc["dst"]), weights)
@@ -85,27 +76,6 @@ def test_published_steps_are_closed(index: int, known_s: float, bound_s: float) 
     assert result.plan.time_ns < known_s * 1e9
     assert result.bound_ns > bound_s * 1e9
     assert result.gap <= 0.02
-
-
-def test_uneven_pipelines_are_overestimated_by_hydraulis() -> None:
-    """32B on 64 GPUs: of its two strategies it picks the homogeneous one, which is 24 % slower."""
-    case = CONTENT["hydraulis"][1]
-    assert case["results"][0]["cost_ms"] < case["results"][1]["cost_ms"]
-    result = solve_groups(case_problem(CONTENT, case), "highs", 0.02, 20)
-    assert result.plan.names == ("1 x (tp16, pp1) + 6 x (tp8, pp1)",)
-    homogeneous = solve_groups(case_problem(CONTENT, case, 0), "highs", 0.02, 20)
-    assert 1.0 - result.plan.time_ns / homogeneous.bound_ns > 0.22
-    assert result.gap < 0.02
-
-
-def test_flexsp_micro_batch_is_closed() -> None:
-    """7B on 16 GPUs: shorter than FlexSP's answer, at most 0.3 % above the bound, which no plan known is below."""
-    case = CONTENT["flexsp"][0]
-    one = case["micro_batches"][0]
-    result = solve_groups(micro_batch_problem(case, one["lengths"]), "highs", 0.003, 30)
-    assert result.plan.time_ns < one["flexsp_ms"] * 1e6
-    assert result.bound_ns <= one["best_ms"] * 1e6 * (1 + 1e-6)
-    assert result.gap <= 0.003
 
 
 def test_what_fits_nowhere_is_refused() -> None:

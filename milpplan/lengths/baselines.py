@@ -1,0 +1,228 @@
+"""What others' rules make of the same sequences, strategies and exact times: something to compare a step with.
+
+ - *bucketing*: one strategy for all. Sequences of one bucket share micro-batches, filled to what the strategy
+   holds; the strategy is the one whose step is shortest.
+ - *HotSPa*: a strategy for every bucket. Buckets end at the longest sequence and at published lengths; a
+   bucket's sequences, longest first, are packed greedily up to the bucket's end, one pack a micro-batch; pack i
+   goes to replica i mod dp; the shortest bucket runs first, the longest last, and its strategy is the home.
+   HotSPa is given its strategies by hand: here every bucket has the one under which it takes least by itself,
+   reduction included. What its runtime drops (packs beyond a multiple of dp) runs here.
+ - *FlexSP*: ``side_by_side``.
+
+Every figure is the exact time of a plan that fits (``pool``, ``switches``): strategies of several buckets have
+the memory of a step of several strategies. Sequences of the same strategy are one group.
+
+Source: HotSPa (SOSP 2024), artefact ccchengff/HotSPa-AE 941a18d: hotspa/scripts/llama_hot_switch.sh (ends of
+buckets c1 and c2), hotspa/llama_hot_switch.py (packing, order); as in ``groups.hetu``, which exports for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.errors import InfeasibleError
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.strategies import Strategy
+from milpplan.groups.tours import tour_time_ns
+from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.records import BaselineStep
+from milpplan.lengths.side_by_side import flexsp_step
+from milpplan.lengths.switches import NEVER_NS, Switches
+from milpplan.units import NS_PER_S
+
+BOUNDARIES = ((16_384, 4_096), (16_384, 8_192, 4_096))
+"""Ends of HotSPa's buckets below the longest sequence: its c1 and c2."""
+
+Degrees = tuple[int, int, int]
+"""(dp, tp, pp)."""
+
+
+def baseline_steps(
+    pool: Pool, switches: Switches, time_limit_s: float, backend: str, given: Sequence[Degrees] = ()
+) -> tuple[BaselineStep, ...]:
+    """Steps of the three rules; with ``given`` degrees of HotSPa's strategies (longest bucket first) one more, by
+    these on its first buckets. FlexSP's programs stop after ``time_limit_s``."""
+    steps = [bucketing_step(pool), hotspa_step(pool, switches)]
+    if given:
+        steps.append(hotspa_step(pool, switches, given))
+    return (*steps, flexsp_step(pool, time_limit_s, backend))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Lengths above the end of the next shorter bucket, up to its own ``end``; [n] by place."""
+
+    places: slice
+    end: int
+
+
+def buckets(lengths: IntArray, boundaries: Sequence[int]) -> list[Bucket]:
+    """Buckets of the ascending ``lengths`` [n] that hold some, the longest first, up to the longest length."""
+    ends = [*(end for end in sorted(boundaries) if end < lengths[-1]), int(lengths[-1])]
+    edges = [0, *np.searchsorted(lengths, ends, side="right").tolist()]
+    found = [Bucket(slice(a, b), end) for (a, b), end in zip(pairwise(edges), ends, strict=True) if b > a]
+    return found[::-1]
+
+
+def packs(lengths: IntArray, counts: IntArray, most_tokens: int) -> IntArray:
+    """Sequences in every pack [m, n]: longest first, each to the first pack with room for it."""
+    rows: list[IntArray] = []
+    rooms = np.zeros(int(counts.sum()), dtype=np.int64)
+    for place in np.repeat(np.arange(len(lengths)), counts)[::-1].tolist():
+        length = int(lengths[place])
+        fitting = np.flatnonzero(rooms[: len(rows)] >= length)
+        at = int(fitting[0]) if len(fitting) else len(rows)
+        if at == len(rows):
+            rows.append(np.zeros(len(lengths), dtype=np.int64))
+            rooms[at] = most_tokens
+        rows[at][place] += 1
+        rooms[at] -= length
+    return np.array(rows).reshape(-1, len(lengths))
+
+
+def dealt(rows: IntArray, num_replicas: int) -> tuple[IntArray, ...]:
+    """Pack i on replica i mod dp."""
+    return tuple(rows[first::num_replicas] for first in range(num_replicas))
+
+
+def bucketing_step(pool: Pool) -> BaselineStep:
+    """The shortest step of one strategy whose micro-batches hold sequences of one bucket."""
+    found = bucketed_step(pool)
+    # A pool without room for the longest sequence is refused.
+    assert found is not None
+    member, packed = found
+    total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
+    return BaselineStep("bucketing", (pool.members[member].candidate.name,), total / NS_PER_S, "")
+
+
+def bucketed_step(
+    pool: Pool, below_ns: float = float("inf"), deadline: float = float("inf")
+) -> tuple[int, Packed] | None:
+    """The member with the shortest step of ``bucketing``, and its packing; None if none is below ``below_ns`` of
+    those looked at before the ``deadline`` (of ``perf_counter``)."""
+    best: tuple[int, Packed] | None = None
+    for member in sorted(range(len(pool.members)), key=lambda one: pool.least_ns(one, beside=False)):
+        if pool.least_ns(member, beside=False) >= below_ns or time.perf_counter() > deadline:
+            break
+        grains = pool.grains(member, beside=False)
+        if grains * pool.load.grain < pool.load.lengths[-1]:
+            continue
+        packed = _bucketed(pool, member, grains)
+        total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
+        if total < below_ns:
+            best, below_ns = (member, packed), total
+    return best
+
+
+def _bucketed(pool: Pool, member: int, grains: int) -> Packed:
+    tokens = grains * pool.load.grain
+    rows = [_of_bucket(pool, one, tokens) for one in buckets(pool.load.lengths, BOUNDARIES[0])]
+    return pool.timed(member, dealt(np.concatenate(rows), _replicas(pool, member)), grains)
+
+
+def _of_bucket(pool: Pool, bucket: Bucket, most_tokens: int) -> IntArray:
+    """Packs of a bucket over all lengths of the workload, [m, n]."""
+    held = np.zeros_like(pool.load.counts)
+    held[bucket.places] = pool.load.counts[bucket.places]
+    return packs(pool.load.lengths, held, most_tokens)
+
+
+def _replicas(pool: Pool, member: int) -> int:
+    return pool.members[member].candidate.layout.dp
+
+
+def hotspa_step(pool: Pool, switches: Switches, given: Sequence[Degrees] = ()) -> BaselineStep:
+    """HotSPa's step, the shorter one of its two sets of buckets; ``given``: see ``baseline_steps``."""
+    name = "HotSPa, its strategies" if given else "HotSPa"
+    steps = [_Buckets(pool, switches, name, ends, given).step() for ends in BOUNDARIES[: 1 if given else None]]
+    return min(steps, key=lambda one: float("inf") if one.step_time_s is None else one.step_time_s)
+
+
+class _Buckets:
+    """One set of buckets under HotSPa's rules."""
+
+    def __init__(
+        self, pool: Pool, switches: Switches, name: str, ends: Sequence[int], given: Sequence[Degrees]
+    ) -> None:
+        self.pool, self.switches, self.name, self.given = pool, switches, name, given
+        self.buckets = buckets(pool.load.lengths, ends)
+
+    def step(self) -> BaselineStep:
+        """The step, or why there is none."""
+        try:
+            return self._made()
+        except InfeasibleError as error:
+            return BaselineStep(self.name, (), None, str(error))
+
+    def _made(self) -> BaselineStep:
+        chosen = [self._chosen(number, bucket) for number, bucket in enumerate(self.buckets)]
+        # Longest bucket first; one group a strategy, where its longest bucket is.
+        order = tuple(dict.fromkeys(chosen))[::-1]
+        groups = {member: self._group(member, chosen) for member in order}
+        self.switches.price(order)
+        times = self.switches.times(order)
+        number = range(len(order))
+        total = tour_time_ns(
+            GroupedProblem(
+                self.pool.load.lengths,
+                self.pool.load.counts,
+                tuple(self._strategy(member) for member in order),
+                times,
+                len(order),
+                finish_ns=tuple(self.pool.finish_ns(member) for member in order),
+            ),
+            len(order) - 1,
+            tuple(number),
+            {place: groups[member].time_ns for place, member in enumerate(order)},
+        )
+        names = tuple(self.pool.members[member].candidate.name for member in order)
+        if total >= NEVER_NS:
+            raise InfeasibleError(f"The switches between {', '.join(names)} do not fit in memory.")
+        return BaselineStep(self.name, names, total / NS_PER_S, "")
+
+    def _strategy(self, member: int) -> Strategy:
+        one = self.pool.strategy(member, beside=True)
+        return Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
+
+    def _group(self, member: int, chosen: Sequence[int]) -> Packed:
+        """The group of a strategy: its buckets, the longest first."""
+        mine = [bucket for bucket, one in zip(self.buckets, chosen, strict=True) if one == member]
+        return self._timed(member, np.concatenate([self._packs(bucket) for bucket in mine]))
+
+    def _packs(self, bucket: Bucket) -> IntArray:
+        return _of_bucket(self.pool, bucket, bucket.end)
+
+    def _timed(self, member: int, rows: IntArray) -> Packed:
+        grains = self.pool.grains(member, beside=True)
+        return self.pool.timed(member, dealt(rows, _replicas(self.pool, member)), grains)
+
+    def _chosen(self, number: int, bucket: Bucket) -> int:
+        """The strategy of a bucket: least time by itself, of those that hold a full pack."""
+        rows, best = self._packs(bucket), None
+        for least_ns, member in sorted(self._candidates(number, bucket)):
+            if best is not None and least_ns >= best[0]:
+                break
+            total = self._timed(member, rows).time_ns + self.pool.reduce_ns(member)
+            best = (total, member) if best is None or total < best[0] else best
+        if best is None:
+            raise InfeasibleError(f"No strategy of the rule holds packs of {bucket.end:,} tokens beside others.")
+        return best[1]
+
+    def _candidates(self, number: int, bucket: Bucket) -> Iterator[tuple[float, int]]:
+        """Strategies with room for the bucket's packs, and what it takes under them at least, ns."""
+        load, part = self.pool.load, bucket.places
+        for member, one in enumerate(self.pool.members):
+            layout = one.candidate.layout
+            asked = self.given[min(number, len(self.given) - 1)] if self.given else None
+            plain = (layout.dp, layout.tp, layout.pp) == asked and layout.cp == layout.ep == 1
+            if one.beside_grains * load.grain < bucket.end or not (asked is None or plain):
+                continue
+            pipeline, replicas = self.pool.strategy(member, beside=True).pipelines[0]
+            work = float(load.counts[part] @ pipeline.units(load.lengths[part])) * pipeline.parts
+            yield work / replicas + self.pool.reduce_ns(member), member

@@ -1,0 +1,79 @@
+"""How the sequences of a step are attended to and put together, and the buckets that they are padded to.
+
+ - *mask*: causal, or full (every query attends to all keys of its sequence, as encoders and diffusion models do).
+   Attention is then twice as much work, at the rates of causal kernels; all else stays.
+ - *packed* or *padded*: a packed micro-batch has sequences of any lengths one after another; a padded one is a
+   rectangle, all of its sequences as long as their bucket's end. What is padded is computed and communicated like
+   any token, attention included.
+
+Rectangles are packings, so what no packing undercuts holds for them, too (``tables``); ``rectangles`` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.flops import model_flops_per_token
+from milpplan.errors import InvalidInputError
+from milpplan.groups.buckets import optimal_buckets, padded
+from milpplan.groups.workload import Workload
+from milpplan.lengths.records import SequenceRules
+from milpplan.specs.model import ModelSpec
+from milpplan.specs.problem import Problem
+
+
+def check_rules(problem: Problem, rules: SequenceRules, baselines: bool) -> None:
+    """Refuse rules that the problem or the baselines do not know.
+
+    Raises:
+        InvalidInputError: a full mask beside sliding windows, or baselines, which pack, of padded sequences.
+    """
+    windows = [kind.attention for kind in problem.model.kinds if getattr(kind.attention, "sliding_window", None)]
+    if rules.mask == "full" and windows:
+        raise InvalidInputError(
+            f"{problem.model.name} has layers with a sliding window, and the mask is full.",
+            "Expected layers that attend to whole sequences: a window's keys are those before a query.",
+            "Leave the mask causal.",
+        )
+    if rules.padded and baselines:
+        raise InvalidInputError(
+            "Baselines are asked for, and sequences are padded.",
+            "Expected packed ones: HotSPa's and FlexSP's rules pack.",
+            "Leave out one of them.",
+        )
+
+
+def sequence_flops(model: ModelSpec, lengths: IntArray, mask: str = "causal") -> FloatArray:
+    """Model FLOPs of one sequence of each length, forward and backward, [n]; ``costs.flops`` has the formula.
+
+    A full mask has as many keys a query as a causal one of twice the length (without windows).
+    """
+    times = 2 if mask == "full" else 1
+    return np.array([length * model_flops_per_token(model, times * length) for length in lengths.tolist()])
+
+
+def least_padding(model: ModelSpec, workload: Workload, num_buckets: int, mask: str = "causal") -> IntArray:
+    """Ends of at most ``num_buckets`` buckets with the fewest FLOPs of sequences padded to them."""
+    flops = sequence_flops(model, workload.lengths, mask)
+    return optimal_buckets(workload.lengths, workload.counts, flops, num_buckets)
+
+
+def bucketed(workload: Workload, ends: Sequence[int] | IntArray, alignment: int) -> Workload:
+    """The sequences, each as long as the end of its bucket.
+
+    Raises:
+        InvalidInputError: ends that do not rise, are no multiples of the alignment, or are below the longest.
+    """
+    rising = np.asarray(ends, dtype=np.int64)
+    if not len(rising) or (np.diff(rising, prepend=0) <= 0).any() or (rising % alignment).any():
+        raise InvalidInputError(
+            f"Buckets end at {rising.tolist()}.",
+            f"Rising multiples of the alignment, {alignment}, expected.",
+            "Correct the ends, or the alignment.",
+        )
+    distinct, where = np.unique(padded(workload.lengths, rising), return_inverse=True)
+    counts = np.bincount(where, workload.counts).astype(np.int64)
+    return Workload(distinct.astype(np.int64), counts)
