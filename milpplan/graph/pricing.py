@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from milpplan.graph.instance import HALF, Instance
-from milpplan.graph.sweeps import Sweeps
 from milpplan.optimize.program import FloatArray, IntArray
 
 
@@ -23,18 +22,19 @@ class Prices:
         self._shrink = 1.0
         self._best: int | None = None
 
-    def update(self, instance: Instance, picked: dict[int, int], sweeps: Sweeps, upper: int, bound: int) -> bool:
-        """New prices after a pass that met the choice ``picked``; False where they stay."""
+    def update(self, instance: Instance, picked: dict[int, int], exact: bool, upper: int, bound: int) -> bool:
+        """New prices after a pass that met the choice ``picked`` (``exact``: the cheapest for the present ones);
+        False where they stay."""
         if self.values.size == 0:
             return False
         load = np.zeros(self.values.size, np.int64)
         for i, loads in instance.loads.items():
             load[instance.rows[i]] += loads[:, picked[i]]
         if self.values.size == 1:
-            return self._crossing(instance, picked, int(load[0]), sweeps)
+            return self._crossing(instance, picked, int(load[0]), exact)
         return self._step(load, instance.limits, upper, bound)
 
-    def _crossing(self, instance: Instance, picked: dict[int, int], load: int, sweeps: Sweeps) -> bool:
+    def _crossing(self, instance: Instance, picked: dict[int, int], load: int, exact: bool) -> bool:
         cost = instance.cost({i: int(instance.kept[i][s]) for i, s in picked.items()})
         if cost >= HALF:
             return False
@@ -55,7 +55,7 @@ class Prices:
         price = max(0.0, (low - high) / max(1, heavy - light))
         same = bool(np.isclose(price, self.values[0], rtol=1e-12, atol=0.0))
         self.values = np.array([price])
-        return not same or not sweeps.exact
+        return not same or not exact
 
     def _step(self, load: IntArray, limits: IntArray, upper: int, bound: int) -> bool:
         excess = (load - limits).astype(np.float64)

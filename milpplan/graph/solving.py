@@ -24,12 +24,15 @@ from milpplan.graph.elimination import Step, cheap_order, complete_order, elimin
 from milpplan.graph.incumbent import LocalSearch
 from milpplan.graph.instance import HALF, Instance, Stated, state
 from milpplan.graph.integer_program import size_of, state_program
+from milpplan.graph.neighbourhoods import improved_parts
 from milpplan.graph.pricing import Prices
 from milpplan.graph.reduction import prune
+from milpplan.graph.relaxed import MAX_RELAXED, relaxed_duals
 from milpplan.graph.report import infeasibility, memory_rows
 from milpplan.graph.result import GraphSolution, Proof
 from milpplan.graph.statement import StrategyGraph
 from milpplan.graph.sweeps import Sweeps
+from milpplan.optimize.backends import AUTO
 from milpplan.optimize.backends import backend as named_backend
 from milpplan.optimize.solution import Limits, Solution
 
@@ -37,6 +40,12 @@ MAX_ROUNDS: Final = 4
 MAX_SWEEPS: Final = 60
 MAX_VARIABLES: Final = 500_000
 MAX_CUTS: Final = 200
+# Passes after the relaxation's duals, which are as good as any; exact solutions for prices of one limit.
+NUM_LAST_SWEEPS: Final = 3
+MAX_PRICED: Final = 12
+# Share of the time left that parts of the graph get, and the gap from which on they pay.
+SHARE_OF_PARTS: Final = 1 / 3
+WIDE_GAP: Final = 2e-3
 
 
 @dataclass(slots=True, eq=False)
@@ -177,6 +186,42 @@ def _bounded(search: Search, left: Instance, steps: list[Step], hint: list[int] 
     local = LocalSearch(left)
     if hint is not None and (at := left.positions({i: hint[i] for i in left.costs})) is not None:
         _try(search, left, steps, local, at)
+    _settle(search, left, steps, local, sweeps, prices)
+    if not search.finished() and search.left_s() > 0:
+        _tighten(search, left, steps, local, sweeps, prices)
+    if not search.finished() and size_of(left) <= MAX_VARIABLES:
+        _improve_parts(search, left, steps)
+    if search.finished() or search.left_s() <= 0:
+        return 0
+    return _leave_out(search, left, sweeps)
+
+
+def _improve_parts(search: Search, left: Instance, steps: list[Step]) -> None:
+    """Better choices from parts of the graph solved exactly, for a third of the time that is left."""
+    at = None if search.choice is None else left.positions({i: search.choice[i] for i in left.costs})
+    if at is None or not left.limits.size or search.lower is None:
+        return
+    if search.upper - search.lower <= WIDE_GAP * abs(search.upper):
+        return
+
+    def offer(better: dict[int, int]) -> bool:
+        before = search.upper
+        search.offer(undo(steps, {i: int(left.kept[i][s]) for i, s in better.items()}))
+        return search.upper < before
+
+    name = "highs" if search.backend == AUTO else search.backend
+    now = time.perf_counter()
+    deadline = now + (search.deadline - now) * SHARE_OF_PARTS
+    before = search.upper
+    improved_parts(left, at, named_backend(name), search.seed, deadline, offer)
+    if search.upper < before:
+        search.method.append("parts")
+
+
+def _settle(
+    search: Search, left: Instance, steps: list[Step], local: LocalSearch, sweeps: Sweeps, prices: Prices
+) -> None:
+    """Passes and prices until neither gains."""
     best, stalled = None, 0
     for _ in range(MAX_SWEEPS):
         bound, picked = sweeps.run()
@@ -187,13 +232,60 @@ def _bounded(search: Search, left: Instance, steps: list[Step], hint: list[int] 
         before = search.upper
         _try(search, left, steps, local, picked)
         if search.finished() or search.left_s() <= 0:
-            return 0
-        if not prices.update(left, picked, sweeps, search.upper, bound) and stalled:
-            break
+            return
+        if not prices.update(left, picked, sweeps.exact, search.upper, bound) and stalled:
+            return
         if stalled >= (3 if search.upper == before else 6):
-            break
+            return
         sweeps.set_prices(prices.values)
-    return _leave_out(search, left, sweeps)
+
+
+def _tighten(
+    search: Search, left: Instance, steps: list[Step], local: LocalSearch, sweeps: Sweeps, prices: Prices
+) -> None:
+    """Where passes stop short of the relaxation (several limits, rings): its own duals, or, if no ring needs a
+    large table, every price solved exactly."""
+    order = None if sweeps.exact or not left.limits.size else complete_order(left)
+    relaxed = left.limits.size > 1 or (order is None and not sweeps.exact)
+    if relaxed and size_of(left) <= MAX_RELAXED:
+        duals = relaxed_duals(left, search.deadline)
+        if duals is not None:
+            search.method.append("relaxation")
+            sweeps.set_prices(duals.prices)
+            sweeps.set_messages(duals.messages)
+            _try(search, left, steps, local, duals.picked)
+            for _ in range(NUM_LAST_SWEEPS):
+                bound, picked = sweeps.run()
+                search.prove(bound)
+                _try(search, left, steps, local, picked)
+    if order is not None:
+        _solve_priced(search, left, steps, local, sweeps, prices, order)
+
+
+def _solve_priced(
+    search: Search,
+    left: Instance,
+    steps: list[Step],
+    local: LocalSearch,
+    sweeps: Sweeps,
+    prices: Prices,
+    order: list[int],
+) -> None:
+    """Eliminate all nodes at the present prices; with one limit, move its price until it stays."""
+    search.method.append("priced elimination")
+    for _ in range(MAX_PRICED):
+        if search.finished() or search.left_s() <= 0:
+            return
+        priced, paid = sweeps.priced()
+        done = solve_exactly(priced, order)
+        assert done is not None
+        bound, choice = done[0] - paid, left.positions(done[1])
+        search.prove(bound)
+        assert choice is not None
+        _try(search, left, steps, local, choice)
+        if left.limits.size > 1 or not prices.update(left, choice, True, search.upper, bound):
+            return
+        sweeps.set_prices(prices.values)
 
 
 def _try(search: Search, left: Instance, steps: list[Step], local: LocalSearch, at: dict[int, int]) -> None:

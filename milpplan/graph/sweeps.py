@@ -17,12 +17,13 @@ G. Handler and I. Zang, Networks 10 (1980).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from milpplan.graph.instance import Instance
+from milpplan.graph.instance import Instance, Pair
 from milpplan.optimize.program import FloatArray, IntArray
 
 # Sums of all that is paid stay below 2^54, in integers of 64 bits.
@@ -75,6 +76,18 @@ class Sweeps:
         for i, load in self.instance.loads.items():
             self._priced[i] = self.instance.costs[i] + ((whole[self.instance.rows[i]] @ load) >> bits)
             self._least[i] = int(self._theta(i).min())
+
+    def set_messages(self, messages: Mapping[Pair, tuple[IntArray, IntArray]]) -> None:
+        """Take other messages for all edges: each edge's to its first end and to its second."""
+        for edge, (pair, matrix) in enumerate(self.instance.edges.items()):
+            first, second = messages[pair]
+            self._messages[edge] = [first, second]
+            self._edge_least[edge] = int((matrix - first[:, None] - second[None, :]).min())
+        self._least = {i: int(self._theta(i).min()) for i in self.instance.costs}
+
+    def priced(self) -> tuple[Instance, int]:
+        """The instance with what its loads pay among the costs and without limits, and what that overstates."""
+        return replace(self.instance, costs=dict(self._priced), rows={}, loads={}), self._paid
 
     def bound(self) -> int:
         """The lower bound of the present messages and prices."""
