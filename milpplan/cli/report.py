@@ -22,12 +22,16 @@ from milpplan.units import seconds_text
 from milpplan.version import __version__
 
 
-def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float) -> ExitCode:
+def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float, within: float) -> ExitCode:
     """Read, simulate, write the page and the trace; both are checked for writing before anything is computed."""
     _check_outputs(out, trace)
     if not 0 <= time_limit_s < float("inf"):
         raise InvalidInputError(
             f"--time-limit is {time_limit_s}.", "Expected seconds, 0 or more.", "Correct --time-limit."
+        )
+    if not 0 <= within < 1:
+        raise InvalidInputError(
+            f"--within is {within}.", "Expected a share from 0 to below 1, such as 0.05.", "Correct --within."
         )
     if out is not None:
         require_jinja()
@@ -43,7 +47,7 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float) -
                 step_lanes(problem, plan), f"{problem.model.name} on {plan.layout.num_gpus:,} GPUs"
             )
         if out is not None:
-            files[out] = _page(problem, plan, found, other, time_limit_s)
+            files[out] = _page(problem, plan, found, other, time_limit_s, within)
     for target, text in files.items():
         write_whole(target, text)
         say(f"Written to {target}.")
@@ -67,10 +71,15 @@ def _check_outputs(out: Path | None, trace: Path | None) -> None:
 
 
 def _page(
-    problem: Problem, plan: Plan, found: ResultDocument | None, other: str | None, time_limit_s: float
+    problem: Problem,
+    plan: Plan,
+    found: ResultDocument | None,
+    other: str | None,
+    time_limit_s: float,
+    within: float,
 ) -> str:
     forbid = () if found is None or found.certificate is None else found.certificate.forbid
-    shown = plan_overview(problem, plan, time_limit_s=time_limit_s, forbid=forbid)
+    shown = plan_overview(problem, plan, time_limit_s=time_limit_s, within=within, forbid=forbid)
     notes = () if found is None else _old(found, shown.report)
     if other is not None:
         notes = (

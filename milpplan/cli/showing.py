@@ -23,10 +23,14 @@ def report(
     ] = None,
     time_limit: Annotated[
         float,
-        typer.Option("--time-limit", metavar="S", help="Seconds to look for alternatives within 1 %."),
+        typer.Option("--time-limit", metavar="S", help="Seconds to look for alternatives."),
     ] = 10.0,
+    within: Annotated[
+        float,
+        typer.Option("--within", metavar="SHARE", help="Alternatives take at most this share more."),
+    ] = 0.01,
 ) -> None:
     """Show a plan: one page that needs no network, and a trace of its step. A solve's file brings its proof."""
     from milpplan.cli import report as reporting
 
-    raise typer.Exit(int(reporting.run(plan, out, trace, time_limit)))
+    raise typer.Exit(int(reporting.run(plan, out, trace, time_limit, within)))

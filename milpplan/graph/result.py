@@ -25,6 +25,16 @@ class MemoryRow:
     least: float
 
 
+@dataclass(frozen=True, slots=True)
+class GraphProgress:
+    """What is known while a graph is solved, in the caller's unit: seconds since the start, the cheapest choice so
+    far, the proved bound; None: nothing yet. Rounded, and good to look at; the answer has the exact numbers."""
+
+    wall_time_s: float
+    objective: float | None
+    lower_bound: float | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphSolution:
     """An answer with its proof.

@@ -14,7 +14,7 @@ by that choice.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -22,14 +22,15 @@ import numpy as np
 from milpplan.errors import SolverError
 from milpplan.graph.elimination import Step, cheap_order, complete_order, eliminate, solve_exactly, undo
 from milpplan.graph.incumbent import LocalSearch
-from milpplan.graph.instance import HALF, Instance, Stated, state
+from milpplan.graph.instance import Instance, Stated, state
 from milpplan.graph.integer_program import size_of, state_program
 from milpplan.graph.neighbourhoods import improved_parts
 from milpplan.graph.pricing import Prices
 from milpplan.graph.reduction import prune
 from milpplan.graph.relaxed import MAX_RELAXED, relaxed_duals
 from milpplan.graph.report import infeasibility, memory_rows
-from milpplan.graph.result import GraphSolution, Proof
+from milpplan.graph.result import GraphProgress, GraphSolution
+from milpplan.graph.search import Search
 from milpplan.graph.statement import StrategyGraph
 from milpplan.graph.sweeps import Sweeps
 from milpplan.optimize.backends import AUTO
@@ -48,52 +49,6 @@ SHARE_OF_PARTS: Final = 1 / 3
 WIDE_GAP: Final = 2e-3
 
 
-@dataclass(slots=True, eq=False)
-class Search:
-    """What is known so far about one instance: the best choice (original strategies) and a proved bound.
-    ``coarse`` is what a backend's coarser unit can have taken from the bound."""
-
-    graph: StrategyGraph
-    stated: Stated
-    root: Instance
-    deadline: float
-    backend: str
-    relative_gap: float
-    seed: int
-    choice: dict[int, int] | None = None
-    upper: int = HALF
-    lower: int | None = None
-    infeasible: bool = False
-    coarse: int = 0
-    proof: Proof = "exact"
-    method: list[str] = field(default_factory=list)
-    used_backend: str | None = None
-
-    def offer(self, choice: dict[int, int]) -> bool:
-        """Take a choice that is better and meets the caller's limits; says whether it meets them."""
-        cost = self.root.cost(choice)
-        if cost >= HALF or not self.graph.fits(self.stated.choice(choice)):
-            return False
-        if cost < self.upper:
-            self.choice, self.upper = choice, cost
-        return True
-
-    def prove(self, bound: int) -> None:
-        """Raise the lower bound; never above the best choice, which may be the optimum itself."""
-        bound = min(bound, self.upper)
-        self.lower = bound if self.lower is None else max(self.lower, bound)
-
-    def finished(self) -> bool:
-        """Whether the gap is closed, as far as was asked."""
-        if self.choice is None or self.lower is None:
-            return False
-        return self.upper - self.lower <= max(self.relative_gap * abs(self.upper), self.coarse)
-
-    def left_s(self) -> float:
-        """Seconds until the limit."""
-        return self.deadline - time.perf_counter()
-
-
 def solve_graph(
     graph: StrategyGraph,
     backend: str,
@@ -101,16 +56,25 @@ def solve_graph(
     hint: list[int] | None,
     relative_gap: float,
     seed: int,
+    callback: Callable[[GraphProgress], None] | None = None,
 ) -> GraphSolution:
     """See ``StrategyGraph.solve``."""
     start = time.perf_counter()
     named_backend(backend)
     stated = state(graph)
     deadline = start + (1e9 if time_limit_s is None else time_limit_s)
-    search = Search(graph, stated, stated.instance, deadline, backend, relative_gap, seed)
+    search = Search(graph, stated, stated.instance, deadline, backend, relative_gap, seed, callback=callback)
+    try:
+        _solve(search, hint)
+    except KeyboardInterrupt:
+        search.method.append("interrupted")
+    return _answer(search, time.perf_counter() - start)
+
+
+def _solve(search: Search, hint: list[int] | None) -> None:
     if hint is not None:
-        search.offer({i: hint[i] for i in stated.instance.costs})
-    left = stated.instance.copy()
+        search.offer({i: hint[i] for i in search.root.costs})
+    left = search.root.copy()
     if not prune(left):
         search.infeasible = True
     elif left.peaks:
@@ -118,7 +82,6 @@ def solve_graph(
         _ask_backend(search, left, [])
     else:
         _narrow(search, left, hint)
-    return _answer(search, time.perf_counter() - start)
 
 
 def _least_of_all(left: Instance) -> int:
@@ -199,7 +162,7 @@ def _bounded(search: Search, left: Instance, steps: list[Step], hint: list[int] 
 def _improve_parts(search: Search, left: Instance, steps: list[Step]) -> None:
     """Better choices from parts of the graph solved exactly, for a third of the time that is left."""
     at = None if search.choice is None else left.positions({i: search.choice[i] for i in left.costs})
-    if at is None or not left.limits.size or search.lower is None:
+    if at is None or not left.limits.size or search.lower is None or search.parts_tried:
         return
     if search.upper - search.lower <= WIDE_GAP * abs(search.upper):
         return
@@ -212,7 +175,7 @@ def _improve_parts(search: Search, left: Instance, steps: list[Step]) -> None:
     name = "highs" if search.backend == AUTO else search.backend
     now = time.perf_counter()
     deadline = now + (search.deadline - now) * SHARE_OF_PARTS
-    before = search.upper
+    before, search.parts_tried = search.upper, True
     improved_parts(left, at, named_backend(name), search.seed, deadline, offer)
     if search.upper < before:
         search.method.append("parts")
@@ -326,13 +289,15 @@ def _ask_backend(search: Search, left: Instance, steps: list[Step]) -> None:
             search.method.append(f"backend failed: {error}")
             return
         search.used_backend = solution.backend
-        before = search.lower
+        proves = search.upper if solution.status == "infeasible" else bound
+        news = proves is not None and (search.lower is None or min(proves, search.upper) > search.lower)
+        if solution.backend != "cpsat" and (news or (solution.status == "infeasible" and search.choice is None)):
+            # Said before the bound is: whoever is told of it may stop the solve.
+            search.proof = "tolerance"
         if solution.status == "infeasible":
             _nothing_left(search)
         elif bound is not None:
             search.prove(bound)
-        if solution.backend != "cpsat" and (search.lower != before or search.infeasible):
-            search.proof = "tolerance"
         if solution.status == "infeasible":
             return
         if at is None:

@@ -14,7 +14,7 @@ to nodes that follow another (the same index), and to tables of allowed pairs. A
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import InvalidInputError
-from milpplan.graph.result import GraphSolution
+from milpplan.graph.result import GraphProgress, GraphSolution
 from milpplan.optimize.program import BoolArray, FloatArray
 
 Pair = tuple[int, int]
@@ -94,6 +94,7 @@ class StrategyGraph:
         hint: npt.ArrayLike | None = None,
         relative_gap: float = 0.0,
         seed: int = 1,
+        callback: Callable[[GraphProgress], None] | None = None,
     ) -> GraphSolution:
         """The cheapest choice with a proved bound.
 
@@ -103,10 +104,12 @@ class StrategyGraph:
             hint: a choice to start from; it may break limits. It changes the way, not the answer.
             relative_gap: stop when the gap is at most this.
             seed: seed of the backend.
+            callback: told of every cheaper choice and better bound; ``KeyboardInterrupt`` raised in it (or by
+                Ctrl-C) stops the solve, which then answers with what it has.
         """
         from milpplan.graph.solving import solve_graph
 
-        return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed)
+        return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed, callback)
 
     def objective_of(self, choice: npt.ArrayLike) -> float:
         """Cost of a choice [nodes], summed without rounding and rounded once; ``inf`` if it is forbidden."""

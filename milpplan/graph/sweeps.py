@@ -26,8 +26,9 @@ import numpy as np
 from milpplan.graph.instance import Instance, Pair
 from milpplan.optimize.program import FloatArray, IntArray
 
-# Sums of all that is paid stay below 2^54, in integers of 64 bits.
+# Sums of all that is paid stay below 2^54, products of prices and loads of a node below 2^61, in 64 bits.
 _PRICE_BITS: Final = 54
+_PRODUCT_BITS: Final = 61
 
 
 @dataclass(slots=True, eq=False)
@@ -66,10 +67,13 @@ class Sweeps:
     def set_prices(self, prices: FloatArray) -> None:
         """Charge ``prices`` [rows], cost units per unit of load."""
         paid = [float((prices[self.instance.rows[i]] @ load).max()) for i, load in self.instance.loads.items()]
-        top = max(math.fsum(paid), float(prices.max(initial=0.0)))
-        bits = min(_PRICE_BITS - math.frexp(top)[1], 60) if top else 0
-        if bits < 0:
-            prices, bits = np.ldexp(prices, bits), 0
+        dearest = float(prices.max(initial=0.0))
+        excess = math.frexp(max(math.fsum(paid), dearest))[1] - _PRICE_BITS
+        if excess > 0:
+            prices = np.ldexp(prices, -excess)
+        # Digits behind the point, as many as the products of one node have room for.
+        top = math.ldexp(max([dearest, *paid]), -max(excess, 0))
+        bits = min(_PRODUCT_BITS - math.frexp(top)[1], 60) if top else 0
         whole = np.floor(np.ldexp(prices, bits)).astype(np.int64)
         limits = self.instance.limits
         self._paid = sum(int(w) * int(m) for w, m in zip(whole, limits, strict=True)) >> bits

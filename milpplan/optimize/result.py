@@ -64,6 +64,8 @@ class LayoutFates:
     bounds: npt.NDArray[np.float64]
     fates: npt.NDArray[np.int8]
     """Indices into ``FATES``."""
+    best: float | None = None
+    """Objective of the best plan found, in the unit of the bounds; None without a plan."""
 
     def count(self, fate: Fate) -> int:
         """Layouts with a fate."""

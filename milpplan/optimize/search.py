@@ -179,7 +179,7 @@ class Search:
         fates = self.fates.copy()
         undecided = (fates == FATES.index("open")) & (self.values() >= self._threshold())
         fates[undecided] = FATES.index("bounded")
-        return LayoutFates(self.space, self.values(), fates)
+        return LayoutFates(self.space, self.values(), fates, self.best_value if self.best else None)
 
     def _threshold(self) -> float:
         """Layouts with a bound from here on cannot improve the incumbent by more than the gap."""

@@ -29,6 +29,7 @@ def plan_overview(
     plan: Plan,
     *,
     time_limit_s: float = DEFAULT_LIMIT_S,
+    within: float = WITHIN,
     forbid: Sequence[Mapping[str, object]] = (),
 ) -> Overview:
     """A plan with its step, its traffic, its rivals and its launch files.
@@ -36,6 +37,7 @@ def plan_overview(
     Args:
         problem, plan: what is shown.
         time_limit_s: seconds for other layouts that do nearly as well; 0 looks at bounds alone.
+        within: share that those may take more.
         forbid: layouts that count as illegal there, as in ``solve``.
 
     Raises:
@@ -47,7 +49,7 @@ def plan_overview(
         report=simulate(problem, plan),
         lanes=step_lanes(problem, plan),
         traffic=_or_missing(lambda: traffic(problem, plan)),
-        near=_or_missing(lambda: near_best(problem, plan, WITHIN, time_limit_s, forbid)),
+        near=_or_missing(lambda: near_best(problem, plan, within, time_limit_s, forbid)),
         rule=_rule(problem, plan),
         exports=_exports(problem, plan),
     )

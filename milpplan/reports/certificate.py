@@ -79,6 +79,15 @@ def certificate_of(result: PlanResult, forbid: Sequence[Mapping[str, object]]) -
     )
 
 
+def certificate_sentence(certificate: CertificateDocument) -> str:
+    """What a result was proved about and by what, in words."""
+    versions = ", ".join(f"{name} {number}" for name, number in certificate.versions.items())
+    return (
+        f"Certificate: cost model {certificate.cost_model}; problem with all its constants "
+        f"{certificate.problem_sha256[:16]}…; legal layouts {certificate.layouts_sha256[:16]}…; {versions}."
+    )
+
+
 def digest(record: BaseModel) -> str:
     """SHA-256 of a record's JSON with its fields in order."""
     text = json.dumps(record.model_dump(mode="json"), sort_keys=True, allow_nan=False)

@@ -20,6 +20,7 @@ from milpplan.reports import plan_file
 from milpplan.reports.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.evidence import EvidenceDocument, evidence_document
 from milpplan.reports.insight_document import ExplanationDocument
+from milpplan.reports.layout_fates import BoundClassDocument, bound_classes
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.reports.run_totals import RunDocument, run_document
 from milpplan.reports.spaces import scope_text
@@ -38,7 +39,8 @@ class LayoutsDocument(Record):
     """What happened to the layouts; ``rejected`` counts (partial) layouts by the rule that refused them.
 
     ``pruned_fraction``: legal layouts decided with proof and never solved (``does_not_fit``, ``bounded``,
-    ``relaxed``) over all legal ones; None where no layout is legal.
+    ``relaxed``) over all legal ones; None where no layout is legal. ``bounds``: the legal layouts that may fit, by
+    their proved bound as a multiple of the best plan found; empty without one.
     """
 
     enumerated: Count
@@ -50,6 +52,7 @@ class LayoutsDocument(Record):
     solved: Count
     open: Count
     pruned_fraction: float | None = None
+    bounds: tuple[BoundClassDocument, ...] = ()
 
 
 class ObjectiveDocument(Record):
@@ -257,6 +260,7 @@ def layouts_document(result: PlanResult) -> LayoutsDocument:
         legal=len(fates.bounds) if fates else 0,
         rejected=result.rejected,
         pruned_fraction=fates.pruned_fraction if fates else None,
+        bounds=bound_classes(fates, fates.best) if fates and fates.best is not None else (),
         **counts,
     )
 

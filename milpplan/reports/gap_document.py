@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
-
-import numpy as np
 
 from milpplan.costs.report import MemoryVerdict
 from milpplan.errors import MilpplanError
@@ -16,6 +12,7 @@ from milpplan.insight.gap_records import Change, Effort, GapReport, SpaceGap, Sp
 from milpplan.optimize.result import FATES, PlanResult, Status
 from milpplan.reports.certificate import CertificateDocument, certificate_of
 from milpplan.reports.insight_document import IntervalDocument, interval_document
+from milpplan.reports.layout_fates import BoundClassDocument, Fates, bound_classes
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.reports.spaces import cost_model_text, space_text
 from milpplan.specs.plan import Layout
@@ -23,10 +20,6 @@ from milpplan.specs.problem import Problem
 from milpplan.specs.records import Count, Record
 from milpplan.units import NS_PER_S
 from milpplan.version import __version__
-
-EDGES = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0)
-"""Edges of the classes of bounds, as multiples of the fastest plan known."""
-Fates = dict[str, Count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +40,6 @@ class Failed:
 
     name: str
     error: MilpplanError
-
-
-class BoundClassDocument(Record):
-    """Layouts whose proved bound is from ``low`` to below ``high`` times the fastest plan known, by what decided
-    them; ``high`` null: no bound from above."""
-
-    low: float
-    high: float | None
-    fates: Fates
 
 
 class LayoutFatesDocument(Record):
@@ -260,27 +244,12 @@ def layout_fates(result: PlanResult, best_s: float | None) -> LayoutFatesDocumen
     layouts = result.layouts
     if layouts is None:
         return None
-    edges = (0.0, *EDGES, math.inf)
-    place = np.full(len(layouts.bounds), len(edges), dtype=np.int64)
-    if best_s is not None:
-        ratio = layouts.bounds / (best_s * NS_PER_S)
-        place = np.where(np.isfinite(ratio), np.searchsorted(np.array(edges), ratio, side="right") - 1, len(edges))
-    classes = [
-        BoundClassDocument(
-            low=low,
-            high=high if math.isfinite(high) else None,
-            fates={
-                fate: int(((layouts.fates == code) & (place == number)).sum()) for code, fate in enumerate(FATES)
-            },
-        )
-        for number, (low, high) in enumerate(pairwise(edges))
-    ]
     return LayoutFatesDocument(
         enumerated=result.enumerated,
         legal=len(layouts.bounds),
         rejected={name: count for name, count in result.rejected.items() if count},
         fates={fate: layouts.count(fate) for fate in FATES},
-        bounds=tuple(classes),
+        bounds=bound_classes(layouts, None if best_s is None else best_s * NS_PER_S),
     )
 
 

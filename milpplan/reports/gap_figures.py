@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from milpplan.insight.gap_records import GapReport
 from milpplan.optimize.result import FATES
-from milpplan.reports.gap_document import BoundClassDocument, SpaceGapDocument
+from milpplan.reports.gap_document import SpaceGapDocument
+from milpplan.reports.layout_fates import WORDS
 from milpplan.reports.traffic_page import require_plotly
 from milpplan.units import GIB, seconds_text
 
@@ -18,13 +20,6 @@ COLOURS: Final = {
     "open": "#d55e00",
 }
 """Fates of layouts; colours of Okabe and Ito (2008), which the colour-blind can tell apart."""
-WORDS: Final = {
-    "does_not_fit": "proved not to fit in memory",
-    "bounded": "proved slower by a closed-form bound",
-    "relaxed": "proved slower by a linear relaxation",
-    "solved": "solved",
-    "open": "not decided",
-}
 HEIGHT: Final = 380
 
 
@@ -91,6 +86,7 @@ def memory_figure(told: GapReport) -> Any:
     )
     figure.update_layout(barmode="group")
     figure.update_yaxes(title="GiB")
+    figure.update_xaxes(tick0=0, dtick=1 + len(told.report.stages) // 16)
     return _finished(figure, "Peak memory of a GPU", "pipeline stage", HEIGHT)
 
 
@@ -121,27 +117,37 @@ def progress_figure(told: GapReport, said: SpaceGapDocument) -> Any:
 
 
 def fates_figure(said: SpaceGapDocument) -> Any:
-    """Layouts by their bound, as multiples of the fastest plan known, and by what decided them."""
+    """Layouts by how long they take at least, against the fastest plan known, and by what decided them."""
     go, _, _ = require_plotly()
     assert said.layouts is not None
     figure = go.Figure()
-    names = ["does not fit", *(_class_text(one) for one in said.layouts.bounds)]
+    names = ["too large for memory", *(one.words for one in said.layouts.bounds)]
+    totals = [said.layouts.fates["does_not_fit"], *(sum(one.fates.values()) for one in said.layouts.bounds)]
+    longest = math.log10(1 + max([1, *totals]))
     for fate in COLOURS:
-        counts = [one.fates[fate] for one in said.layouts.bounds]
-        inside = 0 if fate != "does_not_fit" else said.layouts.fates[fate]
-        figure.add_trace(go.Bar(name=WORDS[fate], x=names, y=[inside, *counts], marker_color=COLOURS[fate]))
+        lost = said.layouts.fates[fate] if fate == "does_not_fit" else 0
+        counts = [lost, *(one.fates[fate] for one in said.layouts.bounds)]
+        # The length of a whole bar is the logarithm of its number; its parts share it as their numbers do.
+        lengths = [
+            math.log10(1 + total) / longest * count / total if total else 0.0
+            for count, total in zip(counts, totals, strict=True)
+        ]
+        words = [f"{WORDS[fate]}: {count:,}" for count in counts]
+        figure.add_trace(
+            go.Bar(
+                name=WORDS[fate], x=lengths, y=names, orientation="h", marker_color=COLOURS[fate],
+                customdata=words, hovertemplate="%{customdata}<extra></extra>",
+            )
+        )  # fmt: skip
+    for name, total in zip(names, totals, strict=True):
+        length = math.log10(1 + total) / longest
+        figure.add_annotation(x=length, y=name, text=f"{total:,}", showarrow=False, xanchor="left", xshift=6)
     assert set(COLOURS) == set(FATES)
     figure.update_layout(barmode="stack")
-    figure.update_yaxes(title="layouts", type="log")
-    return _finished(
-        figure, "Every legal layout: how long it takes at least", "bound, times the fastest plan known", HEIGHT
-    )
-
-
-def _class_text(one: BoundClassDocument) -> str:
-    if one.low == 0.0:
-        return f"below {one.high:g}"
-    return f"{one.low:g} or more" if one.high is None else f"{one.low:g} to {one.high:g}"
+    figure.update_xaxes(range=[0.0, 1.15], showticklabels=False)
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    title = "Every legal layout: how much longer than the best plan known it takes at least"
+    return _finished(figure, title, "number of layouts (lengths are logarithms)", 170 + 30 * len(names))
 
 
 def _finished(figure: Any, title: str, across: str, height: int) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from milpplan.insight.gap_records import Change, GapReport, SpaceGap
+from milpplan.reports.certificate import certificate_sentence
 from milpplan.reports.clusters import cluster_text
 from milpplan.reports.gap_document import (
     GapDocument,
@@ -16,7 +17,6 @@ from milpplan.reports.gap_document import (
 )
 from milpplan.reports.gap_figures import (
     COLOURS,
-    WORDS,
     ends_figure,
     fates_figure,
     memory_figure,
@@ -29,6 +29,7 @@ from milpplan.reports.gap_text import (
     spending_text,
     verdict,
 )
+from milpplan.reports.layout_fates import WORDS
 from milpplan.reports.spaces import cost_model_text
 from milpplan.reports.traffic_page import require_plotly
 from milpplan.units import gib_text, percent_text, seconds_text
@@ -209,12 +210,7 @@ def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument, draw: Any) 
     sealed = (
         ""
         if certificate is None
-        else (
-            f"Certificate: cost model {certificate.cost_model}; problem with all its constants "
-            f"{certificate.problem_sha256[:16]}…; legal layouts {certificate.layouts_sha256[:16]}…; "
-            + ", ".join(f"{name} {number}" for name, number in certificate.versions.items())
-            + ". milpplan certify proves what milpplan solve writes for the same space."
-        )
+        else f"{certificate_sentence(certificate)} milpplan certify proves what solve writes for the same space."
     )
     return {
         "name": space.name,

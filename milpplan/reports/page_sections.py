@@ -11,8 +11,10 @@ import numpy as np
 from milpplan.communication.records import TrafficReport
 from milpplan.insight.records import NearBest, NearPlan
 from milpplan.overview.records import Missing, Overview
+from milpplan.reports.certificate import certificate_sentence
 from milpplan.reports.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
 from milpplan.reports.evidence import evidence_sentence
+from milpplan.reports.fates_chart import fates_chart
 from milpplan.reports.page_data import shown_ranks
 from milpplan.reports.plan_words import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, difference_text, layout_text
 from milpplan.reports.targets import target_price_text
@@ -37,6 +39,7 @@ Section = dict[str, Any]
 LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6)
 """Of stages in the chart of memory over time; the grey that is left out shows too little."""
 SHOWN_PLANS: Final = 20
+SHOWN_RULES: Final = 5
 MOST_START: Final = 0.8
 """A search that found its first plan later than this share of its time has no course to draw."""
 HOURS_A_DAY: Final = 24
@@ -248,7 +251,16 @@ def search_section(result: ResultDocument | None) -> Section:
         "enumerated": f"{layouts.enumerated:,}",
         "counts": [(what, f"{count:,}") for what, count in counts if count],
         "chart_html": _search_chart(result),
+        "refused": _most_refused(layouts.rejected),
+        "fates_html": fates_chart(layouts),
+        "certificate": None if result.certificate is None else certificate_sentence(result.certificate),
     }
+
+
+def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:
+    """The rules that refused most."""
+    most = sorted(((count, name) for name, count in rejected.items() if count), reverse=True)
+    return [(name.replace("_", " "), f"{count:,}") for count, name in most[:SHOWN_RULES]]
 
 
 def _search_chart(result: ResultDocument) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
-from milpplan.graph import GraphSolution, Peak, StrategyGraph, solving
+from milpplan.graph import GraphProgress, GraphSolution, Peak, StrategyGraph, neighbourhoods, solving
+from milpplan.graph.instance import HALF, state
+from milpplan.graph.neighbourhoods import part_of
 from tests.graph.cases import KINDS, best_of_all, random_graph
 
 BACKENDS = ("cpsat", "cbc", "highs")
@@ -46,6 +50,7 @@ def test_every_backend_alone_finds_it(backend: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(solving, "cheap_order", lambda _: [])
     monkeypatch.setattr(solving, "complete_order", lambda _: None)
     monkeypatch.setattr(solving, "MAX_SWEEPS", 0)
+    monkeypatch.setattr(solving, "_tighten", lambda *_: None)
     rng = np.random.default_rng(7)
     for turn in range(8):
         graph = random_graph(rng, KINDS[turn % 3], turn % 2 == 1, whole=turn % 4 < 2, nodes=4)
@@ -68,6 +73,146 @@ def test_sweeps_alone_give_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
             assert solution.objective >= best
         closed += solution.status in ("optimal", "infeasible")
     assert closed >= 12
+
+
+@pytest.mark.parametrize("rings", [False, True])
+def test_overlapping_limits_are_priced_as_by_the_relaxation(rings: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain (with rings) whose memory is limited in every window of five nodes: without a backend the bound is
+    that of the linear relaxation or better, in integers, and parts solved exactly give a better choice than single
+    changes; the backend's proved optimum lies between."""
+    graph = windowed(rings)
+    monkeypatch.setattr(neighbourhoods, "PART", 6)
+    with monkeypatch.context() as alone:
+        alone.setattr(solving, "_ask_backend", lambda *_: None)
+        found = graph.solve()
+        alone.setattr(solving, "_tighten", lambda *_: None)
+        alone.setattr(solving, "_improve_parts", lambda *_: None)
+        plain = graph.solve()
+    assert found.proof == "exact"
+    assert found.lower_bound is not None
+    assert found.objective is not None
+    assert plain.lower_bound is not None
+    assert plain.objective is not None
+    assert found.lower_bound >= plain.lower_bound
+    assert found.objective <= plain.objective
+    assert found.lower_bound > plain.lower_bound or found.objective < plain.objective
+    best = graph.solve(relative_gap=1e-6)
+    assert best.status == "optimal"
+    assert best.objective is not None
+    assert found.lower_bound <= best.objective <= found.objective
+    assert found.lower_bound >= relaxed_optimum(graph) * (1 - 1e-5)
+
+
+def windowed(rings: bool) -> StrategyGraph:
+    """Sixteen nodes of four strategies in a chain; every five of them in a row are in memory together."""
+    rng = np.random.default_rng(5)
+    costs = [rng.random(4) * 10 for _ in range(16)]
+    memory = [(11 - c) * rng.random(4) for c in costs]
+    pairs = [(i, i + 1) for i in range(15)] + ([(i, i + 3) for i in range(0, 13, 4)] if rings else [])
+    windows = [tuple(range(i, i + 5)) for i in range(12)]
+    least = max(sum(memory[i].min() for i in one) for one in windows)
+    free = max(sum(memory[i][costs[i].argmin()] for i in one) for one in windows)
+    edges = {pair: rng.random((4, 4)) * 4 for pair in pairs}
+    return StrategyGraph(costs, edges, memory, least + 0.25 * (free - least), alive=windows)
+
+
+def relaxed_optimum(graph: StrategyGraph) -> float:
+    """The linear relaxation of the whole graph, stated here once more in the caller's numbers."""
+    sizes = [graph.num_strategies(i) for i in range(graph.num_nodes)]
+    first = np.cumsum([0, *sizes])
+    costs = [float(c) for array in graph.node_costs for c in np.asarray(array)]
+    equal: list[dict[int, float]] = [
+        dict.fromkeys(range(a, b), 1.0) for a, b in itertools.pairwise(first.tolist())
+    ]
+    sides = [1.0] * graph.num_nodes
+    for (i, j), matrix in graph.edge_costs.items():
+        place = len(costs) + np.arange(sizes[i] * sizes[j]).reshape(sizes[i], sizes[j])
+        costs += [float(c) for c in np.asarray(matrix).ravel()]
+        for node, lines in ((i, place), (j, place.T)):
+            for s, line in enumerate(lines):
+                equal.append(dict.fromkeys(line.tolist(), 1.0) | {int(first[node]) + s: -1.0})
+                sides.append(0.0)
+    limits, most = [], []
+    for one in graph.alive_sets():
+        limits.append(
+            {int(first[i]) + s: float(m) for i in one for s, m in enumerate(graph.memory_vector(i)[:, 0])}
+        )
+        most.append(float(graph.limits()[0]))
+
+    def table(rows: list[dict[int, float]]) -> np.ndarray:
+        filled = np.zeros((len(rows), len(costs)))
+        for row, entries in zip(filled, rows, strict=True):
+            row[list(entries)] = list(entries.values())
+        return filled
+
+    done = linprog(costs, table(limits), most, table(equal), sides, (0, 1), method="highs")
+    assert done.status == 0
+    return float(done.fun)
+
+
+def test_rings_with_one_limit_are_solved_for_every_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a backend a band of rings with a limit ends at a smaller gap, in integers, than by passes alone,
+    which stop short of the relaxation there."""
+    rng = np.random.default_rng(11)
+    costs = [rng.random(3) * 2 for _ in range(24)]
+    memory = [(3 - c) * rng.random(3) for c in costs]
+    pairs = [(i, i + d) for d in (1, 2, 3) for i in range(24 - d)]
+    limit = (sum(m.min() for m in memory) + sum(m[c.argmin()] for m, c in zip(memory, costs, strict=True))) / 2
+    graph = StrategyGraph(costs, {pair: rng.random((3, 3)) * 10 for pair in pairs}, memory, limit)
+    monkeypatch.setattr(solving, "_ask_backend", lambda *_: None)
+    monkeypatch.setattr(solving, "_improve_parts", lambda *_: None)
+    found = graph.solve()
+    monkeypatch.setattr(solving, "_solve_priced", lambda *_: None)
+    plain = graph.solve()
+    assert found.proof == "exact"
+    assert found.gap is not None
+    assert plain.gap is not None
+    assert found.gap < 0.5 * plain.gap
+
+
+def test_a_part_costs_what_it_adds() -> None:
+    """A part of a graph, all else as it is: its costs differ between two choices as the whole's do, and its limits
+    hold for the same choices."""
+    rng = np.random.default_rng(12)
+    for _ in range(6):
+        graph = random_graph(rng, "dense", True, whole=True)
+        stated = state(graph).instance
+        nodes = sorted(stated.costs)
+        one = {i: int(rng.integers(stated.costs[i].size)) for i in nodes}
+        part = nodes[::2]
+        other = one | {i: int(rng.integers(stated.costs[i].size)) for i in part}
+        small = part_of(stated, one, part)
+        whole = [stated.cost(choice) for choice in (one, other)]
+        parts = [small.cost({i: choice[i] for i in part}) for choice in (one, other)]
+        if max(whole) < HALF:
+            assert whole[1] - whole[0] == parts[1] - parts[0]
+        else:
+            assert [w >= HALF for w in whole] == [p >= HALF for p in parts] or whole[0] >= HALF
+
+
+def test_a_callback_sees_bounds_and_can_stop() -> None:
+    """Bounds rise and costs fall as they are told; stopped at the first choice, that choice is the answer, with a
+    bound that holds. The log has the same lines."""
+    graph = windowed(rings=True)
+    told: list[GraphProgress] = []
+    done = graph.solve(callback=told.append)
+    bounds = [one.lower_bound for one in told if one.lower_bound is not None]
+    costs = [one.objective for one in told if one.objective is not None]
+    assert bounds == sorted(bounds)
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] == pytest.approx(done.objective)
+
+    def impatient(progress: GraphProgress) -> None:
+        if progress.objective is not None:
+            raise KeyboardInterrupt
+
+    stopped = graph.solve(callback=impatient)
+    assert stopped.status == "feasible"
+    assert "interrupted" in stopped.method
+    assert stopped.objective is not None
+    assert done.objective is not None
+    assert stopped.objective >= done.objective
+    assert stopped.lower_bound is None or stopped.lower_bound <= done.objective
 
 
 def test_a_hint_changes_nothing_but_the_way() -> None:
@@ -172,6 +317,7 @@ def test_limits_finer_than_a_backends_unit_hold(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(solving, "cheap_order", lambda _: [])
     monkeypatch.setattr(solving, "complete_order", lambda _: None)
     monkeypatch.setattr(solving, "MAX_SWEEPS", 0)
+    monkeypatch.setattr(solving, "_tighten", lambda *_: None)
     cuts = []
     plain = solving.state_program
     monkeypatch.setattr(solving, "state_program", lambda *a: (cuts.append(len(a[2])), plain(*a))[1])

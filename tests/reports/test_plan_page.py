@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, step_lanes
+from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, solve, step_lanes
 from milpplan.costs.lanes import SLICE_KINDS
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.records import Launch
 from milpplan.launchers.targets import TARGETS, Target
 from milpplan.overview.records import Missing
+from milpplan.reports.document import result_document
 from milpplan.reports.evidence import EvidenceDocument, TermDocument, evidence_sentence
+from milpplan.reports.fates_chart import fates_chart
 from milpplan.reports.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
 from milpplan.reports.plan_page import plan_page
 from milpplan.reports.plan_words import TIME_PARTS, plan_sentences
@@ -129,6 +131,37 @@ def test_the_numbers_are_those_of_the_plan() -> None:
         assert gib_text(size) in text
     assert document().proof in text
     assert f"{document().layouts.legal:,} legal layouts" in text
+
+
+def test_every_layout_is_in_the_picture() -> None:
+    """The numbers behind the bars are all that was listed: refused, too large, or in a class of bounds, where no
+    layout that was left open or solved is further away than those that bounds decided allow."""
+    layouts = document().layouts
+    inside = re.search(r'<div class="rows fates">(.*?)<div class="keys">', page(), re.DOTALL)
+    assert inside is not None
+    numbers = [int(text.replace(",", "")) for text in re.findall(r'class="number">([\d,]+)<', inside[1])]
+    assert numbers[0] == sum(layouts.rejected.values())
+    assert numbers[1] == layouts.does_not_fit
+    assert numbers[1:] == [layouts.does_not_fit, *(sum(one.fates.values()) for one in layouts.bounds)]
+    assert sum(numbers[1:]) == layouts.legal
+    near = sum(one.fates[fate] for one in layouts.bounds[:2] for fate in ("solved", "open"))
+    assert near == layouts.solved + layouts.open
+
+
+def test_without_a_plan_there_is_no_picture() -> None:
+    """What has no best plan to measure by has no classes."""
+    nothing = result_document(solve(small_problem(memory_gib=1)), 1e-4)
+    assert nothing.plan is None
+    assert nothing.layouts.bounds == ()
+    assert fates_chart(nothing.layouts) == ""
+
+
+def test_the_certificate_is_on_the_page() -> None:
+    """Cost model and digests, and how to prove it again."""
+    certificate = document().certificate
+    assert certificate is not None
+    assert certificate.problem_sha256[:16] in read().text
+    assert "milpplan certify" in read().text
 
 
 def test_every_part_of_the_time_has_words() -> None:
