@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.moves import moved
-from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status
+from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status
 from milpplan.optimize.search import Search
 from milpplan.optimize.solution import Backend
 from milpplan.optimize.wider import bound_of_any_chunks
@@ -27,6 +28,7 @@ from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Job, Problem, Space
 from milpplan.units import NS_PER_S, gpu_hours
 
+LOGGER = logging.getLogger("milpplan.search")
 WITNESSES = {
     "highs": ("cbc", "cpsat"),
     "auto": ("cbc", "cpsat", "highs"),
@@ -62,6 +64,8 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
     """
     chosen = replace(options or SolveOptions(), **changes)
     _check(chosen)
+    if LOGGER.isEnabledFor(logging.DEBUG):
+        chosen = replace(chosen, callback=_logged(chosen.callback))
     if problem.job.objective == "num_gpus":
         return _fewest_gpus(problem, chosen)
     if problem.space.kind == "free" and problem.interleaved_layers == "any":
@@ -70,6 +74,17 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
         return start(problem, chosen)
     result = _solve(problem, chosen)
     return _with_any_chunks(result, chosen) if chosen.any_chunks else result
+
+
+def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
+    """The callback, with the log before it."""
+
+    def told(progress: Progress) -> None:
+        LOGGER.debug("%s", progress)
+        if callback is not None:
+            callback(progress)
+
+    return told
 
 
 def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:

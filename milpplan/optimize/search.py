@@ -37,8 +37,6 @@ PROMISING = 5000
 """Layouts of the free space whose uniform plans are looked at for a first incumbent."""
 FIRST_PLANS = 12
 """Uniform plans simulated for a first incumbent of the free space."""
-
-
 KEPT_PLANS = 16
 """Plans that are kept beside the incumbent, for questions about runners-up."""
 

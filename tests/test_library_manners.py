@@ -1,0 +1,119 @@
+"""What programs that call milpplan rely on: threads, processes, the same answer twice, a log, a way to stop."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import milpplan
+from milpplan import PlanResult, Problem
+from milpplan.graph import StrategyGraph
+from milpplan.optimize.result import Progress
+from tests.small import small_problem
+
+FREE = {"kind": "free"}
+
+
+def problems() -> list[Problem]:
+    """Two jobs with different best plans."""
+    return [small_problem(space=FREE), small_problem(num_gpus=8, global_batch_size=16, space=FREE)]
+
+
+def facts(result: PlanResult) -> tuple[object, ...]:
+    """Everything of a result but its times: the plan, what is proved, and what became of every layout."""
+    layouts = result.layouts
+    assert layouts is not None
+    counts = replace(result.work, versions="")
+    return (
+        result.status, result.plan, result.report, result.objective, result.objective_bound, result.rejected,
+        layouts.fates.tobytes(), layouts.bounds.tobytes(), counts, result.runners_up,
+    )  # fmt: skip
+
+
+def graph(seed: int) -> StrategyGraph:
+    """A ring of strategies with two limits, some of it left to a backend."""
+    rng = np.random.default_rng(seed)
+    memory = [rng.random((4, 2)) for _ in range(9)]
+    pairs = [(i, (i + 1) % 9) for i in range(9)]
+    limits = 0.45 * sum(m.max(axis=0) for m in memory) + 0.55 * sum(m.min(axis=0) for m in memory)
+    return StrategyGraph(
+        [rng.random(4) for _ in range(9)], {pair: rng.random((4, 4)) for pair in pairs}, memory, limits
+    )
+
+
+def answers(seed: int) -> tuple[object, ...]:
+    """Everything of a graph's answer but its time."""
+    found = graph(seed).solve()
+    assert found.choice is not None
+    return (
+        found.status, found.choice.tolist(), found.objective, found.lower_bound, found.method, found.proof,
+        found.memory, found.backend,
+    )  # fmt: skip
+
+
+def test_threads_get_what_one_gets() -> None:
+    """Two solves at the same time, and two graphs, are those of one after the other, to the last bit: nothing is
+    shared, and an answer with a seed is the same every time."""
+    alone = [facts(milpplan.solve(problem)) for problem in problems()]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda problem: facts(milpplan.solve(problem)), problems() * 2))
+        graphs = list(pool.map(answers, [1, 2, 1, 2]))
+    assert together == alone * 2
+    assert graphs == [answers(1), answers(2)] * 2
+    assert alone[0] != alone[1]
+
+
+def test_processes_take_problems_and_give_results() -> None:
+    """Problems and results cross to another process and back, with the same answer as here."""
+    problem = problems()[0]
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        there = pool.submit(milpplan.solve, problem).result()
+        chosen = pool.submit(answers, 1).result()
+    assert facts(there) == facts(milpplan.solve(problem))
+    assert chosen == answers(1)
+    assert pickle.loads(pickle.dumps(problem)) == problem
+    simulated = milpplan.simulate(problem, there.plan)
+    assert pickle.loads(pickle.dumps(simulated)) == simulated
+
+
+def test_a_callback_stops_a_solve_with_what_it_has() -> None:
+    """``KeyboardInterrupt`` raised in it ends the solve: the best plan so far, and a bound that holds."""
+    problem = problems()[1]
+    whole = milpplan.solve(problem)
+    assert whole.objective is not None
+    told: list[Progress] = []
+
+    def impatient(progress: Progress) -> None:
+        told.append(progress)
+        if progress.incumbent is not None:
+            raise KeyboardInterrupt
+
+    stopped = milpplan.solve(problem, callback=impatient)
+    assert told
+    assert stopped.message == "Interrupted."
+    assert stopped.plan is not None
+    assert stopped.objective is not None
+    assert stopped.objective >= whole.objective
+    assert stopped.objective_bound is None or stopped.objective_bound <= whole.objective * (1 + 1e-12)
+
+
+def test_the_log_is_quiet_until_it_is_asked(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is printed; with the level DEBUG every line of the search is a record of ``milpplan``."""
+    problem = problems()[0]
+    milpplan.solve(problem)
+    answers(1)
+    assert capfd.readouterr() == ("", "")
+    with caplog.at_level(logging.DEBUG, "milpplan"):
+        result = milpplan.solve(problem)
+        answers(1)
+    lines = [record for record in caplog.records if record.name == "milpplan.search"]
+    assert len(lines) >= len(result.log)
+    assert any(record.name == "milpplan.graph" for record in caplog.records)
