@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pulp
 import pytest
 
+from milpplan import solve
 from milpplan.reports.certificate import CertificationDocument, sealed
-from milpplan.reports.document import ResultDocument, document_text
+from milpplan.reports.document import ResultDocument, document_text, result_document
+from tests.optimize.problems import random_problem
 from tests.test_cli import SOLVE, refused, run
 
 
@@ -115,6 +118,39 @@ def test_what_is_no_result_is_refused(solved: Path, tmp_path: Path) -> None:
     assert "9.9" in refused(run("certify", str(path)))
     assert "Did you mean" in refused(run("certify", str(solved), "--backend", "cpsta"))
     refused(run("certify", str(solved), "--time-limit", "-1"))
+
+
+def test_programs_are_for_any_solver(tmp_path: Path) -> None:
+    """What bounds leave open is written as MPS files that another reader and solver call infeasible; with the
+    objective free they have a solution, so it is the bound that makes them so."""
+    problem = random_problem(5)
+    result = tmp_path / "result.json"
+    result.write_text(document_text(result_document(solve(problem), 1e-4)))
+    folder = tmp_path / "programs"
+    done = run("certify", str(result), "--programs", str(folder))
+    assert done.exit_code == 0, done.output
+    files = sorted(folder.glob("*.mps"))
+    assert f"{len(files)} integer programs written" in done.stderr
+    assert files
+    solver = pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False)
+    for path in files:
+        variables, program = pulp.LpProblem.fromMPS(str(path))
+        program.solve(solver)
+        assert program.status == pulp.LpStatusInfeasible
+        z = list(variables.values())[-1]
+        z.upBound = None
+        program.solve(solver)
+        assert program.status == pulp.LpStatusOptimal
+    again = run("certify", str(result), "--programs", str(folder))
+    assert again.exit_code == 2
+    assert "not an empty directory" in again.stderr
+
+
+def test_no_program_is_said(solved: Path, tmp_path: Path) -> None:
+    """Where bounds decide everything there is nothing to hand on."""
+    done = run("certify", str(solved), "--programs", str(tmp_path / "none"))
+    assert done.exit_code == 0
+    assert "integer program" in done.stderr
 
 
 def test_the_same_backend_is_said(solved: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from milpplan.cli import arguments
@@ -12,6 +13,8 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize.backends import AUTO, backend_names
 from milpplan.optimize.certify import certify, other_backend
 from milpplan.optimize.claim import Claim
+from milpplan.optimize.export import write_mps
+from milpplan.optimize.program import Program
 from milpplan.optimize.result import SolveOptions
 from milpplan.reports.certificate import certification_document, certification_report
 from milpplan.reports.document import ResultDocument, document_text, read_result
@@ -25,10 +28,18 @@ OF_VERDICT = {
 }
 
 
-def run(path: Path, backend: str | None, time_limit_s: float | None, seed: int, as_json: bool) -> ExitCode:
+def run(
+    path: Path,
+    backend: str | None,
+    programs: Path | None,
+    time_limit_s: float | None,
+    seed: int,
+    as_json: bool,
+) -> ExitCode:
     """Prove the result of a file again."""
     arguments.positive(time_limit_s, "--time-limit", "number of seconds")
     document = read_result(path)
+    written = None if programs is None else Programs(_folder(programs))
     claim = claim_of(document, path)
     if claim.plan is not None:
         check_plan_of_file(document.problem, claim.plan)
@@ -38,15 +49,64 @@ def run(path: Path, backend: str | None, time_limit_s: float | None, seed: int, 
     if chosen == claim.backend:
         say(f"The result is by {chosen} itself: another --backend would say more.")
     with shown_progress(document.problem.job.objective) as callback, within_range():
-        options = SolveOptions(backend=chosen, time_limit_s=time_limit_s, seed=seed, callback=callback)
+        options = SolveOptions(
+            backend=chosen, time_limit_s=time_limit_s, seed=seed, callback=callback, on_program=written
+        )
         done = certify(document.problem, claim, options)
     if done.again is not None and done.again.message:
         say(done.again.message)
+    if written is not None:
+        say(written.words())
     if as_json:
         emit(document_text(certification_document(done, claim.gap, document.proof)))
     else:
         show(certification_report(done, document.proof))
     return OF_VERDICT[done.verdict]
+
+
+def _folder(path: Path) -> Path:
+    """An empty directory to write into."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InvalidInputError(
+            f"--programs is {str(path)!r}, which is not an empty directory.",
+            "Expected one that is empty or not there yet.",
+            "Name another one.",
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(
+            f"{str(path)!r} cannot be made: {error.strerror}.", "Expected a directory.", "Correct --programs."
+        ) from error
+    return path
+
+
+@dataclass(slots=True)
+class Programs:
+    """Writes programs as MPS files into a directory, as they come."""
+
+    folder: Path
+    num_written: int = 0
+    num_too_fine: int = 0
+
+    def __call__(self, program: Program) -> None:
+        """Write one."""
+        try:
+            write_mps(program, self.folder / f"program-{self.num_written + 1:04}.mps")
+        except InvalidInputError:
+            self.num_too_fine += 1
+        else:
+            self.num_written += 1
+
+    def words(self) -> str:
+        """How many there are, and what to do with them."""
+        if not self.num_written + self.num_too_fine:
+            return f"No integer program was needed: bounds and relaxations decided all; {self.folder} is empty."
+        lost = f" {self.num_too_fine} with numbers above 1e12 were not written." if self.num_too_fine else ""
+        return (
+            f"{self.num_written} integer programs written to {self.folder}: each says that nothing lies below a "
+            f"bound, so every solver must call it infeasible.{lost}"
+        )
 
 
 def claim_of(document: ResultDocument, path: Path) -> Claim:

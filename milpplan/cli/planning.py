@@ -137,6 +137,12 @@ def certify(
             "--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", show_default="not the result's own"
         ),
     ] = None,
+    programs: Annotated[
+        Path | None,
+        typer.Option(
+            "--programs", metavar="DIR", help="Also write the integer programs as MPS, for any other solver."
+        ),
+    ] = None,
     time_limit: o.TimeLimit = None,
     seed: o.Seed = 1,
     as_json: o.AsJson = False,
@@ -145,7 +151,7 @@ def certify(
     certified, 2 if it is refuted or was changed, 4 if the second proof does not come as far."""
     from milpplan.cli import certify as certifying
 
-    raise typer.Exit(int(certifying.run(result, backend, time_limit, seed, as_json)))
+    raise typer.Exit(int(certifying.run(result, backend, programs, time_limit, seed, as_json)))
 
 
 @command()

@@ -258,6 +258,8 @@ class LayoutSolver:
         confirmed = self._confirmed(program, solution, proved)
         if confirmed is not None:
             attempt.bound_ns = max(attempt.bound_ns, base + unit * confirmed)
+            if self.options.on_program is not None:
+                self.options.on_program(_below(program, confirmed))
         return "solved" if attempt.closed else "open"
 
     def _confirmed(self, program: Program, solution: Solution, proved: int) -> int | None:
@@ -272,8 +274,7 @@ class LayoutSolver:
         for bound in (proved, proved - SLACK_UNITS):
             if bound <= 0:
                 break
-            below = program.with_upper_bound(program.num_variables - 1, bound - 1)
-            if self._nothing_below(below, solution, bound):
+            if self._nothing_below(_below(program, bound), solution, bound):
                 self.counters.witnessed += 1
                 return bound
         self.counters.unwitnessed += 1
@@ -301,6 +302,11 @@ class LayoutSolver:
                     "Run `milpplan doctor`, and report this problem.",
                 )
         return False
+
+
+def _below(program: Program, bound: int) -> Program:
+    """The program with its objective, the last variable, below a bound."""
+    return program.with_upper_bound(program.num_variables - 1, bound - 1)
 
 
 def _bounded_splits(

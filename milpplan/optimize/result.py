@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from milpplan.costs.report import StepReport
 from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.optimize.program import Program
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 
@@ -42,7 +43,8 @@ class SolveOptions:
 
     ``gap``: relative tolerance of the proof. ``time_limit_s``: stop then, with the best plan and its proved gap.
     ``witness``: have a second solver confirm every bound that rests on an integer program. ``any_chunks``: bound
-    interleaved chunks of any size as well, where the space has even ones.
+    interleaved chunks of any size as well, where the space has even ones. ``on_program`` is given every integer
+    program that a bound rests on, as the statement that nothing lies below the bound: it has no solution.
     """
 
     backend: str = "auto"
@@ -54,6 +56,7 @@ class SolveOptions:
     warm_start: Plan | None = None
     forbid: tuple[Mapping[str, object], ...] = ()
     callback: Callable[[Progress], None] | None = None
+    on_program: Callable[[Program], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
