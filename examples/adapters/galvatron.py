@@ -256,9 +256,8 @@ def graph_of(inputs: dict[str, Any], task: Task) -> tuple[StrategyGraph, list[St
     ends, q, w = ends_time_s(inputs, task), min(p, m) - 1, max(0, m + 1 - p)
 
     def peak(stage_weights: list[float], reduced: int | None = None) -> Peak:
-        terms = {}
-        for layer, stage in enumerate(stage_of):
-            terms[layer] = stage_weights[stage] * plain + (synced if stage == reduced else 0.0)
+        costs = [a * plain + (synced if stage == reduced else 0.0) for stage, a in enumerate(stage_weights)]
+        terms = {layer: costs[stage] for layer, stage in enumerate(stage_of)}
         return Peak(sum(a * b for a, b in zip(stage_weights, ends, strict=True)), terms)
 
     one = [1.0] * p

@@ -132,10 +132,14 @@ def state(graph: StrategyGraph) -> Stated:
     tops += [np.array([one.constant]) for group in graph.peaks for one in group]
     exponent = _cost_exponent([*arrays, *matrices, *tops])
     inexact = 0
+    # Repeated layers share their arrays, which the graph holds.
+    known: dict[int, tuple[IntArray, bool]] = {}
 
     def scaled(values: FloatArray) -> IntArray:
         nonlocal inexact
-        whole, exact = _floored(values, exponent)
+        if id(values) not in known:
+            known[id(values)] = _floored(values, exponent)
+        whole, exact = known[id(values)]
         inexact += not exact
         return whole
 
@@ -155,7 +159,9 @@ def state(graph: StrategyGraph) -> Stated:
             for i, values in one.terms.items():
                 here = scaled(np.asarray(values))
                 terms[leader[i]] = terms[leader[i]] + here if leader[i] in terms else here
-            alternatives.append((int(scaled(np.array([one.constant]))[0]), terms))
+            constant, exact_constant = _floored(np.array([one.constant]), exponent)
+            inexact += not exact_constant
+            alternatives.append((int(constant[0]), terms))
         peaks.append(alternatives)
     kept = {i: np.arange(c.size, dtype=np.int64) for i, c in costs.items()}
     rows, loads, limits, exact, row_of = _memory_rows(graph, leader)
@@ -221,8 +227,9 @@ def _memory_rows(
     vectors = [graph.memory_vector(i) for i in range(graph.num_nodes)]
     highest = np.array([v.max(axis=0) for v in vectors])
     exponents = [_load_exponent(highest[:, d].sum(), limits[d]) for d in range(limits.size)]
-    whole = [np.stack([_floored(v[:, d], exponents[d])[0] for d in range(limits.size)]) for v in vectors]
-    exact = all(_floored(v[:, d], exponents[d])[1] for v in vectors for d in range(limits.size))
+    floors = [[_floored(v[:, d], exponents[d]) for d in range(limits.size)] for v in vectors]
+    whole = [np.stack([values for values, _ in one]) for one in floors]
+    exact = all(is_exact for one in floors for _, is_exact in one)
     found: dict[int, dict[int, IntArray]] = {}
     sides: list[int] = []
     row_of: list[tuple[int, int]] = []

@@ -182,11 +182,16 @@ class StrategyGraph:
         if not group:
             raise InvalidInputError(f"peaks[{index}] is empty.", "At least one alternative expected.")
         made = []
+        # Repeated layers share their arrays: each is checked once, and is held here, so that its id stays its own.
+        known: dict[tuple[int, int], tuple[object, FloatArray]] = {}
         for one in group:
             terms = {}
             for i, costs in one.terms.items():
                 size = self.num_strategies(self._node(i, f"peaks[{index}]"))
-                terms[int(i)] = _finite(_costs(costs, (size,), f"peaks[{index}] of node {i}"), f"peaks[{index}]")
+                if (id(costs), size) not in known:
+                    checked = _costs(costs, (size,), f"peaks[{index}] of node {i}")
+                    known[id(costs), size] = costs, _finite(checked, f"peaks[{index}]")
+                terms[int(i)] = known[id(costs), size][1]
             constant = _finite(_costs([one.constant], (1,), f"peaks[{index}]"), f"peaks[{index}]")
             made.append(Peak(float(constant[0]), terms))
         return tuple(made)
