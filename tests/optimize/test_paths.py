@@ -313,7 +313,7 @@ def test_compact_relaxation_holds_for_every_plan(problem: Problem, seed: int) ->
         paths = [*analytic_paths(layout), path_of(layout, costs, durations(stages)), *others]
         base, unit = compact.base_ns(paths), rng.choice((1, 7, 1000))
         assert base <= step
-        program = compact.program(base, unit).with_rows(compact.path_rows(paths, base, unit))
+        program = compact.program.with_rows(compact.path_rows(paths, base, unit))
         values[compact.num_counts] = (step - base) // unit
         assert program.violations(values) == []
         assert_prices_hold(compact, program, values, rng)
