@@ -26,9 +26,10 @@ def runs() -> list[Observation]:
     return measured_under(steps(varied()), TRUTH)
 
 
-@pytest.fixture(scope="module", params=long_but((False,), (False, True)), ids=["near", "hops"])
+@pytest.fixture(scope="module", params=long_but((), (False, True)), ids=["near", "hops"])
 def fitted(request: pytest.FixtureRequest, runs: list[Observation]) -> Fit:
-    """Four constants fitted to them; in the long tests also with a look for lower minima."""
+    """Four constants fitted to them, also with a look for lower minima; a fit takes ten seconds, so all of it is
+    long, and the tests of the command have a short one."""
     return fit(runs, constants=FITTED, hops=request.param)
 
 

@@ -15,6 +15,7 @@ from milpplan.launchers.records import Imported
 from milpplan.launchers.targets import TARGETS, target_named
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
+from tests.amounts import long_but
 from tests.costs.cases import even_plan, problem_of, shipped_hardware
 
 NEW = "no_such_thing"
@@ -105,15 +106,16 @@ def test_an_unknown_setting_is_named(name: str) -> None:
     assert NEW in told.replace("-", "_")
 
 
+@pytest.mark.parametrize("examples", long_but((10,), (10, 100)))
 @pytest.mark.parametrize("name", TARGETS)
-def test_broken_files_are_read_or_refused(name: str) -> None:
+def test_broken_files_are_read_or_refused(name: str, examples: int) -> None:
     """Words replaced or lost, lines left out, the end cut off: a plan that can be simulated, or a message."""
     text = file_of(name)[2]
     words = [found.span() for found in WORD.finditer(text)]
     junk_words = st.sampled_from(JUNK) | st.text(max_size=6)
     change = st.tuples(st.sampled_from(words), junk_words, st.sampled_from(["word", "line"]))
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples, deadline=None)
     @given(st.lists(change, min_size=1, max_size=3), st.none() | st.integers(0, len(text)))
     def check(changes: list[tuple[tuple[int, int], str, str]], end: int | None) -> None:
         broken = text

@@ -18,6 +18,7 @@ from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.doctor import brute_force, hard_program, nanosecond_program, random_program
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution, check_solution, checked_solve
+from tests.amounts import long_but
 
 every_backend = pytest.mark.parametrize("name", sorted(BACKENDS))
 floating_backend = pytest.mark.parametrize("name", ["cbc", "highs"])
@@ -36,10 +37,11 @@ def test_all_backends_work_here() -> None:
 
 
 @every_backend
-def test_random_programs_as_enumerated(name: str) -> None:
-    """Optimum and infeasibility of 40 random programs are those of brute force; bound = objective."""
+@pytest.mark.parametrize("count", long_but((12,), (12, 25)))
+def test_random_programs_as_enumerated(name: str, count: int) -> None:
+    """Optimum and infeasibility of random programs are those of brute force; bound = objective."""
     outcomes = set()
-    for seed in range(100, 125):
+    for seed in range(100, 100 + count):
         program, expected = random_program(seed), enumerated(random_program, seed)
         solution = backend(name).solve(program, LIMITS)
         outcomes.add(solution.status)
@@ -98,9 +100,10 @@ def test_same_seed_same_answer(name: str) -> None:
 
 
 @floating_backend
-def test_nanosecond_rows_as_enumerated(name: str) -> None:
+@pytest.mark.parametrize("count", long_but((4,), (4, 10)))
+def test_nanosecond_rows_as_enumerated(name: str, count: int) -> None:
     """Step times of 1e12 in rows do not mislead floating-point solvers, continuous or integer."""
-    for seed in range(20, 30):
+    for seed in range(20, 20 + count):
         program, expected = nanosecond_program(seed), enumerated(nanosecond_program, seed)
         continuous = program.is_integer.copy()
         continuous[0] = False

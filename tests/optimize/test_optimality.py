@@ -13,6 +13,7 @@ from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.optimize.layouts import layout_space
 from milpplan.specs.problem import Problem, Range
+from tests.amounts import long_but
 from tests.optimize.brute_force import (
     Best,
     brute_force,
@@ -63,13 +64,14 @@ def test_optimum_is_that_of_brute_force(backend: str, block: int) -> None:
     """On 70 random problems a backend (210 in all, 30 without the long tests), all families of models, ``solve``
     finds the optimum or proves that no plan fits."""
     first = 1000 * BACKENDS.index(backend) + 10 * block
-    for seed in range(first, first + 10):
+    for seed in range(first, first + (10 if block else 6)):
         check(random_problem(seed, family=FAMILIES[seed % len(FAMILIES)]), backend)
 
 
-def test_default_gap_is_proved() -> None:
+@pytest.mark.parametrize("count", long_but((4,), (4, 8)))
+def test_default_gap_is_proved(count: int) -> None:
     """With the default gap the status is optimal, and the plan is within 1e-4 of brute force."""
-    for seed in range(3000, 3008):
+    for seed in range(3000, 3000 + count):
         problem = random_problem(seed)
         best, result = brute_force(problem), solve(problem)
         assert result.status == ("infeasible" if best is None else "optimal")
@@ -104,9 +106,10 @@ def test_backends_agree(backend: str) -> None:
         assert_optimal(problem, solve(problem, backend=backend, gap=EXACT), best)
 
 
-def test_uniform_optimum_is_that_of_brute_force() -> None:
+@pytest.mark.parametrize("count", long_but((7,), (7, 12)))
+def test_uniform_optimum_is_that_of_brute_force(count: int) -> None:
     """In the uniform space ``solve`` finds the best of the equal splits with one recompute setting."""
-    for seed in range(12):
+    for seed in range(count):
         check(random_problem(seed, kind="uniform"), "auto")
 
 
@@ -183,18 +186,20 @@ def feasible_problems(seeds: range) -> list[tuple[Problem, Best]]:
     return [(problem, best) for problem, best in pairs if best is not None]
 
 
-def test_warm_start_changes_nothing_but_the_way() -> None:
+@pytest.mark.parametrize("count", long_but((3,), (3, 5)))
+def test_warm_start_changes_nothing_but_the_way(count: int) -> None:
     """Starting from the optimum, from a random plan or from one that does not fit gives the same optimum."""
-    for problem, best in feasible_problems(range(7000, 7005)):
+    for problem, best in feasible_problems(range(7000, 7000 + count)):
         rng = random.Random(7)
         starts: list[Plan] = [best.plan, random_plan(rng, problem, best.plan.layout)]
         for start in starts:
             assert_optimal(problem, solve(problem, SolveOptions(gap=EXACT, warm_start=start)), best)
 
 
-def test_forbidden_layouts_are_left_out() -> None:
+@pytest.mark.parametrize("count", long_but((4,), (4, 7)))
+def test_forbidden_layouts_are_left_out(count: int) -> None:
     """With the best layout forbidden, the optimum is that of brute force over the others."""
-    for problem, best in feasible_problems(range(7100, 7107)):
+    for problem, best in feasible_problems(range(7100, 7100 + count)):
         columns = layout_space(problem).columns
         layouts = [columns.at(row) for row in range(len(columns))]
         others = [layout for layout in layouts if layout != best.plan.layout]
@@ -203,9 +208,10 @@ def test_forbidden_layouts_are_left_out() -> None:
         assert_optimal(problem, result, brute_force(problem, others))
 
 
-def test_fixed_fields_are_kept() -> None:
+@pytest.mark.parametrize("count", long_but((4,), (4, 7)))
+def test_fixed_fields_are_kept(count: int) -> None:
     """With a field fixed, the optimum is that of brute force over the layouts that have it."""
-    for problem, _ in feasible_problems(range(7200, 7207)):
+    for problem, _ in feasible_problems(range(7200, 7200 + count)):
         columns = layout_space(problem).columns
         layouts = [columns.at(row) for row in range(len(columns))]
         name = random.Random(len(layouts)).choice(("tp", "pp", "dp", "micro_batch_size", "zero_stage"))

@@ -25,6 +25,7 @@ from milpplan.optimize.program import Program
 from milpplan.optimize.seeds import analytic_paths, chunk_paths
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.specs.problem import Job, Problem, Space
+from tests.amounts import long_but
 from tests.optimize.brute_force import constants, costed_plans
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory
 
@@ -93,7 +94,7 @@ def test_paths_of_fractional_points_bound_every_plan(problem: Problem, seed: int
         assert length(path, costs, plan) <= step
 
 
-@pytest.mark.parametrize("name", ["llama3-70b", "mixtral-8x7b", "deepseek-v3"])
+@pytest.mark.parametrize("name", long_but(("llama3-70b",), ("llama3-70b", "mixtral-8x7b", "deepseek-v3")))
 def test_paths_bound_real_plans(name: str) -> None:
     """The same for real models on deep pipelines, plans with nearly all layers in one stage included."""
     model, rng = load_model(name), random.Random(3)
