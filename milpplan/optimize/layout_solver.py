@@ -46,8 +46,8 @@ FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
-QUICK_NODES, MORE_NODES = 2, 8
-"""Nodes of the branch and bound over free splits of one layout at a time, without effort and with it."""
+NODES = 4
+"""Nodes of the branch and bound over free splits of one layout at a time."""
 WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0))
 """(seconds, times what the first solver took): a witness gets the longer. All are asked with the short limit
 before any with the long one, because which solver is fast differs from program to program; the one that proved
@@ -106,7 +106,7 @@ class LayoutSolver:
     def _run(self, attempt: Attempt, most: IntArray, effort: int) -> Fate:
         splits = even_splits(attempt.setting.problem, attempt.setting.layout)
         if splits is None and attempt.setting.layout.vpp > 1:
-            return self._tree(attempt, MORE_NODES if effort else QUICK_NODES)
+            return self._tree(attempt, NODES)
         if splits is not None and len(splits) > MAX_SPLITS:
             splits = None
         bounds = SplitBounds(attempt.setting, attempt.graph, tuple(attempt.pool))

@@ -311,7 +311,8 @@ class Search:
         left in full, the incumbent's layout before the others, which a better incumbent makes cheaper. Layouts
         with free interleaved splits are branched a few nodes at a time, always the one with the least bound."""
         self._queue()
-        for row in self.queue.tolist():
+        branched = self.space.interleaved & (self.problem.interleaved_layers == "any")
+        for row in self.queue[~branched[self.queue]].tolist():
             if self.solver.out_of_time():
                 return
             if self._hopeful(row):
