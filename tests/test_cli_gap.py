@@ -62,6 +62,23 @@ def script(tmp_path: Path) -> tuple[Path, list[str]]:
     return path, [str(path), "--from", "megatron", "--hardware", str(hardware), *FAST]
 
 
+def test_a_command_line_comes_from_standard_input(script: tuple[Path, list[str]], tmp_path: Path) -> None:
+    """``-`` is what is piped in, judged and imported as the file is; nothing piped in is refused."""
+    path, (_, *words) = script
+    text, given = path.read_text(), ["gap", "-", *words, "--json"]
+    piped = CliRunner().invoke(app, given, input=text)
+    file = CliRunner().invoke(app, ["gap", str(path), *words, "--json"])
+    assert piped.exit_code == file.exit_code == 0, piped.stderr
+    steps = [GapDocument.model_validate_json(one.stdout).plans[0].step_time_s for one in (piped, file)]
+    assert steps[0] == steps[1] > 0
+    imported = tmp_path / "imported.json"
+    options = ["--from", "megatron", "--hardware", str(tmp_path / "hardware.json"), "-o", str(imported)]
+    assert CliRunner().invoke(app, ["import", "-", *options], input=text).exit_code == 0
+    assert simulate(*read_plan(imported)).step_time_s == steps[0]
+    empty = CliRunner().invoke(app, given, input=" ")
+    assert (empty.exit_code, "standard input is empty" in empty.stderr) == (2, True)
+
+
 def test_a_plan_file_is_judged(slow: Path, tmp_path: Path) -> None:
     """One document: the simulator's step, a proved gap, changes, a cost; the best plan comes back as a file."""
     best = tmp_path / "best.json"

@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gap": (
         ("How far your script is from the best", "run.sh --from megatron --hardware dgx-h100"),
+        ("The same from a pipe, such as a job's command line", "- --from megatron --hardware dgx-h100 < run.sh"),
         ("In money, for a run of 15 trillion tokens", "plan.json --tokens 15e12 --price-per-gpu-hour 2.5"),
     ),
     "validate": (("The simulator against published runs", ""), ("Against your own", "--runs my_runs.json")),

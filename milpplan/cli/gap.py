@@ -8,6 +8,7 @@ from pathlib import Path
 
 from milpplan.cli import arguments
 from milpplan.cli.compare import short_names
+from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import check_plan_of_file, within_range
@@ -27,7 +28,6 @@ from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import SPACES, Problem
-from milpplan.specs.reading import read_text
 
 DECLARED = "declared"
 """The space of a plan file itself."""
@@ -145,7 +145,8 @@ class _Launches:
     def read(self, path: Path) -> Case:
         """The plan of a file."""
         options = (self.source.gpus, self.model, self.source.vocab_size, list(self.source.ignore))
-        found = self.target.read(read_text(path), str(path), self.hardware, *options)
+        text, name = launcher_text(path)
+        found = self.target.read(text, name, self.hardware, *options)
         return Case(found.problem, found.plan, found.unknown_flags, found.ignored_flags, found.notes)
 
 

@@ -13,7 +13,10 @@ from milpplan.cli.program import command
 
 Files = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="FILE ...", help="Plan files; with --from files of a launcher. Several: a table."),
+    typer.Argument(
+        metavar="FILE ...",
+        help="Plan files; with --from files of a launcher, - for standard input. Several: a table.",
+    ),
 ]
 From = Annotated[str | None, typer.Option("--from", metavar=NAMES, help="The launcher whose files these are.")]
 Target = Annotated[

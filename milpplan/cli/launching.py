@@ -79,7 +79,10 @@ def _write(files: dict[str, str], out: Path) -> None:
 @command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A script, a command line, or a .yaml of arguments.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A script, a command line, or a .yaml of arguments; -: standard input."
+        ),
     ],
     source: Annotated[str, typer.Option("--from", metavar=NAMES, help="The launcher.")],
     hardware: Annotated[str, typer.Option("--hardware", metavar="NAME", help="The cluster: a name or a file.")],
@@ -107,17 +110,18 @@ def import_(
     as_json: o.AsJson = False,
 ) -> None:
     """Read the plan out of a launcher's files, and say what it costs; flags that cannot be priced are refused."""
+    from milpplan.cli.launcher_text import launcher_text
     from milpplan.launchers.targets import target_named
     from milpplan.presets.catalog import load_hardware, load_model
     from milpplan.reports.files import check_writable
-    from milpplan.specs.reading import read_text
 
     target = target_named(source, "--from")
     cluster = load_hardware(hardware)
     spec = None if model is None else load_model(model)
     if out is not None:
         check_writable(out)
-    found = target.read(read_text(file), str(file), cluster, gpus, spec, vocab_size, ignore or [])
+    text, name = launcher_text(file)
+    found = target.read(text, name, cluster, gpus, spec, vocab_size, ignore or [])
     _tell(found, out, as_json)
     raise typer.Exit(int(ExitCode.OPTIMAL))
 
