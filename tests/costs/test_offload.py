@@ -133,7 +133,7 @@ def _moved(problem: Problem, plan: Plan, *names: str) -> Any:
 def test_random_plans_keep_what_must_hold() -> None:
     """Offloading never raises a rank's memory and never shortens a step; host and device together hold no less
     than before; parts of the step add up, and something is moved where something is on the host."""
-    for problem, plan in random_cases(5, 12):
+    for problem, plan in random_cases(5, 8):
         if plan.layout.schedule in SPLIT_SCHEDULES:
             with pytest.raises(IllegalPlanError, match="do not split the backward"):
                 _moved(problem, plan, SWITCHES[0])

@@ -15,7 +15,7 @@ from milpplan.optimize.solution import Limits, Solution
 from tests.amounts import long_but
 
 
-@pytest.mark.parametrize("num_programs", long_but((5,), (5, doctor.NUM_RANDOM_PROGRAMS)))
+@pytest.mark.parametrize("num_programs", long_but((2,), (2, doctor.NUM_RANDOM_PROGRAMS)))
 def test_all_canaries_pass(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the pinned solvers every check passes, and every result explains itself."""
     monkeypatch.setattr(doctor, "NUM_RANDOM_PROGRAMS", num_programs)

@@ -73,7 +73,7 @@ def assert_monolith_agrees(candidates: Iterable[Problem], count: int) -> None:
     assert tried == count
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", long_but(("cpsat",), BACKENDS))
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in (1, 2, 3))])
 def test_monolith_is_brute_force(backend: str, block: int) -> None:
     """On 20 random problems every backend proves the optimum of brute force, to the nanosecond; most are long."""
