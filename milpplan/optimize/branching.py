@@ -21,10 +21,20 @@ from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.kelley import Attempt, Rounds, compact_start
 from milpplan.optimize.menus import Setting
-from milpplan.optimize.moves import improve
+from milpplan.optimize.moves import fastest_of, improve
+from milpplan.optimize.peaks import has_peaks, peak_parts, peak_paths
 from milpplan.optimize.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.seeds import chunk_paths
+from milpplan.optimize.splits import even_splits
+from milpplan.optimize.timed import TimedRelaxation
 
+SMALL_GRAPH = 1600
+"""Most work items of a graph that the relaxation of a node holds whole."""
+PATH_NODES = 4
+EVEN_SPLITS = 32
+"""At most so many even splits are tried when a layout is opened."""
+NEAR = 1.015
+"""Plans of a layout that are slower than so many times the cutoff are not worth a search around them."""
 NODE_ROUNDS = 10
 """Most rounds on the relaxation of a node."""
 MOST_PATHS, KEPT_PATHS = 400, 150
@@ -46,40 +56,64 @@ class Tree:
     decide: Decide
     heap: list[tuple[int, int, Setting]] = field(default_factory=list)
     numbered: int = 0
+    looked_at: int = 0
     given_up_ns: float = np.inf
     """Least bound of the nodes that could not be decided: a solver or the time gave out."""
     paths: list[CriticalPath] = field(default_factory=list)
     """In the order of the relaxation's path rows, which are its last."""
     tight: set[int] = field(default_factory=set)
     """Of those, the ones that had a dual."""
-    compact: CompactRelaxation | None = None
+    compact: CompactRelaxation = field(init=False)
     """Made for the cutoff at which the tree began, so it holds for all later ones."""
+    can_be_timed: bool = False
+    """Whether nodes are bounded with the graph in the relaxation after the first ``PATH_NODES``: dear at first,
+    which does not pay where a few rounds of paths decide, and much nearer the truth."""
+    timed: TimedRelaxation | None = None
     rounds: Rounds | None = None
-    nearest_ns: float = np.inf
-    """The fastest plan found."""
+    nearest_ns: float = field(init=False)
+    """The fastest plan found; at first what plans must be near for a search around them."""
     memo: StageMemo = field(init=False)
 
     def __post_init__(self) -> None:
         layout, pool = self.attempt.setting.layout, self.attempt.pool
+        self.nearest_ns = NEAR * self.attempt.cutoff_ns
         self.memo = StageMemo(layout, self.attempt.setting.costs)
+        graph, peaked = self.attempt.graph, has_peaks(self.attempt.setting)
+        peaks = peak_paths(layout, graph.structure) if peaked else []
+        self.compact = CompactRelaxation(self.attempt.setting, self.attempt.cutoff_ns, peaks)
+        self.can_be_timed = peaked and graph.structure.num_nodes <= SMALL_GRAPH
         self.paths = [*pool[: layout.pp], *chunk_paths(layout), *pool[layout.pp :]]
-        self._open(self.attempt.bound_ns, [self.attempt.setting])
 
     @property
     def finished(self) -> bool:
         """Whether no node is left that could be looked at."""
-        return not self.heap or self.heap[0][0] > self.attempt.cutoff_ns
+        return self.numbered > 0 and (not self.heap or self.heap[0][0] > self.attempt.cutoff_ns)
 
     def run(self, attempt: Attempt, nodes: int) -> None:
         """Look at so many more nodes at most; the attempt's bound becomes the least of those left open."""
         self.attempt = attempt
+        if not self.numbered:
+            self._open(attempt.bound_ns, [attempt.setting])
         for _ in range(nodes):
             if self.finished or attempt.out_of_time():
                 break
             bound, _, setting = heapq.heappop(self.heap)
             self._look(bound, setting)
+            if self.looked_at == 1 and not self.finished:
+                self._near_even()
         least = min(self.heap[0][0] if self.heap else np.inf, self.given_up_ns, attempt.cutoff_ns + 1)
         attempt.bound_ns = max(attempt.bound_ns, int(least))
+
+    def _near_even(self) -> None:
+        """The best even plan, and better ones near it: relaxations of splits that do not come out even say little
+        of where the larger chunks belong."""
+        setting = self.attempt.setting
+        space = setting.problem.space.model_copy(update={"interleaved_layers": "even"})
+        even = setting.problem.model_copy(update={"space": space})
+        splits = even_splits(even, setting.layout) or ()
+        plan = fastest_of(self.attempt, [np.array(split) for split in splits[:EVEN_SPLITS]])
+        if plan is not None:
+            self.nearest_ns = min(self.nearest_ns, improve(self.attempt, plan, self.nearest_ns))
 
     def _open(self, bound: int, settings: list[Setting]) -> None:
         """Add nodes that counting does not close."""
@@ -110,15 +144,35 @@ class Tree:
 
     def _bound(self, part: Attempt) -> FloatArray | None:
         """Raise the bound of a node; the layers of every virtual stage at the last optimum, [J], if any."""
+        layers = None
+        self.looked_at += 1
+        if self.can_be_timed and self.looked_at > PATH_NODES:
+            self.timed = self.timed or TimedRelaxation(self.compact, self.attempt.graph)
+            layers = self._timed_bound(self.timed, part)
+        if layers is None and not part.closed:
+            self.can_be_timed = self.can_be_timed and self.looked_at <= PATH_NODES
+            layers = self._paths_bound(part)
+        if layers is not None and not part.closed:
+            self._round(part, layers)
+        return layers
+
+    def _timed_bound(self, timed: TimedRelaxation, part: Attempt) -> FloatArray | None:
+        proved, layers = timed.solve(part.setting)
+        part.counters.relaxations += 1
+        part.bound_ns = max(part.bound_ns, proved)
+        return layers
+
+    def _paths_bound(self, part: Attempt) -> FloatArray | None:
         if self.rounds is None or len(self.paths) > MOST_PATHS:
             self._relax()
             part.pool = self.paths
-        if self.rounds is None or self.compact is None:
+        if self.rounds is None:
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
             return None
         run = self.rounds
         run.begin(part)
         run.relaxation.set_sides(*self.compact.limits(part.setting))
+        run.relaxation.set_sides(*self.compact.peak_limits(part.setting, run.base, run.unit))
         layers = None
         for _ in range(NODE_ROUNDS):
             known = len(self.paths)
@@ -129,11 +183,9 @@ class Tree:
             layers = self.compact.layers(solution.values)
             if not run.separate(solution) or run.stalled():
                 break
-        if layers is not None and not part.closed:
-            self._round(part, run, layers)
         return layers
 
-    def _round(self, part: Attempt, run: Rounds, layers: FloatArray) -> None:
+    def _round(self, part: Attempt, layers: FloatArray) -> None:
         """Whole plans near a fractional point, and better ones near those, of all splits of the layout."""
         known = len(self.paths)
         setting = part.setting
@@ -142,7 +194,8 @@ class Tree:
             part.setting = self.attempt.setting
             self.nearest_ns = min(self.nearest_ns, improve(part, plan, self.nearest_ns))
             part.setting = setting
-        run.relaxation.add_rows(run.rows(self.paths[known:]))
+        if self.rounds is not None:
+            self.rounds.relaxation.add_rows(self.rounds.rows(self.paths[known:]))
 
     def _relax(self) -> None:
         """A new relaxation, with the newest paths, the tight ones and those that need no simulation."""
@@ -150,11 +203,14 @@ class Tree:
         kept = [n for n in range(len(self.paths)) if n < analytic or n in self.tight or n >= newest]
         self.paths, self.tight = [self.paths[n] for n in kept], set()
         start = compact_start(replace(self.attempt, pool=self.paths), self.compact)
-        self.compact, self.rounds = start if start is not None else (self.compact, None)
+        self.rounds = None if start is None else start[1]
 
 
 def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
-    """The node's parts by what one virtual stage, or one rank, holds at a fractional point: layers [J]."""
+    """The node's parts by what the fullest inner virtual stage, one virtual stage, or one rank holds at a
+    fractional point: layers [J]."""
+    if has_peaks(setting) and (by_peak := peak_parts(setting)):
+        return by_peak
     # Where layers stay unplaced a point may be outside of the limits: at the limit the parts are smaller still.
     sums = np.clip(layers[setting.places].sum(axis=0), *np.array(setting.rank_bounds).T)
     layers = np.clip(layers, *np.array(setting.layer_bounds).T)

@@ -12,6 +12,8 @@
     rank_recomputes_enough  a rank's recomputation >= the least that fits, where the layers are fixed
     stage_recomputes_block  min(n, most_j) / most_j * sum_k n_jk <= sum_k f_jk <= n, where the first n layers of
                          every virtual stage are recomputed
+    fullest_stage        z >= path(x) + forwards and backwards of as many layers as the fullest inner stage holds
+                         at least, where splits are free and interleaved (``peaks``)       for every peak path
     critical_path        z >= path(x)                                                      for every path
 
 It forgets integrality, the order of kinds, and all but the mean of the replayed bytes, so its optimum bounds every
@@ -20,7 +22,8 @@ plan of the layout from below; ``Relaxation.proved_bound`` makes that exact. It 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -35,11 +38,15 @@ from milpplan.costs.term import PAIRED
 from milpplan.costs.work_order import Kind
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.menus import FLOOR_UNITS, Setting
+from milpplan.optimize.peaks import PeakPath, least_peak
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, Rows
 
 RESOLUTION = 2_000_000
 """Units between the base and the cutoff."""
 MEMORY_UNITS = 2**20
+MOST_UNITS = 4 * RESOLUTION
+"""Upper side of z: no plan below the cutoff is near it, and layers may always stay unplaced. The nearer it is, the
+less a dual that is a little off costs the bound that it proves."""
 UNPLACED_PRICE = 64 * RESOLUTION
 PRICE_MARGIN = 1.0
 COUNTS = ("layers", "full", "selective")
@@ -51,6 +58,7 @@ class CompactRelaxation:
 
     setting: Setting
     cutoff_ns: int
+    peaks: Sequence[PeakPath] = ()
     empty: IntArray = field(init=False)
     """Duration matrix of stages without layers, [Term, J]."""
     slope: IntArray = field(init=False)
@@ -125,6 +133,31 @@ class CompactRelaxation:
         counts = values[: self.num_counts].reshape(self.slope.shape[1:])
         return np.asarray(self.empty + np.rint((self.slope * counts).sum(axis=(1, 3))).astype(np.int64))
 
+    def peak_rows(self, base: int, unit: int) -> Rows:
+        """fullest_stage: like the rows of paths, with what the peak of the setting adds."""
+        rows = self.path_rows([peak.path for peak in self.peaks], base, unit)
+        names = [f"fullest_stage[{index}]" for index in range(len(rows))]
+        return replace(rows, names=tuple(names), lower=self.peak_sides(self.setting, base, unit))
+
+    def peak_sides(self, setting: Setting, base: int, unit: int) -> IntArray:
+        """Lower sides of ``peak_rows`` in a narrower setting."""
+        paths = np.array([self._constant(peak.path) for peak in self.peaks], dtype=np.int64)
+        passes = np.array([(peak.forwards, peak.backwards) for peak in self.peaks], dtype=np.int64).reshape(-1, 2)
+        return np.asarray((paths + least_peak(setting) * (passes @ self.least_passes_ns) - base) // unit)
+
+    @cached_property
+    def least_passes_ns(self) -> IntArray:
+        """What a forward and a backward of a layer take at least, whatever its kind and recomputation, [2]."""
+        modes = self.setting.problem.recompute_modes
+        kept = "none" in modes
+        least = []
+        for term in (Term.FORWARD, Term.BACKWARD):
+            layers, full, selective = self.slope[term]
+            options = [layers] * kept + [layers + full] * ("full" in modes)
+            options += [layers + selective] * ("selective" in modes)
+            least.append(min(int(option.min()) for option in options))
+        return np.array(least, dtype=np.int64)
+
     def base_ns(self, paths: list[CriticalPath]) -> int:
         """Largest path of the empty stages: z starts there."""
         return max(self._constant(path) for path in paths)
@@ -156,7 +189,7 @@ class CompactRelaxation:
             upper[place] = total if name == "layers" or name in modes else 0
         most = np.array([setting.max_layers(j) for j in range(J)])
         upper = np.minimum(upper, most[None, :, None])
-        columns = np.concatenate([upper.ravel(), [2**40], total])
+        columns = np.concatenate([upper.ravel(), [MOST_UNITS], total])
         names = [f"{name}[{j},{k}]" for name in COUNTS for j in range(J) for k in range(K)]
         objective = np.zeros(len(columns), dtype=np.int64)
         objective[width] = 1
@@ -193,6 +226,11 @@ class CompactRelaxation:
             parts.append((least, np.full(count, INFINITY)))
         lower, upper = (np.concatenate(side) for side in zip(*parts, strict=True))
         return np.arange(first, first + 2 * (J + P)), lower, upper
+
+    def peak_limits(self, setting: Setting, base: int, unit: int) -> tuple[IntArray, IntArray, IntArray]:
+        """The same of ``peak_rows``, which come right after the program's."""
+        lower = self.peak_sides(setting, base, unit)
+        return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
 
     def _placed(self, total: IntArray) -> Rows:
         """kinds_are_placed: sum_j n_jk + unplaced_k = N_k."""

@@ -208,6 +208,8 @@ def compact_start(
         return None
     unit = max(1, (attempt.cutoff_ns - base) // COMPACT_RESOLUTION)
     relaxation = Relaxation(compact.program)
+    if compact.peaks:
+        relaxation.add_rows(compact.peak_rows(base, unit))
     relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
 
     def rows(paths: list[CriticalPath]) -> Rows:

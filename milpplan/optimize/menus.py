@@ -94,6 +94,8 @@ class Setting:
     """Bytes that each rank can hold, [P]; empty where all are alike."""
     first_full: int | None = None
     """So many first layers of every virtual stage are recomputed wholly, the others not; None: any counts."""
+    peak: int = 0
+    """Interleaved: some virtual stage before the last chunks holds at least so many layers."""
 
     @staticmethod
     def of(problem: Problem, layout: Layout, costs: RankCosts, capacity_bytes: int) -> Setting:

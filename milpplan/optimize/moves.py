@@ -3,6 +3,8 @@ it passes less. No proof rests on it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from milpplan.costs.columns import IntArray
@@ -54,6 +56,14 @@ def improve(attempt: Attempt, plan: Plan, known_ns: float) -> int:
     attempt.keep(best, plan)
     attempt.pool.append(path)
     return best
+
+
+def fastest_of(attempt: Attempt, splits: Sequence[IntArray]) -> Plan | None:
+    """The fastest of the plans that fit with given layers in every virtual stage, [J] each."""
+    memo = StageMemo(attempt.setting.layout, attempt.setting.costs)
+    fitted = [fitted_plan(attempt.setting, split, memo) for split in splits]
+    plans = [plan for plan in fitted if plan is not None]
+    return plans[int(np.argmin(_steps(attempt, plans)[0]))] if plans else None
 
 
 def _steps(attempt: Attempt, plans: list[Plan]) -> tuple[list[int], list[CriticalPath]]:

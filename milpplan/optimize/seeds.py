@@ -49,7 +49,7 @@ def analytic_paths(layout: Layout) -> list[CriticalPath]:
             # Between its first and its last backward, and after the last backward of rank 0.
             counts[Term.WEIGHT, 0, rank] += max(0, m - 1 - rank)
             counts[Term.WEIGHT, 0, 0] += 1
-        _add_ends(layout, counts, 0)
+        add_ends(layout, counts, 0)
         if layout.node_order:
             counts[Term.CROSSING].reshape(-1)[: transfers // 2] += 2
         paths.append(CriticalPath(counts.reshape(len(Term), -1), transfers))
@@ -67,13 +67,13 @@ def _v_path(layout: Layout, rank: int) -> CriticalPath:
         pairs = np.array(num_pairs(P, layout.num_micro_batches, rank))
         counts[PAIRED, :, rank] = pairs, pairs[::-1]
         counts[WORK[: len(PAIRED)], :, rank] -= counts[PAIRED, :, rank]
-    _add_ends(layout, counts, rank)
+    add_ends(layout, counts, rank)
     by_stage = np.zeros((len(Term), v * P), dtype=np.int64)
     by_stage[:, placement(layout.schedule, P, v)] = counts
     return CriticalPath(by_stage, rank)
 
 
-def _add_ends(layout: Layout, counts: IntArray, rank: int) -> None:
+def add_ends(layout: Layout, counts: IntArray, rank: int) -> None:
     """The step starts with the parameters of rank 0, and ends with the gradients and the update of a rank whose
     last work item is of chunk 0."""
     if layout.overlap_param_gather:

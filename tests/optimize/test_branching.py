@@ -23,6 +23,7 @@ from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.moves import improve
+from milpplan.optimize.peaks import num_inner
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.rounding import fitted_plan
 from milpplan.optimize.splits import even_splits
@@ -69,7 +70,7 @@ def cases() -> list[tuple[Problem, Setting, Costed]]:
 
 
 def splits_of(setting: Setting) -> list[tuple[int, ...]]:
-    """Every split within the limits of the stages and the ranks."""
+    """Every split within the limits of the stages, the ranks and the fullest inner stage."""
     P, total = setting.layout.pp, setting.problem.model.num_layers
     found = []
     for head in product(*(range(low, high + 1) for low, high in setting.layer_bounds[:-1])):
@@ -77,7 +78,8 @@ def splits_of(setting: Setting) -> list[tuple[int, ...]]:
         low, high = setting.layer_bounds[-1]
         sums = [sum(split[rank::P]) for rank in range(P)]
         inside = all(least <= held <= most for held, (least, most) in zip(sums, setting.rank_bounds, strict=True))
-        if low <= split[-1] <= high and inside:
+        peaked = setting.peak == 0 or max(split[: num_inner(setting.layout)]) >= setting.peak
+        if low <= split[-1] <= high and inside and peaked:
             found.append(split)
     return found
 

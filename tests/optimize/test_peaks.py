@@ -1,0 +1,159 @@
+"""What interleaved chunks that do not come out even cost, and the relaxation that holds the whole graph."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from milpplan import Layout
+from milpplan.costs.columns import FloatArray
+from milpplan.costs.pipeline import StepGraph, Term, step_time_ns
+from milpplan.optimize import branching
+from milpplan.optimize.compact import CompactRelaxation
+from milpplan.optimize.kelley import Attempt, Counters, compact_start
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.peaks import least_peak, num_inner, peak_parts, peak_paths
+from milpplan.optimize.seeds import analytic_paths, chunk_paths
+from milpplan.optimize.timed import TimedRelaxation
+from milpplan.specs.problem import Problem
+from tests.optimize.brute_force import Costed
+from tests.optimize.test_branching import some, splits_of
+from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[tuple[Problem, Setting, Costed]]:
+    """Shared by the tests of this file."""
+    return some(4)
+
+
+def random_layout(rng: random.Random) -> Layout:
+    """An interleaved layout with any switches."""
+    pp, vpp = rng.randint(2, 4), rng.randint(2, 4)
+    return Layout(
+        pp=pp,
+        vpp=vpp,
+        global_batch_size=pp * rng.randint(1, 3),
+        schedule="interleaved",
+        overlap_grad_reduce=rng.random() < 0.5,
+        overlap_param_gather=rng.random() < 0.5,
+        zero_stage=1,
+    )
+
+
+def test_no_step_is_shorter_than_a_peak_path_through_any_inner_stage() -> None:
+    """Whatever the durations: the common part of the paths and r forwards and q backwards of an inner stage."""
+    rng, near = random.Random(3), 0
+    for _ in range(60):
+        layout = random_layout(rng)
+        transfer, barrier = rng.randint(0, 30), rng.randint(0, 9)
+        graph = StepGraph.of(layout, transfer, barrier)
+        peaks = peak_paths(layout, graph.structure)
+        assert len(peaks) >= layout.pp
+        assert max(peak.forwards + peak.backwards for peak in peaks) >= layout.pp - 1
+        durations = np.array([rng.randint(0, 100) for _ in range(len(Term) * layout.num_virtual_stages)])
+        durations = durations.reshape(len(Term), -1)
+        durations[[Term.CROSSING, Term.WEIGHT]] = 0
+        if rng.random() < 0.5:
+            # A chunk of all ranks slower than the others, which are alike: as with layers that do not come out even.
+            durations[:] = 0
+            durations[Term.FORWARD], durations[Term.BACKWARD] = 40, 80
+            first = layout.pp * rng.randrange(layout.vpp - 1)
+            durations[:, first : first + layout.pp] *= 2
+        step = int(step_time_ns(graph, durations))
+        for peak in peaks:
+            rest = int(peak.path.length_ns(durations, transfer, barrier))
+            for stage in range(num_inner(layout)):
+                added = (
+                    peak.forwards * durations[Term.FORWARD, stage]
+                    + peak.backwards * durations[Term.BACKWARD, stage]
+                )
+                assert rest + int(added) <= step
+                near += rest + int(added) >= 0.97 * step
+    assert near > 30
+
+
+def test_the_least_peak_is_that_of_all_splits(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+    """No split within the limits has a lower fullest inner stage, and where they leave any, some has just that."""
+    rng, equal = random.Random(4), 0
+    for problem, setting, _ in cases:
+        inner = num_inner(setting.layout)
+        for _ in range(30):
+            stage = rng.randrange(setting.num_stages)
+            narrow = setting.with_stage(stage, *sorted(rng.choices(range(problem.model.num_layers), k=2)))
+            tight = narrow.tightened(np.full(setting.layout.pp, problem.model.num_layers))
+            splits = [] if tight is None else splits_of(tight)
+            if tight is None or not splits:
+                continue
+            least = min(max(split[:inner]) for split in splits)
+            assert least_peak(tight) <= least
+            equal += least_peak(tight) == least
+            parts = peak_parts(tight)
+            if parts:
+                flat, higher = parts
+                shared = sorted([*splits_of(flat), *(one for one in splits if max(one[:inner]) >= higher.peak)])
+                assert shared == sorted(splits)
+    assert equal > 25
+
+
+def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+    """In any setting its bound is at most the fastest plan's step, and no less than that of the known paths."""
+    rng, looked_at, higher = random.Random(5), 0, 0
+    for problem, setting, plans in cases:
+        graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
+        fits = plans.peak_bytes <= setting.capacity_bytes
+        slowest = int(plans.step_time_ns[fits].max())
+        timed = TimedRelaxation(CompactRelaxation(setting, slowest), graph)
+        inner = num_inner(setting.layout)
+        for _ in range(8):
+            split = plans.layers[rng.choice(np.flatnonzero(fits).tolist())]
+            least = np.maximum(split - rng.randint(0, 2), [low for low, _ in setting.layer_bounds])
+            most = split + rng.randint(0, 2)
+            narrow = replace(setting, layer_bounds=tuple(zip(least.tolist(), most.tolist(), strict=True)))
+            tight = narrow.tightened(np.full(setting.layout.pp, problem.model.num_layers))
+            assert tight is not None
+            tight = replace(tight, peak=int(split[:inner].max()) if rng.random() < 0.5 else 0)
+            within = fits & (plans.layers >= least).all(axis=1) & (plans.layers <= most).all(axis=1)
+            within &= plans.layers[:, :inner].max(axis=1) >= tight.peak
+            proved, layers = timed.solve(tight)
+            assert layers is not None
+            assert proved <= plans.step_time_ns[within].min()
+            pool = [*analytic_paths(setting.layout), *chunk_paths(setting.layout)]
+            attempt = Attempt(tight, graph, pool, slowest, 0, 0.0, None, Counters())
+            start = compact_start(attempt)
+            assert start is not None
+            start[1].solve()
+            assert proved >= attempt.bound_ns * (1 - 1e-5)
+            higher += proved > attempt.bound_ns * (1 + 1e-3)
+            looked_at += 1
+    assert looked_at == 8 * len(cases)
+    assert higher > 5
+
+
+def test_trees_with_the_graph_in_the_relaxation_end_at_the_best_plan(
+    cases: list[tuple[Problem, Setting, Costed]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first node on, which by default only layouts have that paths do not decide quickly."""
+    solved: list[int] = []
+    solve = TimedRelaxation.solve
+
+    def counted(self: TimedRelaxation, setting: Setting) -> tuple[int, FloatArray | None]:
+        solved.append(setting.num_stages)
+        return solve(self, setting)
+
+    monkeypatch.setattr(branching, "PATH_NODES", 0)
+    monkeypatch.setattr(TimedRelaxation, "solve", counted)
+    check_trees(cases)
+    assert len(solved) > 10
+
+
+def test_paths_take_over_where_the_solver_gives_up(
+    cases: list[tuple[Problem, Setting, Costed]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relaxation without an answer costs time, not the proof."""
+    monkeypatch.setattr(branching, "PATH_NODES", 0)
+    monkeypatch.setattr(TimedRelaxation, "solve", lambda self, setting: (0, None))
+    check_trees(cases)
