@@ -38,7 +38,7 @@ from milpplan.costs.term import PAIRED
 from milpplan.costs.work_order import Kind
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.menus import FLOOR_UNITS, Setting
-from milpplan.optimize.peaks import PeakPath, least_peak
+from milpplan.optimize.peaks import PeakPath, least_passes, least_peak
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, Rows
 
 RESOLUTION = 2_000_000
@@ -148,15 +148,7 @@ class CompactRelaxation:
     @cached_property
     def least_passes_ns(self) -> IntArray:
         """What a forward and a backward of a layer take at least, whatever its kind and recomputation, [2]."""
-        modes = self.setting.problem.recompute_modes
-        kept = "none" in modes
-        least = []
-        for term in (Term.FORWARD, Term.BACKWARD):
-            layers, full, selective = self.slope[term]
-            options = [layers] * kept + [layers + full] * ("full" in modes)
-            options += [layers + selective] * ("selective" in modes)
-            least.append(min(int(option.min()) for option in options))
-        return np.array(least, dtype=np.int64)
+        return least_passes(self.slope, self.setting.problem.recompute_modes)
 
     def base_ns(self, paths: list[CriticalPath]) -> int:
         """Largest path of the empty stages: z starts there."""

@@ -15,11 +15,12 @@ stage. On a rank's way from the first to the last of the items on j other items 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.pipeline import Term
 from milpplan.costs.schedule import Structure
@@ -58,6 +59,17 @@ def least_peak(setting: Setting) -> int:
     on_ranks = -(-(fewest - most[inner:]) // (layout.vpp - 1))
     everywhere = math.ceil((setting.problem.model.num_layers - int(most[inner:].sum())) / (P * (layout.vpp - 1)))
     return max(setting.peak, everywhere, int(on_ranks.max()), int(least[:inner].max()))
+
+
+def least_passes(slope: IntArray, modes: Collection[str]) -> IntArray:
+    """Least nanoseconds that a layer adds to a forward and to a backward, [2]. ``slope`` [Term, 3, J, K]: what a
+    layer adds, and what it adds when it is recomputed wholly or selectively."""
+    least = []
+    for term in (Term.FORWARD, Term.BACKWARD):
+        layers, full, selective = slope[term]
+        added = {"none": np.zeros_like(layers), "full": full, "selective": selective}
+        least.append(min(int((layers + added[mode]).min()) for mode in modes))
+    return np.array(least, dtype=np.int64)
 
 
 def peak_parts(setting: Setting) -> list[Setting]:

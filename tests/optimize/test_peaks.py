@@ -58,7 +58,7 @@ def test_no_step_is_shorter_than_a_peak_path_through_any_inner_stage() -> None:
         durations = durations.reshape(len(Term), -1)
         durations[[Term.CROSSING, Term.WEIGHT]] = 0
         if rng.random() < 0.5:
-            # A chunk of all ranks slower than the others, which are alike: as with layers that do not come out even.
+            # One chunk of all ranks slower than the others: as with layers that do not come out even.
             durations[:] = 0
             durations[Term.FORWARD], durations[Term.BACKWARD] = 40, 80
             first = layout.pp * rng.randrange(layout.vpp - 1)
