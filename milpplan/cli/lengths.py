@@ -33,7 +33,7 @@ DEFAULT_ALIGNMENT = 128
 class LengthOptions:
     """What the command line says about lengths: the file, strategies a step, tokens a step, multiples that lengths
     are padded to, how sequences are put together and attended to, ends or number of buckets, whether others' rules
-    are priced, and the seed of what is drawn. None: not given."""
+    are priced, whether degrees run side by side, and the seed of what is drawn. None: not given."""
 
     path: Path | None
     max_strategies: int | None
@@ -44,6 +44,7 @@ class LengthOptions:
     buckets: str | None
     bucket_count: int | None
     baselines: bool
+    side_by_side: bool
     seed: int
 
     @property
@@ -79,6 +80,7 @@ def are_asked(asked: LengthOptions) -> bool:
         "--mask": asked.mask,
         "--buckets": asked.buckets,
         "--baselines": asked.baselines,
+        "--side-by-side": asked.side_by_side,
     }
     given += [name for name, value in switches.items() if value]
     if given and asked.path is None:
@@ -166,6 +168,7 @@ def solve(
             backend,
             options.baselines,
             rules=options.rules,
+            side_by_side=options.side_by_side,
         )
     document = lengths_document(result) if as_json or out is not None else ""
     if as_json:

@@ -235,6 +235,12 @@ Baselines = Annotated[
     bool,
     typer.Option("--baselines", help="With --lengths: what the rules of HotSPa and FlexSP, and bucketing, take."),
 ]
+SideBySide = Annotated[
+    bool,
+    typer.Option(
+        "--side-by-side", help="With --lengths: context parallelism of several degrees on different GPUs at once."
+    ),
+]
 Align = Annotated[
     int | None,
     typer.Option(

@@ -54,6 +54,7 @@ def solve(
     buckets: o.Buckets = None,
     bucket_count: o.BucketCount = None,
     baselines: o.Baselines = False,
+    side_by_side: o.SideBySide = False,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> None:

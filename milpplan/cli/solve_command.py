@@ -62,6 +62,7 @@ class SolveWords:
     buckets: str | None
     bucket_count: int | None
     baselines: bool
+    side_by_side: bool
     out: Path | None
     as_json: bool
 
@@ -113,6 +114,7 @@ class SolveWords:
             buckets=self.buckets,
             bucket_count=self.bucket_count,
             baselines=self.baselines,
+            side_by_side=self.side_by_side,
             seed=self.seed,
         )
 

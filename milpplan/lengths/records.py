@@ -105,12 +105,59 @@ class BaselineStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockRun:
+    """Micro-batches that run one after another on ``num_gpus`` GPUs from ``first_gpu`` on, and when: lengths of
+    the sequences of each."""
+
+    strategy: str
+    first_gpu: int
+    num_gpus: int
+    start_s: float
+    end_s: float
+    micro_batches: tuple[tuple[int, ...], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "strategy": self.strategy,
+            "first_gpu": self.first_gpu,
+            "num_gpus": self.num_gpus,
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "micro_batches": self.micro_batches,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """What is known of steps of several degrees side by side (``blocks``): the best one found that is shorter than
+    every step of one strategy, None without one, its runs in the order in which they start; no such step of any of
+    ``num_families`` takes less than ``lower_bound_s`` (None without a family)."""
+
+    step_time_s: float | None
+    lower_bound_s: float | None
+    num_families: int
+    runs: tuple[BlockRun, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "step_time_s": self.step_time_s,
+            "lower_bound_s": self.lower_bound_s,
+            "num_families": self.num_families,
+            "runs": [run.to_dict() for run in self.runs],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class LengthsResult:
     """The best step found, and the proved bound of all of them.
 
     ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
     the gradients, update, gather) ends the step. ``num_candidates`` strategies fit some sequence, ``num_sets``
-    sets of several were not ruled out before switches were priced. ``baselines`` where they were asked for.
+    sets of several were not ruled out before switches were priced. ``baselines`` and ``side_by_side`` where they
+    were asked for; where the step ``is_side_by_side`` its groups overlap, and ``side_by_side.runs`` has who runs
+    what when.
     """
 
     status: Status
@@ -130,6 +177,12 @@ class LengthsResult:
     wall_time_s: float
     baselines: tuple[BaselineStep, ...] = ()
     rules: SequenceRules = PACKED
+    side_by_side: SideBySide | None = None
+
+    @property
+    def is_side_by_side(self) -> bool:
+        """Whether the step has degrees side by side."""
+        return self.side_by_side is not None and self.side_by_side.step_time_s == self.step_time_s
 
     @property
     def gap(self) -> float:
@@ -174,4 +227,5 @@ class LengthsResult:
             "cpu_time_s": self.cpu_time_s,
             "wall_time_s": self.wall_time_s,
             **({"baselines": [one.to_dict() for one in self.baselines]} if self.baselines else {}),
+            **({} if self.side_by_side is None else {"side_by_side": self.side_by_side.to_dict()}),
         }

@@ -25,11 +25,12 @@ from milpplan.specs.model import ModelSpec
 from milpplan.specs.problem import Problem
 
 
-def check_rules(problem: Problem, rules: SequenceRules, baselines: bool) -> None:
-    """Refuse rules that the problem or the baselines do not know.
+def check_rules(problem: Problem, rules: SequenceRules, baselines: bool, side_by_side: bool) -> None:
+    """Refuse rules that the problem, the baselines or degrees side by side do not know.
 
     Raises:
-        InvalidInputError: a full mask beside sliding windows, or baselines, which pack, of padded sequences.
+        InvalidInputError: a full mask beside sliding windows, or baselines or degrees side by side, which pack, of
+            padded sequences.
     """
     windows = [kind.attention for kind in problem.model.kinds if getattr(kind.attention, "sliding_window", None)]
     if rules.mask == "full" and windows:
@@ -42,6 +43,12 @@ def check_rules(problem: Problem, rules: SequenceRules, baselines: bool) -> None
         raise InvalidInputError(
             "Baselines are asked for, and sequences are padded.",
             "Expected packed ones: HotSPa's and FlexSP's rules pack.",
+            "Leave out one of them.",
+        )
+    if rules.padded and side_by_side:
+        raise InvalidInputError(
+            "Degrees side by side are asked for, and sequences are padded.",
+            "Expected packed ones: a block's micro-batches hold sequences of several lengths.",
             "Leave out one of them.",
         )
 

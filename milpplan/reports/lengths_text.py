@@ -9,10 +9,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.lengths.records import LengthGroup, LengthsResult
+from milpplan.lengths.records import BlockRun, LengthGroup, LengthsResult
 from milpplan.reports.terminal import report_table
 from milpplan.units import bytes_text, gap_text, percent_text, seconds_text
 from milpplan.version import __version__
+
+MAX_RUNS = 40
+"""Runs of blocks in a table."""
 
 
 def lengths_document(result: LengthsResult) -> str:
@@ -27,7 +30,6 @@ def lengths_tables(result: LengthsResult) -> RenderableType:
 
 def _parts(result: LengthsResult) -> Iterator[RenderableType]:
     static = result.static
-    saved = result.speedup - 1.0
     yield Text(
         f"Step {seconds_text(result.step_time_s)}, proved at least {seconds_text(result.lower_bound_s)} "
         f"(gap {gap_text(result.gap)}): {result.num_sequences:,} sequences, {result.num_tokens:,} tokens "
@@ -37,17 +39,25 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
         f"Best single strategy: {static.strategy}, {seconds_text(static.step_time_s)}, proved at least "
         f"{seconds_text(static.lower_bound_s)}"
     )
-    several = len(result.groups) > 1
-    verdict = f"Switching gains {percent_text(saved)}" if several else "Nothing found is shorter than one strategy"
     yield Text(
-        f"{verdict} ({result.num_candidates} strategies; {result.num_sets:,} sets of several left open by their "
-        "work and reductions alone)"
+        f"{_verdict(result)} ({result.num_candidates} strategies; {result.num_sets:,} sets of several left open "
+        "by their work and reductions alone)"
     )
     yield _groups(result)
+    if result.side_by_side is not None and result.is_side_by_side:
+        yield _runs(result.side_by_side.runs)
     if result.switches:
         yield _switches(result)
     if result.baselines:
         yield _baselines(result)
+
+
+def _verdict(result: LengthsResult) -> str:
+    """What is gained over the best single strategy, and by what."""
+    saved = percent_text(result.speedup - 1.0)
+    if result.is_side_by_side:
+        return f"Degrees side by side gain {saved}"
+    return f"Switching gains {saved}" if len(result.groups) > 1 else "Nothing found is shorter than one strategy"
 
 
 def _rules(result: LengthsResult) -> str:
@@ -79,6 +89,25 @@ def _micro_batches(group: LengthGroup) -> str:
     least, most = min(numbers), max(numbers)
     spread = str(most) if least == most else f"{least} to {most}"
     return f"{len(numbers)} x {spread}"
+
+
+def _runs(runs: tuple[BlockRun, ...]) -> Table:
+    """Which GPUs run what, and when; the first of many."""
+    columns = ("GPUs", "strategy", "micro-batches", "tokens", "longest", "start", "end")
+    table = report_table("Degrees side by side, in the order of their starts", *columns)
+    for run in runs[:MAX_RUNS]:
+        table.add_row(
+            f"{run.first_gpu} to {run.first_gpu + run.num_gpus - 1}",
+            run.strategy,
+            str(len(run.micro_batches)),
+            f"{sum(map(sum, run.micro_batches)):,}",
+            f"{max(map(max, run.micro_batches)):,}",
+            seconds_text(run.start_s),
+            seconds_text(run.end_s),
+        )
+    if len(runs) > MAX_RUNS:
+        table.add_row(f"{len(runs) - MAX_RUNS} more: --json", "", "", "", "", "", "")
+    return table
 
 
 def _baselines(result: LengthsResult) -> Table:

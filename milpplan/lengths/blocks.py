@@ -1,0 +1,183 @@
+"""Steps of context parallelism of several degrees side by side: blocks of GPUs, each with its own micro-batches.
+
+**The space.** One tensor parallelism, no stages, no expert parallelism: then every rank holds the same parameters
+whatever the degree of context parallelism, the gradients of all micro-batches add up in place, and one reduction
+among all D x C ranks of one tensor-parallel rank, the same for every D and C, ends the step. So *slots* of tp GPUs
+stand in a row, 0 ... M - 1, and a micro-batch runs on an aligned *block* of c of them (c b to c b + c - 1) under
+the strategy with cp = c and any recompute setting that holds it. A block starts when all its slots are free; the
+slots of others go on. Nothing moves between two degrees, so nothing is switched; all blocks are done before the
+reduction:
+
+    end(run) = max over its slots of the ends of what ran there before + its time
+    step     = max over all runs + reduction + finish
+
+A step of equal replicas is one of these (all micro-batches under one degree), and so are FlexSP's rounds.
+
+**Memory.** States do not depend on the degree; a micro-batch holds at most what its strategy holds alone
+(``candidates``). Buffers of communicators of further degrees are not counted.
+
+Source: FlexSP (2412.01523), whose groups of sequence parallelism of several degrees run beside each other and are
+remade from round to round; here blocks need not wait for the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.errors import IllegalPlanError
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.replicas import micro_batch_times
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Strategies (places in the pool) with the same parameters on every rank, of any degree of context
+    parallelism."""
+
+    pool: Pool
+    members: tuple[int, ...]
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """Context parallelism of every member."""
+        return tuple(self.pool.members[member].candidate.layout.cp for member in self.members)
+
+    @property
+    def num_slots(self) -> int:
+        """M: GPUs of the cluster by those of a slot."""
+        layout = self.pool.members[self.members[0]].candidate.layout
+        return layout.num_gpus // layout.tp
+
+    @property
+    def slot_gpus(self) -> int:
+        """GPUs of a slot: tp."""
+        return self.pool.members[self.members[0]].candidate.layout.tp
+
+    def slots(self, run: Run) -> slice:
+        """The slots of a run's block."""
+        degree = self.pool.members[run.member].candidate.layout.cp
+        return slice(degree * run.block, degree * (run.block + 1))
+
+    def grains(self, member: int) -> int:
+        """The most grains of a micro-batch."""
+        return self.pool.grains(member, beside=False)
+
+    @property
+    def once_ns(self) -> int:
+        """The reduction and the finish, the same for all degrees (the most of any, should they differ)."""
+        return self.reduce_ns + self.finish_ns
+
+    @property
+    def reduce_ns(self) -> int:
+        """The reduction of gradients among all slots."""
+        return max(map(self.pool.reduce_ns, self.members))
+
+    @property
+    def finish_ns(self) -> int:
+        """Norm, update and gather."""
+        return max(map(self.pool.finish_ns, self.members))
+
+
+def families(pool: Pool) -> list[Family]:
+    """All families of at least two degrees, one of which holds the longest sequence."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for member, one in enumerate(pool.members):
+        layout = one.candidate.layout
+        if layout.pp == layout.ep == 1:
+            found.setdefault((layout.tp, layout.etp), []).append(member)
+    made = [Family(pool, tuple(members)) for members in found.values()]
+    longest = int(pool.load.lengths[-1])
+    return [
+        one
+        for one in made
+        if len(set(one.degrees)) > 1 and max(map(one.grains, one.members)) * pool.load.grain >= longest
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Micro-batches ``packed`` [v, n] of one strategy, one after another on block ``block`` of its degree."""
+
+    member: int
+    block: int
+    packed: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class BlockStep:
+    """Runs in the order in which they start on every slot, when each starts and ends, and the exact time of the
+    step, reduction and finish included, ns."""
+
+    family: Family
+    runs: tuple[Run, ...]
+    starts_ns: tuple[int, ...]
+    ends_ns: tuple[int, ...]
+    time_ns: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Members that run something, the first one first."""
+        return tuple(dict.fromkeys(run.member for run in self.runs))
+
+
+def simulated(family: Family, runs: Sequence[Run]) -> BlockStep:
+    """The exact step of the runs, in their order.
+
+    Raises:
+        IllegalPlanError: a sequence runs never or twice, a block is none, or a micro-batch does not fit.
+    """
+    _check(family, runs)
+    times = run_times_ns(family, runs)
+    free = np.zeros(family.num_slots, dtype=np.int64)
+    starts, ends = [], []
+    for run, taken in zip(runs, times, strict=True):
+        part = family.slots(run)
+        starts.append(int(free[part].max()))
+        ends.append(starts[-1] + taken)
+        free[part] = ends[-1]
+    return BlockStep(family, tuple(runs), tuple(starts), tuple(ends), int(free.max()) + family.once_ns)
+
+
+def run_times_ns(family: Family, runs: Sequence[Run]) -> list[int]:
+    """Exact time of every run: of all its micro-batches."""
+    pool, found = family.pool, [0] * len(runs)
+    for member in dict.fromkeys(run.member for run in runs):
+        mine = [place for place, run in enumerate(runs) if run.member == member]
+        rows = np.concatenate([runs[place].packed for place in mine])
+        candidate = pool.members[member].candidate
+        times = micro_batch_times(pool.problem, candidate, pool.load.lengths, rows, pool.load.rules.mask)
+        each = times.forward[0] + times.backward[0]
+        ends = np.cumsum([len(runs[place].packed) for place in mine])[:-1]
+        for place, part in zip(mine, np.split(each, ends), strict=True):
+            found[place] = int(part.sum())
+    return found
+
+
+def _check(family: Family, runs: Sequence[Run]) -> None:
+    load = family.pool.load
+    held = sum((run.packed.sum(axis=0) for run in runs), np.zeros_like(load.counts))
+    if (held != load.counts).any():
+        k = int(np.flatnonzero(held != load.counts)[0])
+        raise IllegalPlanError(
+            f"{held[k]} sequences of {load.lengths[k]:,} tokens run; there are {load.counts[k]}.",
+            "Every sequence once expected.",
+        )
+    for run in runs:
+        name = family.pool.members[run.member].candidate.name
+        part = family.slots(run)
+        if run.member not in family.members or run.block < 0 or part.stop > family.num_slots:
+            raise IllegalPlanError(
+                f"Block {run.block} of {name} ends at slot {part.stop}.",
+                f"Blocks of the {family.num_slots} slots of one tensor parallelism expected.",
+            )
+        tokens, most = run.packed @ load.lengths, family.grains(run.member) * load.grain
+        if not len(tokens) or tokens.min() < 1 or tokens.max() > most:
+            raise IllegalPlanError(
+                f"A run of {name} has micro-batches of {tokens.tolist()} tokens.",
+                f"At least one expected, of 1 to {most:,} tokens each.",
+            )

@@ -1,0 +1,275 @@
+"""Degrees side by side: exact times slot by slot, a bound below every step, and the best of all small steps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+
+from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.groups.workload import Workload, workload_of
+from milpplan.lengths.block_bound import shared_work
+from milpplan.lengths.block_packing import shortest
+from milpplan.lengths.block_steps import best_blocks
+from milpplan.lengths.blocks import Family, Run, families, simulated
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.records import LengthsResult, SequenceRules
+from milpplan.lengths.replicas import micro_batch_times
+from milpplan.lengths.side_by_side import flexsp_step
+from milpplan.lengths.solving import solve_lengths
+from tests.lengths.cases import GRAIN, pool_of, workload
+from tests.small import small_problem
+
+FLAT = {"pp": (1,), "tp": (1,)}
+
+
+@cache
+def steps_of() -> Workload:
+    """One sequence that only half the cluster holds, and sixty short ones."""
+    return workload(long=1, short=60, longest=49_152)
+
+
+@cache
+def pool() -> Pool:
+    """Strategies without stages and tensor parallelism."""
+    return pool_of(small_problem(memory_gib=40, space=FLAT), steps_of())
+
+
+@cache
+def family() -> Family:
+    """The family of the pool: degrees 1, 2 and 4."""
+    (only,) = families(pool())
+    assert set(only.degrees) == {1, 2, 4}
+    return only
+
+
+def random_runs(found: Family, random: np.random.Generator) -> list[Run]:
+    """Every sequence in some micro-batch of some run on some block, in any order of degrees."""
+    load, rows = found.pool.load, []
+    for k in random.permutation(np.repeat(np.arange(len(load.counts)), load.counts)).tolist():
+        size = int(load.lengths[k]) // load.grain
+        open_ = [
+            row for row in rows
+            if found.grains(row[0]) >= size + int(row[2] @ load.lengths) // load.grain and random.random() < 0.3
+        ]  # fmt: skip
+        if not open_:
+            members = [one for one in found.members if found.grains(one) >= size]
+            member = int(random.choice(members))
+            blocks = found.pool.members[member].candidate.layout.dp
+            rows.append((member, int(random.integers(blocks)), np.zeros_like(load.counts)))
+            open_ = rows[-1:]
+        open_[0][2][k] += 1
+    return [Run(member, block, packed[None]) for member, block, packed in rows]
+
+
+def test_families_hold_what_one_set_of_parameters_allows() -> None:
+    """One tensor parallelism, no stages, two degrees at least, and no degree twice with one recompute setting; the
+    reduction and the finish are the same under every degree."""
+    found = families(pool_of(small_problem(memory_gib=40, space={"pp": (1,)}), few(np.random.default_rng(1))))
+    assert len(found) == 2
+    for one in found:
+        layouts = [one.pool.members[member].candidate.layout for member in one.members]
+        assert len({(layout.tp, layout.pp, layout.ep) for layout in layouts}) == 1
+        assert all(layout.pp == 1 and layout.dp * layout.cp == one.num_slots for layout in layouts)
+        assert len(set(one.degrees)) > 1
+        assert len({one.pool.reduce_ns(member) for member in one.members}) == 1
+        assert len({one.pool.finish_ns(member) for member in one.members}) == 1
+
+
+def test_steps_take_what_their_slots_take() -> None:
+    """Random runs: a clock for every slot, moved by hand, gives the same step; none is below the bound."""
+    found, random = family(), np.random.default_rng(6)
+    bound = shared_work(found).bound_ns
+    for _ in range(12):
+        runs = random_runs(found, random)
+        step = simulated(found, runs)
+        clocks = [0] * found.num_slots
+        for run, start, end in zip(runs, step.starts_ns, step.ends_ns, strict=True):
+            candidate = pool().members[run.member].candidate
+            mine = range(candidate.layout.cp * run.block, candidate.layout.cp * (run.block + 1))
+            times = micro_batch_times(pool().problem, candidate, pool().load.lengths, run.packed)
+            begin = max(clocks[slot] for slot in mine)
+            for slot in mine:
+                clocks[slot] = begin + int(times.forward.sum() + times.backward.sum())
+            assert (start, end) == (begin, clocks[mine[0]])
+        assert step.time_ns == max(clocks) + found.once_ns
+        assert bound <= step.time_ns
+
+
+def test_equal_replicas_are_steps_of_blocks() -> None:
+    """The packing of one strategy, each replica a run on its block, takes what the strategy takes."""
+    found = pool()
+    for member in family().members:
+        if found.grains(member, beside=False) * GRAIN < found.load.lengths[-1]:
+            continue
+        packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
+        assert packed is not None
+        runs = [Run(member, block, rows) for block, rows in enumerate(packed.replicas) if len(rows)]
+        step = simulated(family(), runs)
+        assert step.time_ns == packed.time_ns + found.reduce_ns(member) + found.finish_ns(member)
+        assert shared_work(family()).bound_ns <= step.time_ns
+
+
+def test_illegal_steps_are_refused() -> None:
+    """A sequence that does not run, a block beyond the cluster, and a micro-batch beyond memory."""
+    found, random = family(), np.random.default_rng(9)
+    runs = random_runs(found, random)
+    with pytest.raises(IllegalPlanError, match="Every sequence once"):
+        simulated(found, runs[:-1])
+    beyond = Run(runs[0].member, found.pool.members[runs[0].member].candidate.layout.dp, runs[0].packed)
+    with pytest.raises(IllegalPlanError, match="Block"):
+        simulated(found, [beyond, *runs[1:]])
+    everything = found.pool.load.counts[None]
+    least = min(found.members, key=found.grains)
+    with pytest.raises(IllegalPlanError, match="tokens each"):
+        simulated(found, [Run(least, 0, everything)])
+
+
+def partitions(items: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
+    """All ways to put different items into micro-batches."""
+    if not items:
+        return [[]]
+    found = []
+    for parts in partitions(items[1:]):
+        found.append([(items[0],), *parts])
+        joined = [(items[0], *part) for part in parts]
+        found += [[*parts[:at], one, *parts[at + 1 :]] for at, one in enumerate(joined)]
+    return found
+
+
+class AllSteps:
+    """Least time of all steps of a family for a few sequences of different lengths, by plain enumeration: where
+    every sequence runs, in which micro-batches, under which strategy. On nested blocks no order of runs is shorter
+    than the largest degree first, and then a slot is done after the sum of what runs on it."""
+
+    def __init__(self, found: Family) -> None:
+        self.family = found
+        self.number = len(found.pool.load.lengths)
+        assert (found.pool.load.counts == 1).all()
+        self.degrees = sorted(set(found.degrees))
+        self.block_ns = {degree: self._block_times(degree) for degree in self.degrees}
+
+    def _block_times(self, degree: int) -> dict[tuple[int, ...], float]:
+        load = self.family.pool.load
+        subsets = [
+            s for size in range(1, self.number + 1) for s in itertools.combinations(range(self.number), size)
+        ]
+        rows = np.array([[int(k in subset) for k in range(self.number)] for subset in subsets])
+        best = np.full(len(subsets), np.inf)
+        for member, own in zip(self.family.members, self.family.degrees, strict=True):
+            fits = rows @ load.lengths <= self.family.grains(member) * load.grain
+            if own != degree or not fits.any():
+                continue
+            candidate = self.family.pool.members[member].candidate
+            times = micro_batch_times(self.family.pool.problem, candidate, load.lengths, rows[fits])
+            best[fits] = np.minimum(best[fits], times.forward[0] + times.backward[0])
+        single = dict(zip(subsets, best.tolist(), strict=True))
+        whole = {s: min(sum(single[tuple(sorted(p))] for p in ways) for ways in partitions(s)) for s in subsets}
+        return {(): 0.0, **whole}
+
+    def least_ns(self) -> float:
+        """The step, its reduction and finish included."""
+        slots = self.family.num_slots
+        blocks = [(degree, block) for degree in self.degrees for block in range(slots // degree)]
+        least = math.inf
+        for chosen in itertools.product(range(len(blocks)), repeat=self.number):
+            ends = [0.0] * slots
+            for place in set(chosen):
+                degree, block = blocks[place]
+                taken = self.block_ns[degree][tuple(k for k in range(self.number) if chosen[k] == place)]
+                for slot in range(degree * block, degree * (block + 1)):
+                    ends[slot] += taken
+            least = min(least, max(ends))
+        return least + self.family.once_ns
+
+
+def few(random: np.random.Generator) -> Workload:
+    """Two to four sequences of different lengths, one of them long."""
+    lengths = np.concatenate(
+        [random.integers(100, 9_000, random.integers(1, 4)), random.integers(9_000, 40_000, 1)]
+    )
+    return workload_of(np.unique(lengths // GRAIN + 1) * GRAIN, GRAIN)
+
+
+def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much() -> None:
+    """Random sequences on two and four slots against all steps: the bound is below the best of them, and what is
+    found is that one in most cases, and within a twentieth of it in all."""
+    random, same, number = np.random.default_rng(12), 0, 10
+    for _ in range(number):
+        (one,) = families(pool_of(small_problem(memory_gib=40, space=FLAT), few(random)))
+        shared, best = shared_work(one), AllSteps(one).least_ns()
+        assert shared.bound_ns <= best
+        step = shortest(one, shared, 0.0, math.inf)
+        assert best <= step.time_ns <= 1.05 * best
+        same += step.time_ns == best
+    assert same > 0.6 * number, (same, number)
+
+
+@cache
+def solved() -> LengthsResult:
+    """The small problem with degrees side by side."""
+    problem = small_problem(memory_gib=40, space=FLAT)
+    return solve_lengths(problem, steps_of(), GRAIN, 1, 0.01, 10.0, "highs", side_by_side=True)
+
+
+def test_results_say_who_runs_what_when() -> None:
+    """Runs hold every sequence once, on GPUs of the cluster, never two at once on one of them; groups hold the
+    same; the step is the last end with the reduction and the finish."""
+    result, steps = solved(), steps_of()
+    assert result.is_side_by_side
+    assert len(result.groups) > 1
+    assert result.side_by_side is not None
+    assert result.side_by_side.lower_bound_s is not None
+    runs = result.side_by_side.runs
+    held = Counter(length for run in runs for one in run.micro_batches for length in one)
+    assert held == dict(zip(steps.lengths.tolist(), steps.counts.tolist(), strict=True))
+    for gpu in range(4):
+        mine = sorted(
+            (run.start_s, run.end_s) for run in runs if run.first_gpu <= gpu < run.first_gpu + run.num_gpus
+        )
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(mine))
+    reduce_s = sum(group.reduce_s for group in result.groups)
+    last = max(run.end_s for run in runs)
+    assert result.step_time_s == pytest.approx(last + reduce_s + result.finish_s, rel=1e-9)
+    assert Counter(run.strategy for run in runs).keys() == set(result.order)
+    for group in result.groups:
+        mine = Counter(length for replica in group.micro_batches for one in replica for length in one)
+        assert mine == dict(group.buckets)
+        assert len(group.micro_batches) == group.plan.layout.dp
+        assert {run.num_gpus for run in runs if run.strategy == group.strategy} == {
+            group.plan.layout.tp * group.plan.layout.cp
+        }
+
+
+def test_degrees_side_by_side_are_one_space_with_the_rest() -> None:
+    """The step is no longer than the best of one strategy, which stays as it is without them; the bound is below
+    both, and below FlexSP's rounds, which are such steps."""
+    result = solved()
+    plain = solve_lengths(small_problem(memory_gib=40, space=FLAT), steps_of(), GRAIN, 1, 0.01, 10.0, "highs")
+    assert plain.side_by_side is None
+    assert "side_by_side" not in plain.to_dict()
+    assert result.static.step_time_s == plain.static.step_time_s
+    assert result.lower_bound_s <= result.step_time_s < plain.step_time_s
+    assert result.status == "optimal"
+    document = result.to_dict()["side_by_side"]
+    assert document["step_time_s"] == result.step_time_s
+    assert len(document["runs"]) == len(result.side_by_side.runs if result.side_by_side else ())
+    rounds = flexsp_step(pool(), 0.5, "highs")
+    assert rounds.step_time_s is not None
+    assert rounds.step_time_s * 1e9 >= best_blocks(pool(), math.inf, 0.02, math.inf).bound_ns
+
+
+def test_what_has_no_two_degrees_stays_as_it_is() -> None:
+    """With one degree only there is no family; padded sequences are refused."""
+    problem = small_problem(memory_gib=40, space={"cp": (2,), **FLAT})
+    result = solve_lengths(problem, steps_of(), GRAIN, 1, 0.05, 5.0, "highs", side_by_side=True)
+    assert result.side_by_side is not None
+    assert result.side_by_side.num_families == 0
+    assert result.side_by_side.lower_bound_s is None
+    assert not result.is_side_by_side
+    with pytest.raises(InvalidInputError, match="padded"):
+        solve_lengths(problem, steps_of(), GRAIN, rules=SequenceRules(padded=True), side_by_side=True)
