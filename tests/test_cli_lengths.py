@@ -99,6 +99,25 @@ def test_baselines_are_compared(lines: Path, tmp_path: Path) -> None:
     assert all(one["rule"] in text for one in rules)
 
 
+def test_degrees_side_by_side(tmp_path: Path) -> None:
+    """One sequence that only the whole cluster holds, and many short ones: which GPUs run what and when, in the
+    tables and in the document, and a step shorter than that of the best single strategy."""
+    path, out = tmp_path / "lengths.txt", tmp_path / "step.json"
+    path.write_text("1500\n700\n" * 60 + "50000\n", encoding="utf-8")
+    words = ("--side-by-side", "--max-strategies", "1", "--gap", "0.02", "--time-limit", "4", "--out", str(out))
+    code, text, _ = run("--lengths", str(path), *words)
+    assert code == 0
+    assert "Degrees side by side gain" in text
+    assert "0 to 7" in text
+    document = json.loads(out.read_text(encoding="utf-8"))
+    turns = document["side_by_side"]["turns"]
+    assert document["side_by_side"]["step_time_s"] == document["step_time_s"] < document["static"]["step_time_s"]
+    assert document["side_by_side"]["lower_bound_s"] >= document["lower_bound_s"] >= 0.98 * document["step_time_s"]
+    assert sorted({one["num_gpus"] for one in turns}) == [2, 8]
+    assert sum(len(batch) for one in turns for batch in one["micro_batches"]) == 121
+    assert document["switches"] == []
+
+
 @pytest.mark.parametrize(
     ("content", "words", "code", "said"),
     [
@@ -118,6 +137,7 @@ def test_baselines_are_compared(lines: Path, tmp_path: Path) -> None:
         ("1200\n", ["--buckets", "128,1024"], 2, "1280 tokens"),
         ("12\n", ["--bucket-count", "0"], 2, "--bucket-count"),
         ("12\n", ["--padding", "--baselines"], 2, "pack"),
+        ("12\n", ["--padding", "--side-by-side"], 2, "pack"),
         ("12\n", ["--gap", "-1"], 2, "--gap"),
     ],
 )

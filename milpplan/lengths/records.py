@@ -105,7 +105,7 @@ class BaselineStep:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRun:
+class TeamTurn:
     """Micro-batches that run one after another on ``num_gpus`` GPUs from ``first_gpu`` on, and when: lengths of
     the sequences of each."""
 
@@ -130,14 +130,14 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """What is known of steps of several degrees side by side (``blocks``): the best one found that is shorter than
-    every step of one strategy, None without one, its runs in the order in which they start; no such step of any of
-    ``num_families`` takes less than ``lower_bound_s`` (None without a family)."""
+    """What is known of steps of several degrees side by side (``teams``): the best one found that is shorter than
+    every step of one strategy, None without one, and its turns in the order in which they start; no such step of
+    any of ``num_families`` takes less than ``lower_bound_s`` (None without a family)."""
 
     step_time_s: float | None
     lower_bound_s: float | None
     num_families: int
-    runs: tuple[BlockRun, ...]
+    turns: tuple[TeamTurn, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -145,7 +145,7 @@ class SideBySide:
             "step_time_s": self.step_time_s,
             "lower_bound_s": self.lower_bound_s,
             "num_families": self.num_families,
-            "runs": [run.to_dict() for run in self.runs],
+            "turns": [turn.to_dict() for turn in self.turns],
         }
 
 
@@ -156,7 +156,7 @@ class LengthsResult:
     ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
     the gradients, update, gather) ends the step. ``num_candidates`` strategies fit some sequence, ``num_sets``
     sets of several were not ruled out before switches were priced. ``baselines`` and ``side_by_side`` where they
-    were asked for; where the step ``is_side_by_side`` its groups overlap, and ``side_by_side.runs`` has who runs
+    were asked for; where the step ``is_side_by_side`` its groups overlap, and ``side_by_side.turns`` has who runs
     what when.
     """
 

@@ -48,7 +48,7 @@ def check_rules(problem: Problem, rules: SequenceRules, baselines: bool, side_by
     if rules.padded and side_by_side:
         raise InvalidInputError(
             "Degrees side by side are asked for, and sequences are padded.",
-            "Expected packed ones: a block's micro-batches hold sequences of several lengths.",
+            "Expected packed ones: a team's micro-batches hold sequences of several lengths.",
             "Leave out one of them.",
         )
 

@@ -12,8 +12,8 @@ Which group a sequence runs in is decided as FlexSP does, by an integer program 
 round; ours, ``groups``, over the sequences' own lengths in place of its 16 buckets. What is reported is the
 exact time of its answer.
 
-A round with groups of different degree is no step of ``solving``, whose replicas are alike: its bound does not
-hold for this rule.
+A round with groups of different degree is no step of equal replicas; it is one of ``teams``, whose bound holds
+for this rule.
 
 Source: FlexSP (2412.01523); PKU-DAIR/Hetu-Galvatron, branch flexsp, b466689, galvatron/flexsp_solver/solver.py.
 """

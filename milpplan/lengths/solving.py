@@ -25,8 +25,6 @@ from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
 from milpplan.groups.workload import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps, bucketed_step
-from milpplan.lengths.block_steps import BestBlocks, best_blocks, block_groups
-from milpplan.lengths.blocks import BlockStep
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
@@ -34,6 +32,8 @@ from milpplan.lengths.screening import Bounded, OpenSet, Screened, screened, spl
 from milpplan.lengths.sequences import check_rules
 from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.lengths.tables import Load
+from milpplan.lengths.team_steps import BestTeams, best_teams, team_groups
+from milpplan.lengths.teams import TeamStep
 from milpplan.lengths.work import Loads, WorkBounds
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -46,7 +46,7 @@ _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
 # Parts of a pipeline's load that are bounded one by one.
 _PIECES = 5
 # Degrees side by side may take this share of the time; the baselines' programs this one once more.
-_BLOCKS_SHARE = 0.2
+_TEAMS_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
 
 
@@ -79,7 +79,7 @@ def solve_lengths(
     ``max_strategies`` take turns; ``time_limit_s`` is soft. ``rules``: how sequences are attended to and put
     together. With ``baselines`` the result has what others' rules make of the same (in a third of the time more);
     with ``hotspa``, (dp, tp, pp) of a strategy for every bucket, the longest first, HotSPa's with these, too. With
-    ``side_by_side`` context parallelism of several degrees on different GPUs at once is in the space (``blocks``).
+    ``side_by_side`` context parallelism of several degrees on different GPUs at once is in the space (``teams``).
 
     Raises:
         InfeasibleError: no strategy holds the longest sequence.
@@ -92,15 +92,15 @@ def solve_lengths(
     pool = Pool.of(grain_problem(problem, alignment), load)
     static, static_bound_ns = best_static(pool, gap, _STATIC_SHARE * time_limit_s, backend)
     search = _Several(pool, static, gap, backend)
-    blocks = None
+    teams = None
     if side_by_side:
-        blocks = best_blocks(pool, static.time_ns, gap, time.perf_counter() + _BLOCKS_SHARE * time_limit_s)
-        search.best = blocks.step or static
+        teams = best_teams(pool, static.time_ns, gap, time.perf_counter() + _TEAMS_SHARE * time_limit_s)
+        search.best = teams.step or static
     if max_strategies > 1:
         search.run(max_strategies, start + time_limit_s)
     seconds = _BASELINES_SHARE * time_limit_s
     compared = baseline_steps(pool, search.switches, seconds, backend, hotspa) if baselines else ()
-    return _result(search, static, static_bound_ns, compared, (start, cpu_start), blocks)
+    return _result(search, static, static_bound_ns, compared, (start, cpu_start), teams)
 
 
 def _result(
@@ -109,22 +109,22 @@ def _result(
     static_bound_ns: int,
     baselines: tuple[BaselineStep, ...],
     started: tuple[float, float],
-    blocks: BestBlocks | None,
+    teams: BestTeams | None,
 ) -> LengthsResult:
     """Everything that is known; ``started``: wall clock and CPU time at the beginning."""
     pool, best = search.pool, search.best
-    bound_ns = min(static_bound_ns, search.bound_ns, best.time_ns, *([blocks.bound_ns] if blocks else []))
+    bound_ns = min(static_bound_ns, search.bound_ns, best.time_ns, *([teams.bound_ns] if teams else []))
     reached = best.time_ns - bound_ns <= search.gap * best.time_ns
     names = [one.candidate.name for one in pool.members]
-    together = isinstance(best, BlockStep)
-    home = best.order[-1] if isinstance(best, BlockStep) else best.home
+    together = isinstance(best, TeamStep)
+    home = best.order[-1] if isinstance(best, TeamStep) else best.home
     return LengthsResult(
         status="optimal" if reached else "feasible",
         step_time_s=best.time_ns / NS_PER_S,
         lower_bound_s=bound_ns / NS_PER_S,
         home=names[home],
-        groups=block_groups(best)
-        if isinstance(best, BlockStep)
+        groups=team_groups(best)
+        if isinstance(best, TeamStep)
         else tuple(_group(pool, best, member) for member in best.order),
         switches=() if together else tuple(search.switches.of_step(home, best.order)),
         finish_s=pool.finish_ns(home) / NS_PER_S,
@@ -143,7 +143,7 @@ def _result(
         wall_time_s=time.perf_counter() - started[0],
         baselines=baselines,
         rules=pool.load.rules,
-        side_by_side=None if blocks is None else blocks.record(),
+        side_by_side=None if teams is None else teams.record(),
     )
 
 
@@ -264,7 +264,7 @@ class _Several:
 
     def __init__(self, pool: Pool, static: _Step, gap: float, backend: str) -> None:
         self.pool = pool
-        self.best: _Step | BlockStep = static
+        self.best: _Step | TeamStep = static
         self.gap = gap
         self.backend = backend
         self.bound_ns = float("inf")

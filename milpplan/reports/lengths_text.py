@@ -9,13 +9,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.lengths.records import BlockRun, LengthGroup, LengthsResult
+from milpplan.lengths.records import LengthGroup, LengthsResult, TeamTurn
 from milpplan.reports.terminal import report_table
 from milpplan.units import bytes_text, gap_text, percent_text, seconds_text
 from milpplan.version import __version__
 
-MAX_RUNS = 40
-"""Runs of blocks in a table."""
+MAX_TURNS = 40
+"""Turns of teams in a table."""
 
 
 def lengths_document(result: LengthsResult) -> str:
@@ -45,7 +45,7 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
     )
     yield _groups(result)
     if result.side_by_side is not None and result.is_side_by_side:
-        yield _runs(result.side_by_side.runs)
+        yield _turns(result.side_by_side.turns)
     if result.switches:
         yield _switches(result)
     if result.baselines:
@@ -91,22 +91,22 @@ def _micro_batches(group: LengthGroup) -> str:
     return f"{len(numbers)} x {spread}"
 
 
-def _runs(runs: tuple[BlockRun, ...]) -> Table:
+def _turns(turns: tuple[TeamTurn, ...]) -> Table:
     """Which GPUs run what, and when; the first of many."""
     columns = ("GPUs", "strategy", "micro-batches", "tokens", "longest", "start", "end")
     table = report_table("Degrees side by side, in the order of their starts", *columns)
-    for run in runs[:MAX_RUNS]:
+    for turn in turns[:MAX_TURNS]:
         table.add_row(
-            f"{run.first_gpu} to {run.first_gpu + run.num_gpus - 1}",
-            run.strategy,
-            str(len(run.micro_batches)),
-            f"{sum(map(sum, run.micro_batches)):,}",
-            f"{max(map(max, run.micro_batches)):,}",
-            seconds_text(run.start_s),
-            seconds_text(run.end_s),
+            f"{turn.first_gpu} to {turn.first_gpu + turn.num_gpus - 1}",
+            turn.strategy,
+            str(len(turn.micro_batches)),
+            f"{sum(map(sum, turn.micro_batches)):,}",
+            f"{max(map(max, turn.micro_batches)):,}",
+            seconds_text(turn.start_s),
+            seconds_text(turn.end_s),
         )
-    if len(runs) > MAX_RUNS:
-        table.add_row(f"{len(runs) - MAX_RUNS} more: --json", "", "", "", "", "", "")
+    if len(turns) > MAX_TURNS:
+        table.add_row(f"{len(turns) - MAX_TURNS} more: --json", "", "", "", "", "", "")
     return table
 
 

@@ -1,15 +1,15 @@
-"""Steps of context parallelism of several degrees side by side: blocks of GPUs, each with its own micro-batches.
+"""Steps of context parallelism of several degrees side by side: teams of GPUs, each with its own micro-batches.
 
 **The space.** One tensor parallelism, no stages, no expert parallelism: then every rank holds the same parameters
 whatever the degree of context parallelism, the gradients of all micro-batches add up in place, and one reduction
-among all D x C ranks of one tensor-parallel rank, the same for every D and C, ends the step. So *slots* of tp GPUs
-stand in a row, 0 ... M - 1, and a micro-batch runs on an aligned *block* of c of them (c b to c b + c - 1) under
-the strategy with cp = c and any recompute setting that holds it. A block starts when all its slots are free; the
-slots of others go on. Nothing moves between two degrees, so nothing is switched; all blocks are done before the
+among all D x C ranks of one tensor-parallel rank, the same for every D and C, ends the step. So *seats* of tp GPUs
+stand in a row, 0 ... M - 1, and a micro-batch runs on an aligned *team* of c of them (c b to c b + c - 1) under
+the strategy with cp = c and any recompute setting that holds it. A team starts when all its seats are free; the
+seats of others go on. Nothing moves between two degrees, so nothing is switched; all teams are done before the
 reduction:
 
-    end(run) = max over its slots of the ends of what ran there before + its time
-    step     = max over all runs + reduction + finish
+    end(turn) = max over its seats of the ends of what ran there before + its time
+    step      = max over all turns + reduction + finish
 
 A step of equal replicas is one of these (all micro-batches under one degree), and so are FlexSP's rounds.
 
@@ -17,7 +17,7 @@ A step of equal replicas is one of these (all micro-batches under one degree), a
 (``candidates``). Buffers of communicators of further degrees are not counted.
 
 Source: FlexSP (2412.01523), whose groups of sequence parallelism of several degrees run beside each other and are
-remade from round to round; here blocks need not wait for the round.
+remade from round to round; here teams need not wait for the round.
 """
 
 from __future__ import annotations
@@ -48,39 +48,44 @@ class Family:
         return tuple(self.pool.members[member].candidate.layout.cp for member in self.members)
 
     @property
-    def num_slots(self) -> int:
-        """M: GPUs of the cluster by those of a slot."""
+    def num_seats(self) -> int:
+        """M: GPUs of the cluster by those of a seat."""
         layout = self.pool.members[self.members[0]].candidate.layout
         return layout.num_gpus // layout.tp
 
     @property
-    def slot_gpus(self) -> int:
-        """GPUs of a slot: tp."""
+    def seat_gpus(self) -> int:
+        """GPUs of a seat: tp."""
         return self.pool.members[self.members[0]].candidate.layout.tp
 
-    def slots(self, run: Run) -> slice:
-        """The slots of a run's block."""
-        degree = self.pool.members[run.member].candidate.layout.cp
-        return slice(degree * run.block, degree * (run.block + 1))
+    def seats(self, turn: Turn) -> slice:
+        """The seats of a turn's team."""
+        degree = self.pool.members[turn.member].candidate.layout.cp
+        return slice(degree * turn.team, degree * (turn.team + 1))
 
     def grains(self, member: int) -> int:
         """The most grains of a micro-batch."""
         return self.pool.grains(member, beside=False)
 
     @property
-    def once_ns(self) -> int:
-        """The reduction and the finish, the same for all degrees (the most of any, should they differ)."""
-        return self.reduce_ns + self.finish_ns
-
-    @property
     def reduce_ns(self) -> int:
-        """The reduction of gradients among all slots."""
+        """The reduction of gradients among all seats: the same for all degrees, and the most if it were not."""
         return max(map(self.pool.reduce_ns, self.members))
 
     @property
     def finish_ns(self) -> int:
-        """Norm, update and gather."""
+        """Norm, update and gather: the same for all degrees, and the most if it were not."""
         return max(map(self.pool.finish_ns, self.members))
+
+    @property
+    def once_ns(self) -> int:
+        """What follows all micro-batches: the reduction and the finish."""
+        return self.reduce_ns + self.finish_ns
+
+    @property
+    def least_once_ns(self) -> int:
+        """What follows them at least, under any degree."""
+        return min(map(self.pool.reduce_ns, self.members)) + min(map(self.pool.finish_ns, self.members))
 
 
 def families(pool: Pool) -> list[Family]:
@@ -100,21 +105,21 @@ def families(pool: Pool) -> list[Family]:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """Micro-batches ``packed`` [v, n] of one strategy, one after another on block ``block`` of its degree."""
+class Turn:
+    """Micro-batches ``packed`` [v, n] of one strategy, one after another on team ``team`` of its degree."""
 
     member: int
-    block: int
+    team: int
     packed: IntArray
 
 
 @dataclass(frozen=True, eq=False)
-class BlockStep:
-    """Runs in the order in which they start on every slot, when each starts and ends, and the exact time of the
+class TeamStep:
+    """Turns in the order in which they start on every seat, when each starts and ends, and the exact time of the
     step, reduction and finish included, ns."""
 
     family: Family
-    runs: tuple[Run, ...]
+    turns: tuple[Turn, ...]
     starts_ns: tuple[int, ...]
     ends_ns: tuple[int, ...]
     time_ns: int
@@ -122,62 +127,62 @@ class BlockStep:
     @property
     def order(self) -> tuple[int, ...]:
         """Members that run something, the first one first."""
-        return tuple(dict.fromkeys(run.member for run in self.runs))
+        return tuple(dict.fromkeys(turn.member for turn in self.turns))
 
 
-def simulated(family: Family, runs: Sequence[Run]) -> BlockStep:
-    """The exact step of the runs, in their order.
+def simulated(family: Family, turns: Sequence[Turn]) -> TeamStep:
+    """The exact step of the turns, in their order.
 
     Raises:
-        IllegalPlanError: a sequence runs never or twice, a block is none, or a micro-batch does not fit.
+        IllegalPlanError: a sequence runs never or twice, a team does not exist, or a micro-batch does not fit.
     """
-    _check(family, runs)
-    times = run_times_ns(family, runs)
-    free = np.zeros(family.num_slots, dtype=np.int64)
+    _check(family, turns)
+    times = turn_times_ns(family, turns)
+    free = np.zeros(family.num_seats, dtype=np.int64)
     starts, ends = [], []
-    for run, taken in zip(runs, times, strict=True):
-        part = family.slots(run)
+    for turn, taken in zip(turns, times, strict=True):
+        part = family.seats(turn)
         starts.append(int(free[part].max()))
         ends.append(starts[-1] + taken)
         free[part] = ends[-1]
-    return BlockStep(family, tuple(runs), tuple(starts), tuple(ends), int(free.max()) + family.once_ns)
+    return TeamStep(family, tuple(turns), tuple(starts), tuple(ends), int(free.max()) + family.once_ns)
 
 
-def run_times_ns(family: Family, runs: Sequence[Run]) -> list[int]:
-    """Exact time of every run: of all its micro-batches."""
-    pool, found = family.pool, [0] * len(runs)
-    for member in dict.fromkeys(run.member for run in runs):
-        mine = [place for place, run in enumerate(runs) if run.member == member]
-        rows = np.concatenate([runs[place].packed for place in mine])
+def turn_times_ns(family: Family, turns: Sequence[Turn]) -> list[int]:
+    """Exact time of every turn: of all its micro-batches."""
+    pool, found = family.pool, [0] * len(turns)
+    for member in dict.fromkeys(turn.member for turn in turns):
+        mine = [place for place, turn in enumerate(turns) if turn.member == member]
+        rows = np.concatenate([turns[place].packed for place in mine])
         candidate = pool.members[member].candidate
         times = micro_batch_times(pool.problem, candidate, pool.load.lengths, rows, pool.load.rules.mask)
         each = times.forward[0] + times.backward[0]
-        ends = np.cumsum([len(runs[place].packed) for place in mine])[:-1]
+        ends = np.cumsum([len(turns[place].packed) for place in mine])[:-1]
         for place, part in zip(mine, np.split(each, ends), strict=True):
             found[place] = int(part.sum())
     return found
 
 
-def _check(family: Family, runs: Sequence[Run]) -> None:
+def _check(family: Family, turns: Sequence[Turn]) -> None:
     load = family.pool.load
-    held = sum((run.packed.sum(axis=0) for run in runs), np.zeros_like(load.counts))
+    held = sum((turn.packed.sum(axis=0) for turn in turns), np.zeros_like(load.counts))
     if (held != load.counts).any():
         k = int(np.flatnonzero(held != load.counts)[0])
         raise IllegalPlanError(
             f"{held[k]} sequences of {load.lengths[k]:,} tokens run; there are {load.counts[k]}.",
             "Every sequence once expected.",
         )
-    for run in runs:
-        name = family.pool.members[run.member].candidate.name
-        part = family.slots(run)
-        if run.member not in family.members or run.block < 0 or part.stop > family.num_slots:
+    for turn in turns:
+        name = family.pool.members[turn.member].candidate.name
+        part = family.seats(turn)
+        if turn.member not in family.members or turn.team < 0 or part.stop > family.num_seats:
             raise IllegalPlanError(
-                f"Block {run.block} of {name} ends at slot {part.stop}.",
-                f"Blocks of the {family.num_slots} slots of one tensor parallelism expected.",
+                f"Team {turn.team} of {name} ends at seat {part.stop}.",
+                f"Teams of the {family.num_seats} seats of one tensor parallelism expected.",
             )
-        tokens, most = run.packed @ load.lengths, family.grains(run.member) * load.grain
+        tokens, most = turn.packed @ load.lengths, family.grains(turn.member) * load.grain
         if not len(tokens) or tokens.min() < 1 or tokens.max() > most:
             raise IllegalPlanError(
-                f"A run of {name} has micro-batches of {tokens.tolist()} tokens.",
+                f"A turn of {name} has micro-batches of {tokens.tolist()} tokens.",
                 f"At least one expected, of 1 to {most:,} tokens each.",
             )

@@ -1,16 +1,16 @@
-"""Finding a short step of blocks: which sequences run under which degree, on which block, in which micro-batches.
+"""Finding a short step of teams: which sequences run under which degree, on which team, in which micro-batches.
 
-Heuristic; what it gives is simulated exactly (``blocks``), and what it could gain at most is proved elsewhere
-(``block_bound``). Degrees run largest first, so that blocks nest: a block of c slots waits for nothing but the
-blocks of more slots around it, and small blocks level what large ones leave uneven.
+Heuristic; what it gives is simulated exactly (``teams``), and what it could gain at most is proved elsewhere
+(``team_bound``). Degrees run largest first, so that teams nest: a team of c seats waits for nothing but the
+teams of more seats around it, and small teams level what large ones leave uneven.
 
  1. *Degrees.* Every length goes to the degree where the bound's price of it is least. Prices of degrees are then
     changed a little, at random, many times: what is cheapest by time need not pack well.
- 2. *Blocks.* From the largest degree to the smallest, the longest work first, each sequence to the block that
+ 2. *Teams.* From the largest degree to the smallest, the longest work first, each sequence to the team that
     would be done first.
- 3. *Micro-batches* of a block: few full ones, or as even ones, for every capacity of the degree's strategies, each
+ 3. *Micro-batches* of a team: few full ones, or as even ones, for every capacity of the degree's strategies, each
     then under the strategy that takes least; the shortest of these.
- 4. *Levelling.* A sequence of a block of the slot that ends last moves to another block, of any degree, as long as
+ 4. *Levelling.* A sequence of a team of the seat that ends last moves to another team, of any degree, as long as
     that makes the step shorter.
 
 Times are those of ``dealing.Timer``: exact but for waits of the host and last tiles. Random numbers are seeded and
@@ -27,9 +27,9 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.lengths.block_bound import SharedWork
-from milpplan.lengths.blocks import BlockStep, Family, Run, simulated
 from milpplan.lengths.dealing import Timer
+from milpplan.lengths.team_bound import SharedWork
+from milpplan.lengths.teams import Family, TeamStep, Turn, simulated
 
 # Random changes of prices: how many, how large; how many of the packings are levelled, and how often at most.
 _ATTEMPTS, _SPREAD, _LEVELLED, _MOVES = 24, 0.08, 3, 200
@@ -39,12 +39,12 @@ _TRIED = 12
 _LESS = 1e-6
 
 Place = tuple[int, int]
-"""Degree and block."""
+"""Degree and team."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Filled:
-    """The micro-batches of one block by member, and their time in ns."""
+    """The micro-batches of one team by member, and their time in ns."""
 
     packed: dict[int, IntArray]
     time_ns: float
@@ -79,17 +79,17 @@ class Packer:
 
     @cached_property
     def prices(self) -> FloatArray:
-        """Least price of every length under every degree, [degrees, n] ns of all slots."""
+        """Least price of every length under every degree, [degrees, n] ns of all seats."""
         rows = np.array(self.family.degrees)
         return np.array([self.shared.prices[rows == degree].min(axis=0) for degree in self.degrees])
 
     @cached_property
     def each(self) -> FloatArray:
-        """Time of a sequence on a block of every degree, about, [degrees, n] ns."""
-        return np.asarray(self.prices * self.family.num_slots / np.array(self.degrees)[:, None])
+        """Time of a sequence on a team of every degree, about, [degrees, n] ns."""
+        return np.asarray(self.prices * self.family.num_seats / np.array(self.degrees)[:, None])
 
     def filled(self, degree: int, held: IntArray) -> Filled:
-        """Micro-batches of one block with ``held`` [n] sequences."""
+        """Micro-batches of one team with ``held`` [n] sequences."""
         if not held.any():
             return Filled({}, 0.0)
         ways = [rows for most in self._capacities(degree) for rows in self._ways(degree, held, most)]
@@ -165,7 +165,7 @@ def _even(grains: IntArray, held: IntArray, room: IntArray) -> IntArray:
 
 
 class _State:
-    """Sequences and micro-batches of every block."""
+    """Sequences and micro-batches of every team."""
 
     def __init__(self, packer: Packer, held: dict[Place, IntArray]) -> None:
         self.packer = packer
@@ -173,22 +173,22 @@ class _State:
         self.filled = {place: packer.filled(place[0], one) for place, one in held.items()}
 
     def ends(self) -> FloatArray:
-        """When every slot is done, [M] ns: blocks nest, so it is the sum of those around it."""
-        ends = np.zeros(self.packer.family.num_slots)
-        for (degree, block), filled in self.filled.items():
-            ends[degree * block : degree * (block + 1)] += filled.time_ns
+        """When every seat is done, [M] ns: teams nest, so it is the sum of those around it."""
+        ends = np.zeros(self.packer.family.num_seats)
+        for (degree, team), filled in self.filled.items():
+            ends[degree * team : degree * (team + 1)] += filled.time_ns
         return ends
 
-    def runs(self) -> list[Run]:
-        """Runs, the largest degree first, the strategies of a block one after another."""
+    def turns(self) -> list[Turn]:
+        """Runs, the largest degree first, the strategies of a team one after another."""
         found = []
-        for degree, block in sorted(self.filled, key=lambda place: (-place[0], place[1])):
-            packed = self.filled[degree, block].packed
-            found += [Run(member, block, packed[member]) for member in sorted(packed)]
+        for degree, team in sorted(self.filled, key=lambda place: (-place[0], place[1])):
+            packed = self.filled[degree, team].packed
+            found += [Turn(member, team, packed[member]) for member in sorted(packed)]
         return found
 
 
-def shortest(family: Family, shared: SharedWork, enough_ns: float, deadline: float) -> BlockStep:
+def shortest(family: Family, shared: SharedWork, enough_ns: float, deadline: float) -> TeamStep:
     """The shortest step found before the ``deadline`` (of ``perf_counter``), or the first one after it; one of at
     most ``enough_ns`` will do."""
     packer = Packer(family, shared)
@@ -200,10 +200,10 @@ def shortest(family: Family, shared: SharedWork, enough_ns: float, deadline: flo
         factors = np.exp(random.normal(0.0, _SPREAD if attempt else 0.0, len(packer.degrees)))
         starts.append(_spread(packer, factors))
     starts.sort(key=lambda state: float(state.ends().max()))
-    best: BlockStep | None = None
+    best: TeamStep | None = None
     for state in starts[:_LEVELLED]:
         _levelled(state, deadline)
-        found = simulated(family, state.runs())
+        found = simulated(family, state.turns())
         if best is None or found.time_ns < best.time_ns:
             best = found
         if best.time_ns <= enough_ns or time.perf_counter() > deadline:
@@ -215,22 +215,22 @@ def shortest(family: Family, shared: SharedWork, enough_ns: float, deadline: flo
 def _spread(packer: Packer, factors: FloatArray) -> _State:
     """Steps 1 to 3 with prices of degrees times ``factors``."""
     chosen = (packer.prices * factors[:, None]).argmin(axis=0)
-    counts, slots = packer.family.pool.load.counts, packer.family.num_slots
+    counts, seats = packer.family.pool.load.counts, packer.family.num_seats
     state = _State(packer, {})
-    ends = np.zeros(slots)
+    ends = np.zeros(seats)
     for row, degree in enumerate(packer.degrees):
-        number = slots // degree
+        number = seats // degree
         done = ends[::degree].copy()
         held = np.zeros((number, len(counts)), dtype=np.int64)
         mine = np.repeat(np.arange(len(counts)), np.where(chosen == row, counts, 0))
         for k in mine[np.argsort(-packer.each[row, mine], kind="stable")].tolist():
-            block = int(done.argmin())
-            held[block, k] += 1
-            done[block] += packer.each[row, k]
-        for block in range(number):
-            state.held[degree, block] = held[block]
-            state.filled[degree, block] = packer.filled(degree, held[block])
-            ends[degree * block : degree * (block + 1)] += state.filled[degree, block].time_ns
+            team = int(done.argmin())
+            held[team, k] += 1
+            done[team] += packer.each[row, k]
+        for team in range(number):
+            state.held[degree, team] = held[team]
+            state.filled[degree, team] = packer.filled(degree, held[team])
+            ends[degree * team : degree * (team + 1)] += state.filled[degree, team].time_ns
     return state
 
 
@@ -259,13 +259,13 @@ def _moved(state: _State) -> bool:
 
 
 def _shorter(ends: FloatArray, before: FloatArray) -> bool:
-    """Whether the last slot ends earlier, or fewer slots end last."""
+    """Whether the last seat ends earlier, or fewer seats end last."""
     limit = float(before.max()) * (1.0 - _LESS)
     return float(ends.max()) <= float(before.max()) and int((ends > limit).sum()) < int((before > limit).sum())
 
 
 def _moves(state: _State, ends: FloatArray) -> Iterator[tuple[float, Place, Place, int]]:
-    """Moves of one sequence off the slot that ends last: (end of what it changes, about, source, target, k)."""
+    """Moves of one sequence off the seat that ends last: (end of what it changes, about, source, target, k)."""
     packer, last = state.packer, int(ends.argmax())
     for row, degree in enumerate(packer.degrees):
         source = (degree, last // degree)
@@ -278,6 +278,6 @@ def _moves(state: _State, ends: FloatArray) -> Iterator[tuple[float, Place, Plac
                 if not np.isfinite(more):
                     continue
                 after = less.reshape(-1, size).max(axis=1) + more
-                block = int(after.argmin())
-                if (size, block) != source and after[block] < ends[last]:
-                    yield max(float(after[block]), float(less[last])), source, (size, block), k
+                team = int(after.argmin())
+                if (size, team) != source and after[team] < ends[last]:
+                    yield max(float(after[team]), float(less[last])), source, (size, team), k

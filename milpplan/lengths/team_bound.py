@@ -1,0 +1,112 @@
+"""What no step of teams undercuts, and how the sequences share the degrees where nothing is lost.
+
+Every seat is busy or idle for the time Z of the step before its reduction, so the seats' time of all micro-batches
+is at most M Z. A micro-batch of strategy j takes c_j seats for its time, so with A_j = c_j / M times the sum of
+the times under j
+
+    Z >= sum_j A_j,    A_j >= sum_k x_jk share_jtk for every linear bound t without a constant,
+
+because the bounds of ``work`` that have none add up over micro-batches, whatever replica these run on, and share
+the D_j = M / c_j replicas evenly. So the linear program
+
+    min sum_j A_j    subject to    A_j >= sum_k x_jk share_jtk,    sum_j x_jk = n_k,    x >= 0
+
+is a bound of all steps of teams, in any order, with any teams. Any weights lambda_jt >= 0 with
+sum_t lambda_jt <= 1 prove
+
+    Z >= sum_k n_k min_j sum_t lambda_jt share_jtk,
+
+which is what is reported: the program only finds good weights. Besides, Z is at least the time of the longest
+sequence where that is least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray
+from milpplan.lengths.teams import Family
+from milpplan.lengths.work import serial_times
+
+# What sums of floats may add.
+_SAFETY = 1.0 - 1e-9
+# Where a length does not fit, ns.
+_NEVER = 1e18
+# Most bunches of lengths in a program.
+_BUNCHES = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedWork:
+    """``bound_ns`` of the step, reduction and finish included; ``prices`` [J, n] ns: the time of all seats that a
+    sequence takes at least under every member (infinite where it does not fit)."""
+
+    bound_ns: float
+    prices: FloatArray
+
+
+def shared_work(family: Family) -> SharedWork:
+    """The bound of a family, and the prices that prove it."""
+    counts = family.pool.load.counts.astype(np.float64)
+    tables = [_linear(family, member) for member in family.members]
+    prices = _prices(tables, _duals(tables, counts))
+    area = float(counts @ prices.min(axis=0)) * _SAFETY
+    bound_ns = max(area, _longest_ns(family)) + family.least_once_ns
+    return SharedWork(bound_ns, np.where(prices < _NEVER, prices, np.inf))
+
+
+def _duals(tables: list[FloatArray], counts: FloatArray) -> FloatArray | None:
+    """Weights of all bounds by the program, members one after another; None if it has no answer.
+
+    Its variables are the shares of bunches of neighbouring lengths under every member: a few hundred bunches find
+    weights as good as thousands of lengths.
+    """
+    import scipy.sparse as sparse
+    from scipy.optimize import linprog
+
+    starts = np.unique(np.linspace(0, len(counts), _BUNCHES, endpoint=False).astype(np.int64))
+    works = [np.add.reduceat(table * counts, starts, axis=1) for table in tables]
+    fits = np.array([work[0] < _NEVER for work in works])
+    number, bunches = fits.shape
+    scale = max(1.0, float(np.min([work.max(axis=0) for work in works], axis=0).sum()))
+    teams = [sparse.csr_matrix(np.where(fit, work / scale, 0.0)) for fit, work in zip(fits, works, strict=True)]
+    ends = [sparse.csr_matrix(-np.ones((len(table), 1))) for table in tables]
+    once = sparse.hstack([sparse.hstack([sparse.eye(bunches)] * number), sparse.csr_matrix((bunches, number))])
+    answer = linprog(
+        np.concatenate([np.zeros(fits.size), np.ones(number)]),
+        A_ub=sparse.hstack([sparse.block_diag(teams), sparse.block_diag(ends)]).tocsr(),
+        b_ub=np.zeros(sum(map(len, tables))),
+        A_eq=once.tocsr(),
+        b_eq=np.ones(bunches),
+        bounds=[*((0.0, 1.0 if fit else 0.0) for fit in fits.ravel()), *([(0.0, None)] * number)],
+        method="highs",
+    )
+    return -np.asarray(answer.ineqlin.marginals) if answer.status == 0 else None
+
+
+def _linear(family: Family, member: int) -> FloatArray:
+    """The bounds without a constant, [T, n]."""
+    found = family.pool.bounds(member, beside=False)
+    return np.asarray(np.minimum(found.shares[found.constants == 0.0], _NEVER))
+
+
+def _prices(tables: list[FloatArray], duals: FloatArray | None) -> FloatArray:
+    """The mixture of every member's bounds in proportion to ``duals``, [J, n]; equal parts without any."""
+    mixed, start = [], 0
+    for table in tables:
+        mine = np.zeros(len(table)) if duals is None else np.maximum(0.0, duals[start : start + len(table)])
+        start += len(table)
+        weights = mine / mine.sum() if mine.sum() > 0 else np.full(len(table), 1.0 / len(table))
+        mixed.append(weights @ table)
+    return np.array(mixed)
+
+
+def _longest_ns(family: Family) -> float:
+    """The longest sequence by itself under the member that runs it in the least time."""
+    pool = family.pool
+    return min(
+        float(serial_times(pool.tables[member], pool.members[member], family.grains(member))[-1])
+        for member in family.members
+    )
