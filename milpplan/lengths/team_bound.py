@@ -107,6 +107,6 @@ def _longest_ns(family: Family) -> float:
     """The longest sequence by itself under the member that runs it in the least time."""
     pool = family.pool
     return min(
-        float(serial_times(pool.tables[member], pool.members[member], family.grains(member))[-1])
+        float(serial_times(pool.tables[member], pool.members[member], family.grains(member))[family.longest])
         for member in family.members
     )

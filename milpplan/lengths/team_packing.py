@@ -27,12 +27,13 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.lengths.dealing import Timer
 from milpplan.lengths.team_bound import SharedWork
 from milpplan.lengths.teams import Family, TeamStep, Turn, simulated
 
-# Random changes of prices: how many, how large; how many of the packings are levelled, and how often at most.
-_ATTEMPTS, _SPREAD, _LEVELLED, _MOVES = 24, 0.08, 3, 200
+ATTEMPTS = 24
+"""Changes of prices."""
+# How large these are; how many of the packings are levelled, and how often at most.
+_SPREAD, _LEVELLED, _MOVES = 0.08, 3, 200
 # Moves looked at exactly in one round of levelling.
 _TRIED = 12
 # What counts as shorter, as a share.
@@ -65,12 +66,6 @@ class Packer:
             if not chain or chain[-1] % degree == 0:
                 chain.append(degree)
         return tuple(chain)
-
-    @cached_property
-    def timers(self) -> dict[int, Timer]:
-        """Times of micro-batches by member."""
-        pool = self.family.pool
-        return {one: Timer.of(pool.tables[one], self.family.grains(one)) for one in self.family.members}
 
     def members(self, degree: int) -> list[int]:
         """Members of a degree."""
@@ -121,7 +116,7 @@ class Packer:
 
     def _times(self, member: int, rows: IntArray) -> FloatArray:
         """Time of every micro-batch, infinite where it does not fit, [v]."""
-        timer = self.timers[member]
+        timer = self.family.timer(member)
         grains, attention = timer.held(rows)
         fits = grains <= timer.most_grains
         phases = timer.phases(np.where(fits, grains, 1), attention).sum(axis=(0, 1))
@@ -188,13 +183,15 @@ class _State:
         return found
 
 
-def shortest(family: Family, shared: SharedWork, enough_ns: float, deadline: float) -> TeamStep:
+def shortest(
+    family: Family, shared: SharedWork, enough_ns: float, deadline: float, attempts: int = ATTEMPTS
+) -> TeamStep:
     """The shortest step found before the ``deadline`` (of ``perf_counter``), or the first one after it; one of at
-    most ``enough_ns`` will do."""
+    most ``enough_ns`` will do. Prices are changed at most ``attempts`` times."""
     packer = Packer(family, shared)
     random = np.random.default_rng(1)
     starts: list[_State] = []
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(attempts):
         if starts and time.perf_counter() > deadline:
             break
         factors = np.exp(random.normal(0.0, _SPREAD if attempt else 0.0, len(packer.degrees)))

@@ -23,13 +23,14 @@ remade from round to round; here teams need not wait for the round.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.errors import IllegalPlanError
+from milpplan.lengths.dealing import Timer
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import micro_batch_times
 
@@ -41,6 +42,18 @@ class Family:
 
     pool: Pool
     members: tuple[int, ...]
+    known: dict[int, Timer] = field(default_factory=dict)
+
+    def timer(self, member: int) -> Timer:
+        """Times of a member's micro-batches, made once."""
+        if member not in self.known:
+            self.known[member] = Timer.of(self.pool.tables[member], self.grains(member))
+        return self.known[member]
+
+    @property
+    def longest(self) -> int:
+        """Place of the longest sequence that there is."""
+        return int(np.flatnonzero(self.pool.load.counts)[-1])
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:

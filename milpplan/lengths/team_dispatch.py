@@ -1,0 +1,118 @@
+"""Degrees side by side during training: one batch after another on the teams of one tensor parallelism.
+
+``TeamDispatcher(problem, tp, longest)`` works out once what sequences of every length up to ``longest`` take under
+every degree; ``dispatch(lengths)`` then plans a batch: which sequence runs on which GPUs, in which micro-batch and
+when, with the exact time and the proved bound of ``team_bound``. Nothing is switched between batches either: the
+parameters are where they are. A dispatcher holds nothing but what follows from its arguments, so threads share it
+and processes get it pickled; the same batch gets the same answer (attempts are counted, not timed).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.errors import InvalidInputError
+from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.records import TeamTurn
+from milpplan.lengths.tables import Load
+from milpplan.lengths.team_bound import shared_work
+from milpplan.lengths.team_packing import shortest
+from milpplan.lengths.team_steps import team_turns
+from milpplan.lengths.teams import Family, families
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+# Changes of prices for one batch: a solve makes more.
+_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TeamDispatch:
+    """One batch: ``turns`` in the order of their starts, whose micro-batches hold indices of the batch's
+    sequences; the exact step and what no step of these degrees undercuts, in seconds."""
+
+    turns: tuple[TeamTurn, ...]
+    step_time_s: float
+    lower_bound_s: float
+
+    @property
+    def gap(self) -> float:
+        """(time - bound) / time."""
+        return (self.step_time_s - self.lower_bound_s) / self.step_time_s
+
+
+class TeamDispatcher:
+    """Plans batches of sequences of up to ``longest`` tokens, each padded to a multiple of ``alignment``."""
+
+    def __init__(self, problem: Problem, tp: int, longest: int, alignment: int = 128) -> None:
+        """``problem``: as for ``solve_lengths``; ``tp``: the tensor parallelism of all degrees.
+
+        Raises:
+            InfeasibleError: no strategy holds the longest sequence.
+            InvalidInputError: there are no two degrees under this tensor parallelism, or numbers below one.
+        """
+        if min(tp, longest, alignment) < 1:
+            raise InvalidInputError(
+                f"tp is {tp}, longest {longest}, alignment {alignment}.", "Numbers of at least 1 expected."
+            )
+        space = problem.space.model_copy(update={"tp": (tp,), "pp": (1,), "ep": (1,)})
+        grains = np.arange(1, -(-longest // alignment) + 1, dtype=np.int64)
+        load = Load(grains * alignment, np.ones_like(grains), alignment)
+        found = families(Pool.of(grain_problem(problem.model_copy(update={"space": space}), alignment), load))
+        if not found:
+            raise InvalidInputError(
+                f"tp={tp} has no two degrees of context parallelism that hold the model, one of them with a "
+                f"sequence of {longest:,} tokens.",
+                "Expected a tensor parallelism that has.",
+                "Give the tp of a step that was planned side by side.",
+            )
+        self.alignment, self.longest, self.family = alignment, int(load.lengths[-1]), found[0]
+        for member in self.family.members:
+            self.family.timer(member)
+            self.family.pool.bounds(member, beside=False)
+
+    def dispatch(self, lengths: Sequence[int] | IntArray) -> TeamDispatch:
+        """The batch of sequences of these lengths.
+
+        Raises:
+            InvalidInputError: no sequences, or one that is empty or longer than the longest.
+        """
+        given = np.asarray(lengths, dtype=np.int64)
+        if not given.size or given.min() < 1 or given.max() > self.longest:
+            raise InvalidInputError(
+                f"The batch has {given.size} sequences"
+                + (f" of {int(given.min()):,} to {int(given.max()):,} tokens." if given.size else "."),
+                f"At least one expected, of 1 to {self.longest:,} tokens each.",
+                "Make the dispatcher for longer sequences, or cut them.",
+            )
+        places = -(-given // self.alignment) - 1
+        family = self._family(np.bincount(places, minlength=len(self.family.pool.load.lengths)))
+        shared = shared_work(family)
+        step = shortest(family, shared, 0.0, math.inf, _ATTEMPTS)
+        turns = _indexed(team_turns(step), places, self.alignment)
+        return TeamDispatch(turns, step.time_ns / NS_PER_S, min(shared.bound_ns, step.time_ns) / NS_PER_S)
+
+    def _family(self, counts: IntArray) -> Family:
+        pool = self.family.pool
+        load = replace(pool.load, counts=counts.astype(np.int64))
+        return replace(self.family, pool=replace(pool, load=load))
+
+
+def _indexed(turns: tuple[TeamTurn, ...], places: IntArray, alignment: int) -> tuple[TeamTurn, ...]:
+    """The turns with indices of sequences in place of their lengths: of each length, the first ones first."""
+    waiting = {int(place): np.flatnonzero(places == place)[::-1].tolist() for place in np.unique(places)}
+    return tuple(
+        replace(
+            turn,
+            micro_batches=tuple(
+                tuple(waiting[length // alignment - 1].pop() for length in one) for one in turn.micro_batches
+            ),
+        )
+        for turn in turns
+    )

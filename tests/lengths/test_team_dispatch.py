@@ -1,0 +1,82 @@
+"""Batches on teams: every sequence once, the exact time of what is said, a bound below it, and plain data."""
+
+from __future__ import annotations
+
+import pickle
+from functools import cache
+
+import numpy as np
+import pytest
+
+from milpplan.errors import InfeasibleError, InvalidInputError
+from milpplan.groups.workload import workload_of
+from milpplan.lengths.team_bound import shared_work
+from milpplan.lengths.team_dispatch import TeamDispatcher
+from milpplan.lengths.teams import Family, Turn, families, simulated
+from tests.lengths.cases import GRAIN, pool_of
+from tests.small import small_problem
+
+LONGEST = 32_768
+PROBLEM = small_problem(memory_gib=40)
+
+
+@cache
+def dispatcher() -> TeamDispatcher:
+    """For four seats of one GPU."""
+    return TeamDispatcher(PROBLEM, 1, LONGEST, GRAIN)
+
+
+def alone(lengths: list[int]) -> Family:
+    """The family of a pool that is made for this batch only."""
+    problem = PROBLEM.model_copy(update={"space": PROBLEM.space.model_copy(update={"pp": (1,), "tp": (1,)})})
+    (only,) = families(pool_of(problem, workload_of(np.array(lengths), GRAIN)))
+    return only
+
+
+def test_batches_are_planned_exactly() -> None:
+    """Random batches, simulated anew from the indices by a family made for each, take the time that is said; the
+    bound is below it and that of that family; the same batch gets the same answer, from a copy of the dispatcher,
+    too."""
+    random = np.random.default_rng(4)
+    for number in (1, 40):
+        lengths = [int(one) for one in random.integers(50, 4_000, number - 1)] + [LONGEST - 1_000]
+        found = dispatcher().dispatch(lengths)
+        indices = [index for turn in found.turns for one in turn.micro_batches for index in one]
+        assert sorted(indices) == list(range(number))
+        family = alone(lengths)
+        load, names = family.pool.load, {}
+        for member in family.members:
+            names[family.pool.members[member].candidate.name] = member
+        turns = []
+        for turn in found.turns:
+            rows = np.zeros((len(turn.micro_batches), len(load.lengths)), dtype=np.int64)
+            for row, held in zip(rows, turn.micro_batches, strict=True):
+                for index in held:
+                    row[np.searchsorted(load.lengths, lengths[index])] += 1
+            turns.append(Turn(names[turn.strategy], turn.first_gpu // turn.num_gpus, rows))
+        assert simulated(family, turns).time_ns == pytest.approx(found.step_time_s * 1e9, abs=1.0)
+        assert found.lower_bound_s <= found.step_time_s
+        assert found.lower_bound_s * 1e9 == pytest.approx(shared_work(family).bound_ns, rel=0.02)
+        again = pickle.loads(pickle.dumps(dispatcher()))
+        assert again.dispatch(lengths) == found
+        assert 0.0 <= found.gap < 0.25
+
+
+def test_short_batches_are_bounded_by_their_own_longest() -> None:
+    """Few short sequences: the bound is not that of the longest which the dispatcher knows."""
+    found = dispatcher().dispatch([300] * 16)
+    assert found.lower_bound_s <= found.step_time_s
+    assert found.step_time_s < 0.5 * dispatcher().dispatch([LONGEST]).lower_bound_s
+
+
+def test_bad_batches_and_degrees_are_refused() -> None:
+    """No sequences, empty or too long ones, and tensor parallelism that leaves no two degrees."""
+    for lengths in ([], [0, 5], [LONGEST + 1]):
+        with pytest.raises(InvalidInputError, match="batch"):
+            dispatcher().dispatch(lengths)
+    with pytest.raises(InvalidInputError, match="two degrees"):
+        TeamDispatcher(PROBLEM, 4, 1024, GRAIN)
+    with pytest.raises(InvalidInputError, match="at least 1"):
+        TeamDispatcher(PROBLEM, 1, 0, GRAIN)
+    with pytest.raises(InfeasibleError, match="fits under no strategy"):
+        TeamDispatcher(PROBLEM, 1, 1_000_000, GRAIN)
