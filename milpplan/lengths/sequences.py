@@ -25,7 +25,7 @@ from milpplan.specs.model import ModelSpec
 from milpplan.specs.problem import Problem
 
 
-def check_rules(problem: Problem, rules: SequenceRules, baselines: bool, side_by_side: bool) -> None:
+def check_rules(problem: Problem, rules: SequenceRules, baselines: bool, side_by_side: bool = False) -> None:
     """Refuse rules that the problem, the baselines or degrees side by side do not know.
 
     Raises:

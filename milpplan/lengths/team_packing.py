@@ -87,24 +87,24 @@ class Packer:
         """Micro-batches of one team with ``held`` [n] sequences."""
         if not held.any():
             return Filled({}, 0.0)
-        ways = [rows for most in self._capacities(degree) for rows in self._ways(degree, held, most)]
-        found = [self._cheapest(degree, rows) for rows in ways]
+        grains = self.family.pool.load.lengths // self.family.pool.load.grain
+        found = [
+            self._cheapest(degree, way(grains, held, room))
+            for room in self.rooms[degree]
+            for way in (_full, _even)
+        ]
         return min(found, key=lambda one: one.time_ns)
 
-    def _capacities(self, degree: int) -> list[int]:
-        return sorted({self.family.grains(member) for member in self.members(degree)})
-
-    def _ways(self, degree: int, held: IntArray, most: int) -> Iterator[IntArray]:
-        """Full and even micro-batches of up to ``most`` grains, more only around a sequence that is longer."""
-        grains = self.family.pool.load.lengths // self.family.pool.load.grain
-        room = np.array(
-            [
-                min(one for one in self._capacities(degree) if one >= size) if size > most else most
-                for size in np.minimum(grains, self._capacities(degree)[-1]).tolist()
-            ]
-        )
-        yield _full(grains, held, room)
-        yield _even(grains, held, room)
+    @cached_property
+    def rooms(self) -> dict[int, list[IntArray]]:
+        """For every capacity of a degree's members: grains of a micro-batch whose longest sequence has each
+        length, [n]; so many, or more only for a sequence that is longer."""
+        grains, found = self.family.pool.load.lengths // self.family.pool.load.grain, {}
+        for degree in self.degrees:
+            capacities = np.unique([self.family.grains(member) for member in self.members(degree)])
+            least = capacities[np.minimum(np.searchsorted(capacities, grains), len(capacities) - 1)]
+            found[degree] = [np.maximum(least, most) for most in capacities]
+        return found
 
     def _cheapest(self, degree: int, rows: IntArray) -> Filled:
         """Every micro-batch under the member of the degree that takes least."""

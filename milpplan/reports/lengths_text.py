@@ -97,7 +97,7 @@ def _turns(turns: tuple[TeamTurn, ...]) -> Table:
     table = report_table("Degrees side by side, in the order of their starts", *columns)
     for turn in turns[:MAX_TURNS]:
         table.add_row(
-            f"{turn.first_gpu} to {turn.first_gpu + turn.num_gpus - 1}",
+            _gpus(turn),
             turn.strategy,
             str(len(turn.micro_batches)),
             f"{sum(map(sum, turn.micro_batches)):,}",
@@ -108,6 +108,12 @@ def _turns(turns: tuple[TeamTurn, ...]) -> Table:
     if len(turns) > MAX_TURNS:
         table.add_row(f"{len(turns) - MAX_TURNS} more: --json", "", "", "", "", "", "")
     return table
+
+
+def _gpus(turn: TeamTurn) -> str:
+    """The first and the last one."""
+    last = turn.first_gpu + turn.num_gpus - 1
+    return str(last) if turn.num_gpus == 1 else f"{turn.first_gpu} to {last}"
 
 
 def _baselines(result: LengthsResult) -> Table:
