@@ -32,8 +32,10 @@ from milpplan.lengths.teams import Family, TeamStep, Turn, simulated
 
 ATTEMPTS = 24
 """Changes of prices."""
-# How large these are; how many of the packings are levelled, and how often at most.
-_SPREAD, _LEVELLED, _MOVES = 0.08, 3, 200
+# How large these are, in turns: little matters where sequences are many, and few may go anywhere.
+_SPREADS = (0.08, 0.08, 0.3)
+# How many of the packings are levelled, and how often at most.
+_LEVELLED, _MOVES = 3, 200
 # Moves looked at exactly in one round of levelling.
 _TRIED = 12
 # What counts as shorter, as a share.
@@ -194,7 +196,8 @@ def shortest(
     for attempt in range(attempts):
         if starts and time.perf_counter() > deadline:
             break
-        factors = np.exp(random.normal(0.0, _SPREAD if attempt else 0.0, len(packer.degrees)))
+        spread = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
+        factors = np.exp(random.normal(0.0, spread, len(packer.degrees)))
         starts.append(_spread(packer, factors))
     starts.sort(key=lambda state: float(state.ends().max()))
     best: TeamStep | None = None
