@@ -195,7 +195,7 @@ def few(random: np.random.Generator) -> Workload:
     return workload_of(np.unique(lengths // GRAIN + 1) * GRAIN, GRAIN)
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [4, pytest.param(80, marks=pytest.mark.long)])
 def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(number: int) -> None:
     """Random sequences on four seats against all steps: the bound is below the best of them, and what is found is
     that one in most cases, and within a twentieth of it in all."""
