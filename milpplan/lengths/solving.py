@@ -116,17 +116,18 @@ def _result(
     bound_ns = min(static_bound_ns, search.bound_ns, best.time_ns, *([teams.bound_ns] if teams else []))
     reached = best.time_ns - bound_ns <= search.gap * best.time_ns
     names = [one.candidate.name for one in pool.members]
-    together = isinstance(best, TeamStep)
-    home = best.order[-1] if isinstance(best, TeamStep) else best.home
+    if isinstance(best, TeamStep):
+        home, groups, switches = best.order[-1], team_groups(best), []
+    else:
+        home, groups = best.home, tuple(_group(pool, best, member) for member in best.order)
+        switches = search.switches.of_step(home, best.order)
     return LengthsResult(
         status="optimal" if reached else "feasible",
         step_time_s=best.time_ns / NS_PER_S,
         lower_bound_s=bound_ns / NS_PER_S,
         home=names[home],
-        groups=team_groups(best)
-        if isinstance(best, TeamStep)
-        else tuple(_group(pool, best, member) for member in best.order),
-        switches=() if together else tuple(search.switches.of_step(home, best.order)),
+        groups=groups,
+        switches=tuple(switches),
         finish_s=pool.finish_ns(home) / NS_PER_S,
         static=StaticStep(
             names[static.home],

@@ -62,10 +62,16 @@ class Packer:
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
-        """Degrees of which each divides the next larger one, largest first: all powers of two, say."""
-        chain: list[int] = []
+        """Degrees of which each divides the next larger one, largest first: all powers of two, say. The one that
+        holds most is among them, so that every sequence has a place."""
+        pairs = zip(self.family.members, self.family.degrees, strict=True)
+        _, middle = max((self.family.grains(member), degree) for member, degree in pairs)
+        chain = [middle]
+        for degree in sorted(set(self.family.degrees)):
+            if degree > middle and degree % chain[0] == 0:
+                chain.insert(0, degree)
         for degree in sorted(set(self.family.degrees), reverse=True):
-            if not chain or chain[-1] % degree == 0:
+            if degree < middle and chain[-1] % degree == 0:
                 chain.append(degree)
         return tuple(chain)
 
@@ -177,7 +183,7 @@ class _State:
         return ends
 
     def turns(self) -> list[Turn]:
-        """Runs, the largest degree first, the strategies of a team one after another."""
+        """Turns, the largest degree first, the strategies of a team one after another."""
         found = []
         for degree, team in sorted(self.filled, key=lambda place: (-place[0], place[1])):
             packed = self.filled[degree, team].packed

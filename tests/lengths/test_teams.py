@@ -12,11 +12,13 @@ import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups.workload import Workload, workload_of
+from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import LengthsResult, SequenceRules
 from milpplan.lengths.replicas import micro_batch_times
 from milpplan.lengths.side_by_side import flexsp_step
 from milpplan.lengths.solving import solve_lengths
+from milpplan.lengths.tables import Load
 from milpplan.lengths.team_bound import shared_work
 from milpplan.lengths.team_packing import shortest
 from milpplan.lengths.team_steps import best_teams
@@ -112,6 +114,24 @@ def test_equal_replicas_are_steps_of_teams() -> None:
         step = simulated(family(), turns)
         assert step.time_ns == packed.time_ns + found.reduce_ns(member) + found.finish_ns(member)
         assert shared_work(family()).bound_ns <= step.time_ns
+
+
+def test_degrees_that_do_not_divide_each_other_are_bounded_and_planned() -> None:
+    """Six seats have degrees 1, 2, 3 and 6: the packing nests 6, 3 and 1, or 6, 2 and 1; a step under the others
+    alone is not below the bound either."""
+    grain = 384
+    steps = workload_of([500, 900, 1300, 2000, 2600, 4000, 7000, 16_000], grain)
+    problem = grain_problem(small_problem(num_gpus=6, memory_gib=40, space=FLAT), grain)
+    found = Pool.of(problem, Load(steps.lengths, steps.counts, grain))
+    (only,) = families(found)
+    assert set(only.degrees) == {1, 2, 3, 6}
+    shared = shared_work(only)
+    step = shortest(only, shared, 0.0, math.inf)
+    assert shared.bound_ns <= step.time_ns
+    for member in only.members:
+        packed = found.packed(member, found.load.counts, only.grains(member))
+        if packed is not None:
+            assert shared.bound_ns <= packed.time_ns + only.once_ns
 
 
 def test_illegal_steps_are_refused() -> None:
