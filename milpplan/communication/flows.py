@@ -47,14 +47,15 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
     columns = LayoutColumns.of([plan.layout])
     kinds = problem.model.kinds
     layers = [messages.layer_messages(problem, kind, columns) for kind in kinds]
+    replays = [messages.replayed_messages(problem, kind, columns) for kind in kinds]
     held = [
         messages.state_messages(problem, columns, states.local_layer_parameters(problem, kind, columns))
         for kind in kinds
     ]
     total: dict[_Key, FloatArray] = defaultdict(lambda: np.zeros((plan.layout.num_virtual_stages, 4)))
     for number, stage in enumerate(plan.virtual_stages):
-        every, replayed = _counts(problem, stage)
-        for kind, (count, again) in enumerate(zip(every, replayed, strict=True)):
+        counts = zip(*_counts(problem, stage), strict=True)
+        for kind, (count, again, selectively) in enumerate(counts):
             _add(total, number, layers[kind], (count, count, 0, 0))
             # A full recomputation repeats the forward's messages within the backward.
             _add(
@@ -63,6 +64,7 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
                 [message._replace(backward=message.forward) for message in layers[kind]],
                 (0, again, 0, 0),
             )
+            _add(total, number, replays[kind], (0, selectively, 0, 0))
             often, once = held[kind]
             _add(total, number, often, (count, count, 0, 0))
             _add(total, number, once, (0, 0, count, count))
@@ -72,12 +74,13 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
     return [Flow(*key, value) for key, value in total.items() if value.any()]
 
 
-def _counts(problem: Problem, stage: VirtualStage) -> tuple[list[int], list[int]]:
-    """Layers of each kind that a virtual stage holds, and that it recomputes wholly."""
+def _counts(problem: Problem, stage: VirtualStage) -> tuple[list[int], list[int], list[int]]:
+    """Layers of each kind that a virtual stage holds, that it recomputes wholly, and selectively (after these)."""
     held = np.array(problem.model.layer_kinds[stage.layers[0] : stage.layers[1]], dtype=np.int64)
-    size = len(problem.model.kinds)
-    every, replayed = (np.bincount(part, minlength=size) for part in (held, held[: stage.recompute.full]))
-    return every.tolist(), replayed.tolist()
+    size, wholly = len(problem.model.kinds), stage.recompute.full
+    parts = held, held[:wholly], held[wholly : wholly + stage.recompute.selective]
+    every, replayed, selectively = (np.bincount(part, minlength=size).tolist() for part in parts)
+    return every, replayed, selectively
 
 
 def _add(total: dict[_Key, FloatArray], stage: int, found: list[Message], times: tuple[int, ...]) -> None:

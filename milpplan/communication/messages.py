@@ -12,9 +12,10 @@ import numpy as np
 
 from milpplan.costs import states
 from milpplan.costs.collectives import Operation
-from milpplan.costs.columns import FloatArray, LayoutColumns
+from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
 from milpplan.costs.endpoints import Endpoint
 from milpplan.costs.layers import BF16_BYTES, FP32_BYTES, Shard, kv_heads_per_rank
+from milpplan.costs.parameters import padded_vocab_size
 from milpplan.costs.states import LocalParameters
 from milpplan.specs.model import GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
 from milpplan.specs.problem import Problem
@@ -26,7 +27,8 @@ PARALLELISMS: tuple[Parallelism, ...] = (
     *("tp", "sp", "cp", "ep", "pp"),
     *("gradient_reduce", "parameter_gather", "tied_embedding", "gradient_norm"),
 )
-"""tp: all-reduces of tensor parallelism; sp: its gathers and scatters with sequence parallelism."""
+"""tp: all-reduces of tensor parallelism, and the gather of an inference's logits; sp: its gathers and scatters
+with sequence parallelism; pp: transfers between stages, and the gathers of those that are sent in parts."""
 
 Groups = Literal[
     "tensor", "context", "expert_tensor", "expert", "replicas", "expert_replicas",
@@ -56,10 +58,12 @@ class Message(NamedTuple):
 def _linear_pair(shard: Shard) -> list[Message]:
     """Tensor-parallel messages of two linear layers; source as ``layers._linear_pair``."""
     message = BF16_BYTES * shard.tokens * shard.hidden
-    sp = shard.columns.sequence_parallel.astype(np.float64)
+    sp, again = (
+        values.astype(np.float64) for values in (shard.columns.sequence_parallel, shard.columns.gather_again)
+    )
     return [
         Message("tp", "all_reduce", "tensor", message, 1 - sp, 1 - sp),
-        Message("sp", "all_gather", "tensor", message, sp, 2 * sp),
+        Message("sp", "all_gather", "tensor", message, sp, sp * (1 + again)),
         Message("sp", "reduce_scatter", "tensor", message, sp, sp),
     ]
 
@@ -94,10 +98,33 @@ def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> 
     found = _linear_pair(shard)
     found += [Message("cp", "send", "context", ring, steps, none)]
     found += [Message("cp", "send", "context", 2 * ring, none, steps)]
-    if not isinstance(kind.mlp, MixtureOfExperts):
-        return found + _linear_pair(shard)
-    found += _experts(shard, kind.mlp)
-    return found + (_linear_pair(shard) if kind.mlp.shared_intermediate_size else [])
+    if isinstance(kind.mlp, MixtureOfExperts):
+        found += _experts(shard, kind.mlp)
+    if _has_dense_part(kind):
+        found += _linear_pair(shard)
+    return _forwards(found) if problem.inference else found
+
+
+def _has_dense_part(kind: LayerRun) -> bool:
+    """Whether tokens pass a pair of linear layers beside the attention's: a dense block, or a shared expert."""
+    return not isinstance(kind.mlp, MixtureOfExperts) or bool(kind.mlp.shared_intermediate_size)
+
+
+def _forwards(found: list[Message]) -> list[Message]:
+    """The messages of forwards alone."""
+    return [message._replace(backward=np.zeros_like(message.backward)) for message in found]
+
+
+def replayed_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> list[Message]:
+    """What recomputing one layer selectively adds to the backward of a micro-batch: with flash attention it drops
+    the inputs of the linear pairs, and where they were kept gathered they are gathered again after all. Source as
+    ``tensor_parallel.linear_pair``."""
+    if problem.inference or problem.job.attention_kernel != "flash":
+        return []
+    shard = Shard.of(problem, columns)
+    kept = np.where(columns.sequence_parallel & ~columns.gather_again, 2.0 if _has_dense_part(kind) else 1.0, 0.0)
+    message = BF16_BYTES * shard.tokens * shard.hidden
+    return [Message("sp", "all_gather", "tensor", message, np.zeros_like(kept), kept)]
 
 
 def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> list[Message]:
@@ -107,11 +134,16 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
     sp = columns.sequence_parallel.astype(np.float64)
     none = np.zeros_like(sp)
     if not is_head:
-        return [
+        found = [
             Message("tp", "all_reduce", "tensor", message, 1 - sp, none),
             Message("sp", "reduce_scatter", "tensor", message, sp, none),
             Message("sp", "all_gather", "tensor", message, none, sp),
         ]
+        return _forwards(found) if problem.inference else found
+    if problem.inference:
+        # Only the last token of every sequence becomes logits (``endpoints``).
+        logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
+        return [Message("tp", "all_gather", "tensor", np.asarray(logits, np.float64), 1 + none, none)]
     return [
         Message("tp", "all_reduce", "tensor", FP32_BYTES * shard.tokens, 3 + none, none),
         Message("tp", "all_reduce", "tensor", message, none, 1 - sp),
@@ -150,7 +182,8 @@ def state_messages(
                 Message("gradient_reduce", "all_reduce", copies, part, none, scatters),
                 Message("parameter_gather", "all_gather", shards, weights, gathered, back),
             ]
-    return often, once
+    # Forwards alone have no gradients, and weights that stay as they are need no gather after an update.
+    return (_forwards(often), []) if problem.inference else (often, once)
 
 
 def tied_bytes(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
@@ -161,7 +194,19 @@ def tied_bytes(problem: Problem, columns: LayoutColumns, embedding: Endpoint) ->
 
 
 def transfer_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Activation (or its gradient) from one virtual stage to the next, [n]; with sequence parallelism each
-    tensor-parallel rank sends its own slice."""
+    """Activation (or its gradient) from one virtual stage to the next, [n]: what each tensor-parallel rank sends,
+    with sequence parallelism its own slice, and with ``pp_scatter_gather`` a part of what all of them have."""
     shard = Shard.of(problem, columns)
-    return np.asarray(BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp)
+    share = np.where(scattered(columns), shard.tp, shard.sequence_tp)
+    return np.asarray(BF16_BYTES * shard.tokens * shard.hidden / share)
+
+
+def gathered_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """What the tensor-parallel ranks of a stage gather after each transfer that came in parts, [n]; else 0."""
+    shard = Shard.of(problem, columns)
+    return np.asarray(np.where(scattered(columns), BF16_BYTES * shard.tokens * shard.hidden, 0.0))
+
+
+def scattered(columns: LayoutColumns) -> BoolArray:
+    """Whether the ranks send parts of what all of them have, [n]; source as ``transfers.transfer_s``."""
+    return np.asarray(columns.pp_scatter_gather & ~columns.sequence_parallel & (columns.tp > 1))

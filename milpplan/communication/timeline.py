@@ -25,7 +25,8 @@ DEFAULT_BINS = 200
 @dataclass(frozen=True, slots=True)
 class StageTraffic:
     """Bytes by tier (inside, between): ``items`` [J, When, 2] of a virtual stage, a micro-batch or a step;
-    ``hops`` [J - 1, 2] of one transfer to the next virtual stage; ``norm`` [2] of the norm of the gradients."""
+    ``hops`` [way, J - 1, 2] of one transfer between a virtual stage and the next, activations and gradients;
+    ``norm`` [2] of the norm of the gradients."""
 
     items: FloatArray
     hops: FloatArray
@@ -34,7 +35,7 @@ class StageTraffic:
     @staticmethod
     def nothing(num_stages: int) -> StageTraffic:
         """No bytes yet."""
-        return StageTraffic(np.zeros((num_stages, 4, 2)), np.zeros((max(num_stages - 1, 0), 2)), np.zeros(2))
+        return StageTraffic(np.zeros((num_stages, 4, 2)), np.zeros((2, max(num_stages - 1, 0), 2)), np.zeros(2))
 
 
 def timeline_of(
@@ -59,15 +60,15 @@ def _intervals(
     timeline, terms = run.timeline, run.terms
     overhead = step_overhead_ns(problem)
     norm_end = np.array([timeline.optimizer_start_ns - overhead])
-    borders = np.array([run.costs.crossing_ns(stage) for stage in range(len(sent.hops))], dtype=np.int64)
+    borders = np.array([run.costs.crossing_ns(stage) for stage in range(sent.hops.shape[1])], dtype=np.int64)
     transfer = (int(run.costs.transfer_ns) + borders)[:, None]
     return [
         (timeline.forward_start_ns, timeline.forward_end_ns, sent.items[:, None, When.FORWARD]),
         (timeline.backward_start_ns, timeline.backward_end_ns, sent.items[:, None, When.BACKWARD]),
         (timeline.gather_end_ns - terms[Term.GATHER], timeline.gather_end_ns, sent.items[:, When.GATHER]),
         (timeline.reduce_end_ns - terms[Term.REDUCE], timeline.reduce_end_ns, sent.items[:, When.REDUCE]),
-        (timeline.forward_end_ns[:-1], timeline.forward_end_ns[:-1] + transfer, sent.hops[:, None]),
-        (timeline.backward_end_ns[1:], timeline.backward_end_ns[1:] + transfer, sent.hops[:, None]),
+        (timeline.forward_end_ns[:-1], timeline.forward_end_ns[:-1] + transfer, sent.hops[0, :, None]),
+        (timeline.backward_end_ns[1:], timeline.backward_end_ns[1:] + transfer, sent.hops[1, :, None]),
         (norm_end - (int(run.costs.barrier_ns) - overhead), norm_end, sent.norm[None]),
     ]
 

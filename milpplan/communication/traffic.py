@@ -107,25 +107,14 @@ def traffic(
 
 
 def _check_counted(problem: Problem, plan: Plan) -> None:
-    """Refuse what ``messages`` does not know: forwards alone, two switches that change what is sent, and replicas
-    of different make that shard over groups of several sizes."""
+    """Refuse replicas of different make that shard over groups of several sizes: they have no common shard."""
     sharding = {hardware.software.sharding_group for hardware in problem.node_types}
-    seen = [
-        *(["inference"] if problem.inference else []),
-        *(["pp_scatter_gather=true"] if plan.layout.pp_scatter_gather else []),
-        *(["gather_again=false"] if not plan.layout.gather_again else []),
-        *(
-            [f"replicas with sharding_group={' and '.join(map(str, sorted(sharding)))} together"]
-            if plan.layout.replica_micro_batches and len(sharding) > 1
-            else []
-        ),
-    ]
-    if seen:
+    if plan.layout.replica_micro_batches and len(sharding) > 1:
         raise InvalidInputError(
-            f"The traffic of {' and '.join(seen)} is not counted.",
-            "Expected a training plan that gathers inputs again, sends whole activations between stages, and "
-            "shards states of replicas of different make over groups of one size.",
-            "Plan without --inference and --allow scatter-gather or kept-gathered, with one sharding_group.",
+            f"The traffic of replicas with sharding_group={' and '.join(map(str, sorted(sharding)))} together is "
+            "not counted.",
+            "Expected replicas of different make that shard states over groups of one size.",
+            "Give the hardware files of all node types the same software.sharding_group.",
         )
 
 
@@ -173,12 +162,15 @@ def _within_stages(made: Wires, part: _Seen) -> None:
 
 
 def _between_stages(made: Wires, problem: Problem, plan: Plan, seen: list[_Seen]) -> None:
-    """Send activations and their gradients, the gradient of a tied embedding, and the norm of the gradients."""
+    """Send activations and, in training, their gradients, the gradient of a tied embedding, and the norm of the
+    gradients."""
     columns = LayoutColumns.of([plan.layout])
     if plan.layout.pp > 1:
         for part in {id(part.run): part for part in seen}.values():
             _transfers(made, part)
     first = seen[0].whole
+    if problem.inference:
+        return
     tied = messages.tied_bytes(problem, columns, embedding_endpoint(problem, columns))
     if tied[0] > 0:
         wiring = made.wiring("all_reduce", "pair")
@@ -204,12 +196,25 @@ def _transfers(made: Wires, part: _Seen) -> None:
     sender, receiver = (stage[distinct[:, end]] for end in range(2))
     number = np.repeat(np.arange(len(distinct)), sender.shape[1])
     each, ones = np.full(len(distinct), float(sender.shape[1])), np.ones(sender.size)
-    there = Wiring(made.key(sender, receiver).ravel(), ones, number, each)
-    back = Wiring(made.key(receiver, sender).ravel(), ones, number, each)
     often = np.asarray(counts * (message * layout.num_micro_batches))
-    made.send("pp", there, often)
-    made.send("pp", back, often)
-    part.whole.hops[moves] = message * made.tiers(there)[hop.reshape(-1)]
+    for way in range(1 if part.problem.inference else 2):
+        ends = (receiver, sender) if way else (sender, receiver)
+        wiring = Wiring(made.key(*ends).ravel(), ones, number, each)
+        made.send("pp", wiring, often)
+        part.whole.hops[way, moves] = message * made.tiers(wiring)[hop.reshape(-1)]
+        _gathers(made, part, rank_of[moves + (1 - way)], part.whole.hops[way], moves)
+
+
+def _gathers(made: Wires, part: _Seen, receivers: IntArray, hops: FloatArray, moves: IntArray) -> None:
+    """Send what the receiving stages gather after transfers in parts; ``hops`` [J - 1, 2] gets their bytes."""
+    layout = part.run.plan.layout
+    whole = float(messages.gathered_bytes(part.problem, LayoutColumns.of([layout]))[0])
+    if not whole:
+        return
+    wiring = made.wiring("all_gather", "tensor", None, part.run.node_type)
+    times = np.bincount(receivers, minlength=layout.pp) * (whole * layout.num_micro_batches)
+    made.send("pp", wiring, times.astype(np.float64))
+    hops[moves] += whole * made.tiers(wiring)[receivers]
 
 
 def _tier_bytes(pairs: Pairs, places: Places) -> dict[Tier, float]:

@@ -130,6 +130,7 @@ def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
     product = compute.gemm_s(gpu, "bf16", tokens, padded / columns.tp, float(shard.hidden))
     seconds[Part.COMPUTE, Phase.FORWARD] = shard.memory_bound(2 * BF16_BYTES * tokens * shard.hidden) + product
     logits = BF16_BYTES * tokens * padded
-    seconds[Part.TP, Phase.FORWARD] = collectives.all_gather_s(problem.hardware, logits, columns.tp, 1)
+    gather = collectives.all_gather_s(problem.hardware, logits, *placement.tensor(columns))
+    seconds[Part.TP, Phase.FORWARD] = gather
     none = np.zeros(len(columns))
     return Endpoint(problem.model, True, seconds, none, none, logits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,8 +16,9 @@ from milpplan.costs.endpoints import embedding_endpoint, head_endpoint
 from milpplan.costs.layers import layer_seconds
 from milpplan.costs.placement import RankGroup
 from milpplan.costs.tally import Part, Phase
+from milpplan.costs.transfers import transfer_s
 from milpplan.specs.model import MixtureOfExperts
-from milpplan.specs.plan import RANK_ORDERS
+from milpplan.specs.plan import RANK_ORDERS, Layout
 from milpplan.specs.problem import Problem
 from tests.costs.cases import MODEL_HARDWARE, problem_of, random_layout
 
@@ -79,6 +82,50 @@ def test_messages_take_the_time_of_the_layer(case: int) -> None:
                 for p in ("forward", "backward")
             ]
             assert took == pytest.approx(expected_s.tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("case", range(len(MODEL_HARDWARE)))
+def test_switches_change_messages_and_times_alike(case: int) -> None:
+    """With inputs that stay gathered the times of the counted messages are the layer's communication, and those of
+    the replayed ones what selective recomputation adds; forwards alone send nothing else."""
+    model, hardware, kernel, precision = MODEL_HARDWARE[case]
+    for kind_of_job in ("training", "inference"):
+        options: dict[str, Any] = {"sequence_length": 1024, "attention_kernel": kernel, "precision": precision}
+        problem = free_of_contention(problem_of(model, hardware, kind=kind_of_job, **options))
+        layout = Layout(tp=2, dp=4, sequence_parallel=True, gather_again=False, global_batch_size=8)
+        columns = LayoutColumns.of([layout])
+        for kind in problem.model.kinds:
+            whole = layer_seconds(problem, kind, columns)[..., 0]
+            expected = whole[Part.TP] + whole[Part.TP_HIDDEN]
+            sent = [m for m in messages.layer_messages(problem, kind, columns) if m.parallelism in ("tp", "sp")]
+            forward = sum(m.forward[0] * seconds(problem, columns, m) for m in sent)
+            backward = sum(m.backward[0] * seconds(problem, columns, m) for m in sent)
+            assert [forward, backward] == pytest.approx(expected[[Phase.FORWARD, Phase.BACKWARD]], rel=1e-9)
+            again = messages.replayed_messages(problem, kind, columns)
+            took = sum(m.backward[0] * seconds(problem, columns, m) for m in again)
+            assert took == pytest.approx(expected[Phase.SELECTIVE], rel=1e-9)
+        for is_head, end in ((False, embedding_endpoint), (True, head_endpoint)):
+            found = messages.end_messages(problem, is_head, columns)
+            both = [
+                sum(getattr(m, p)[0] * seconds(problem, columns, m) for m in found)
+                for p in ("forward", "backward")
+            ]
+            assert both == pytest.approx(end(problem, columns).seconds[Part.TP, :, 0].tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_transfers_take_the_time_of_their_bytes(sequence_parallel: bool, scattered: bool) -> None:
+    """What a rank sends, and what the receivers gather, takes what ``transfers`` says."""
+    problem = problem_of("gpt3-175b", "dgx-a100-80", sequence_length=1024)
+    layout = Layout(tp=4, pp=8, dp=2, global_batch_size=16, sequence_parallel=sequence_parallel)
+    columns = LayoutColumns.of([layout.model_copy(update={"pp_scatter_gather": scattered})])
+    sent = messages.transfer_bytes(problem, columns)
+    took = p2p_s(problem.hardware, sent, placement.pipeline(columns).stride)
+    gathered = messages.gathered_bytes(problem, columns)
+    took = took + all_gather_s(problem.hardware, gathered, *placement.tensor(columns)) * (gathered > 0)
+    took = took + 2 * problem.hardware.software.message_s
+    assert took == pytest.approx(transfer_s(problem, columns), rel=1e-9)
 
 
 def test_messages_of_the_states_take_their_time() -> None:

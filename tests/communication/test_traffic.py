@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from milpplan.communication.wires import ALGORITHMS, Algorithm
 from milpplan.costs import placement
 from milpplan.costs.columns import LayoutColumns
 from milpplan.errors import InvalidInputError
-from milpplan.specs.plan import RANK_ORDERS
+from milpplan.specs.plan import RANK_ORDERS, VirtualStage
 from tests.costs.cases import even_plan, problem_of, random_cases, shipped_hardware
 from tests.costs.rank_listing import listed
 from tests.costs.test_placement import random_grid
@@ -158,12 +160,88 @@ def test_a_v_pipeline_sends_nothing_where_it_turns(schedule: str) -> None:
     assert_sums(problem, plan, "ring")
 
 
-@pytest.mark.parametrize("switch", [{"gather_again": False}, {"pp_scatter_gather": True}])
-def test_messages_that_are_not_counted_are_refused(switch: dict[str, bool]) -> None:
-    """Two switches change what is sent, and nobody counts that: better no matrix than a wrong one."""
-    problem, plan = tied_case(pp=2, tp=2, dp=1, global_batch_size=4, **switch)
-    with pytest.raises(InvalidInputError, match="is not counted"):
-        traffic(problem, plan)
+def test_inputs_that_stay_gathered_are_not_gathered_again() -> None:
+    """GPT-3 on two GPUs with sequence parallelism, one micro-batch of 2,048 tokens: of three gathers of a linear
+    pair in forward and backward two are left, and selective recomputation, which drops the inputs, brings the
+    third back. A pair of GPUs sends half of each message once both ways."""
+    problem = problem_of("gpt3-175b", "dgx-a100-80", sequence_length=2048)
+    sent = {
+        (again, selective): traffic(
+            problem,
+            even_plan(
+                problem,
+                Layout(tp=2, sequence_parallel=True, gather_again=again, global_batch_size=1),
+                selective=selective,
+            ),
+        ).wire_bytes["sp"]
+        for again in (True, False)
+        for selective in (0, 40)
+    }
+    message = 2 * 2048 * 12288
+    assert sent[True, 0] == (96 * 2 * 5 + 4) * message
+    assert sent[True, 40] == sent[True, 0]
+    assert sent[False, 0] == sent[True, 0] - 96 * 2 * message
+    assert sent[False, 40] == sent[False, 0] + 40 * 2 * message
+
+
+def test_transfers_in_parts_are_gathered_by_the_receivers() -> None:
+    """Two stages of four GPUs in nodes of 2, four micro-batches of 1,024 tokens: with scatter and gather each GPU
+    sends a quarter of the activation, once there and once back, and the four that receive gather all of it."""
+    problem, plan = tied_case(pp=2, tp=4, global_batch_size=4)
+    message = 2 * 1024 * 3072
+    whole = traffic(problem, plan)
+    assert whole.wire_bytes["pp"] == 4 * 2 * 4 * message
+    parts = plan.model_copy(update={"layout": plan.layout.model_copy(update={"pp_scatter_gather": True})})
+    report = traffic(problem, parts)
+    matrix = report.pairs["pp"].matrix(8)
+    across = matrix[:4, 4:].sum() + matrix[4:, :4].sum()
+    assert across == 4 * 2 * message
+    # A gather of B bytes among four sends 3 B, in each of the two stages four times.
+    assert matrix[:4, :4].sum() == matrix[4:, 4:].sum() == 4 * 3 * message
+    assert_sums(problem, parts, "ring")
+
+
+def test_inference_sends_forwards_alone() -> None:
+    """Of GPT-3 on 2 x 2 GPUs: two all-reduces a layer and the embedding's, a gather of the padded vocabulary's
+    logits for the last token of each sequence, activations there and none back, and no gradients."""
+    problem = problem_of("gpt3-175b", "dgx-a100-80", sequence_length=2048, kind="inference")
+    layout = Layout(tp=2, pp=2, schedule="gpipe", global_batch_size=3)
+    plan = even_plan(problem, layout)
+    report, message = traffic(problem, plan), 2 * 2048 * 12288
+    vocabulary = math.ceil(problem.model.vocab_size / 256) * 256
+    assert report.wire_bytes["tp"] == 3 * ((2 * 96 + 1) * 2 * message + 2 * vocabulary)
+    assert report.pairs["pp"].matrix(4).sum() == report.wire_bytes["pp"] == 3 * 2 * message
+    others = set(report.wire_bytes) - {"tp", "pp"}
+    assert {report.wire_bytes[name] for name in others} == {0.0}
+    assert_sums(problem, plan, "ring")
+
+
+def _switched(random: np.random.Generator, problem: Problem, layout: Layout) -> tuple[Problem, Layout]:
+    """Forwards alone, or a training step, with any of the switches that change what is sent."""
+    changes: dict[str, Any] = {"gather_again": not layout.sequence_parallel or bool(random.integers(2))}
+    changes["pp_scatter_gather"] = layout.tp > 1 and layout.pp > 1 and not layout.sequence_parallel
+    if random.integers(2):
+        problem = problem.model_copy(update={"job": problem.job.model_copy(update={"kind": "inference"})})
+        batch = layout.num_micro_batches * layout.micro_batch_size * layout.dp
+        changes |= {"schedule": "gpipe" if layout.pp > 1 else "1f1b", "vpp": 1, "global_batch_size": batch}
+        changes |= {"zero_stage": random.choice([0, 3]) if layout.dp * layout.cp > 1 else 0}
+        changes |= {"overlap_grad_reduce": changes["zero_stage"] == 3}
+        changes |= {"overlap_param_gather": changes["zero_stage"] == 3}
+    return problem, Layout(**layout.model_dump() | changes)
+
+
+def test_random_plans_with_switches_add_up() -> None:
+    """Random plans, some of forwards alone, with inputs that stay gathered and transfers in parts: pairs, tiers,
+    links and time line hold what the collectives send, whatever they are made of."""
+    random, seen = np.random.default_rng(11), set()
+    for number, (problem, plan) in enumerate(random_cases(40, 7)):
+        own, layout = _switched(random, problem, plan.layout)
+        edges = np.linspace(0, problem.model.num_layers, layout.num_virtual_stages + 1).astype(int).tolist()
+        held = tuple(VirtualStage(layers=(first, last)) for first, last in pairwise(edges))
+        assert_sums(own, Plan(layout=layout, virtual_stages=held), ALGORITHMS[number % len(ALGORITHMS)])
+        seen |= {own.job.kind, *(["parts"] if layout.pp_scatter_gather else [])}
+        seen |= {"kept"} if not layout.gather_again else set()
+    assert seen == {"kept", "parts", "inference", "training"}
 
 
 @pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp", "dp-cp-tp-pp"])
