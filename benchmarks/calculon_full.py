@@ -30,7 +30,7 @@ from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds
-from milpplan.presets.calculon import SWITCHES, calculon_run, has_field
+from milpplan.presets.calculon import SWITCHES, calculon_run
 from milpplan.specs.plan import TP_OVERLAPS
 from milpplan.units import NS_PER_S
 
@@ -60,7 +60,7 @@ def opened() -> dict[str, Any]:
     switches: dict[str, Any] = {
         switch.ours: tuple(switch.values.values())
         for switch in SWITCHES
-        if switch.record is Layout and has_field(Space, switch.ours) and switch.ours != "sequence_parallel"
+        if switch.record is Layout and switch.ours != "sequence_parallel"
     }
     switches["pp_scatter_gather"] = (False, True)
     return switches | {"gather_again": (False, True)}

@@ -20,7 +20,7 @@ from milpplan import Layout, Plan, Problem, Space, simulate
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.costs.tally import Part, Phase
-from milpplan.presets.calculon import SWITCHES, CalculonFiles, calculon_problem, has_field
+from milpplan.presets.calculon import SWITCHES, CalculonFiles, calculon_problem
 from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSystem
 from milpplan.specs.reading import validated
 from milpplan.units import GIB, NS_PER_S
@@ -120,26 +120,6 @@ def placed(execution: Tree, system: Tree) -> Tree:
     return execution | nets
 
 
-def spoken(execution: Tree, system: Tree) -> tuple[Tree, list[str]]:
-    """The nearest execution that milpplan has fields for, and what was changed."""
-    changed, said = [], dict(execution)
-    for switch in SWITCHES:
-        plain, *_ = switch.values
-        if (
-            not has_field(switch.record, switch.ours)
-            and switch.values[said[switch.theirs]] != switch.values[plain]
-        ):
-            said[switch.theirs] = plain
-            changed.append(switch.theirs)
-    if said["tensor_par_comm_type"] != "rs_ag" or said["tensor_par"] == 1:
-        said["seq_par_ag_redo"] = False
-    nets = [said[f"{name}_par_net"] for name in ("tensor", "data", "pipeline") if said[f"{name}_par"] > 1]
-    if nets != sorted(nets) and not has_field(Layout, "rank_order"):
-        said = placed(said, system)
-        changed.append("networks")
-    return said, changed
-
-
 def files_of(model: Tree, execution: Tree, system: Tree) -> CalculonFiles:
     """Three descriptions as checked records."""
     return CalculonFiles(
@@ -152,7 +132,6 @@ def files_of(model: Tree, execution: Tree, system: Tree) -> CalculonFiles:
 def execution_of(problem: Problem, layout: Layout, mode: str, system: Tree) -> Tree:
     """A plan of the uniform space in Calculon's words. ZeRO 2 and 3 have none, and become its sharding."""
     sequence_parallel, scattered = layout.sequence_parallel, layout.pp_scatter_gather
-    again = getattr(layout, "gather_again", not problem.hardware.software.gathered_inputs)
     execution = {
         "num_procs": layout.num_gpus,
         "tensor_par": layout.tp,
@@ -168,7 +147,7 @@ def execution_of(problem: Problem, layout: Layout, mode: str, system: Tree) -> T
         "optimizer_sharding": layout.zero_stage > 0,
         "tensor_par_comm_type": "rs_ag" if sequence_parallel else "p2p_rs_ag" if scattered else "ar",
         "tensor_par_overlap": "none",
-        "seq_par_ag_redo": sequence_parallel and mode != "full" and again,
+        "seq_par_ag_redo": sequence_parallel and mode != "full" and layout.gather_again,
         "data_par_overlap": layout.overlap_grad_reduce,
         "weight_offload": False,
         "activations_offload": False,
@@ -176,10 +155,9 @@ def execution_of(problem: Problem, layout: Layout, mode: str, system: Tree) -> T
         "training": True,
     }
     for switch in SWITCHES:
-        ours = getattr(layout, switch.ours, None) if switch.record is Layout else None
         back = {value: key for key, value in switch.values.items()}
-        if switch.theirs not in ("tensor_par_comm_type", "training") and ours is not None:
-            execution[switch.theirs] = back[ours]
+        if switch.theirs not in ("tensor_par_comm_type", "training"):
+            execution[switch.theirs] = back[getattr(layout, switch.ours)]
     return placed(execution, system)
 
 

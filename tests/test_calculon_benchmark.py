@@ -13,10 +13,10 @@ import pytest
 from benchmarks import calculon_full, calculon_side
 from benchmarks.calculon_measured import NONE, SEQUENCE, TABLE_5, errors
 from benchmarks.calculon_space import Task, random_executions
-from milpplan import Layout, Space, simulate
+from milpplan import Space, simulate
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_plan
-from milpplan.presets.calculon import SWITCHES, calculon_run, has_field
+from milpplan.presets.calculon import calculon_run
 from milpplan.specs.problem import Problem
 
 DATA = Path(__file__).parent / "data" / "calculon"
@@ -44,7 +44,7 @@ def test_layouts_survive_calculons_words(problem: Problem) -> None:
         layout, mode = columns.at(int(row)), problem.space.recompute[int(row) % 3]
         execution = calculon_side.execution_of(problem, layout, mode, tree("system"))
         again = calculon_run(calculon_side.files_of(tree("model"), execution, tree("system")))[1]
-        if mode == "full" and layout.sequence_parallel and has_field(Layout, "gather_again"):
+        if mode == "full" and layout.sequence_parallel:
             # Calculon's full recomputation gathers the inputs once.
             layout = layout.model_copy(update={"gather_again": False})
         assert again == uniform_plan(problem, layout, mode)
@@ -69,27 +69,6 @@ def test_networks_are_filled_from_the_inside() -> None:
     assert [nets[f"{name}_par_net"] for name in ("tensor", "data", "pipeline")] == [0, 0, 1]
     nets = calculon_side.placed(execution | {"tensor_par": 16}, tree("system"))
     assert [nets[f"{name}_par_net"] for name in ("tensor", "data", "pipeline")] == [1, 1, 1]
-
-
-def test_what_cannot_be_said_is_set_plain() -> None:
-    """An execution with every switch on becomes one that is taken, and the changes are named."""
-    everything = tree("execution") | {
-        "tensor_par_overlap": "pipe",
-        "weight_offload": True,
-        "activations_offload": True,
-        "optimizer_offload": True,
-        "tensor_par_net": 1,
-        "data_par_net": 0,
-    }
-    said, changed = calculon_side.spoken(everything, tree("system"))
-    calculon_run(calculon_side.files_of(tree("model"), said, tree("system")))
-    for switch in SWITCHES:
-        off = switch.values[everything[switch.theirs]] == next(iter(switch.values.values()))
-        if not off:
-            assert (switch.theirs in changed) == (not has_field(switch.record, switch.ours))
-    assert ("networks" in changed) == (not has_field(Layout, "rank_order"))
-    unchanged, none = calculon_side.spoken(tree("execution"), tree("system"))
-    assert (unchanged, none) == (tree("execution"), [])
 
 
 def test_executions_of_a_task() -> None:

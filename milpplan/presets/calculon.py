@@ -14,19 +14,19 @@ which the model gets. What differs in the costs is in docs/calculon.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.presets.calculon_system import Fields, hardware_of, slowest_scalar
+from milpplan.presets.calculon_system import hardware_of, slowest_scalar
 from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSystem
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Job, Problem, Space
-from milpplan.specs.reading import RecordType, invalid_fields, parse_json, read_text, shown, validated
+from milpplan.specs.reading import RecordType, invalid_fields, parse_json, read_text, validated
 from milpplan.specs.records import Record
 
 VOCABULARY: Final = 51_200
@@ -43,7 +43,7 @@ class Switch:
     record: type[Record]
     ours: str
     values: dict[object, object]
-    """Their values and ours; the first one is how milpplan works without the field."""
+    """Their values and ours."""
 
 
 SWITCHES: Final = (
@@ -55,7 +55,6 @@ SWITCHES: Final = (
     Switch("optimizer_offload", Layout, "offload_optimizer", {False: False, True: True}),
     Switch("training", Job, "kind", {True: "training", False: "inference"}),
 )
-"""Where milpplan has no such field (yet), any value but the first is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,6 @@ class CalculonFiles:
     execution: CalculonExecution
     system: CalculonSystem
     names: tuple[str, str, str] = ("model", "execution", "system")
-
-
-def has_field(record: type[Any], field: str) -> bool:
-    """Whether a record has a field."""
-    return field in record.model_fields
 
 
 def read_calculon(model: Path, execution: Path, system: Path) -> CalculonFiles:
@@ -91,26 +85,33 @@ def _read(record: type[RecordType], path: Path) -> RecordType:
     return validated(record, parse_json(read_text(path), str(path)), str(path))
 
 
-def calculon_run(files: CalculonFiles, has: Fields = has_field) -> tuple[Problem, Plan]:
+def calculon_run(files: CalculonFiles) -> tuple[Problem, Plan]:
     """The execution as a plan, on the system with its networks as the execution uses them.
 
     Raises:
-        InvalidInputError: a switch, a network or a split of blocks that milpplan has no field for.
+        InvalidInputError: an assignment of networks or a split of blocks that cannot be.
     """
+    files = used_networks(files)
     domain, order = _domain(files)
-    layout = _layout(files, order, has)
-    problem = _problem(files, domain, Space(), has)
+    layout = _layout(files, order)
+    problem = _problem(files, domain, Space())
     stages = _stages(files, layout)
     return problem, validated(Plan, {"layout": layout, "virtual_stages": stages}, files.names[1])
 
 
-def calculon_problem(files: CalculonFiles, space: Space, has: Fields = has_field) -> Problem:
+def calculon_problem(files: CalculonFiles, space: Space) -> Problem:
     """Model, system, number of processors, batch and number format; the layout is free. Networks keep their sizes.
 
     Raises:
-        InvalidInputError: as ``calculon_run``, and networks that are not listed from the inside outwards.
+        InvalidInputError: more networks than two, or two that are not listed from the inside outwards.
     """
     networks = files.system.networks
+    if len(networks) > 2:
+        raise InvalidInputError(
+            f"{files.names[2]}: networks has {len(networks)} entries, and the layout is free.",
+            "Expected one or two to choose among: a domain, and what joins domains.",
+            "Leave the two in the file that the search may use, or simulate an execution, which names its own.",
+        )
     inner, outer = networks[0].size, networks[-1].size
     procs = files.execution.num_procs
     if outer < inner or procs > (inner * outer if len(networks) > 1 else inner):
@@ -119,11 +120,12 @@ def calculon_problem(files: CalculonFiles, space: Space, has: Fields = has_field
             f"Expected the smaller network first, and sizes for num_procs={procs:,} processors together.",
             "Correct the sizes, or num_procs in the execution file.",
         )
-    return _problem(files, None, space, has)
+    return _problem(files, None, space)
 
 
 def notes(files: CalculonFiles) -> tuple[str, ...]:
     """What of the files is priced in another way here, in sentences."""
+    files = used_networks(files)
     execution, system = files.execution, files.system
     outer = system.networks[-1]
     said = {
@@ -172,27 +174,13 @@ def model_of(files: CalculonFiles) -> ModelSpec:
     return validated(ModelSpec, data, files.names[0])
 
 
-def switch_values(files: CalculonFiles, record: type[Record], has: Fields = has_field) -> dict[str, object]:
-    """Fields of a layout or a job that the execution's switches set.
-
-    Raises:
-        InvalidInputError: a value that ``record`` has no field for.
-    """
-    execution, values = files.execution, {}
-    for switch in SWITCHES:
-        if switch.record is not record:
-            continue
-        value = _effective(execution, switch)
-        if has(record, switch.ours):
-            values[switch.ours] = switch.values[value]
-        elif switch.values[value] != next(iter(switch.values.values())):
-            raise InvalidInputError(
-                f"{files.names[1]}: {switch.theirs} is {shown(value)}.",
-                f"Expected {shown(next(iter(switch.values)))}: this version of milpplan has no "
-                f"{record.__name__}.{switch.ours}, which would say it.",
-                f"Change {switch.theirs}, or use a version of milpplan that has the field.",
-            )
-    return values
+def switch_values(files: CalculonFiles, record: type[Record]) -> dict[str, object]:
+    """Fields of a layout or a job that the execution's switches set."""
+    return {
+        switch.ours: switch.values[_effective(files.execution, switch)]
+        for switch in SWITCHES
+        if switch.record is record
+    }
 
 
 def _effective(execution: CalculonExecution, switch: Switch) -> object:
@@ -204,7 +192,7 @@ def _effective(execution: CalculonExecution, switch: Switch) -> object:
     return value
 
 
-def _problem(files: CalculonFiles, domain: int | None, space: Space, has: Fields) -> Problem:
+def _problem(files: CalculonFiles, domain: int | None, space: Space) -> Problem:
     execution = files.execution
     job = {
         "num_gpus": execution.num_procs,
@@ -213,11 +201,12 @@ def _problem(files: CalculonFiles, domain: int | None, space: Space, has: Fields
         "precision": "fp8" if execution.datatype == "float8" else "bf16",
         "attention_kernel": "unfused",
         "grad_dtype": "bf16",
-        **switch_values(files, Job, has),
+        **switch_values(files, Job),
     }
     name = f"calculon {Path(files.names[2]).stem}"[:200]
-    hardware = hardware_of(files.system, execution.datatype, domain, files.names[2], name, has)
-    software = hardware.software.model_copy(update=_software(execution, has))
+    hardware = hardware_of(files.system, execution.datatype, domain, files.names[2], name)
+    # Layouts say themselves whether inputs are gathered again (``gather_again``), the framework need not.
+    software = hardware.software.model_copy(update={"fused_activation": execution.fused_activation})
     parts = {
         "model": model_of(files),
         "hardware": hardware.model_copy(update={"software": software}),
@@ -227,22 +216,13 @@ def _problem(files: CalculonFiles, domain: int | None, space: Space, has: Fields
     return _checked(Problem, files.names[1], **parts)
 
 
-def _software(execution: CalculonExecution, has: Fields) -> dict[str, object]:
-    """What is a property of the framework here. A layout that says itself whether inputs are gathered again
-    (``gather_again``) needs no word of the framework."""
-    changes: dict[str, object] = {"fused_activation": execution.fused_activation}
-    if not has(Layout, "gather_again"):
-        changes["gathered_inputs"] = _keeps_gathered(execution)
-    return changes
-
-
 def _keeps_gathered(execution: CalculonExecution) -> bool:
     """Whether the inputs of products stay gathered from forward to backward."""
     sequence_parallel = execution.tensor_par_comm_type == "rs_ag" and execution.tensor_par > 1
     return sequence_parallel and not execution.seq_par_ag_redo
 
 
-def _layout(files: CalculonFiles, order: str | None, has: Fields) -> dict[str, object]:
+def _layout(files: CalculonFiles, order: str | None) -> dict[str, object]:
     """The layout as plain data."""
     execution = files.execution
     values: dict[str, object] = {
@@ -256,45 +236,76 @@ def _layout(files: CalculonFiles, order: str | None, has: Fields) -> dict[str, o
         "schedule": "interleaved" if execution.pipeline_interleaving > 1 else "1f1b",
         "overlap_grad_reduce": execution.data_par_overlap,
         "overlap_param_gather": execution.data_par_overlap and execution.optimizer_sharding,
-        **switch_values(files, Layout, has),
+        "gather_again": not _keeps_gathered(execution),
+        **switch_values(files, Layout),
     }
-    if has(Layout, "gather_again"):
-        values["gather_again"] = not _keeps_gathered(execution)
-    if order is not None:
-        if not has(Layout, "rank_order"):
-            raise InvalidInputError(
-                f"{files.names[1]}: tensor_par_net, pipeline_par_net and data_par_net are "
-                f"{[execution.network_of(name) for name in execution.degrees]}.",
-                "Expected the inner network for tensor before data before pipeline parallelism: this version of "
-                "milpplan has no Layout.rank_order to place ranks in another order.",
-                "Move the parallelism that is out of order to the other network.",
-            )
-        values["rank_order"] = order
-    return values
+    return values if order is None else values | {"rank_order": order}
 
 
-def _domain(files: CalculonFiles) -> tuple[int, str | None]:
-    """Ranks that share a domain, and the order of ranks where it is not milpplan's own.
+def used_networks(files: CalculonFiles) -> CalculonFiles:
+    """The files with at most two networks, those that the execution uses, and the execution's numbers of them.
 
-    The parallelisms on network 0 fill a domain of as many ranks as their degrees multiply to, and all others
-    leave it: so each uses the network that the execution says. Where all networks' sizes or fillings forbid the
-    execution in Calculon, it is refused in the same way (calculon/llm/llm.py, ``_check_network_assignments``).
+    An execution that uses one keeps a second beside it, so that nothing else changes: the next one, or before the
+    last one the first.
+
+    Raises:
+        InvalidInputError: an assignment that Calculon refuses, or one that uses three networks.
     """
     execution, networks = files.execution, files.system.networks
+    used = _checked_networks(files)
+    numbers = sorted(set(used.values()))
+    if len(networks) <= 2:
+        return files
+    if len(numbers) > 2:
+        raise _network_error(
+            files, numbers[-1], f"tensor, pipeline and data parallelism use {len(numbers)} networks"
+        )
+    if len(numbers) < 2:
+        (only,) = numbers or (0,)
+        numbers = [only, only + 1] if only + 1 < len(networks) else [0, only]
+    nets = {f"{name}_par_net": numbers.index(used[name]) if name in used else 0 for name in execution.degrees}
+    chosen = tuple(networks[number] for number in numbers)
+    return replace(
+        files,
+        execution=execution.model_copy(update=nets),
+        system=files.system.model_copy(update={"networks": chosen}),
+    )
+
+
+def _checked_networks(files: CalculonFiles) -> dict[str, int]:
+    """Network of every parallelism that there is. Where the networks' sizes or fillings forbid the execution in
+    Calculon, it is refused in the same way (calculon/llm/llm.py, ``_check_network_assignments``)."""
+    execution, networks = files.execution, files.system.networks
     used = {name: execution.network_of(name) for name, degree in execution.degrees.items() if degree > 1}
-    sizes: dict[int, int] = {}
-    for name, network in used.items():
-        sizes[network] = sizes.get(network, 1) * execution.degrees[name]
-    for index, size in sizes.items():
+    for index, size in _sizes(files, used).items():
         if index >= len(networks):
             raise _network_error(files, index, "there is no such network")
         if size > networks[index].size:
             raise _network_error(files, index, f"{size} processors on it are more than its size")
         if networks[index].must_be_filled and networks[index].size % size:
             raise _network_error(files, index, f"{size} processors do not divide its size, but must_be_filled")
+    return used
+
+
+def _sizes(files: CalculonFiles, used: dict[str, int]) -> dict[int, int]:
+    """Processors that the parallelisms on each network multiply to."""
+    sizes: dict[int, int] = {}
+    for name, network in used.items():
+        sizes[network] = sizes.get(network, 1) * files.execution.degrees[name]
+    return sizes
+
+
+def _domain(files: CalculonFiles) -> tuple[int, str | None]:
+    """Ranks that share a domain, and the order of ranks where it is not milpplan's own; of one or two networks.
+
+    The parallelisms on network 0 fill a domain of as many ranks as their degrees multiply to, and all others
+    leave it: so each uses the network that the execution says.
+    """
+    execution, used = files.execution, _checked_networks(files)
+    sizes = _sizes(files, used)
     ranked = [name for name in INSIDE_OUT if name in used]
     wanted = sorted(ranked, key=lambda name: used[name])
-    if len(networks) == 1:
+    if len(files.system.networks) == 1:
         return execution.num_procs, None
     order = None
     if wanted != ranked:
@@ -351,4 +362,5 @@ __all__ = [
     "notes",
     "read_calculon",
     "switch_values",
+    "used_networks",
 ]

@@ -6,13 +6,12 @@ here on grids and interpolated by the cost model. What has no counterpart is sai
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
 from milpplan.specs.calculon import CalculonNetwork, CalculonSystem, Datatype, Steps
-from milpplan.specs.hardware import HardwareSpec, ScaleOut
+from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.reading import validated
 from milpplan.units import GIB, GIGA, MEGA, TERA
 
@@ -26,8 +25,6 @@ PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "a
 """Passes over the message in nccl-tests' bus bandwidth: passes * (n - 1) / n * bytes / time."""
 DO: Final = "Correct the system file, or describe the cluster as TOML: `milpplan show dgx-a100-80` prints one."
 ELEMENT_BYTES: Final = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
-Fields = Callable[[type, str], bool]
-"""Whether a record has a field; the importer grows with the records."""
 
 
 def step(steps: Steps, size: float) -> float:
@@ -108,9 +105,9 @@ def bus_table(network: CalculonNetwork, operation: str) -> dict[str, Any]:
 
 
 def hardware_of(
-    system: CalculonSystem, datatype: Datatype, domain: int | None, source: str, name: str, has: Fields
+    system: CalculonSystem, datatype: Datatype, domain: int | None, source: str, name: str
 ) -> HardwareSpec:
-    """The hardware of a system file.
+    """The hardware of a system file with one or two networks.
 
     Args:
         system: the file.
@@ -118,28 +115,21 @@ def hardware_of(
         domain: processors of network 0 that share a domain; None: all of them.
         source: the file's name in messages.
         name: name of the hardware.
-        has: whether a record has a field.
 
     Raises:
-        InvalidInputError: more networks than two, or a number format without a rate.
+        InvalidInputError: a number format without a rate.
     """
-    if len(system.networks) > 2:
-        raise InvalidInputError(
-            f"{source}: networks has {len(system.networks)} entries.",
-            "Expected one or two: a domain, and what joins domains.",
-            DO,
-        )
     inner, outer = system.networks[0], system.networks[-1]
     data: dict[str, Any] = {
         "name": name,
         "gpus_per_node": inner.size,
         "accelerator": _accelerator(system, datatype, source, name),
         "scale_up": _scale_up(inner, inner.size if domain is None else domain),
-        "scale_out": _scale_out(outer, has),
+        "scale_out": _scale_out(outer),
         "reserved_bytes": 0,
         "software": _SOFTWARE,
     }
-    if system.mem2.GiB > 0 and has(HardwareSpec, "host_memory"):
+    if system.mem2.GiB > 0:
         data["host_memory"] = {
             "capacity_bytes": int(system.mem2.GiB * GIB),
             "bandwidth_bytes_per_s": system.mem2.GBps * GIGA,
@@ -199,9 +189,9 @@ def slowest_scalar(network: CalculonNetwork) -> float:
     return max(1.0, ops.p2p[0], ops.reduce_scatter[0], ops.all_gather[0])
 
 
-def _scale_out(network: CalculonNetwork, has: Fields) -> dict[str, Any]:
+def _scale_out(network: CalculonNetwork) -> dict[str, Any]:
     """One rate serves all operations of a network between domains: that of the slowest."""
-    data = {
+    return {
         "name": "outer network",
         "bandwidth_bytes_per_s": network.bandwidth * GIGA,
         "efficiency": network.efficiency / slowest_scalar(network),
@@ -209,7 +199,5 @@ def _scale_out(network: CalculonNetwork, has: Fields) -> dict[str, Any]:
         "collective_base_latency_s": network.latency,
         "hop_latency_s": 0.0,
         "processor_fraction": network.processor_usage,
+        "in_network_reduction": network.ops.all_reduce[0] <= 1.0,
     }
-    if has(ScaleOut, "in_network_reduction"):
-        data["in_network_reduction"] = network.ops.all_reduce[0] <= 1.0
-    return data

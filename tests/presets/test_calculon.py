@@ -27,7 +27,6 @@ from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSy
 from milpplan.specs.hardware import GemmTable, SizeCurve
 from milpplan.specs.problem import Job, Space
 from milpplan.specs.reading import validated
-from milpplan.specs.records import Record
 
 DATA = Path(__file__).parents[1] / "data" / "calculon"
 STEPS = ((100.0, 0.9), (10.0, 0.8), (1.0, 0.5), (0.0, 0.1))
@@ -48,16 +47,6 @@ def files(
         validated(CalculonExecution, tree("execution") | execution, "execution"),
         validated(CalculonSystem, tree("system") | (system or {}), "system"),
     )
-
-
-def everywhere(record: type, field: str) -> bool:
-    """As if every record had every field."""
-    return True
-
-
-def nowhere_new(record: type, field: str) -> bool:
-    """As if only what has always been there were there."""
-    return field in ("sequence_parallel",)
 
 
 def test_the_execution_becomes_a_legal_plan() -> None:
@@ -188,47 +177,41 @@ def test_attention_alone_is_dropped_and_replayed() -> None:
 
 
 SWITCHED = {
-    "tensor_par_overlap": ("ring", Layout, "tp_overlap", "ring"),
-    "tensor_par_comm_type": ("p2p_rs_ag", Layout, "pp_scatter_gather", True),
-    "weight_offload": (True, Layout, "offload_weights", True),
-    "activations_offload": (True, Layout, "offload_activations", True),
-    "optimizer_offload": (True, Layout, "offload_optimizer", True),
+    "tensor_par_overlap": ("ring", "tp_overlap", "ring"),
+    "tensor_par_comm_type": ("p2p_rs_ag", "pp_scatter_gather", True),
+    "weight_offload": (True, "offload_weights", True),
+    "activations_offload": (True, "offload_activations", True),
+    "optimizer_offload": (True, "offload_optimizer", True),
 }
 
 
 @pytest.mark.parametrize("theirs", SWITCHED)
-def test_a_switch_lands_in_its_field_or_is_refused(theirs: str) -> None:
-    """Where the layout has the field, the value is there; where it has not, the message names file and field."""
-    value, record, ours, expected = SWITCHED[theirs]
+def test_a_switch_lands_in_its_field(theirs: str) -> None:
+    """The layout says what the execution says."""
+    value, ours, expected = SWITCHED[theirs]
     changed = files(**{theirs: value, "seq_par_ag_redo": False})
-    assert calculon.switch_values(changed, record, everywhere)[ours] == expected
-    with pytest.raises(InvalidInputError, match=rf"execution: {theirs} is .*{ours}"):
-        calculon.switch_values(changed, record, nowhere_new)
-    if calculon.has_field(record, ours):
-        assert getattr(calculon_run(changed)[1].layout, ours) == expected
-    else:
-        with pytest.raises(InvalidInputError, match=theirs):
-            calculon_run(changed)
+    assert calculon.switch_values(changed, Layout)[ours] == expected
+    assert getattr(calculon_run(changed)[1].layout, ours) == expected
 
 
-def test_inference_is_a_kind_of_job_or_refused() -> None:
-    """training false needs Job.kind."""
+def test_inference_is_a_kind_of_job() -> None:
+    """training false becomes Job.kind."""
     forward = files(
         training=False,
         activation_recompute="none",
         data_par_overlap=False,
         seq_par_ag_redo=False,
     )
-    assert calculon.switch_values(forward, Job, everywhere) == {"kind": "inference"}
-    with pytest.raises(InvalidInputError, match="execution: training is False"):
-        calculon.switch_values(forward, Job, nowhere_new)
+    assert calculon.switch_values(forward, Job) == {"kind": "inference"}
 
 
-def test_plain_values_need_no_field() -> None:
-    """An execution that switches nothing on asks for nothing new."""
-    assert calculon.switch_values(files(), Layout, nowhere_new) == {"sequence_parallel": True}
-    assert calculon.switch_values(files(), Job, nowhere_new) == {}
-    assert not any(isinstance(switch.record, Record) for switch in calculon.SWITCHES)
+def test_plain_values_are_the_layouts_own() -> None:
+    """An execution that switches nothing on changes nothing but sequence parallelism."""
+    changed = calculon.switch_values(files(), Layout)
+    assert {name for name, value in changed.items() if value != Layout.model_fields[name].default} == {
+        "sequence_parallel"
+    }
+    assert calculon.switch_values(files(), Job) == {"kind": "training"}
 
 
 @pytest.mark.parametrize(
@@ -255,29 +238,58 @@ def test_executions_that_make_no_sense(execution: dict[str, Any], expected: str)
         calculon_run(files(**execution))
 
 
-def test_an_order_of_ranks_that_milpplan_does_not_have() -> None:
-    """Data parallelism on the inner network and tensor parallelism on the outer one need an order of ranks."""
+def test_networks_order_the_ranks() -> None:
+    """Data parallelism on the inner network and tensor parallelism on the outer one become an order of ranks."""
     changed = files(tensor_par_net=1, data_par_net=0)
-    with pytest.raises(
-        InvalidInputError, match=r"tensor_par_net, pipeline_par_net and data_par_net are \[1, 1, 0\]"
-    ):
-        calculon_run(changed, nowhere_new)
+    assert calculon_run(changed)[1].layout.rank_order == "dp-tp-cp-pp"
     assert calculon._domain(changed) == (2, "dp-tp-cp-pp")
     assert calculon._domain(files()) == (8, None)
 
 
 def test_systems_that_make_no_sense() -> None:
-    """Steps that do not end at 0, sizes that do not fit together, three networks."""
+    """Steps that do not end at 0, sizes that do not fit together."""
     good = tree("system")
     engine = good["matrix"]["float16"]
     with pytest.raises(InvalidInputError, match="gflops_efficiency must end with the size 0"):
         files(system={"matrix": {"float16": engine | {"gflops_efficiency": [[1, 0.5]]}}})
     with pytest.raises(InvalidInputError, match="from the largest"):
         files(system={"matrix": {"float16": engine | {"gflops_efficiency": [[1, 0.5], [2, 0.6], [0, 0.1]]}}})
-    with pytest.raises(InvalidInputError, match="networks has 3 entries"):
-        calculon_run(files(system={"networks": [*good["networks"], good["networks"][1]]}))
     with pytest.raises(InvalidInputError, match="sizes"):
         calculon_problem(files(system={"networks": good["networks"][::-1]}), Space())
+
+
+def three_networks(**execution: Any) -> calculon.CalculonFiles:
+    """The files with a network between the two of the system, of 16 processors and a rate of its own."""
+    inner, outer = tree("system")["networks"]
+    middle = outer | {"size": 16, "bandwidth": 77, "must_be_filled": False}
+    return files(system={"networks": [inner, middle, outer]}, **execution)
+
+
+@pytest.mark.parametrize(
+    ("nets", "used"),
+    [((0, 2, 2), (0, 2)), ((0, 1, 0), (0, 1)), ((1, 2, 2), (1, 2)), ((2, 2, 2), (0, 2)), ((2, 2, 0), (0, 2))],
+)
+def test_an_execution_uses_two_of_many_networks(nets: tuple[int, int, int], used: tuple[int, int]) -> None:
+    """Of three networks an execution that uses two is the same as on a system that has these two alone, and one
+    that uses the last alone has no domain."""
+    names = ("tensor_par_net", "pipeline_par_net", "data_par_net")
+    execution = {"tensor_par": 2, "pipeline_par": 2, "data_par": 4, "num_procs": 16, "pipeline_interleaving": 1}
+    found = three_networks(**execution, **dict(zip(names, nets, strict=True)))
+    networks = [found.system.networks[number].model_dump() for number in used]
+    own = {name: used.index(number) for name, number in zip(names, nets, strict=True)}
+    expected = files(system={"networks": networks}, **execution, **own)
+    assert calculon_run(found) == calculon_run(expected)
+    assert calculon.notes(found) == calculon.notes(expected)
+
+
+def test_three_networks_at_once_are_refused() -> None:
+    """Tensor, data and pipeline parallelism each on a network of its own need three tiers, and a free layout would
+    have to choose among three."""
+    apart = three_networks(tensor_par_net=0, data_par_net=1, pipeline_par_net=2)
+    with pytest.raises(InvalidInputError, match="use 3 networks"):
+        calculon_run(apart)
+    with pytest.raises(InvalidInputError, match="networks has 3 entries, and the layout is free"):
+        calculon_problem(apart, Space())
 
 
 def test_one_network_joins_all() -> None:
