@@ -1,125 +1,265 @@
-"""How both costs grow with the number of processors: GPT-3 175B on 64 to 16,384, a sequence a processor and at
-least 512."""
+"""How both costs grow with the number of processors, 64 to 16,384.
+
+    python -m benchmarks.calculon_growth CHECKOUT_PATH [--series NAME ...] [--plot FILE.svg] [--save FILE.json]
+
+A series is a rule for model and batch by the number of processors. ``weak``: a sequence a processor, as in
+Calculon's published searches (2,240 on 2,240, 2,520 on 2,520, 3,072 on 3,072, 4,096 on 4,096), one series for
+every model that it ships; ``weak x 8``: eight sequences, as in its search of 22B on 64; ``strong``: the same batch
+for all; ``ladder``: larger models with more processors, in five steps by size.
+
+All points of all series are measured in turns: in every round each has one proof and one share of its sample of
+Calculon's executions, so that other work on the machine meets all of them alike.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from benchmarks import calculon_space
-from benchmarks.calculon_complete import Solved, solved
+from benchmarks.calculon_complete import solved
 from benchmarks.calculon_full import whole_space
-from benchmarks.calculon_side import Checkout, Tree, search_problem
-from benchmarks.calculon_space import Cost
-from benchmarks.tables import markdown_table
-from milpplan.units import gap_text, seconds_text
+from benchmarks.calculon_growth_figure import growth_figure
+from benchmarks.calculon_side import Checkout, Tree, load, search_problem
+from benchmarks.calculon_space import Cost, cost_of, drawn, each_s
+from benchmarks.tables import markdown_table, measured_on
+from milpplan.reports.files import write_whole
+from milpplan.units import seconds_text
 
 GROWTH = (64, 256, 1024, 4096, 16384)
-MODEL = "gpt3-175B"
-REPEATS = 3
+MODELS = (
+    "megatron-126M",
+    "megatron-5B",
+    "gpt3-13B",
+    "megatron-22B",
+    "megatron-40B",
+    "anthropic-52B",
+    "chinchilla",
+)
+MODELS += ("lamda", "gpt3-175B", "gopher-280B", "turing-530B", "palm-540B", "megatron-1T")
+"""What Calculon ships, by size."""
+LADDER = ("megatron-22B", "megatron-40B", "gpt3-175B", "gopher-280B", "megatron-1T")
+STRONG_BATCH = 4096
+LIMIT_S = 120.0
+
+Case = tuple[str, int, int]
+"""Model, processors, batch."""
+
+
+def series() -> dict[str, list[Case]]:
+    """The cases of every series, one for each number of processors."""
+    found = {
+        "strong gpt3-175B": [("gpt3-175B", procs, STRONG_BATCH) for procs in GROWTH],
+        "weak x 8 gpt3-175B": [("gpt3-175B", procs, 8 * procs) for procs in GROWTH],
+        "ladder": [(model, procs, procs) for model, procs in zip(LADDER, GROWTH, strict=True)],
+    }
+    weak = {f"weak {model}": [(model, procs, procs) for procs in GROWTH] for model in MODELS}
+    return found | weak
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    """One number of processors: the proof (of ``REPEATS`` the one with the median of CPU seconds), and Calculon's
-    whole space."""
+class Point:
+    """One case: the proofs, one a round, and Calculon's whole space from samples of its executions.
 
+    ``wall_s``: of a proof, the mean. ``their_wall_s``: as ``theirs.cpu_s``, of the clock, in one process.
+    """
+
+    model: str
     procs: int
-    ours: Solved
+    batch: int
+    status: str
+    legal: int
+    cpu_s: tuple[float, ...]
+    wall_s: float
     theirs: Cost
+    their_wall_s: float
+
+    @property
+    def mean_s(self) -> float:
+        """CPU seconds of a proof."""
+        return float(np.mean(self.cpu_s))
+
+    @property
+    def error_s(self) -> float:
+        """Standard error of ``mean_s``."""
+        return float(np.std(self.cpu_s, ddof=1) / math.sqrt(len(self.cpu_s))) if len(self.cpu_s) > 1 else 0.0
 
 
-def grown(checkout: Checkout, system: Tree, procs: int, sample: int) -> Grown:
-    """Both costs."""
-    model, batch = checkout.files("models")[MODEL], max(512, procs)
-    problem = search_problem(model, system, procs, batch, whole_space())
-    runs = sorted((solved(problem)[0] for _ in range(REPEATS)), key=lambda one: one.cpu_s)
-    cost = calculon_space.cost(checkout, model, system, procs, batch, sample)
-    return Grown(procs, runs[REPEATS // 2], cost)
+@dataclass(slots=True)
+class Running:
+    """What is measured of one case so far."""
 
+    case: Case
+    number: tuple[int, int]
+    executions: tuple[tuple[Tree, ...], tuple[Tree, ...]]
+    status: str = ""
+    legal: int = 0
+    cpu_s: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    theirs_s: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    their_wall_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Exponent of the growth with the processors: least squares of the logarithms."""
-    x, y = (np.log([point[axis] for point in points]) for axis in (0, 1))
-    return float(np.polyfit(x, y, 1)[0])
+    def round(self, checkout: Checkout, system: Tree, part: slice) -> None:
+        """One proof, and one share of the sample."""
+        name, procs, batch = self.case
+        model = checkout.files("models")[name]
+        ours = solved(search_problem(model, system, procs, batch, whole_space()), LIMIT_S)[0]
+        self.status, self.legal = ours.status, ours.legal
+        self.cpu_s.append(ours.cpu_s)
+        self.wall_s.append(ours.wall_s)
+        for sort, all_ in enumerate(self.executions):
+            started = time.monotonic()
+            self.theirs_s[sort].extend(each_s(checkout, model, system, all_[part]))
+            self.their_wall_s[sort] += time.monotonic() - started
 
-
-def growth_table(all_: Sequence[Grown]) -> str:
-    """Seconds by processors, and the exponents of their growth."""
-    rows = [
-        (
-            f"{one.procs:,}",
-            f"{one.ours.status}, gap {gap_text(one.ours.gap or 0.0)}",
-            f"{one.ours.legal:,}",
-            seconds_text(one.ours.wall_s),
-            seconds_text(one.ours.cpu_s),
-            f"{one.theirs.executions:,}",
-            f"{one.theirs.number[0]:,}",
-            f"{one.theirs.cpu_s / 3600:.1f} ± {one.theirs.standard_error_s / 3600:.1f} h",
-            f"{one.theirs.cpu_s / one.ours.cpu_s:,.0f}",
+    def point(self) -> Point:
+        """Everything that was measured."""
+        walls = (
+            number * wall / max(1, len(own))
+            for number, wall, own in zip(self.number, self.their_wall_s, self.theirs_s, strict=True)
         )
-        for one in all_
-    ]
-    series = (
-        [(g.procs, g.ours.legal) for g in all_],
-        [(g.procs, g.ours.cpu_s) for g in all_],
-        [(g.procs, g.theirs.executions) for g in all_],
-        [(g.procs, g.theirs.number[0]) for g in all_],
-        [(g.procs, g.theirs.cpu_s) for g in all_],
+        theirs, wall_s = cost_of(self.number, self.theirs_s), float(np.mean(self.wall_s))
+        return Point(*self.case, self.status, self.legal, tuple(self.cpu_s), wall_s, theirs, sum(walls))
+
+
+def measured(
+    checkout: Checkout, system: Tree, cases: Sequence[Case], rounds: int, sample: int
+) -> dict[Case, Point]:
+    """All cases in ``rounds`` turns, each with ``sample`` executions a round; a first proof fills caches."""
+    models, running = checkout.files("models"), []
+    for name, procs, batch in dict.fromkeys(cases):
+        space = drawn(checkout, models[name], system, procs, batch, rounds * sample)
+        running.append(Running((name, procs, batch), space.number, space.executions))
+        solved(search_problem(models[name], system, procs, batch, whole_space()), LIMIT_S)
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}, {len(running)} cases", file=sys.stderr, flush=True)
+        for one in running:
+            one.round(checkout, system, slice(number * sample, (number + 1) * sample))
+    return {one.case: one.point() for one in running}
+
+
+def slope(
+    procs: Sequence[float], cost: Sequence[float], error: Sequence[float] | None = None
+) -> tuple[float, float]:
+    """Exponent of the growth with the processors, least squares of the logarithms, and its standard error.
+
+    cost ~ procs^b, b = sum w log cost, w = (x - mean x) / sum (x - mean x)^2, x = log procs. The error is that of
+    the measured costs alone: sum w^2 (error / cost)^2, not of the points' distance from a power law.
+    """
+    x, y = np.log(procs), np.log(cost)
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    relative = np.zeros(len(y)) if error is None else np.asarray(error) / np.asarray(cost)
+    return float(weights @ y), float(np.sqrt((weights**2) @ relative**2))
+
+
+@dataclass(frozen=True, slots=True)
+class Exponents:
+    """Of one series: legal layouts, our CPU seconds and their error; Calculon's executions, those that it
+    estimates, its CPU seconds and their error."""
+
+    legal: float
+    ours: tuple[float, float]
+    executions: float
+    estimated: float
+    theirs: tuple[float, float]
+
+    @property
+    def slower(self) -> tuple[float, float]:
+        """By how much our exponent is below Calculon's, and the standard error of that."""
+        return self.theirs[0] - self.ours[0], math.hypot(self.ours[1], self.theirs[1])
+
+
+def exponents(points: Sequence[Point]) -> Exponents:
+    """All of one series."""
+    procs = [one.procs for one in points]
+    return Exponents(
+        slope(procs, [one.legal for one in points])[0],
+        slope(procs, [one.mean_s for one in points], [one.error_s for one in points]),
+        slope(procs, [one.theirs.executions for one in points])[0],
+        slope(procs, [one.theirs.number[0] for one in points])[0],
+        slope(procs, [one.theirs.cpu_s for one in points], [one.theirs.standard_error_s for one in points]),
     )
-    legal, ours, executions, estimated, theirs = (f"{slope(points):+.3f}" for points in series)
-    rows.append(("exponent", "", legal, "", ours, executions, estimated, theirs, ""))
-    header = (
-        "processors",
-        "milpplan",
-        "legal layouts",
-        "wall",
-        "CPU",
-        "Calculon's executions",
-        "of them estimated",
-    )
-    return markdown_table((*header, "CPU, extrapolated", "ratio of CPU"), rows)
 
 
-def growth_figure(all_: Sequence[Grown]) -> str:
-    """Both growths as an SVG with logarithmic axes; bars are two standard errors each way."""
-    theirs = [(g.procs, g.theirs.cpu_s, 2 * g.theirs.standard_error_s) for g in all_]
-    series = {
-        "Calculon, extrapolated to its whole space (CPU)": theirs,
-        "milpplan, to the proof (CPU)": [(g.procs, g.ours.cpu_s, 0.0) for g in all_],
-    }
-    values = [point[1] for points in series.values() for point in points]
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    first, last = math.log2(min(g.procs for g in all_)), math.log2(max(g.procs for g in all_))
+def exponent_table(found: Mapping[str, Sequence[Point]]) -> str:
+    """One row for each series."""
+    rows = []
+    for name, points in found.items():
+        own = exponents(points)
+        plans = sum(one.status in ("optimal", "feasible") for one in points)
+        proved = sum(one.status in ("optimal", "infeasible") for one in points)
+        numbers = (own.legal, own.executions, own.estimated)
+        both = (f"{value:+.3f} ± {error:.3f}" for value, error in (own.ours, own.theirs, own.slower))
+        rows.append((name, f"{proved}, {plans}", *(f"{number:+.3f}" for number in numbers), *both))
+    header = ("series", "proved, with a plan", "legal layouts", "Calculon's executions", "of them estimated")
+    return markdown_table((*header, "milpplan, CPU", "Calculon, CPU", "difference"), rows)
 
-    def place(procs: float, seconds: float) -> tuple[float, float]:
-        x = 80 + 460 * (math.log2(procs) - first) / max(1.0, last - first)
-        return x, 340 - 300 * (math.log10(seconds) - low) / (high - low)
 
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" width="620" height="420" font-family="sans-serif"',
-        'font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/><path d="M80 40V340H560" fill="none" stroke="#888"/>',
-        '<text x="320" y="395" text-anchor="middle">processors (GPT-3 175B, A100)</text>',
-    ]
-    for power in range(low, high + 1):
-        y = place(all_[0].procs, 10.0**power)[1]
-        label = seconds_text(10.0**power)
-        parts.append(f'<path d="M75 {y:.1f}h485" stroke="#ddd"/><text x="70" y="{y + 4:.1f}" text-anchor="end">')
-        parts.append(f"{label}</text>")
-    for one in all_:
-        x = place(one.procs, 10.0**low)[0]
-        parts.append(f'<text x="{x:.1f}" y="360" text-anchor="middle">{one.procs:,}</text>')
-    for (name, points), colour in zip(series.items(), ("#d62728", "#1f77b4"), strict=True):
-        at = [place(procs, seconds) for procs, seconds, _ in points]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for (x, y), (procs, seconds, error) in zip(at, points, strict=True):
-            top, bottom = (place(procs, seconds + sign * error)[1] for sign in (1, -1))
-            parts.append(f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="{colour}" stroke-width="4"/>')
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
-        parts.append(f'<text x="90" y="{min(y for _, y in at) - 12:.1f}" fill="{colour}">{name}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+def point_table(found: Mapping[str, Sequence[Point]]) -> str:
+    """One row for each series and number of processors."""
+    rows = []
+    for name, points in found.items():
+        for one in points:
+            theirs = one.theirs
+            rows.append(
+                (
+                    name if one.model in name else f"{name}, {one.model}",
+                    f"{one.procs:,}",
+                    f"{one.batch:,}",
+                    one.status,
+                    f"{one.legal:,}",
+                    f"{seconds_text(one.mean_s)} ± {100 * one.error_s / one.mean_s:.0f} %",
+                    seconds_text(one.wall_s),
+                    f"{theirs.executions:,} ({theirs.number[0]:,})",
+                    f"{theirs.cpu_s / 3600:.2f} ± {theirs.standard_error_s / 3600:.2f} h",
+                    f"{one.their_wall_s / 7200:.1f} h",
+                    f"{theirs.cpu_s / one.mean_s:,.0f}",
+                )
+            )
+    header = ("series", "processors", "batch", "milpplan", "legal layouts", "CPU", "wall")
+    header += ("Calculon's executions (estimated)", "CPU, extrapolated", "wall on two cores", "ratio of CPU")
+    return markdown_table(header, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    all_ = series()
+    parser = argparse.ArgumentParser(description="Growth of Calculon's searches and of milpplan's proofs.")
+    parser.add_argument("checkout", type=Path, metavar="CHECKOUT_PATH", help="a checkout of Calculon")
+    parser.add_argument("--series", nargs="+", choices=all_, default=list(all_), help="these series (all)")
+    parser.add_argument("--system", default="a100_80g", help="a system of the checkout (a100_80g)")
+    parser.add_argument("--rounds", type=int, default=3, help="proofs of each case (3)")
+    parser.add_argument("--sample", type=int, default=30, help="executions of Calculon's a round (30)")
+    parser.add_argument("--plot", type=Path, help="write the growth as SVG here")
+    parser.add_argument("--save", type=Path, help="write all points as JSON here")
+    options = parser.parse_args(arguments)
+    checkout = load(options.checkout.resolve())
+    system = checkout.files("systems")[options.system]
+    cases = [case for name in options.series for case in all_[name]]
+    points = measured(checkout, system, cases, options.rounds, options.sample)
+    found = {name: [points[case] for case in all_[name]] for name in options.series}
+    print(point_table(found), exponent_table(found), sep="\n\n", end="\n\n")
+    print(", ".join(f"{name} {value}" for name, value in measured_on().items()))
+    if options.plot:
+        lines = {
+            name: (
+                [(one.procs, one.mean_s, one.error_s) for one in own],
+                [(one.procs, one.theirs.cpu_s, one.theirs.standard_error_s) for one in own],
+            )
+            for name, own in found.items()
+        }
+        write_whole(options.plot, growth_figure(lines))
+    if options.save:
+        document = {name: [asdict(one) for one in own] for name, own in found.items()}
+        write_whole(options.save, json.dumps({"measured_on": measured_on(), "series": document}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

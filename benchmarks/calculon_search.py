@@ -1,6 +1,6 @@
-"""Calculon's searches and milpplan's proofs over the same space: time, growth with the GPUs, and both choices.
+"""Calculon's searches and milpplan's proofs over the same space: time, and both choices.
 
-    python -m benchmarks.calculon_search CHECKOUT_PATH [--case NAME ...] [--part NAME ...] [--plot FILE.svg]
+    python -m benchmarks.calculon_search CHECKOUT_PATH [--case NAME ...] [--part NAME ...]
 
 Everything is measured in this run on the same cores. The space of both is all that Calculon's search decides
 (``calculon_full``), every value of every switch; milpplan proves its best plan within 1e-4.
@@ -12,7 +12,6 @@ proofs     the large problems. Calculon's time is an extrapolation: the number o
            Megatron-LM's rules and a fixed batch leave out of Calculon's space
 choices    Calculon's true optimum (of a complete search made once, estimated again here) and milpplan's, each
            priced by both; and what a wider space adds
-growth     GPT-3 175B on 64 to 16,384 processors
 """
 
 from __future__ import annotations
@@ -29,16 +28,14 @@ from typing import Any
 from benchmarks import calculon_space
 from benchmarks.calculon_complete import PROBLEMS, Complete, Solved, complete, solved
 from benchmarks.calculon_full import CASES, Outside, outside_of, whole_space
-from benchmarks.calculon_growth import GROWTH, grown, growth_figure, growth_table
 from benchmarks.calculon_prices import Crossed, Priced, crossed, optimum
 from benchmarks.calculon_side import Checkout, Tree, load, search_problem, without_messages
 from benchmarks.calculon_space import Cost
 from benchmarks.tables import markdown_table, measured_on
 from milpplan import PlanResult, Problem
-from milpplan.reports.files import write_whole
 from milpplan.units import gap_text, percent_text, seconds_text
 
-PARTS = ("complete", "proofs", "choices", "growth")
+PARTS = ("complete", "proofs", "choices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +200,6 @@ def measured(checkout: Checkout, options: argparse.Namespace) -> dict[str, list[
     told = sys.stderr if options.json else sys.stdout
     # The first proof of a process fills caches.
     solved(problem_of(checkout, system, ("megatron-5B", 8, 8))[1])
-    if "growth" in options.part:
-        found["growth"] = [grown(checkout, system, procs, options.sample) for procs in options.growth]
-        print(growth_table(found["growth"]), end="\n\n", file=told, flush=True)
-        if options.plot:
-            write_whole(options.plot, growth_figure(found["growth"]))
     for name in options.case if {"proofs", "choices"} & set(options.part) else ():
         print(f"{name} ...", file=sys.stderr, flush=True)
         one, result = proof(checkout, name, system, CASES[name], options.sample)
@@ -240,7 +232,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT_PATH", help="a checkout of Calculon")
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="these problems (all)")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="these parts (all)")
-    parser.add_argument("--growth", nargs="+", type=int, default=list(GROWTH), help="these numbers of processors")
     parser.add_argument("--system", default="a100_80g", help="a system of the checkout (a100_80g)")
     parser.add_argument("--sample", type=int, default=100, help="executions that give Calculon's rate (100)")
     parser.add_argument(
@@ -249,7 +240,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=os.cpu_count() or 1,
         help="processes of Calculon's complete searches (all cores)",
     )
-    parser.add_argument("--plot", type=Path, help="write the growth as SVG here")
     parser.add_argument("--json", action="store_true", help="print one JSON document; the tables go to stderr")
     options = parser.parse_args(arguments)
     found = measured(load(options.checkout.resolve()), options)

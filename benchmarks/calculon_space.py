@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -168,6 +168,34 @@ def random_executions(
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A space of Calculon's: ``number`` [2] of the executions that it estimates and of those whose networks it
+    refuses at once, and random ones of each."""
+
+    number: tuple[int, int]
+    executions: tuple[tuple[Tree, ...], tuple[Tree, ...]]
+
+
+def drawn(checkout: Checkout, model: Tree, system: Tree, procs: int, batch: int, sample: int) -> Drawn:
+    """Count the space, and draw ``sample`` executions of each sort that there is."""
+    found, rng = tasks(checkout, model, procs, batch), np.random.default_rng(1)
+    number: list[int] = []
+    executions: list[tuple[Tree, ...]] = []
+    for taken in (True, False):
+        number.append(sum(task.others(system) * len(task.networks(system, taken=taken)) for task in found))
+        draws = random_executions(found, system, procs, rng, taken=taken) if number[-1] else iter(())
+        executions.append(tuple(islice(draws, sample)))
+    return Drawn((number[0], number[1]), (executions[0], executions[1]))
+
+
+def cost_of(number: tuple[int, int], seconds: Sequence[Sequence[float]]) -> Cost:
+    """The cost of a space from the CPU seconds of executions of each sort that were drawn from it."""
+    mean = [float(np.mean(own)) if own else 0.0 for own in seconds]
+    error = [float(np.std(own, ddof=1) / math.sqrt(len(own))) if own else 0.0 for own in seconds]
+    return Cost(number, (mean[0], mean[1]), (error[0], error[1]))
+
+
 def cost(
     checkout: Checkout, model: Tree, system: Tree, procs: int, batch: int, sample: int, *, talk: bool = True
 ) -> Cost:
@@ -175,18 +203,8 @@ def cost(
 
     ``talk``: as its search calls it; else with its logger switched off.
     """
-    found, rng = tasks(checkout, model, procs, batch), np.random.default_rng(1)
-    number, mean, error = [], [], []
-    for taken in (True, False):
-        number.append(sum(task.others(system) * len(task.networks(system, taken=taken)) for task in found))
-        if not number[-1]:
-            mean, error = [*mean, 0.0], [*error, 0.0]
-            continue
-        draws = random_executions(found, system, procs, rng, taken=taken)
-        seconds = each_s(checkout, model, system, [next(draws) for _ in range(sample)], talk=talk)
-        mean.append(float(np.mean(seconds)))
-        error.append(float(np.std(seconds, ddof=1) / math.sqrt(sample)))
-    return Cost((number[0], number[1]), (mean[0], mean[1]), (error[0], error[1]))
+    space = drawn(checkout, model, system, procs, batch, sample)
+    return cost_of(space.number, [each_s(checkout, model, system, own, talk=talk) for own in space.executions])
 
 
 def each_s(

@@ -17,6 +17,7 @@ from milpplan.optimize.alternatives import Floor, Forbidden
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.layouts import SHARDING_RULES, layout_space
 from milpplan.optimize.planner import solve
+from milpplan.optimize.replica_rules import REPLICA_SHARDING_RULES
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Job, Problem, Range, Space
 from milpplan.units import gib_text, seconds_text
@@ -107,8 +108,9 @@ def refusing_rules(problem: Problem, rejected: Mapping[str, int]) -> list[str]:
     switches = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
     fixed = any(getattr(problem.space, name) != getattr(default, name) for name in switches)
     names = [name for name, count in rejected.items() if count]
-    sharding = [name for name in names if name in SHARDING_RULES]
-    others = sorted((name for name in names if name not in SHARDING_RULES), key=lambda n: -rejected[n])
+    # What replicas of different make cannot share is asked last, of layouts that keep every other rule.
+    sharding = [name for rules in (REPLICA_SHARDING_RULES, SHARDING_RULES) for name in rules if name in names]
+    others = sorted((name for name in names if name not in sharding), key=lambda n: -rejected[n])
     return [*sharding, *others] if fixed else others
 
 

@@ -16,6 +16,7 @@ from milpplan.insight.rules import WORDS
 from milpplan.optimize import replica_rules
 from milpplan.optimize.certify import certify
 from milpplan.optimize.claim import Claim
+from milpplan.optimize.explain import refusing_rules
 from milpplan.optimize.layouts import broken_rules, layout_space
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.monolith import solve_monolithic
@@ -294,6 +295,19 @@ def test_too_many_shares_and_one_program_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(replica_rules, "MAX_ROWS", 1)
     with pytest.raises(InvalidInputError, match="share the batch"):
         layout_space(problem)
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_sharding_that_meets_too_often_is_named(zero_stage: int) -> None:
+    """Replicas with different numbers of micro-batches cannot meet in each: the message says so first."""
+    space = replica_problem(0).space.model_copy(update={"zero_stage": (zero_stage,)})
+    problem = replica_problem(0).model_copy(update={"space": space})
+    rules = refusing_rules(problem, layout_space(problem).rejected)
+    assert rules[0] == "different_replicas_meet_once_a_step"
+    # With the choice left free the rule empties nothing.
+    free = replica_problem(0)
+    assert len(layout_space(free)) > 0
+    assert "different_replicas_meet_once_a_step" not in refusing_rules(free, layout_space(free).rejected)
 
 
 def test_one_type_has_no_replicas_of_different_make() -> None:
