@@ -30,6 +30,7 @@ from benchmarks.calculon_growth_figure import growth_figure
 from benchmarks.calculon_side import Checkout, Tree, load, search_problem
 from benchmarks.calculon_space import Cost, cost_of, drawn, each_s
 from benchmarks.tables import markdown_table, measured_on
+from milpplan.costs.columns import FloatArray
 from milpplan.reports.files import write_whole
 from milpplan.units import seconds_text
 
@@ -188,6 +189,30 @@ def exponents(points: Sequence[Point]) -> Exponents:
     )
 
 
+def elasticity(found: Mapping[str, Sequence[Point]]) -> tuple[float, float]:
+    """Exponents of the CPU seconds in the size of the space, within the series: ours in the legal layouts, and
+    Calculon's in the executions that it estimates.
+
+    Least squares of the logarithms, each less its mean over its series: sum x y / sum x^2.
+    """
+    sizes = (lambda one: one.legal, lambda one: one.theirs.number[0])
+    costs = (lambda one: one.mean_s, lambda one: one.theirs.cpu_s)
+    found_ = []
+    for size, cost in zip(sizes, costs, strict=True):
+        x, y = (
+            np.concatenate([_centred([measure(one) for one in points]) for points in found.values()])
+            for measure in (size, cost)
+        )
+        found_.append(float(x @ y / (x @ x)))
+    return found_[0], found_[1]
+
+
+def _centred(values: Sequence[float]) -> FloatArray:
+    """Logarithms less their mean."""
+    logs = np.log(values)
+    return np.asarray(logs - logs.mean())
+
+
 def exponent_table(found: Mapping[str, Sequence[Point]]) -> str:
     """One row for each series."""
     rows = []
@@ -199,33 +224,26 @@ def exponent_table(found: Mapping[str, Sequence[Point]]) -> str:
         both = (f"{value:+.3f} ± {error:.3f}" for value, error in (own.ours, own.theirs, own.slower))
         rows.append((name, f"{proved}, {plans}", *(f"{number:+.3f}" for number in numbers), *both))
     header = ("series", "proved, with a plan", "legal layouts", "Calculon's executions", "of them estimated")
-    return markdown_table((*header, "milpplan, CPU", "Calculon, CPU", "difference"), rows)
+    return markdown_table((*header, "milpplan, CPU", "Calculon, CPU", "Calculon's less ours"), rows)
 
 
-def point_table(found: Mapping[str, Sequence[Point]]) -> str:
-    """One row for each series and number of processors."""
+def cost_table(found: Mapping[str, Sequence[Point]]) -> str:
+    """One row for each series: both costs on every number of processors."""
     rows = []
     for name, points in found.items():
-        for one in points:
-            theirs = one.theirs
-            rows.append(
-                (
-                    name if one.model in name else f"{name}, {one.model}",
-                    f"{one.procs:,}",
-                    f"{one.batch:,}",
-                    one.status,
-                    f"{one.legal:,}",
-                    f"{seconds_text(one.mean_s)} ± {100 * one.error_s / one.mean_s:.0f} %",
-                    seconds_text(one.wall_s),
-                    f"{theirs.executions:,} ({theirs.number[0]:,})",
-                    f"{theirs.cpu_s / 3600:.2f} ± {theirs.standard_error_s / 3600:.2f} h",
-                    f"{one.their_wall_s / 7200:.1f} h",
-                    f"{theirs.cpu_s / one.mean_s:,.0f}",
-                )
-            )
-    header = ("series", "processors", "batch", "milpplan", "legal layouts", "CPU", "wall")
-    header += ("Calculon's executions (estimated)", "CPU, extrapolated", "wall on two cores", "ratio of CPU")
-    return markdown_table(header, rows)
+        cells = [f"{seconds_text(one.mean_s)}, {one.theirs.cpu_s / 3600:.1f} h" for one in points]
+        ratios = [one.theirs.cpu_s / one.mean_s for one in points]
+        rows.append((name, *cells, f"{min(ratios):,.0f} to {max(ratios):,.0f}"))
+    return markdown_table(("series", *(f"{procs:,}" for procs in GROWTH), "ratio of CPU"), rows)
+
+
+def read_points(path: Path) -> dict[str, list[Point]]:
+    """What ``--save`` wrote."""
+    document = json.loads(path.read_text(encoding="utf-8"))["series"]
+    return {
+        name: [Point(**one | {"theirs": Cost(**one["theirs"]), "cpu_s": tuple(one["cpu_s"])}) for one in points]
+        for name, points in document.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -239,13 +257,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sample", type=int, default=30, help="executions of Calculon's a round (30)")
     parser.add_argument("--plot", type=Path, help="write the growth as SVG here")
     parser.add_argument("--save", type=Path, help="write all points as JSON here")
+    parser.add_argument("--load", type=Path, help="measure nothing: tables and plot of what was saved here")
     options = parser.parse_args(arguments)
-    checkout = load(options.checkout.resolve())
-    system = checkout.files("systems")[options.system]
-    cases = [case for name in options.series for case in all_[name]]
-    points = measured(checkout, system, cases, options.rounds, options.sample)
-    found = {name: [points[case] for case in all_[name]] for name in options.series}
-    print(point_table(found), exponent_table(found), sep="\n\n", end="\n\n")
+    if options.load:
+        found = read_points(options.load)
+    else:
+        checkout = load(options.checkout.resolve())
+        system = checkout.files("systems")[options.system]
+        cases = [case for name in options.series for case in all_[name]]
+        points = measured(checkout, system, cases, options.rounds, options.sample)
+        found = {name: [points[case] for case in all_[name]] for name in options.series}
+    print(cost_table(found), exponent_table(found), sep="\n\n", end="\n\n")
+    ours, theirs = elasticity(found)
+    print(f"CPU ~ legal layouts ^ {ours:.2f} (milpplan), executions estimated ^ {theirs:.2f} (Calculon)")
     print(", ".join(f"{name} {value}" for name, value in measured_on().items()))
     if options.plot:
         lines = {
