@@ -104,12 +104,13 @@ def random_clusters(rng: random.Random, algorithm: Any, count: int) -> None:
         assert_sums(problem, joined_plan(layout, (first, *others)), algorithm)
 
 
-def test_equal_types_send_what_one_type_sends() -> None:
+@pytest.mark.parametrize("switch", ["sequence_parallel", "pp_scatter_gather"])
+def test_equal_types_send_what_one_type_sends(switch: str) -> None:
     """Two groups of the same nodes, as stages and as replicas with equal shares, send what one group of all does:
-    every pair, tier and link, and the time line."""
+    every pair, tier and link, and the time line; also where transfers go in parts."""
     alone = problem_of("llama3-8b", "dgx-h100", num_gpus=32, global_batch_size=32, sequence_length=2048)
     halves = cluster("llama3-8b", (16, 16), 32, ("dgx-h100", "dgx-h100"))
-    shape = {"tp": 2, "pp": 4, "dp": 4, "global_batch_size": 32, "zero_stage": 1, "sequence_parallel": True}
+    shape = {"tp": 2, "pp": 4, "dp": 4, "global_batch_size": 32, "zero_stage": 1, switch: True}
     shape["overlap_grad_reduce"] = True
     orders: tuple[dict[str, Any], ...] = (
         {"node_order": (0, 1)},
