@@ -56,6 +56,9 @@ CHOSEN = {
     "nanotron": (*CONSTANTS, "scale_out_hop_s"),
     # One model with one length in few layouts does not tell kinds of kernels apart.
     "internevo": ("gemm_efficiency", "scale_out_efficiency", "scale_out_hop_s"),
+    # Megatron-LM of 2023 synchronises the host after every batch of messages between stages
+    # (megatron/core/pipeline_parallel/p2p_communication.py).
+    "zero-bubble": ("gemm_efficiency", "message_s"),
     # Its runs waited for every kernel (CUDA_LAUNCH_BLOCKING=1, chronicles-prequel.md).
     "megatron-deepspeed": ("gemm_efficiency", "memory_efficiency", "scale_up_efficiency", "kernel_latency_s"),
     "nanotron-slow-calls": ("gemm_efficiency", "collective_rank_s", "step_overhead_s"),

@@ -43,7 +43,7 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     attention_kept, attention_dropped = _attention(shard, kind)
     mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
     masks = 2 * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
-    norms = _norm_copies(shard, kind)
+    norms = _norm_copies(shard, kind) + _input_copies(shard, kind)
     # Two residual-stream inputs of the norms; the norm outputs feed the two matrix products.
     kept = 2 * stream + linear_input + attention_kept + mlp_kept + masks + norms
     if problem.inference:
@@ -75,6 +75,17 @@ def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:
     gathered = (1 + dense) * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
     kept = ~shard.columns.gather_again | software.gathered_inputs
     return np.asarray(copies + np.where(kept, gathered, 0.0))
+
+
+def _input_copies(shard: Shard, kind: LayerRun) -> FloatArray:
+    """Bytes of the copies of its input that each tensor-parallel product keeps beside the one that all share:
+    2 u h / r for two more of queries, keys and values, and for one more of a dense gate and up. Of grouped-query
+    attention with its three products apart; others have none here (lower)."""
+    if not shard.problem.hardware.software.copied_inputs or isinstance(kind.attention, LatentAttention):
+        return np.zeros_like(shard.tokens)
+    copies = 2 + (isinstance(kind.mlp, DenseMlp) and kind.mlp.gated)
+    size = BF16_BYTES * copies * shard.tokens * shard.hidden / shard.sequence_tp
+    return np.asarray(np.where(shard.tp > 1, size, 0.0))
 
 
 def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:

@@ -249,6 +249,9 @@ class Software(Record):
     """Whether the inputs of products take their gathered size from forward to backward with sequence parallelism,
     whatever a layout says (``Layout.gather_again``, which also leaves the second gather out of the backward; this
     is about bytes only). Megatron-LM keeps its share and gathers again."""
+    copied_inputs: bool = False
+    """Whether every tensor-parallel product of queries, keys, values, gate and up keeps a copy of its input of its
+    own, where there is tensor parallelism; else those that read the same keep one."""
     score_kept_bytes: Annotated[float, Field(ge=2, le=32)] = 2.0
     """Bytes of every attention score from forward to backward without a flash kernel: the softmax that a fused
     kernel keeps in 16 bits. Dropout adds 3."""

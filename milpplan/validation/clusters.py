@@ -7,7 +7,7 @@ from typing import Final
 
 from milpplan.presets.catalog import load_hardware
 from milpplan.specs.hardware import HardwareSpec
-from milpplan.units import GIB
+from milpplan.units import GIB, TERA
 from milpplan.validation.records import Cluster
 from milpplan.validation.unstated import UnstatedError
 
@@ -41,6 +41,9 @@ NETWORKS: Final = (
     ("1600 gbps node-node", 200e9 / 8, "1600 Gb/s a node"),
 )
 """Words of the source's interconnect, bytes/s a GPU and direction that they mean, and how it is told."""
+MEMORIES: Final = (("dgx-h100", "96gb hbm2e", 2.4e12),)
+"""Description, words of the source, and bytes/s of the memory that they mean (pytorch/torchtitan@31a17bfd
+benchmarks/llama3_h100_202412_torchtitan.md)."""
 _MEMORY_TOLERANCE: Final = 0.08
 """GB or GiB, and what the driver keeps: differences below this are not another product."""
 
@@ -64,11 +67,22 @@ def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
         told.append(f"{name} with {memory:g} GB of memory; speed as in the description")
         accelerator = spec.accelerator.model_copy(update={"memory_bytes": usable})
         spec = spec.model_copy(update={"accelerator": accelerator})
+    spec = _with_memory(spec, cluster.interconnect, told)
     spec, network = _with_network(spec, cluster.interconnect)
     nodes_differ = cluster.gpus_per_node not in (None, spec.gpus_per_node)
     if nodes_differ:
         told.append(f"{cluster.gpus_per_node} GPUs a node in the source, {spec.gpus_per_node} in {name}")
     return spec, told + network
+
+
+def _with_memory(spec: HardwareSpec, words: str | None, told: list[str]) -> HardwareSpec:
+    """The description with another product's memory bandwidth, where the source names it."""
+    for name, known, bytes_per_s in MEMORIES:
+        if spec.name == name and known in (words or "").lower():
+            told.append(f"memory bandwidth of {known}, {bytes_per_s / TERA:g} TB/s")
+            changed = {"memory_bandwidth_bytes_per_s": bytes_per_s}
+            return spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update=changed)})
+    return spec
 
 
 def _with_network(spec: HardwareSpec, interconnect: str | None) -> tuple[HardwareSpec, list[str]]:

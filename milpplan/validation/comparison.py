@@ -9,14 +9,8 @@ from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
 from milpplan.validation.clusters import generation_of
 from milpplan.validation.frameworks import framework_of
-from milpplan.validation.measures import (
-    MemoryMeasure,
-    StepMeasure,
-    memory_measure,
-    predicted_memory,
-    rates,
-    step_measure,
-)
+from milpplan.validation.measures import StepMeasure, rates, step_measure
+from milpplan.validation.memory import MemoryMeasure, memory_measures, predicted_memory
 from milpplan.validation.reading import RunFile
 from milpplan.validation.records import Run
 from milpplan.validation.statement import Statement, state
@@ -35,7 +29,7 @@ class Comparison:
     statement: Statement
     report: StepReport
     step: StepMeasure | None
-    memory: MemoryMeasure | None
+    memories: tuple[MemoryMeasure, ...]
 
     @property
     def error_fraction(self) -> float | None:
@@ -43,16 +37,27 @@ class Comparison:
         return None if self.step is None else self.report.step_time_s / self.step.step_time_s - 1
 
     @property
+    def memory(self) -> MemoryMeasure | None:
+        """The first measured peak: of tensors before that of the allocator, of the fullest ranks before others."""
+        return self.memories[0] if self.memories else None
+
+    @property
     def predicted_memory_bytes(self) -> float:
-        """Predicted peak of the rank and kind that was measured; of the fullest rank if none was."""
-        if self.memory is None:
-            return float(self.report.peak_memory_bytes)
-        return predicted_memory(self.report, self.statement.problem, self.memory)
+        """Predicted peak of the ranks and kind first measured; of the fullest rank if none was."""
+        return float(self.report.peak_memory_bytes) if self.memory is None else self.predicted_peak(self.memory)
 
     @property
     def memory_error_fraction(self) -> float | None:
-        """Predicted over measured peak memory, minus 1."""
-        return None if self.memory is None else self.predicted_memory_bytes / self.memory.peak_bytes - 1
+        """Predicted over measured peak memory, minus 1, of the first measure."""
+        return None if self.memory is None else self.memory_error(self.memory)
+
+    def predicted_peak(self, measure: MemoryMeasure) -> float:
+        """Predicted peak bytes of the ranks and kind of one of ``memories``."""
+        return predicted_memory(self.report, self.statement, measure, framework_of(self.run))
+
+    def memory_error(self, measure: MemoryMeasure) -> float:
+        """Predicted over measured peak memory, minus 1, of one of ``memories``."""
+        return self.predicted_peak(measure) / measure.peak_bytes - 1
 
     @property
     def scored(self) -> bool:
@@ -123,7 +128,7 @@ def compare_run(run: Run, unknown: tuple[str, ...] = (), stacks: bool = True) ->
     report = simulate(statement.problem, statement.plan)
     if report.step_time_ns <= 0 or report.peak_memory_bytes < 0:
         raise UnstatedError("its numbers leave the range of 64-bit integers")
-    return Comparison(run, statement, report, step_measure(run, statement), memory_measure(run, statement))
+    return Comparison(run, statement, report, step_measure(run, statement), memory_measures(run, statement))
 
 
 def scored(comparisons: Iterable[Comparison]) -> list[Comparison]:

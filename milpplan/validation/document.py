@@ -118,6 +118,16 @@ def _compared(one: Comparison) -> dict[str, Any]:
         },
         "error_fraction": one.error_fraction,
         "memory_error_fraction": one.memory_error_fraction,
+        "memory": [
+            {
+                "kind": measure.kind,
+                "stage": measure.stage,
+                "measured_bytes": measure.peak_bytes,
+                "predicted_bytes": one.predicted_peak(measure),
+                "error_fraction": one.memory_error(measure),
+            }
+            for measure in one.memories
+        ],
         "assumptions": list(one.statement.assumptions),
         "not_simulated": None,
     }

@@ -54,16 +54,26 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
         name = "".join(char if char.isalnum() else "_" for char in generation.lower())
         text = scatter(points, f"Step time, {generation}", seconds_text, unit=1.0)
         written.append(_written(directory / f"step_time_{name}.svg", text))
-    memory = [found for one in validation.comparisons if (found := _memory_point(one)) is not None]
+    memory = [point for one in validation.comparisons for point in _memory_points(one)]
     if memory:
         written.append(_written(directory / "memory.svg", scatter(memory, "Peak memory", gib_text, unit=GIB)))
     return written
 
 
-def _memory_point(one: Comparison) -> Point | None:
-    if one.memory is None or "old_pp_engine" in one.run.flags:
-        return None
-    return one.run.group, one.run.id, one.memory.peak_bytes, one.predicted_memory_bytes
+def _memory_points(one: Comparison) -> list[Point]:
+    """A point a group of ranks and kind of memory; a source's kinds are told apart."""
+    if "old_pp_engine" in one.run.flags:
+        return []
+    several = len({measure.kind for measure in one.memories}) > 1
+    return [
+        (
+            f"{one.run.group}, {measure.kind}" if several else one.run.group,
+            one.run.id if measure.stage is None else f"{one.run.id}, stage {measure.stage}",
+            measure.peak_bytes,
+            one.predicted_peak(measure),
+        )
+        for measure in one.memories
+    ]
 
 
 def _written(path: Path, text: str) -> Path:

@@ -11,8 +11,9 @@ from typing import Literal
 
 from milpplan.specs.hardware import Software
 from milpplan.specs.model import ModelSpec
+from milpplan.units import GIB, MIB
 from milpplan.validation.records import Run
-from milpplan.validation.splits import ceil_split, even_split, split_by_cost
+from milpplan.validation.splits import ceil_split, even_split, split_by_cost, split_by_cost_with_ties
 
 Recompute = Literal["none", "selective", "full"]
 Style = Literal["llama", "gpt", "mpt", "bloom", "nemotron"]
@@ -50,7 +51,19 @@ class Framework:
     experts_share_tp: bool = False
     memory: Literal["allocated", "reserved"] = "allocated"
     """What a peak memory without further words means: tensors, or all that the caching allocator took."""
+    resets_peak: bool = False
+    """Whether the printed peak of tensors counts from the optimizer's update on only."""
+    kept_gathers: int = 0
+    """Buffers of the size of a micro-batch's whole hidden states that stay with tensor parallelism."""
+    workspace_bytes: float = 0.0
+    """Allocated for the matrix library, beside everything else."""
+    more_context_bytes: float = 0.0
+    """What the driver reports beside the allocator's memory and the reserve of the hardware description."""
+    gigabyte: float = 0.0
+    """Bytes of a GB that the source prints; 0: not known, and such numbers stay out."""
     split: Split = even_split
+    flagged_splits: tuple[tuple[str, Split], ...] = ()
+    """Flags of records whose layers were dealt in another way, and how."""
     stack: str = ""
     """Name of the constants fitted to this framework: ``hardware/stacks`` has them by hardware."""
     slow_calls_below_bytes_per_s: float = 0.0
@@ -63,6 +76,8 @@ class Framework:
     earlier_engine_below_bytes_per_s: float = 0.0
     """The bus bandwidth that marks them, too."""
     earlier_engine_stack: str = ""
+    micro_batch_a_stage: bool = False
+    """Whether a pipeline has as many micro-batches as ranks, unless told otherwise."""
     pipelined_zero: int | None = None
     """ZeRO stage that sharding at stage 3 amounts to in a pipeline, where it differs."""
     selective_models: tuple[str, ...] = ()
@@ -148,9 +163,15 @@ FRAMEWORKS: dict[str, Framework] = {
         earlier_engine_below_bytes_per_s=100e9,
         earlier_engine_stack="nanotron-earlier-engine",
         overlap_param_gather=False,
-        # The printed max_allocated does not grow with the micro-batch: its counter is reset before the optimizer.
+        # The printed max_allocated does not grow with the micro-batch: its counter is reset before the optimizer
+        # (logging/base.py, log_memory; trainer.py). Workspaces: two handles of cuBLAS with 32 MiB on Hopper
+        # (PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp), of the forward's thread and of the backward's.
         memory="reserved",
-        split=split_by_cost,
+        resets_peak=True,
+        kept_gathers=2,
+        workspace_bytes=64 * MIB,
+        split=split_by_cost_with_ties,
+        flagged_splits=(("old_pp_engine", split_by_cost),),
         # huggingface/nanotron@0e0a27ea: GLUActivation in single operators (models/llama.py); bf16 buckets of
         # PyTorch's DistributedDataParallel beside the fp32 sums, to which every gradient is added in a kernel of
         # its own (trainer.py, optim/gradient_accumulator.py); tensor-parallel collectives of the backward beside
@@ -221,8 +242,11 @@ FRAMEWORKS: dict[str, Framework] = {
         stack="zero-bubble",
         recompute="none",
         split=even_split,
-        attention="flash",
-        gpt_dropout=False,
+        # sail-sg/zero-bubble-pipeline-parallelism@475e06293 examples/pretrain_zbh1.sh: fp16 without fp32 sums of
+        # the gradients, no flash attention, dropout as Megatron-LM has it unless told otherwise.
+        grad_dtype="bf16",
+        # With 2**30 bytes nearly all of its peaks would be predicted 3 to 9 % too low, with 1e9 none is 4 % off.
+        gigabyte=1e9,
     ),
     "mist-aceso": replace(MEGATRON_2021, notes=("operators of a layer recomputed one by one",)),
     "dgxc-benchmarking": replace(NEMO, experts_share_tp=True),
@@ -259,6 +283,10 @@ FRAMEWORKS: dict[str, Framework] = {
         # (backward_maybe_with_nosync: unsharded gradients until the last micro-batch). Weights are gathered in
         # bf16 or in fp8, not in both (torchao float8).
         pipelined_zero=1,
+        # pytorch/torchtitan@9dec370 parallelisms/pipelining_utils.py: as many micro-batches as pipeline ranks
+        # unless pipeline_parallel_microbatches is given. Compiled, the gated activation is one kernel.
+        micro_batch_a_stage=True,
+        kernels=(("compile", (("fused_activation", True),)), ("float8", (("fused_activation", True),))),
         software=FSDP.software.model_copy(update={"fused_activation": False, "fp8_weights_only": True}),
     ),
     "nemo-automodel": replace(FSDP, name="NeMo AutoModel"),
@@ -287,7 +315,12 @@ FRAMEWORKS: dict[str, Framework] = {
         overlap_param_gather=False,
         grad_dtype="bf16",
         kernels=(("norm in single operators", (("norm_traffic", 4.0),)),),
-        software=ALONE.model_copy(update={"fused_activation": False}),
+        # Median of what nvidia-smi shows beyond the prediction in the groups of ranks of these runs, 2 to 5 GiB,
+        # the same with 20 GiB in use as with 70: context, libraries and communicators of Paddle.
+        more_context_bytes=3.4 * GIB,
+        # paddle.distributed.fleet.layers.mpu.mp_layers.ColumnParallelLinear copies its input (c_identity), and the
+        # products of queries, keys, values, gate and up are apart.
+        software=ALONE.model_copy(update={"fused_activation": False, "copied_inputs": True}),
     ),
     "paddlenlp": replace(
         MEGATRON, name="PaddleNLP", stack="", overlap_grad_reduce=False, overlap_param_gather=False, software=ALONE

@@ -1,4 +1,4 @@
-"""What a source measured, in seconds a step and bytes: each conversion is told, and goes both ways.
+"""What a source measured, in seconds a step: each conversion is told, and goes both ways.
 
 Sources count FLOPs in different ways. Here N is the model's FLOPs a token without attention:
 - ``model, causal``: N + attention over the causal half (``milpplan.costs.flops.model_flops_per_token``);
@@ -10,19 +10,15 @@ Source: Narayanan et al. 2021, equation 3 and its appendix; Korthikanti et al. 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeGuard
+from typing import Final
 
 from milpplan.costs.flops import model_flops_per_token
-from milpplan.costs.report import StepReport
 from milpplan.specs.problem import Problem
-from milpplan.units import GIB, MIB
 from milpplan.validation.frameworks import FlopCount, framework_of
 from milpplan.validation.records import Measured, Run
 from milpplan.validation.statement import Statement
 
-MemoryKind = Literal["allocated", "reserved", "device"]
 TERA: Final = 1e12
 SOURCE_PEAK: Final = {
     ("dgx-a100-40", "bf16"): 312e12,
@@ -33,7 +29,6 @@ SOURCE_PEAK: Final = {
     ("gb200-nvl72", "fp8"): 4900e12,
 }
 """FLOP/s that sources divide by, where it is known; else the peak of the hardware description."""
-_DEVICE_WORDS: Final = ("nvidia-smi", "MLPerf log key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +37,6 @@ class StepMeasure:
 
     step_time_s: float
     how: str
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryMeasure:
-    """Measured peak bytes. ``stage``: the pipeline rank it belongs to, None for the fullest.
-
-    ``allocated``: tensors of the framework; ``reserved``: all that its caching allocator took; ``device``: all
-    that the driver reports (the context too).
-    """
-
-    peak_bytes: float
-    kind: MemoryKind
-    stage: int | None
 
 
 def flops_per_token(problem: Problem, count: FlopCount, recompute: str = "none") -> float:
@@ -129,52 +111,3 @@ def rates(statement: Statement, step_time_s: float, count: FlopCount) -> dict[st
         "model_flops_per_s_per_gpu": tokens * flops_per_token(problem, count),
         "hardware_flops_per_s_per_gpu": tokens * flops_per_token(problem, count, recompute),
     }
-
-
-def memory_measure(run: Run, statement: Statement) -> MemoryMeasure | None:
-    """The peak memory of a run; None where it is not printed or its unit cannot be told."""
-    measured = run.measured
-    reported: Mapping[str, Any] = measured.peak_mem_reported or {}
-    how, unit = str(reported.get("how") or ""), str(reported.get("unit") or "")
-    kind: MemoryKind = framework_of(run).memory
-    if any(word in how for word in _DEVICE_WORDS):
-        kind = "device"
-    stage = None
-    if "first pipeline stage" in how:
-        stage = 0
-    elif "last rank" in how:
-        stage = statement.plan.layout.pp - 1
-    elif "node 0" in how and statement.plan.layout.num_gpus > (run.hardware.gpus_per_node or 8):
-        return None
-    reserved = reported.get("max_reserved")
-    if kind == "reserved" and _is_size(reserved) and "GiB" in unit:
-        return MemoryMeasure(reserved * GIB, kind, stage)
-    if measured.peak_mem_GiB is not None:
-        return MemoryMeasure(measured.peak_mem_GiB * GIB, kind, stage)
-    value = reported.get("value")
-    if not _is_size(value):
-        return None
-    # nvidia-smi counts MiB; what people call GB of it is GiB. Anything else in GB stays out.
-    scale = MIB if "MiB" in unit else GIB if "GiB" in unit or "nvidia-smi" in how else None
-    return MemoryMeasure(value * scale, kind, stage) if scale else None
-
-
-def predicted_memory(report: StepReport, problem: Problem, measure: MemoryMeasure) -> float:
-    """Predicted peak bytes of the same rank and kind: ``reserved`` adds the allocator's loss and what it holds
-    beyond that while there is memory, ``device`` also the context."""
-    peak = report.peak_memory_bytes if measure.stage is None else _stage_peak(report, measure.stage)
-    if measure.kind == "allocated":
-        return float(peak)
-    hardware = problem.hardware
-    context = hardware.reserved_bytes if measure.kind == "device" else 0
-    needed = peak / (1 - hardware.fragmentation_fraction) + context
-    held = needed + hardware.software.allocator_share * peak
-    return max(needed, min(held, hardware.accelerator.memory_bytes))
-
-
-def _is_size(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < TERA
-
-
-def _stage_peak(report: StepReport, stage: int) -> int:
-    return report.stages[min(stage, len(report.stages) - 1)].memory.peak_bytes

@@ -91,7 +91,8 @@ def _with_software(
     run: Run, framework: Framework, hardware: HardwareSpec, stacks: bool, told: list[str]
 ) -> HardwareSpec:
     """The description with the framework's habits, its kernels, and the constants fitted to it."""
-    kernel = f"{run.parallel.noted('attention_kernel') or ''}, {run.parallel.precision or ''}"
+    noted = (run.parallel.noted("attention_kernel"), run.parallel.noted("mode"), run.parallel.precision)
+    kernel = ", ".join(str(word or "") for word in noted)
     if run.parallel.noted("fused_rms_norm") is False:
         kernel += ", norm in single operators"
     fields: dict[str, float] = {
@@ -238,12 +239,8 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
     parallel = run.parallel
     dp, tp = degrees["dp"], degrees["tp"]
     batch = _global_batch(run, dp, [])
-    micro = _micro_batch(run, dp, batch, told)
-    vpp = parallel.vpp
-    if vpp is None:
-        vpp = 1
-        if degrees["pp"] > 1:
-            told.append("no interleaving (vpp not printed)")
+    micro = _micro_batch(run, framework, degrees, batch, told)
+    vpp = parallel.vpp or _interleaving(run, degrees["pp"], told)
     if degrees["pp"] == 1 and vpp > 1:
         told.append(f"vpp={vpp} without a pipeline counts as 1")
         vpp = 1
@@ -286,13 +283,26 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
     )
 
 
-def _micro_batch(run: Run, dp: int, batch: int, told: list[str]) -> int:
-    parallel = run.parallel
+def _interleaving(run: Run, pp: int, told: list[str]) -> int:
+    """Virtual stages a rank where they are not printed: the least that the schedule's name allows."""
+    if pp > 1 and "interleaved" in (run.parallel.schedule or "").lower():
+        told.append("vpp=2 (not printed, interleaved)")
+        return 2
+    if pp > 1:
+        told.append("no interleaving (vpp not printed)")
+    return 1
+
+
+def _micro_batch(run: Run, framework: Framework, degrees: dict[str, int], batch: int, told: list[str]) -> int:
+    parallel, dp, pp = run.parallel, degrees["dp"], degrees["pp"]
     if parallel.micro_batch is not None:
         return parallel.micro_batch
     if parallel.grad_accum is not None and batch % (dp * parallel.grad_accum) == 0:
         told.append("micro-batch from the global batch and the accumulation")
         return batch // (dp * parallel.grad_accum)
+    if framework.micro_batch_a_stage and pp > 1 and batch % (dp * pp) == 0:
+        told.append(f"{pp} micro-batches, one a pipeline rank (not printed, {framework.name}'s default)")
+        return batch // (dp * pp)
     told.append("micro-batch 1 (not printed)")
     return 1
 
@@ -329,7 +339,8 @@ def _stages(
     if isinstance(partition, str) and "embedding" in partition:
         counts = split_with_embeddings(model, stages)
     else:
-        counts = framework.split(model, stages)
+        split = next((how for flag, how in framework.flagged_splits if flag in run.flags), framework.split)
+        counts = split(model, stages)
     if balanced:
         told.append(f"stages: {balanced}")
     if len(set(counts)) > 1:

@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from milpplan.validation.comparison import Comparison, Validation, scored
 from milpplan.validation.families import Family, FamilyErrors, families, family_errors
+from milpplan.validation.memory import MEMORY_KINDS, MemoryKind
 from milpplan.validation.ranking import Sweep, sweeps
 
 KORTHIKANTI = "korthikanti-2022"
@@ -129,7 +130,7 @@ class Summary:
     fit: Fit | None
     fit_by_source: dict[str, Fit]
     memory: dict[str, Errors | None]
-    memory_by_source: dict[str, Errors | None]
+    memory_by_source: dict[str, Errors]
     sweeps: tuple[Sweep, ...]
     families: tuple[Family, ...]
     family_errors: tuple[FamilyErrors, ...]
@@ -159,12 +160,8 @@ def summarise(validation: Validation) -> Summary:
         korthikanti=step_errors([one for one in counted if one.run.group == KORTHIKANTI]),
         fit=_fit(deciding),
         fit_by_source={group: fit for group, runs in by_group.items() if (fit := _fit(runs)) is not None},
-        memory={kind: memory_errors(_of_kind(all_runs, kind)) for kind in ("allocated", "reserved", "device")},
-        memory_by_source={
-            group: errors
-            for group, runs in _by(all_runs, lambda one: one.run.group).items()
-            if (errors := memory_errors(runs)) is not None
-        },
+        memory={kind: memory_errors(all_runs, kind) for kind in MEMORY_KINDS},
+        memory_by_source=_memory_by_source(all_runs),
         sweeps=tuple(sweeps(all_runs)),
         families=tuple(lines),
         family_errors=tuple(family_errors(lines)),
@@ -176,11 +173,20 @@ def step_errors(runs: Sequence[Comparison]) -> Errors | None:
     return Errors.of([(one.run.id, one.error_fraction) for one in runs if one.error_fraction is not None])
 
 
-def memory_errors(runs: Sequence[Comparison]) -> Errors | None:
-    """Errors of peak memory."""
+def memory_errors(runs: Sequence[Comparison], kind: MemoryKind) -> Errors | None:
+    """Errors of peak memory of one kind: one a run and group of ranks."""
     usable = [one for one in runs if "old_pp_engine" not in one.run.flags]
-    pairs = [(one.run.id, one.memory_error_fraction) for one in usable]
-    return Errors.of([(name, error) for name, error in pairs if error is not None])
+    found = [(one, measure) for one in usable for measure in one.memories if measure.kind == kind]
+    return Errors.of([(one.run.id, one.memory_error(measure)) for one, measure in found])
+
+
+def _memory_by_source(runs: Sequence[Comparison]) -> dict[str, Errors]:
+    """By source and, where one prints two kinds of memory, ``source, kind``."""
+    found: dict[str, Errors] = {}
+    for group, own in _by(runs, lambda one: one.run.group).items():
+        kinds = {kind: errors for kind in MEMORY_KINDS if (errors := memory_errors(own, kind)) is not None}
+        found |= {group if len(kinds) == 1 else f"{group}, {kind}": errors for kind, errors in kinds.items()}
+    return found
 
 
 def grouped(runs: Sequence[Comparison]) -> GroupedErrors | None:
@@ -204,10 +210,6 @@ def _sources(validation: Validation) -> list[Source]:
         )
         for group in sorted(set(simulated) | set(others))
     ]
-
-
-def _of_kind(runs: Sequence[Comparison], kind: str) -> list[Comparison]:
-    return [one for one in runs if one.memory is not None and one.memory.kind == kind]
 
 
 def _fit(runs: Sequence[Comparison]) -> Fit | None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from milpplan.costs.flops import model_flops_per_token
-from milpplan.units import GIB
-from milpplan.validation.comparison import compare_run
 from milpplan.validation.measures import (
     SOURCE_PEAK,
-    MemoryMeasure,
     flops_per_token,
-    memory_measure,
-    predicted_memory,
     rates,
     step_measure,
 )
@@ -86,60 +79,3 @@ def test_nothing_measured_is_none() -> None:
     for measured in ({"status": "oom"}, {"status": "ok"}, {"status": "ok", "mfu": 0.0}):
         one = run(measured=measured)
         assert step_measure(one, state(one)) is None
-
-
-def test_memory_keeps_its_kind_and_its_stage() -> None:
-    """Allocated bytes compare with the peak, the driver's with what it adds, a stage with that stage."""
-    reported = {"value": 40960, "unit": "MiB", "how": "nvidia-smi"}
-    device = run(measured={"status": "ok", "step_time_s": 1.0, "peak_mem_reported": reported})
-    one = compare_run(device)
-    assert one.memory is not None
-    assert one.memory.peak_bytes == 40 * GIB
-    assert one.memory.kind == "device"
-    hardware = one.statement.problem.hardware
-    expected = one.report.peak_memory_bytes / (1 - hardware.fragmentation_fraction) + hardware.reserved_bytes
-    assert one.predicted_memory_bytes == pytest.approx(expected)
-
-
-def test_memory_of_the_first_stage_is_compared_with_the_first_stage() -> None:
-    """nanotron logs rank 0, and what the allocator took there."""
-    reported = {
-        "max_allocated": 5.0,
-        "max_reserved": 8.0,
-        "unit": "GiB (torch)",
-        "how": "torch.cuda peak on world rank 0 = first pipeline stage",
-    }
-    one = compare_run(
-        run(
-            group="nanotron-bench",
-            measured={"status": "ok", "step_time_s": 1.0, "peak_mem_GiB": 5.0, "peak_mem_reported": reported},
-        )
-    )
-    assert one.memory is not None
-    assert (one.memory.kind, one.memory.stage, one.memory.peak_bytes) == ("reserved", 0, 8 * GIB)
-    hardware = one.statement.problem.hardware
-    held = 1 / (1 - hardware.fragmentation_fraction) + hardware.software.allocator_share
-    assert hardware.software.allocator_share > 0
-    stage = one.report.stages[0].memory.peak_bytes
-    assert predicted_memory(one.report, one.statement.problem, one.memory) == pytest.approx(stage * held)
-
-
-def test_the_allocator_holds_no_more_than_there_is() -> None:
-    """What the allocator need not hold ends at the memory installed; what the plan needs does not."""
-    one = compare_run(run(group="nanotron-bench"))
-    hardware = one.statement.problem.hardware
-    installed = hardware.accelerator.memory_bytes
-    measure = MemoryMeasure(1.0, "reserved", None)
-    for peak, expected in (
-        (0.95 * installed, installed),
-        (2 * installed, 2 * installed / (1 - hardware.fragmentation_fraction)),
-    ):
-        report = replace(one.report, peak_memory_bytes=int(peak))
-        assert predicted_memory(report, one.statement.problem, measure) == pytest.approx(expected)
-
-
-def test_memory_in_unclear_units_is_left_out() -> None:
-    """GB of nobody knows which kind say nothing to a few per cent."""
-    for reported in ({"value": 40, "unit": "GB as printed", "how": "log"}, {"value": True, "unit": "MiB"}, {}):
-        one = run(measured={"status": "ok", "step_time_s": 1.0, "peak_mem_reported": reported})
-        assert memory_measure(one, state(one)) is None

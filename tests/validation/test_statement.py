@@ -11,7 +11,13 @@ from milpplan.specs.model import LatentAttention, MixtureOfExperts
 from milpplan.units import GIB
 from milpplan.validation.frameworks import FRAMEWORKS
 from milpplan.validation.reading import read_runs
-from milpplan.validation.splits import ceil_split, even_split, split_by_cost, split_with_embeddings
+from milpplan.validation.splits import (
+    ceil_split,
+    even_split,
+    split_by_cost,
+    split_by_cost_with_ties,
+    split_with_embeddings,
+)
 from milpplan.validation.statement import state
 from milpplan.validation.unstated import UnstatedError
 from tests.validation.cases import run
@@ -143,7 +149,9 @@ def test_the_small_a100_is_another_description() -> None:
     assert hardware.accelerator.memory_bytes == 40 * GIB
 
 
-@pytest.mark.parametrize("split", [even_split, ceil_split, split_by_cost, split_with_embeddings])
+@pytest.mark.parametrize(
+    "split", [even_split, ceil_split, split_by_cost, split_by_cost_with_ties, split_with_embeddings]
+)
 @pytest.mark.parametrize("stages", [1, 2, 3, 8, 20, 40])
 def test_splits_deal_every_layer_once(split: Any, stages: int) -> None:
     """The numbers add up to the layers, and there is one a stage."""
@@ -166,6 +174,32 @@ def test_nanotron_deals_as_its_playbook_prints() -> None:
         run(model__layers=16, model__hidden=2048, model__ffn_hidden=8192, model__vocab=131072, model__kv_heads=16)
     ).problem.model
     assert split_by_cost(model, 2) == (11, 5)
+    assert split_by_cost_with_ties(model, 2) == (10, 6)
+    assert split_by_cost_with_ties(model, 8)[0] == split_by_cost(model, 8)[0] == 3  # Above 20 / 8 = 2.5: no tie.
+
+
+def test_torchtitan_cuts_a_batch_into_as_many_micro_batches_as_ranks() -> None:
+    """16 sequences a replica over 2 ranks: 2 micro-batches of 8, unless the source prints them."""
+    changes = {"group": "torchtitan", "parallel__grad_accum": None, "parallel__zero": 3}
+    by_default = state(run(parallel__micro_batch=None, **changes)).plan.layout
+    assert (by_default.micro_batch_size, by_default.num_micro_batches) == (8, 2)
+    assert state(run(parallel__micro_batch=2, **changes)).plan.layout.micro_batch_size == 2
+
+
+def test_a_schedule_named_interleaved_has_two_virtual_stages_at_least() -> None:
+    """Where the source prints no number of them; told as an assumption."""
+    one = state(run(parallel__vpp=None, parallel__schedule="Interleaved 1F1B"))
+    assert (one.plan.layout.vpp, one.plan.layout.schedule) == (2, "interleaved")
+    assert "vpp=2 (not printed, interleaved)" in one.assumptions
+    assert state(run(parallel__vpp=None)).plan.layout.vpp == 1
+
+
+def test_memory_of_another_product_has_its_bandwidth() -> None:
+    """H100 with 96 GB of HBM2e: 2.4 TB/s, as the source prints."""
+    words = "H100 96GB HBM2e (500 W) as stated; NVLink in node"
+    one = state(run(hardware__interconnect=words, hardware__gpu_mem_GB=96))
+    assert one.problem.hardware.accelerator.memory_bandwidth_bytes_per_s == 2.4e12
+    assert any("2.4 TB/s" in text for text in one.assumptions)
 
 
 def test_every_shipped_source_has_a_framework() -> None:

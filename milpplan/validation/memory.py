@@ -1,0 +1,134 @@
+"""Measured peak memory by rank group and kind, and the same predicted.
+
+What sources call peak memory differs. ``allocated``: tensors of the framework, at their most; ``update``: the
+same from the optimizer's update on, where the framework resets its counter before it; ``reserved``: all that the
+caching allocator took; ``device``: all that the driver reports, so the context, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeGuard
+
+from milpplan.costs.report import StageMemory, StepReport
+from milpplan.units import GIB, MIB
+from milpplan.validation.frameworks import Framework, framework_of
+from milpplan.validation.records import Run
+from milpplan.validation.statement import Statement
+
+MemoryKind = Literal["allocated", "update", "reserved", "device"]
+MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("allocated", "update", "reserved", "device")
+LARGEST: Final = 1e12
+_DEVICE_WORDS: Final = ("nvidia-smi", "MLPerf log key")
+_BF16_BYTES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMeasure:
+    """Measured peak bytes of one group of ranks. ``stage``: their pipeline rank, None for the fullest."""
+
+    peak_bytes: float
+    kind: MemoryKind
+    stage: int | None
+
+
+def memory_measures(run: Run, statement: Statement) -> tuple[MemoryMeasure, ...]:
+    """Every peak that a run prints, the fullest stage first; none where nothing is printed or the unit cannot be
+    told."""
+    reported: Mapping[str, Any] = run.measured.peak_mem_reported or {}
+    how, framework = str(reported.get("how") or ""), framework_of(run)
+    kind: MemoryKind = "device" if any(word in how for word in _DEVICE_WORDS) else framework.memory
+    stages = _by_stage(reported, statement)
+    if stages:
+        measures = [MemoryMeasure(size, kind, stage) for stage, size in enumerate(stages)]
+        return tuple(sorted(measures, key=lambda one: -one.peak_bytes))
+    if "node 0" in how and statement.plan.layout.num_gpus > (run.hardware.gpus_per_node or 8):
+        return ()
+    stage = _stage(how, statement)
+    found = []
+    if framework.resets_peak and _is_size(run.measured.peak_mem_GiB):
+        found.append(MemoryMeasure(run.measured.peak_mem_GiB * GIB, "update", stage))
+    size = _bytes(run, reported, kind, framework)
+    if size is not None:
+        found.append(MemoryMeasure(size, kind, stage))
+    return tuple(found)
+
+
+def _by_stage(reported: Mapping[str, Any], statement: Statement) -> list[float]:
+    """Bytes of every pipeline rank, where the source prints them: of each, or the most of each one's ranks."""
+    stages, ranks = reported.get("per_stage"), reported.get("per_rank_MiB")
+    layout = statement.plan.layout
+    if isinstance(stages, list) and len(stages) == layout.pp and all(_is_size(size) for size in stages):
+        return [size * GIB for size in stages]
+    sizes = list(ranks.values()) if isinstance(ranks, dict) else []
+    if len(sizes) == layout.num_gpus and all(_is_size(size) for size in sizes):
+        sizes = [size * MIB for size in sizes]
+        each = layout.num_gpus // layout.pp
+        return [max(sizes[first : first + each]) for first in range(0, len(sizes), each)]
+    return []
+
+
+def _stage(how: str, statement: Statement) -> int | None:
+    """The pipeline rank that was measured."""
+    if "first pipeline stage" in how:
+        return 0
+    return statement.plan.layout.pp - 1 if "last rank" in how else None
+
+
+def _bytes(run: Run, reported: Mapping[str, Any], kind: MemoryKind, framework: Framework) -> float | None:
+    """The one size that is printed."""
+    unit, how = str(reported.get("unit") or ""), str(reported.get("how") or "")
+    reserved, value = reported.get("max_reserved"), reported.get("value")
+    if kind == "reserved" and _is_size(reserved) and "GiB" in unit:
+        return reserved * GIB
+    if run.measured.peak_mem_GiB is not None:
+        return run.measured.peak_mem_GiB * GIB
+    if not _is_size(value):
+        return None
+    # nvidia-smi counts MiB; what people call GB of it is GiB. Any other GB stays out, unless it is known.
+    known = framework.gigabyte if "GB" in unit else 0.0
+    scale = MIB if "MiB" in unit else GIB if "GiB" in unit or "nvidia-smi" in how else known
+    return value * scale or None
+
+
+def predicted_memory(
+    report: StepReport, statement: Statement, measure: MemoryMeasure, framework: Framework
+) -> float:
+    """Predicted peak bytes of the same ranks and kind: ``reserved`` adds the allocator's loss and what it holds
+    beyond that while there is memory, ``device`` also the context."""
+    stage = None if measure.stage is None else report.stages[min(measure.stage, len(report.stages) - 1)].memory
+    if measure.kind == "update":
+        return update_bytes(report.stages[0].memory if stage is None else stage, statement, framework)
+    peak = report.peak_memory_bytes if stage is None else stage.peak_bytes
+    if measure.kind == "allocated":
+        return float(peak)
+    hardware = statement.problem.hardware
+    context = hardware.reserved_bytes + framework.more_context_bytes if measure.kind == "device" else 0
+    needed = peak / (1 - hardware.fragmentation_fraction) + context
+    held = needed + hardware.software.allocator_share * peak
+    return max(needed, min(held, hardware.accelerator.memory_bytes))
+
+
+def update_bytes(memory: StageMemory, statement: Statement, framework: Framework) -> float:
+    """Bytes that a stage has allocated at its optimizer's update, when no activation is left.
+
+    S + 2 N (1 + 1/d) [ZeRO 1 or 2, d > 1] + 2 b (2 u h) [t > 1] + c for states of S bytes, N parameters on a rank
+    in 16 bits, d replicas, u tokens of a micro-batch, width h, t tensor-parallel ranks, b ``kept_gathers`` and c
+    ``workspace_bytes`` of the framework: the gather of the updated weights goes through a whole copy and one of
+    the own share, buffers of the tensor-parallel gathers stay, and so do the workspaces of the matrix library.
+
+    Source: huggingface/nanotron@0e0a27ea src/nanotron/optim/zero.py (_all_gather_params), distributed.py
+    (all_gather_coalesced), parallel/utils.py (MemoryBuffer: one of the gathered inputs, one of the gathered
+    gradients).
+    """
+    layout, job = statement.plan.layout, statement.problem.job
+    states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    copies = memory.weights_bytes * (1 + 1 / layout.dp) if layout.zero_stage in (1, 2) and layout.dp > 1 else 0.0
+    gathered = _BF16_BYTES * layout.micro_batch_size * job.sequence_length * statement.problem.model.hidden_size
+    kept = framework.kept_gathers * gathered if layout.tp > 1 else 0.0
+    return states + copies + kept + framework.workspace_bytes
+
+
+def _is_size(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LARGEST
