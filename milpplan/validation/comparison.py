@@ -10,7 +10,7 @@ from milpplan.costs.simulator import simulate
 from milpplan.validation.clusters import generation_of
 from milpplan.validation.frameworks import framework_of
 from milpplan.validation.measures import StepMeasure, rates, step_measure
-from milpplan.validation.memory import MemoryMeasure, memory_measures, predicted_memory
+from milpplan.validation.memory import MemoryMeasure, memory_measures, not_compared, predicted_memory
 from milpplan.validation.reading import RunFile
 from milpplan.validation.records import Run
 from milpplan.validation.statement import Statement, state
@@ -58,6 +58,11 @@ class Comparison:
     def memory_error(self, measure: MemoryMeasure) -> float:
         """Predicted over measured peak memory, minus 1, of one of ``memories``."""
         return self.predicted_peak(measure) / measure.peak_bytes - 1
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What had to be assumed, and what was measured and could not be compared."""
+        return (*self.statement.assumptions, *not_compared(self.run, self.memories))
 
     @property
     def scored(self) -> bool:

@@ -128,7 +128,7 @@ def _compared(one: Comparison) -> dict[str, Any]:
             }
             for measure in one.memories
         ],
-        "assumptions": list(one.statement.assumptions),
+        "assumptions": list(one.assumptions),
         "not_simulated": None,
     }
 

@@ -41,7 +41,7 @@ def memory_measures(run: Run, statement: Statement) -> tuple[MemoryMeasure, ...]
     kind: MemoryKind = "device" if any(word in how for word in _DEVICE_WORDS) else framework.memory
     stages = _by_stage(reported, statement)
     if stages:
-        measures = [MemoryMeasure(size, kind, stage) for stage, size in enumerate(stages)]
+        measures = [MemoryMeasure(size, kind, stage) for stage, size in stages.items()]
         return tuple(sorted(measures, key=lambda one: -one.peak_bytes))
     if "node 0" in how and statement.plan.layout.num_gpus > (run.hardware.gpus_per_node or 8):
         return ()
@@ -55,18 +55,31 @@ def memory_measures(run: Run, statement: Statement) -> tuple[MemoryMeasure, ...]
     return tuple(found)
 
 
-def _by_stage(reported: Mapping[str, Any], statement: Statement) -> list[float]:
-    """Bytes of every pipeline rank, where the source prints them: of each, or the most of each one's ranks."""
-    stages, ranks = reported.get("per_stage"), reported.get("per_rank_MiB")
+def not_compared(run: Run, measures: tuple[MemoryMeasure, ...]) -> tuple[str, ...]:
+    """That a printed peak memory is compared with nothing, to be told with the run."""
+    reported = run.measured.peak_mem_reported
+    if measures or not reported or run.measured.status != "ok":
+        return ()
+    return (f"peak memory not compared: size, unit or ranks of {str(dict(reported))[:100]} cannot be told",)
+
+
+def _by_stage(reported: Mapping[str, Any], statement: Statement) -> dict[int, float]:
+    """Bytes of pipeline ranks, where the source prints them: of each, or the most of each one's ranks."""
+    stages, ranks, some = (reported.get(key) for key in ("per_stage", "per_rank_MiB", "per_rank_node0"))
     layout = statement.plan.layout
     if isinstance(stages, list) and len(stages) == layout.pp and all(_is_size(size) for size in stages):
-        return [size * GIB for size in stages]
+        return {stage: size * GIB for stage, size in enumerate(stages)}
     sizes = list(ranks.values()) if isinstance(ranks, dict) else []
     if len(sizes) == layout.num_gpus and all(_is_size(size) for size in sizes):
-        sizes = [size * MIB for size in sizes]
         each = layout.num_gpus // layout.pp
-        return [max(sizes[first : first + each]) for first in range(0, len(sizes), each)]
-    return []
+        return {stage: max(sizes[stage * each : (stage + 1) * each]) * MIB for stage in range(layout.pp)}
+    most: dict[int, float] = {}
+    for rank in some if isinstance(some, list) else []:
+        stage, size = (rank.get(key) if isinstance(rank, dict) else None for key in ("stage", "max_allocated_MiB"))
+        if not isinstance(stage, int) or not 0 <= stage < layout.pp or not _is_size(size):
+            return {}
+        most[stage] = max(most.get(stage, 0.0), size * MIB)
+    return most
 
 
 def _stage(how: str, statement: Statement) -> int | None:

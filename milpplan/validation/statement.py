@@ -240,7 +240,7 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
     dp, tp = degrees["dp"], degrees["tp"]
     batch = _global_batch(run, dp, [])
     micro = _micro_batch(run, framework, degrees, batch, told)
-    vpp = parallel.vpp or _interleaving(run, degrees["pp"], told)
+    vpp = parallel.vpp or _interleaving(run, framework, model, degrees["pp"], told)
     if degrees["pp"] == 1 and vpp > 1:
         told.append(f"vpp={vpp} without a pipeline counts as 1")
         vpp = 1
@@ -283,13 +283,17 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
     )
 
 
-def _interleaving(run: Run, pp: int, told: list[str]) -> int:
-    """Virtual stages a rank where they are not printed: the least that the schedule's name allows."""
-    if pp > 1 and "interleaved" in (run.parallel.schedule or "").lower():
-        told.append("vpp=2 (not printed, interleaved)")
-        return 2
-    if pp > 1:
-        told.append("no interleaving (vpp not printed)")
+def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, told: list[str]) -> int:
+    """Virtual stages a rank where they are not printed: one, or of a schedule that is named interleaved the fewest
+    that all have as many layers, but for the first and the last."""
+    if pp == 1:
+        return 1
+    if "interleaved" in (run.parallel.schedule or "").lower():
+        for vpp in range(2, model.num_layers // pp + 1):
+            if len(set(framework.split(model, pp * vpp)[1:-1])) == 1:
+                told.append(f"vpp={vpp} (not printed, interleaved)")
+                return vpp
+    told.append("no interleaving (vpp not printed)")
     return 1
 
 

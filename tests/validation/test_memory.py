@@ -151,6 +151,30 @@ def test_ranks_are_compared_by_stage() -> None:
     assert memory_measures(incomplete, state(incomplete)) == ()
 
 
+def test_some_ranks_are_compared_with_their_stages() -> None:
+    """Aceso's runs print the ranks of one node with their stages: each stage has the most of its ranks."""
+    ranks = [
+        {"stage": stage, "rank": rank, "max_allocated_MiB": size}
+        for stage, rank, size in ((0, 0, 5000.0), (0, 1, 6000.0), (1, 8, 7000.0))
+    ]
+    for some, expected in ((ranks, {1: 7000 * MIB, 0: 6000 * MIB}), (ranks[:2], {0: 6000 * MIB})):
+        printed = {"per_rank_node0": some, "unit": "MiB", "how": "only ranks of node 0 were logged"}
+        one = run(measured={"status": "ok", "peak_mem_reported": printed})
+        found = memory_measures(one, state(one))
+        assert {measure.stage: measure.peak_bytes for measure in found} == expected
+        assert {measure.kind for measure in found} == {"allocated"}
+
+
+def test_memory_that_is_compared_with_nothing_is_told() -> None:
+    """A size without a unit that means bytes is among the assumptions, not dropped silently."""
+    printed = {"value": 40, "unit": "as logged", "how": "log"}
+    one = compare_run(run(measured={"status": "ok", "step_time_s": 1.0, "peak_mem_reported": printed}))
+    assert one.memories == ()
+    assert one.assumptions[-1].startswith("peak memory not compared")
+    told = compare_run(run())
+    assert told.assumptions == told.statement.assumptions
+
+
 def test_every_rank_group_counts() -> None:
     """Two stages are two measurements of one run, and kinds have rows of their own."""
     by_stage = {"per_stage": [20.0, 30.0], "unit": "GB", "how": "nvidia-smi style, per card"}
@@ -186,6 +210,7 @@ def test_memory_in_unclear_units_is_left_out() -> None:
         {"value": True, "unit": "MiB"},
         {"per_stage": [20.0, "?"]},
         {"per_stage": [20.0]},
+        {"per_rank_node0": [{"stage": 5, "max_allocated_MiB": 1.0}, "?"]},
         {},
     ):
         one = run(measured={"status": "ok", "step_time_s": 1.0, "peak_mem_reported": reported})
