@@ -126,7 +126,7 @@ def predicted_memory(
 def update_bytes(memory: StageMemory, statement: Statement, framework: Framework) -> float:
     """Bytes that a stage has allocated at its optimizer's update, when no activation is left.
 
-    S + 2 N (1 + 1/d) [ZeRO 1 or 2, d > 1] + 2 b (2 u h) [t > 1] + c for states of S bytes, N parameters on a rank
+    S + 2 N (1 + 1/d) [ZeRO 1 or 2, d > 1] + b (2 u h) [t > 1] + c for states of S bytes, N parameters on a rank
     in 16 bits, d replicas, u tokens of a micro-batch, width h, t tensor-parallel ranks, b ``kept_gathers`` and c
     ``workspace_bytes`` of the framework: the gather of the updated weights goes through a whole copy and one of
     the own share, buffers of the tensor-parallel gathers stay, and so do the workspaces of the matrix library.
