@@ -31,8 +31,8 @@ from milpplan.optimize.timed import TimedRelaxation
 SMALL_GRAPH = 1600
 """Most work items of a graph that the relaxation of a node holds whole."""
 PATH_NODES = 4
-EVEN_SPLITS = 32
-"""At most so many even splits are tried when a layout is opened."""
+EVEN_SPLITS = 4
+"""At most so many even splits are tried where the first node leaves a layout open."""
 NEAR = 1.015
 """Plans of a layout that are slower than so many times the cutoff are not worth a search around them."""
 NODE_ROUNDS = 10
@@ -99,19 +99,18 @@ class Tree:
                 break
             bound, _, setting = heapq.heappop(self.heap)
             self._look(bound, setting)
-            if self.looked_at == 1 and not self.finished:
-                self._near_even()
         least = min(self.heap[0][0] if self.heap else np.inf, self.given_up_ns, attempt.cutoff_ns + 1)
         attempt.bound_ns = max(attempt.bound_ns, int(least))
 
-    def _near_even(self) -> None:
-        """The best even plan, and better ones near it: relaxations of splits that do not come out even say little
-        of where the larger chunks belong."""
+    def _near_even(self, layers: FloatArray) -> None:
+        """The best of the even plans with nearly the ends of a fractional point, and better ones near it:
+        relaxations of splits that do not come out even say little of where the larger chunks belong."""
         setting = self.attempt.setting
         space = setting.problem.space.model_copy(update={"interleaved_layers": "even"})
         even = setting.problem.model_copy(update={"space": space})
-        splits = even_splits(even, setting.layout) or ()
-        plan = fastest_of(self.attempt, [np.array(split) for split in splits[:EVEN_SPLITS]])
+        splits = [np.array(split) for split in even_splits(even, setting.layout) or ()]
+        splits.sort(key=lambda split: float(np.abs(split - layers)[[0, -1]].sum()))
+        plan = fastest_of(self.attempt, splits[:EVEN_SPLITS])
         if plan is not None:
             self.nearest_ns = min(self.nearest_ns, improve(self.attempt, plan, self.nearest_ns))
 
@@ -136,6 +135,8 @@ class Tree:
         if part.bound_ns <= self.attempt.cutoff_ns:
             if layers is not None:
                 self._open(part.bound_ns, parts(setting, layers))
+                if self.looked_at == 1:
+                    self._near_even(layers)
             elif split is None and num_splits(setting) <= FEW_SPLITS and not self.attempt.out_of_time():
                 # Where no point satisfies the relaxation, which a solver's word does not prove, splits decide.
                 self._open(part.bound_ns, halves(setting))
