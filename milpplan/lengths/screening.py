@@ -13,8 +13,8 @@ the Lagrangian bound of the linear program over x. Two bounds of a set, switches
    j. The bound is the least over j. Weights are raised in turns where a bound is above the mixture (exponentiated
    gradients); any weights prove their bound, so it does not matter how good they are.
 
-Both add the reductions of the set and the least finish. A set whose bound reaches the target holds no shorter
-step, whatever its switches take.
+Both add the reductions of the set and its least finish: one of them is the home. A set whose bound reaches the
+target holds no shorter step, whatever its switches take.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ class Screened:
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
     """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T]; ``serial`` [s] of the
-    longest sequence, ``once`` [s] a reduction, the least ``finish``, all ns; ``counts`` [n] sequences."""
+    longest sequence, ``once`` [s] a reduction, ``finish`` [s] of a step at home there, all ns; ``counts`` [n]
+    sequences."""
 
     shares: FloatArray
     constants: FloatArray
     serial: FloatArray
     once: FloatArray
-    finish: float
+    finish: FloatArray
     counts: FloatArray
 
     @staticmethod
     def of(
-        bounds: Sequence[WorkBounds], serial: FloatArray, once: FloatArray, finish: float, counts: IntArray
+        bounds: Sequence[WorkBounds], serial: FloatArray, once: FloatArray, finish: FloatArray, counts: IntArray
     ) -> Bounded:
         """Padded to the same number of bounds each."""
         most = max(len(one.constants) for one in bounds)
@@ -107,7 +108,8 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screene
         larger = []
         for used, least in grown:
             later = np.arange(used[-1] + 1, number)
-            fixed = float(once[list(used)].sum()) + problem.finish
+            ends = np.minimum(problem.finish[later], problem.finish[list(used)].min())
+            fixed = float(once[list(used)].sum()) + ends
             bounds = np.minimum(least, work[later]).sum(axis=1) * _SAFETY + fixed + once[later]
             dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
             left += [(*used, int(one)) for one in later[bounds < target_ns]]
@@ -154,7 +156,7 @@ def split(problem: Bounded, parts: Sequence[Sequence[int]], sets: Sequence[OpenS
 def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
     """*mixed* of sets [N, q], [N] ns; as soon as one reaches the target it is raised no more."""
     least = np.full(len(sets), np.inf)
-    beyond = problem.once[sets].sum(axis=1) + problem.finish
+    beyond = problem.once[sets].sum(axis=1) + problem.finish[sets].min(axis=1)
     for place in range(sets.shape[1]):
         least = np.minimum(least, _raised(problem, sets, place, target_ns - beyond))
     return np.asarray(least * _SAFETY + beyond)

@@ -319,10 +319,8 @@ class _Several:
         """What screening needs of so many strategies, or parts of them."""
         serial = np.array([self.pool.serial_ns(member) for member in members])
         once = np.array([float(self.pool.reduce_ns(member)) for member in members])
-        return Bounded.of(bounds, serial, once, self._finish_ns(members), self.pool.load.counts)
-
-    def _finish_ns(self, members: list[int]) -> float:
-        return float(min(self.pool.finish_ns(member) for member in members))
+        finish = np.array([float(self.pool.finish_ns(member)) for member in members])
+        return Bounded.of(bounds, serial, once, finish, self.pool.load.counts)
 
     def _search(self, one: OpenSet, members: list[int], deadline: float) -> float:
         """The bound of a set's steps with its switches, ns; the best of them found is timed exactly."""
@@ -331,7 +329,8 @@ class _Several:
         problem = self._problem(held, self.switches.times(held), len(held))
         used = tuple(range(len(held)))
         # What screening counts once, and what the cheapest order of the set takes in its place.
-        once_ns = self._finish_ns(members) + sum(self.pool.reduce_ns(member) for member in held)
+        once_ns = min(self.pool.finish_ns(member) for member in held)
+        once_ns += sum(self.pool.reduce_ns(member) for member in held)
         exact = self._exact(problem, held)
         proved = one.bound_ns + least_overhead_ns(exact, used) - once_ns
         if proved >= self.best.time_ns * (1.0 - self.gap):

@@ -15,10 +15,13 @@ do, so nothing rests on the solver. (The form of ``groups.profile``, for stages 
 the same order. Take the graph of w without the arcs between stages of the forwards after u, and a path in it: what
 it has of the v micro-batches lies on a path of theirs. (On a stage it leaves some work out; from stage to stage it
 goes forward with one of the first u, or backward; and after the backward of one that is not there, nothing there
-comes any more.) So a mixture of these paths is a bound for all of u to w, if those that are not there take no
-time: with the constant c of a micro-batch in its load (the other stages take their shares of that, too), of which
-u are counted. Such is a ``Range``; those that give least are halved. For all numbers beyond, the last stage's work
-and constants, after the shortest ramp, are the bound.
+comes any more.) So a mixture of these paths is a bound for all of u to w: constants and links count for the first
+u only, and the slope is the least weight of all w. Such is a ``Range``. For all numbers beyond, the last stage's
+work and constants, after the shortest ramp, are the bound.
+
+**Any pipeline.** A mixture is a bound whatever the shares, constants and links are; only how tight it is depends
+on them. So programs are solved for pipelines without constants, of rounded shares, once for all strategies; the
+ranges that give least are halved, and where it is worth it have programs of their own.
 
 **Any load.** The slowest of D replicas takes no less than the one with the largest load, which is at least the
 mean, and every bound grows with the load. So Z >= h(Y / D) with h the least of the ranges' bounds, a concave
@@ -27,18 +30,18 @@ function: between two loads it is above its chord (``LoadBound.chord``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray
+from milpplan.costs.columns import FloatArray, IntArray
 
 # Numbers of micro-batches from here on have no program, and where ranges begin.
 MAX_MICRO_BATCHES = 65
 _FIRSTS = (1, 2, 3, 5, 9, 17, 33, MAX_MICRO_BATCHES)
 # Ranges halved.
-_EFFORT, _EXACT_EFFORT = 8, 20
+_EFFORT, _EXACT_EFFORT = 8, 60
 # What floats may add to sums of flows.
 _SAFETY = 1.0 - 1e-9
 
@@ -68,22 +71,38 @@ class PathBound:
         return (self.constant + self.slope * load) * _SAFETY
 
 
-def path_bound(
-    stages: StageLoads, num_stages: int, number: int, load: float, first: int | None = None
-) -> PathBound:
-    """The bound of ``number`` micro-batches (or of ``first`` and more up to that, where only these have a time)
-    that is highest for loads that add up to ``load``."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """A unit of flow along paths: how much of it passes every micro-batch on the last stage, forward and backward
+    on the others, [3, v], and over its links between stages, [v]; the first ``first`` are there for sure."""
+
+    flows: FloatArray
+    links: FloatArray
+    first: int
+
+    def bound(self, stages: StageLoads) -> PathBound:
+        """What it proves of a pipeline; constants and links only of micro-batches that are there."""
+        weights = np.array([1.0, *stages.shares]) @ self.flows
+        constants = np.array([stages.last_ns, *stages.others_ns]) @ self.flows + stages.transfer_ns * self.links
+        return PathBound(float(constants[: self.first].sum()), float(weights.min()))
+
+
+def best_mixture(stages: StageLoads, num_stages: int, number: int, first: int, load: float) -> Mixture:
+    """The mixture that proves most of a ``load`` in ``number`` micro-batches (or ``first`` up to that)."""
     import scipy.sparse as sparse
     from scipy.optimize import linprog
 
-    graph = _Graph.of(stages, num_stages, number, number if first is None else first)
-    nodes, arcs = len(graph.weights), len(graph.tails)
+    graph = _Graph.of(num_stages, number, first)
+    weights = np.array([1.0, *stages.shares])[graph.kinds]
+    constants = np.array([stages.last_ns, *stages.others_ns])[graph.kinds] * (graph.micro_batch < first)
+    lags = stages.transfer_ns * graph.links * (graph.micro_batch[graph.heads] < first)
+    nodes, arcs = len(weights), len(graph.tails)
     rows = np.arange(arcs)
     inner = graph.tails >= 0
-    # end(tail) + lag + constant + weight * y <= end(head).
+    # end(tail) + lag + constant + weight * y <= end(head), in units of the load.
     matrix = sparse.csr_matrix(
         (
-            np.concatenate([-np.ones(arcs), np.ones(int(inner.sum())), graph.weights[graph.heads]]),
+            np.concatenate([-np.ones(arcs), np.ones(int(inner.sum())), weights[graph.heads]]),
             (
                 np.concatenate([rows, rows[inner], rows]),
                 np.concatenate([graph.heads, graph.tails[inner], nodes + graph.micro_batch[graph.heads]]),
@@ -94,42 +113,47 @@ def path_bound(
     cost = np.zeros(nodes + number)
     cost[nodes - 1] = 1.0
     total = np.concatenate([np.zeros(nodes), np.ones(number)])[None]
-    sides = -(graph.lags + graph.constants[graph.heads]) / load
+    sides = -(lags + constants[graph.heads]) / load
     answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], method="highs")
     duals = -np.asarray(answer.ineqlin.marginals) if answer.status == 0 else np.ones(arcs)
-    return graph.bound(np.maximum(duals, 0.0), number)
+    return graph.mixture(np.maximum(duals, 0.0), number, first)
+
+
+def path_bound(
+    stages: StageLoads, num_stages: int, number: int, load: float, first: int | None = None
+) -> PathBound:
+    """The bound of ``number`` micro-batches (or of ``first`` and more up to that) that is highest for loads that
+    add up to ``load``."""
+    return best_mixture(stages, num_stages, number, number if first is None else first, load).bound(stages)
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """Nodes in the order of time, the last one ends the step; ``weights`` of the load and ``constants`` of each;
-    arcs with lags, -1 for the beginning."""
+    """Nodes in the order of time, the last one ends the step, with their micro-batch and kind (0: the last
+    stage's, 1: forward, 2: backward elsewhere); arcs from -1, the beginning, ``links`` those between stages."""
 
-    weights: FloatArray
-    constants: FloatArray
-    micro_batch: np.ndarray[tuple[int], np.dtype[np.int64]]
-    tails: np.ndarray[tuple[int], np.dtype[np.int64]]
-    heads: np.ndarray[tuple[int], np.dtype[np.int64]]
-    lags: FloatArray
+    kinds: IntArray
+    micro_batch: IntArray
+    tails: IntArray
+    heads: IntArray
+    links: FloatArray
 
     @staticmethod
-    def of(stages: StageLoads, num_stages: int, number: int, first: int) -> _Graph:
+    def of(num_stages: int, number: int, first: int) -> _Graph:
         """1F1B as in ``replicas.pipeline_ns``, the last stage's forward and backward of a micro-batch in one; the
         forwards of those after ``first`` need nothing of the stage before."""
         place: dict[tuple[int, int, int], int] = {}
         arcs: list[tuple[int, int, int]] = []
-        nodes: list[tuple[float, float, int]] = []
+        nodes: list[tuple[int, int]] = []
         before = [-1] * num_stages
 
         def work(kind: int, stage: int, micro_batch: int, needed: int | None) -> None:
             node = len(nodes)
             place[kind, stage, micro_batch] = node
-            is_last = stage == num_stages - 1
-            weight = 1.0 if is_last else stages.shares[kind]
-            nodes.append((weight, stages.last_ns if is_last else stages.others_ns[kind], micro_batch))
+            nodes.append((0 if stage == num_stages - 1 else 1 + kind, micro_batch))
             arcs.append((before[stage], node, 0))
             if needed is not None:
-                arcs.append((needed, node, stages.transfer_ns))
+                arcs.append((needed, node, 1))
             before[stage] = node
 
         last = num_stages - 1
@@ -141,36 +165,31 @@ class _Graph:
                     work(1, stage, done, place[above, stage + 1, done])
                 if turn < number:
                     work(0, stage, turn, place.get((0, stage - 1, turn)) if turn < first else None)
-        weight, constant, micro_batch = zip(*nodes, strict=True)
-        tails, heads, lags = zip(*arcs, strict=True)
-        return _Graph(
-            np.array(weight),
-            np.array(constant),
-            np.array(micro_batch, dtype=np.int64),
-            np.array(tails, dtype=np.int64),
-            np.array(heads, dtype=np.int64),
-            np.array(lags, dtype=np.float64),
-        )
+        columns = [*zip(*nodes, strict=True), *zip(*arcs, strict=True)]
+        kinds, micro_batch, tails, heads, links = (np.array(one, dtype=np.int64) for one in columns)
+        return _Graph(kinds, micro_batch, tails, heads, links.astype(np.float64))
 
-    def bound(self, duals: FloatArray, number: int) -> PathBound:
-        """The bound of the flow that divides like ``duals`` [arcs], one unit from the last node backwards."""
-        into: list[list[int]] = [[] for _ in self.weights]
+    def mixture(self, duals: FloatArray, number: int, first: int) -> Mixture:
+        """The flow that divides like ``duals`` [arcs], one unit from the last node backwards."""
+        into: list[list[int]] = [[] for _ in self.kinds]
         for arc, head in enumerate(self.heads.tolist()):
             into[head].append(arc)
-        through = np.zeros(len(self.weights))
+        through, over = np.zeros(len(self.kinds)), np.zeros(len(self.heads))
         through[-1] = 1.0
-        constant = 0.0
         for node in range(len(through) - 1, -1, -1):
             if through[node] == 0.0:
                 continue
             shares = duals[into[node]]
             shares = shares / shares.sum() if shares.sum() > 0 else np.eye(1, len(shares))[0]
             for arc, share in zip(into[node], shares.tolist(), strict=True):
-                constant += through[node] * share * self.lags[arc]
+                over[arc] = through[node] * share
                 if self.tails[arc] >= 0:
-                    through[self.tails[arc]] += through[node] * share
-        weights = np.bincount(self.micro_batch, through * self.weights, minlength=number)
-        return PathBound(constant + float(through @ self.constants), float(weights.min()))
+                    through[self.tails[arc]] += over[arc]
+        flows = np.zeros((3, number))
+        np.add.at(flows, (self.kinds, self.micro_batch), through)
+        links = np.zeros(number)
+        np.add.at(links, self.micro_batch[self.heads], over * self.links)
+        return Mixture(flows, links, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +218,15 @@ class LoadBound:
         return ends[0] - slope * low, slope
 
 
-# Shares of stages that programs are solved for: whole multiples of this, from below.
-_STEP = 0.01
+# Shares of stages that programs are solved for: whole multiples of this.
+_STEP = 0.02
 
 
 @lru_cache(maxsize=4096)
-def _unit_slope(num_stages: int, first: int, last: int, forward: int, backward: int) -> float:
-    """The bound of a load of one in ``first`` to ``last`` micro-batches without constants, where the other stages
-    take ``forward`` and ``backward`` steps of it. More of anything takes no less."""
-    unit = StageLoads(np.ones(1), 0.0, (forward * _STEP, backward * _STEP), (0.0, 0.0), 0)
-    return path_bound(unit, num_stages, last, 1.0, first).slope
+def _plain_mixture(num_stages: int, first: int, last: int, forward: int, backward: int) -> Mixture:
+    """The mixture for stages of so many steps without constants; any mixture is a bound for any stages."""
+    plain = StageLoads(np.ones(1), 0.0, (forward * _STEP, backward * _STEP), (0.0, 0.0), 0)
+    return best_mixture(plain, num_stages, last, first, 1.0)
 
 
 def load_bound(
@@ -216,30 +234,34 @@ def load_bound(
 ) -> LoadBound:
     """The bound of any packing; highest near ``load``.
 
-    Where ``exact``, single numbers of micro-batches have programs of their own with everything in them: dearer,
-    and a little higher.
+    Where ``exact``, the ranges that give least have programs of their own with everything in them: dearer, and a
+    little higher.
     """
-    # What of a constant can be a part of the load on every stage.
-    pairs = zip(stages.others_ns, stages.shares, strict=True)
-    each = min(stages.last_ns, *(one / share if share > 0 else stages.last_ns for one, share in pairs))
-    forward, backward = (int(share / _STEP) for share in stages.shares)
+    forward, backward = (round(share / _STEP) for share in stages.shares)
 
     def ranged(first: int, last: int) -> Range:
-        slope = _unit_slope(num_stages, first, last, forward, backward)
-        found = PathBound(slope * each * first, slope)
-        if exact and first == last:
-            found = max(found, path_bound(stages, num_stages, last, load), key=lambda one: one.at(load))
-        return Range(first, last, found)
+        return Range(first, last, _plain_mixture(num_stages, first, last, forward, backward).bound(stages))
 
     ends = [one - 1 for one in _FIRSTS[1:]]
     ranges = [ranged(first, last) for first, last in zip(_FIRSTS[:-1], ends, strict=True)]
     last = MAX_MICRO_BATCHES
     ranges.append(Range(last, None, PathBound(stages.last_ns * last + ramp_ns, 1.0)))
+    own: set[tuple[int, int]] = set()
     for _ in range(_EXACT_EFFORT if exact else _EFFORT):
         worst = min(ranges, key=lambda one: one.bound.at(load))
-        if worst.last is None or worst.first == worst.last:
+        if worst.last is None:
             break
-        ranges.remove(worst)
-        middle = (worst.first + worst.last) // 2
-        ranges += [ranged(worst.first, middle), ranged(middle + 1, worst.last)]
+        key = (worst.first, worst.last)
+        if exact and key not in own:
+            own.add(key)
+            found = path_bound(stages, num_stages, worst.last, load, worst.first)
+            ranges[ranges.index(worst)] = replace(
+                worst, bound=max(found, worst.bound, key=lambda one: one.at(load))
+            )
+        elif worst.first < worst.last:
+            ranges.remove(worst)
+            middle = (worst.first + worst.last) // 2
+            ranges += [ranged(worst.first, middle), ranged(middle + 1, worst.last)]
+        else:
+            break
     return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))

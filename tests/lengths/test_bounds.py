@@ -66,21 +66,28 @@ def test_a_load_is_bounded_whatever_the_number_of_micro_batches() -> None:
 
 def test_one_mixture_of_paths_bounds_a_range_of_numbers() -> None:
     """Pipelines of any loads, however uneven, with any number of micro-batches of a range take no less than the
-    range's bound of their load; even ones of the last number come close."""
+    range's bound of their load, with constants and links of those that are there for sure."""
     random = np.random.default_rng(8)
     for _ in range(60):
         stages, first = int(random.integers(2, 6)), int(random.integers(1, 8))
         last = first + int(random.integers(0, 7))
         shares = (float(random.uniform(0.1, 0.5)), float(random.uniform(0.2, 0.8)))
-        bound = path_bound(StageLoads(np.ones(1), 0.0, shares, (0.0, 0.0), 0), stages, last, 1.0, first)
-        assert bound.constant == 0.0
+        constants = [int(one) for one in random.integers(0, 3_000, 3)]
+        lag = int(random.integers(0, 3_000))
+        one = StageLoads(np.ones(1), float(constants[0]), shares, (float(constants[1]), float(constants[2])), lag)
+        # The mixture for another load is a bound, too.
+        bound = path_bound(one, stages, last, float(random.choice([1e4, 1e6])), first)
         for number in range(first, last + 1):
             for spread in (0.3, 30.0):
                 loads = np.ceil(random.dirichlet(np.full(number, spread)) * 1e6)
-                forward, backward = (np.ceil(np.tile(share * loads, (stages, 1))) for share in shares)
-                forward[-1], backward[-1] = np.floor(loads / 3), np.ceil(2 * loads / 3)
+                forward, backward = (
+                    np.ceil(np.tile(share * loads + constant, (stages, 1)))
+                    for share, constant in zip(shares, constants[1:], strict=True)
+                )
+                forward[-1] = np.floor(loads / 3)
+                backward[-1] = loads + constants[0] - forward[-1]
                 exact = pipeline_ns(
-                    forward.astype(np.int64), backward.astype(np.int64), np.zeros(number, np.int64)
+                    forward.astype(np.int64), backward.astype(np.int64), np.full(number, lag, np.int64)
                 )
                 assert bound.at(float(loads.sum())) <= exact + 2
 
@@ -146,15 +153,16 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
         bounds = [WorkBounds(table, random.integers(0, 9, 3).astype(float)) for table in shares]
         serial = shares[:, :, -1].max(axis=1) + random.integers(0, 60, size)
         once, counts = random.integers(0, 9, size).astype(float), np.ones(5, dtype=np.int64)
+        finish = random.integers(0, 9, size).astype(float)
         least = np.inf
         for chosen in itertools.product(range(size), repeat=5):
-            total = 2.0 + once.sum()
+            total = finish.min() + once.sum()
             for one in range(size):
                 held = (np.array(chosen) == one).astype(float)
                 rows = bounds[one].shares @ held + bounds[one].constants
                 total += max(float(rows.max()), float(serial[one]) if chosen[-1] == one else 0.0)
             least = min(least, total)
-        problem = Bounded.of(bounds, serial, once, 2.0, counts)
+        problem = Bounded.of(bounds, serial, once, finish, counts)
         used = tuple(range(size))
         bound = float(mixed_ns(problem, np.array([used]), np.inf)[0])
         assert bound <= least
