@@ -111,6 +111,14 @@ class Pool:
             self.loaded[key] = Loads.of(self.tables[member], self.members[member], key[1], exact=exact)
         return self.loaded[key]
 
+    def lengthened(self, member: int, most_ns: float, parts: tuple[float, ...] = (1.0,), *, beside: bool) -> Loads:
+        """``loads``, the dearest known, with bounds of the longest sequence, for groups of at most ``most_ns``."""
+        grains = self.grains(member, beside=beside)
+        exact = (member, grains, True) in self.loaded
+        found = self.loads(member, beside=beside, exact=exact).lengthened(most_ns, parts)
+        self.loaded[member, grains, exact] = found
+        return found
+
     def serial_ns(self, member: int) -> float:
         """Least time of a group with the longest sequence, beside other strategies."""
         one = self.members[member]
@@ -126,7 +134,7 @@ class Pool:
             return float("inf")
         found = [self.bounds(member, beside=beside).at(self.load.counts.astype(np.float64))]
         known = [self.loaded.get((member, grains, exact)) for exact in (False, True)]
-        found += [one.bound.at(one.full) for one in known if one is not None]
+        found += [one.highest for one in known if one is not None]
         return max(found) + self.reduce_ns(member) + self.finish_ns(member)
 
     def num_stages(self, member: int) -> int:

@@ -58,12 +58,13 @@ class Screened:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
-    """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T]; ``serial`` [s] of the
-    longest sequence, ``once`` [s] a reduction, ``finish`` [s] of a step at home there, all ns; ``counts`` [n]
-    sequences."""
+    """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T], and ``longest`` [s, T] more
+    where one runs the longest sequence; ``serial`` [s] of the longest sequence, ``once`` [s] a reduction,
+    ``finish`` [s] of a step at home there, all ns; ``counts`` [n] sequences."""
 
     shares: FloatArray
     constants: FloatArray
+    longest: FloatArray
     serial: FloatArray
     once: FloatArray
     finish: FloatArray
@@ -78,8 +79,11 @@ class Bounded:
         rows = [np.arange(most) % len(one.constants) for one in bounds]
         shares = np.stack([one.shares[row] for one, row in zip(bounds, rows, strict=True)])
         constants = np.stack([one.constants[row] for one, row in zip(bounds, rows, strict=True)])
+        longest = np.stack([one.longest[row] for one, row in zip(bounds, rows, strict=True)])
         shares = np.minimum(shares, _NEVER)
-        return Bounded(shares, constants, np.minimum(serial, _NEVER), once, finish, counts.astype(np.float64))
+        return Bounded(
+            shares, constants, longest, np.minimum(serial, _NEVER), once, finish, counts.astype(np.float64)
+        )
 
 
 def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screened:
@@ -182,7 +186,7 @@ def _raised(problem: Bounded, sets: IntArray, place: int, target: FloatArray) ->
         if turn % _CHECK == 1 or turn == 0:
             shares, constants = problem.shares[sets[open_]], problem.constants[sets[open_]]
             constants = np.concatenate([constants, np.zeros((len(open_), size, 1))], axis=2)
-            constants[:, place, :-1] += shares[:, place, :, -1]
+            constants[:, place, :-1] += shares[:, place, :, -1] + problem.longest[sets[open_, place]]
             constants[:, place, -1] = problem.serial[sets[open_, place]]
             constants[:, [other for other in range(size) if other != place], -1] = -_NEVER
         mixture = np.einsum("nqt,nqtk->nqk", weights[:, :, :-1], shares)

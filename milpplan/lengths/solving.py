@@ -45,6 +45,8 @@ _STATIC_SHARE, _GAP_SHARE = 0.3, 0.5
 _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
 # Parts of a pipeline's load that are bounded one by one.
 _PIECES = 5
+# Parts of the largest load of one replica for which its bounds with the longest sequence are sought.
+_LONG_PARTS = (1.0, 0.7, 0.4)
 # Degrees side by side may take this share of the time; the baselines' programs this one once more.
 _TEAMS_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
@@ -189,14 +191,17 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
         late = best is not None and time.perf_counter() > deadline
         if late or (best is not None and least[member] >= best.time_ns * (1.0 - gap * _GAP_SHARE)):
             break
-        if not np.isfinite(least[member]) or steps[member] == 3:
+        if not np.isfinite(least[member]) or steps[member] == 4:
             del steps[member]
             continue
         if steps[member] == 1:
             best = _shorter(pool, member, best)
+        elif steps[member] == 3 and best is not None:
+            once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
+            pool.lengthened(member, best.time_ns - once_ns, beside=False)
         else:
             pool.loads(member, beside=False, exact=steps[member] == 2)
-            least[member] = pool.least_ns(member, beside=False)
+        least[member] = pool.least_ns(member, beside=False)
         steps[member] += 1
     if best is None:
         raise InfeasibleError(
@@ -301,6 +306,8 @@ class _Several:
                 known[place] = pool.loads(members[place], beside=True)
                 loaded[place] = known[place].within(plain[place])
         for pieces in (1, _PIECES):
+            if pieces > 1:
+                self._lengthened(kept, members, known, end)
             parts: list[list[int]] = []
             bounds: list[WorkBounds] = []
             owners: list[int] = []
@@ -314,6 +321,17 @@ class _Several:
             kept = split(self._bounded(owners, bounds), parts, kept.left, target_ns)
             dropped = min(dropped, kept.dropped_ns)
         return Screened(kept.left, dropped)
+
+    def _lengthened(self, kept: Screened, members: list[int], known: dict[int, Loads], end: float) -> None:
+        """Pipelines that may run the longest sequence with what it adds, those of the least bounds first."""
+        finish_ns = min(self.pool.finish_ns(member) for member in members)
+        for place in dict.fromkeys(one for held in kept.left for one in held.used):
+            member = members[place]
+            if place in known and np.isfinite(self.pool.serial_ns(member)) and time.perf_counter() < end:
+                most_ns = self.best.time_ns - self.pool.reduce_ns(member) - finish_ns
+                alone = self.pool.members[member].candidate.layout.dp == 1
+                parts = _LONG_PARTS if alone else _LONG_PARTS[:1]
+                known[place] = self.pool.lengthened(member, most_ns, parts, beside=True)
 
     def _bounded(self, members: list[int], bounds: list[WorkBounds]) -> Bounded:
         """What screening needs of so many strategies, or parts of them."""

@@ -19,6 +19,12 @@ comes any more.) So a mixture of these paths is a bound for all of u to w: const
 u only, and the slope is the least weight of all w. Such is a ``Range``. For all numbers beyond, the last stage's
 work and constants, after the shortest ramp, are the bound.
 
+The same holds at the other end, with time reversed: for v of w micro-batches without the first w - v, backwards
+of those that may not be there need nothing of the stage behind. (What comes before the forward of one that is not
+there is not there either.) So a ``Window`` around one micro-batch has from a to a' of them ahead of it and from c
+to c' behind it; and if that one has a load of at least l, and weighs w on the mixture, the bound is higher by
+(w - slope) l.
+
 **Any pipeline.** A mixture is a bound whatever the shares, constants and links are; only how tight it is depends
 on them. So programs are solved for pipelines without constants, of rounded shares, once for all strategies; the
 ranges that give least are halved, and where it is worth it have programs of their own.
@@ -71,31 +77,64 @@ class PathBound:
         return (self.constant + self.slope * load) * _SAFETY
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Numbers of micro-batches ahead of one of them, and behind it: the least and the most of each."""
+
+    ahead: tuple[int, int]
+    behind: tuple[int, int]
+
+    @staticmethod
+    def of(first: int, last: int) -> Window:
+        """From ``first`` to ``last`` micro-batches: behind the first one."""
+        return Window((0, 0), (first - 1, last - 1))
+
+    @property
+    def number(self) -> int:
+        """Most micro-batches."""
+        return self.ahead[1] + self.behind[1] + 1
+
+    @property
+    def fewest(self) -> int:
+        """Fewest micro-batches."""
+        return self.ahead[0] + self.behind[0] + 1
+
+    @property
+    def there(self) -> tuple[int, int]:
+        """The first one that is there for sure, and the one after the last."""
+        return self.ahead[1] - self.ahead[0], self.ahead[1] + self.behind[0] + 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
     """A unit of flow along paths: how much of it passes every micro-batch on the last stage, forward and backward
-    on the others, [3, v], and over its links between stages, [v]; the first ``first`` are there for sure."""
+    on the others, [3, v], and over its links between stages, [v]."""
 
     flows: FloatArray
     links: FloatArray
-    first: int
+    window: Window
 
-    def bound(self, stages: StageLoads) -> PathBound:
-        """What it proves of a pipeline; constants and links only of micro-batches that are there."""
+    def bound(self, stages: StageLoads, least: float = 0.0) -> PathBound:
+        """What it proves of a pipeline; constants and links only of micro-batches that are there. The one that the
+        window is around has a load of at least ``least``."""
         weights = np.array([1.0, *stages.shares]) @ self.flows
         constants = np.array([stages.last_ns, *stages.others_ns]) @ self.flows + stages.transfer_ns * self.links
-        return PathBound(float(constants[: self.first].sum()), float(weights.min()))
+        slope = float(weights.min())
+        more = (float(weights[self.window.ahead[1]]) - slope) * least
+        return PathBound(float(constants[slice(*self.window.there)].sum()) + more, slope)
 
 
-def best_mixture(stages: StageLoads, num_stages: int, number: int, first: int, load: float) -> Mixture:
-    """The mixture that proves most of a ``load`` in ``number`` micro-batches (or ``first`` up to that)."""
+def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: float, least: float = 0.0) -> Mixture:
+    """The mixture that proves most of a ``load`` in a window, ``least`` of it in the one that this is around."""
     import scipy.sparse as sparse
     from scipy.optimize import linprog
 
-    graph = _Graph.of(num_stages, number, first)
+    graph, number = _Graph.of(num_stages, window), window.number
+    there = np.zeros(number)
+    there[slice(*window.there)] = 1.0
     weights = np.array([1.0, *stages.shares])[graph.kinds]
-    constants = np.array([stages.last_ns, *stages.others_ns])[graph.kinds] * (graph.micro_batch < first)
-    lags = stages.transfer_ns * graph.links * (graph.micro_batch[graph.heads] < first)
+    constants = np.array([stages.last_ns, *stages.others_ns])[graph.kinds] * there[graph.micro_batch]
+    lags = stages.transfer_ns * graph.links * there[graph.micro_batch[graph.heads]]
     nodes, arcs = len(weights), len(graph.tails)
     rows = np.arange(arcs)
     inner = graph.tails >= 0
@@ -112,11 +151,14 @@ def best_mixture(stages: StageLoads, num_stages: int, number: int, first: int, l
     )
     cost = np.zeros(nodes + number)
     cost[nodes - 1] = 1.0
+    lower = np.zeros(nodes + number)
+    lower[nodes + window.ahead[1]] = min(1.0, least / load)
     total = np.concatenate([np.zeros(nodes), np.ones(number)])[None]
     sides = -(lags + constants[graph.heads]) / load
-    answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], method="highs")
+    limits = np.stack([lower, np.full(nodes + number, np.inf)], axis=1)
+    answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=limits, method="highs")
     duals = -np.asarray(answer.ineqlin.marginals) if answer.status == 0 else np.ones(arcs)
-    return graph.mixture(np.maximum(duals, 0.0), number, first)
+    return graph.mixture(np.maximum(duals, 0.0), window)
 
 
 def path_bound(
@@ -124,7 +166,8 @@ def path_bound(
 ) -> PathBound:
     """The bound of ``number`` micro-batches (or of ``first`` and more up to that) that is highest for loads that
     add up to ``load``."""
-    return best_mixture(stages, num_stages, number, number if first is None else first, load).bound(stages)
+    window = Window.of(number if first is None else first, number)
+    return best_mixture(stages, num_stages, window, load).bound(stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +182,13 @@ class _Graph:
     links: FloatArray
 
     @staticmethod
-    def of(num_stages: int, number: int, first: int) -> _Graph:
-        """1F1B as in ``replicas.pipeline_ns``, the last stage's forward and backward of a micro-batch in one; the
-        forwards of those after ``first`` need nothing of the stage before."""
+    def of(num_stages: int, window: Window) -> _Graph:
+        """1F1B as in ``replicas.pipeline_ns``, the last stage's forward and backward of a micro-batch in one.
+
+        The forwards of those that may not be there at the end need nothing of the stage before, the backwards of
+        those that may not be there at the beginning nothing of the stage behind.
+        """
+        number, (begin, end) = window.number, window.there
         place: dict[tuple[int, int, int], int] = {}
         arcs: list[tuple[int, int, int]] = []
         nodes: list[tuple[int, int]] = []
@@ -162,14 +209,14 @@ class _Graph:
                 done = turn - num_stages + stage
                 if 0 <= done < number and stage < last:
                     above = 0 if stage + 1 == last else 1
-                    work(1, stage, done, place[above, stage + 1, done])
+                    work(1, stage, done, place[above, stage + 1, done] if done >= begin else None)
                 if turn < number:
-                    work(0, stage, turn, place.get((0, stage - 1, turn)) if turn < first else None)
+                    work(0, stage, turn, place.get((0, stage - 1, turn)) if turn < end else None)
         columns = [*zip(*nodes, strict=True), *zip(*arcs, strict=True)]
         kinds, micro_batch, tails, heads, links = (np.array(one, dtype=np.int64) for one in columns)
         return _Graph(kinds, micro_batch, tails, heads, links.astype(np.float64))
 
-    def mixture(self, duals: FloatArray, number: int, first: int) -> Mixture:
+    def mixture(self, duals: FloatArray, window: Window) -> Mixture:
         """The flow that divides like ``duals`` [arcs], one unit from the last node backwards."""
         into: list[list[int]] = [[] for _ in self.kinds]
         for arc, head in enumerate(self.heads.tolist()):
@@ -185,11 +232,11 @@ class _Graph:
                 over[arc] = through[node] * share
                 if self.tails[arc] >= 0:
                     through[self.tails[arc]] += over[arc]
-        flows = np.zeros((3, number))
+        flows = np.zeros((3, window.number))
         np.add.at(flows, (self.kinds, self.micro_batch), through)
-        links = np.zeros(number)
+        links = np.zeros(window.number)
         np.add.at(links, self.micro_batch[self.heads], over * self.links)
-        return Mixture(flows, links, first)
+        return Mixture(flows, links, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +258,11 @@ class LoadBound:
         """h of the module, ns."""
         return min(one.bound.at(load) for one in self.ranges)
 
+    def most_within(self, time_ns: float) -> float:
+        """The largest load that may be done within a time, 0 if none."""
+        bounds = [one.bound for one in self.ranges]
+        return max(0.0, *((time_ns / _SAFETY - one.constant) / one.slope for one in bounds))
+
     def chord(self, low: float, high: float) -> tuple[float, float]:
         """(constant, slope) of the chord between two loads: a bound for all loads between them."""
         ends = self.at(low), self.at(high)
@@ -226,7 +278,7 @@ _STEP = 0.02
 def _plain_mixture(num_stages: int, first: int, last: int, forward: int, backward: int) -> Mixture:
     """The mixture for stages of so many steps without constants; any mixture is a bound for any stages."""
     plain = StageLoads(np.ones(1), 0.0, (forward * _STEP, backward * _STEP), (0.0, 0.0), 0)
-    return best_mixture(plain, num_stages, last, first, 1.0)
+    return best_mixture(plain, num_stages, Window.of(first, last), 1.0)
 
 
 def load_bound(

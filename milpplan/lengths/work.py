@@ -32,6 +32,11 @@ ends, the last one runs backward through them: neither takes less than the short
 last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0 <= Y <= Y_1 there,
 also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``within``.
 
+**The longest sequence** (``longest``). On q <= D replicas in use q Z >= sum of their times. Each is no less than a
+line c + a Y_r below h, and that of the replica with the longest sequence k more, for all loads that a replica may
+have: so Z >= c + a Y + k / D. No replica has a load that takes longer than the group may: what is so proved holds
+for groups within that time, hence for steps shorter than the best one known, and no other bound is asked for.
+
 **Replicas.** On q <= D replicas in use q Z >= sum of their times, so constants of each count in full.
 """
 
@@ -43,8 +48,9 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray
 from milpplan.lengths.candidates import Sized
+from milpplan.lengths.longest import LongBound, long_bound
 from milpplan.lengths.tables import Tables, hull_below, line_of, stage_loads
-from milpplan.lengths.unequal import LoadBound, load_bound
+from milpplan.lengths.unequal import LoadBound, StageLoads, load_bound
 
 # Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
 _LOADS = (1.0, 0.25)
@@ -57,25 +63,34 @@ _SAFETY = 1.0 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class WorkBounds:
-    """``shares`` [T, n] and ``constants`` [T] ns; infinite shares where a length does not fit."""
+    """``shares`` [T, n] and ``constants`` [T] ns, with the longest sequence ``longest`` [T] ns more; infinite
+    shares where a length does not fit."""
 
     shares: FloatArray
     constants: FloatArray
+    longest: FloatArray
 
     def at(self, counts: FloatArray) -> float:
         """The highest bound of so many sequences of every length, ns."""
         held = counts > 0
-        return float((self.shares[:, held] @ counts[held] + self.constants).max()) if held.any() else 0.0
+        constants = self.constants + (self.longest if held[-1] else 0.0)
+        return float((self.shares[:, held] @ counts[held] + constants).max()) if held.any() else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
     """A pipeline's ``bound`` by the mean load of its last stages, to which a sequence adds ``each`` [n] ns;
-    ``full`` is the load of the whole workload."""
+    ``full`` is the load of the whole workload. ``long`` is what is known of the replica with the longest sequence,
+    each highest at another load; where there is any, no replica has a load above ``most``."""
 
     bound: LoadBound
     each: FloatArray
     full: float
+    stages: StageLoads
+    num_stages: int
+    num_replicas: int
+    most: float = float("inf")
+    long: tuple[LongBound, ...] = ()
 
     @staticmethod
     def of(tables: Tables, one: Sized, most_grains: int, *, exact: bool = False) -> Loads:
@@ -89,18 +104,49 @@ class Loads:
             stages = stage_loads(tables, layout.pp, most_grains, max(1.0, even / part))
             each = stages.last / layout.dp
             full = float(load.counts @ each)
-            mine = Loads(load_bound(stages, layout.pp, ramp_ns, full), each, full)
+            bound = load_bound(stages, layout.pp, ramp_ns, full)
+            mine = Loads(bound, each, full, stages, layout.pp, layout.dp)
             if found is None or mine.highest > found.highest:
-                found, best = mine, stages
+                found = mine
         assert found is not None
         if not exact:
             return found
-        return replace(found, bound=load_bound(best, layout.pp, ramp_ns, found.full, exact=True))
+        return replace(found, bound=load_bound(found.stages, layout.pp, ramp_ns, found.full, exact=True))
+
+    def lengthened(self, most_ns: float, parts: tuple[float, ...] = (1.0,)) -> Loads:
+        """With bounds of the replica with the longest sequence, for groups of at most ``most_ns``; highest at
+        ``parts`` of the largest load."""
+        most = min(self.num_replicas * self.full, self.bound.most_within(most_ns))
+        least = float(self.stages.last[-1])
+        if most < least:
+            # Nothing within this time holds it; any bound will do.
+            return self
+        # One replica that takes so long is in no step that counts; of several all are averaged.
+        enough_ns = most_ns if self.num_replicas == 1 else float("inf")
+        found = [
+            long_bound(self.stages, self.num_stages, self.bound, least, part * most, enough_ns)
+            for part in parts
+            if part * most >= least
+        ]
+        return replace(self, most=most, long=tuple(found))
 
     @property
     def highest(self) -> float:
         """The bound of the whole workload, ns."""
-        return self.bound.at(self.full)
+        constant, slope, more = self._with_longest(0.0, 1.0)
+        found = max(self.bound.at(self.full), constant + slope * self.full + more)
+        return max(found, *(one.at(self.full) for one in self.long), 0.0) if self.num_replicas == 1 else found
+
+    def _with_longest(self, low: float, high: float) -> tuple[float, float, float]:
+        """A line (constant, slope) of the mean load, and what the longest sequence adds to it, ns."""
+        if not self.long:
+            return 0.0, 0.0, 0.0
+        # One replica's load is the mean; of several each may have any load.
+        alone = self.num_replicas == 1
+        most = min(self.most, self.num_replicas * high * self.full)
+        least = min(low * self.full, 0.9 * most) if alone else 0.0
+        line = self.bound.chord(least, most)
+        return *line, max(one.beyond(line, least, most) for one in self.long) / self.num_replicas
 
     def within(self, bounds: WorkBounds, low: float = 0.0, high: float = 1.0) -> WorkBounds:
         """``bounds`` and those of groups with between two shares of the full load."""
@@ -108,10 +154,16 @@ class Loads:
         rows = [(slope, constant)]
         rows += [(slope - 1.0, constant + low * self.full)] if low > 0 else []
         rows += [(slope + 1.0, constant - high * self.full)] if high < 1 else []
+        constant, slope, more = self._with_longest(low, high)
+        rows += [(slope, constant)] if self.long else []
         shares = np.array([row[0] for row in rows])[:, None] * self.each
         shares[:, ~np.isfinite(bounds.shares[0])] = np.inf
+        longest = [0.0] * len(rows)
+        longest[-1] = more
         return WorkBounds(
-            np.concatenate([bounds.shares, shares]), np.concatenate([bounds.constants, [row[1] for row in rows]])
+            np.concatenate([bounds.shares, shares]),
+            np.concatenate([bounds.constants, [row[1] for row in rows]]),
+            np.concatenate([bounds.longest, longest]),
         )
 
 
@@ -137,7 +189,7 @@ def work_bounds(tables: Tables, one: Sized, most_grains: int) -> WorkBounds:
                 constants.append(ramp_ns + constant)
     table = np.array(shares) * _SAFETY
     table[:, grains > most_grains] = np.inf
-    return WorkBounds(table, np.array(constants) * _SAFETY)
+    return WorkBounds(table, np.array(constants) * _SAFETY, np.zeros(len(constants)))
 
 
 def _phase(

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 
+from milpplan.lengths.longest import long_bound
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
 from milpplan.lengths.screening import Bounded, mixed_ns, screened, split
 from milpplan.lengths.unequal import StageLoads, load_bound, path_bound
@@ -92,6 +93,41 @@ def test_one_mixture_of_paths_bounds_a_range_of_numbers() -> None:
                 assert bound.at(float(loads.sum())) <= exact + 2
 
 
+def test_a_replica_with_a_long_sequence_is_bounded_wherever_it_runs() -> None:
+    """Random loads, one of them long, at any place of any number of micro-batches, take no less than the bound of
+    their sum; beside few others the long one raises the bound well above that without it."""
+    random = np.random.default_rng(11)
+    raised, tight = [], 0.0
+    for stages in (2, 3):
+        load = 1e6
+        shares = (float(random.uniform(0.25, 0.35)), float(random.uniform(0.5, 0.65)))
+        one = StageLoads(np.ones(1), 4_000.0, shares, (1_000.0, 2_000.0), 50)
+        plain = load_bound(one, stages, 100.0, load)
+        least = load * float(random.uniform(0.2, 0.5))
+        long = long_bound(one, stages, plain, least, load, float("inf"))
+        raised.append(long.at(load) / plain.at(load))
+        assert long.beyond(plain.chord(0.0, load), 0.0, load) <= long.at(load) - plain.at(load) + 1
+        for number in (1, 2, 3, 5, 8, 13, 21, 34, 80):
+            for _ in range(12):
+                total = load * float(random.choice([0.6, 1.0]))
+                parts = random.dirichlet(np.full(number, random.choice([0.5, 5.0, 50.0]))) * (total - least)
+                # Growing towards the long one and falling after it costs least.
+                place = int(random.integers(number))
+                ahead, behind = np.sort(parts[:place]), np.sort(parts[place + 1 :])[::-1]
+                parts = np.concatenate([ahead, parts[place : place + 1] + least, behind])
+                forward = np.ceil(np.tile(shares[0] * parts + 1_000, (stages, 1)))
+                backward = np.ceil(np.tile(shares[1] * parts + 2_000, (stages, 1)))
+                forward[-1] = np.floor(parts / 3)
+                backward[-1] = np.ceil(parts + 4_000 - forward[-1])
+                exact = pipeline_ns(
+                    forward.astype(np.int64), backward.astype(np.int64), np.full(number, 50, np.int64)
+                )
+                assert long.at(total) <= exact
+                tight = max(tight, long.at(total) / exact)
+    assert max(raised) > 1.05
+    assert tight > 0.85, tight
+
+
 def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
     """Random parts of the sequences in random micro-batches on random replicas: no exact time is below any bound,
     for pipelines with the bounds of the load and of every interval that it is in."""
@@ -105,6 +141,7 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
             # A third of the pipelines is enough: each asks for some programs.
             continue
         plain = found.bounds(member, beside=True)
+        long = found.loads(member, beside=True).lengthened(float("inf")) if layout.pp > 1 else None
         for _ in range(3):
             rows = random_micro_batches(found, one.beside_grains, random, layout.dp * int(random.integers(1, 5)))
             # No more than there are: a chord is proved for parts of the workload.
@@ -120,6 +157,9 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
                 share = float(held @ loads.each) / loads.full
                 bound = loads.within(plain, max(0.0, share - 0.2), min(1.0, share + 0.1)).at(held)
                 assert loads.within(plain).at(held) <= exact, one.candidate.name
+                assert long is not None
+                edges = (0.0, 1.0), (max(0.0, share - 0.2), min(1.0, share + 0.1))
+                assert max(long.within(plain, *edge).at(held) for edge in edges) <= exact, one.candidate.name
             assert bound <= exact, one.candidate.name
             tight = max(tight, bound / exact)
             checked += 1
@@ -150,7 +190,10 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
     for _ in range(12):
         size = int(random.integers(2, 4))
         shares = random.integers(1, 30, (size, 3, 5)).astype(float)
-        bounds = [WorkBounds(table, random.integers(0, 9, 3).astype(float)) for table in shares]
+        bounds = [
+            WorkBounds(table, random.integers(0, 9, 3).astype(float), random.integers(0, 9, 3).astype(float))
+            for table in shares
+        ]
         serial = shares[:, :, -1].max(axis=1) + random.integers(0, 60, size)
         once, counts = random.integers(0, 9, size).astype(float), np.ones(5, dtype=np.int64)
         finish = random.integers(0, 9, size).astype(float)
@@ -159,7 +202,7 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
             total = finish.min() + once.sum()
             for one in range(size):
                 held = (np.array(chosen) == one).astype(float)
-                rows = bounds[one].shares @ held + bounds[one].constants
+                rows = bounds[one].shares @ held + bounds[one].constants + held[-1] * bounds[one].longest
                 total += max(float(rows.max()), float(serial[one]) if chosen[-1] == one else 0.0)
             least = min(least, total)
         problem = Bounded.of(bounds, serial, once, finish, counts)
