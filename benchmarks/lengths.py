@@ -60,7 +60,7 @@ def workload(case: Case) -> Workload:
     return workload_of(drawn, ALIGNMENT, case.longest)
 
 
-def solved(case: Case, time_limit_s: float = 45.0) -> LengthsResult:
+def solved(case: Case, time_limit_s: float = 90.0) -> LengthsResult:
     """The step of a case with at most two strategies."""
     job = Job(num_gpus=case.num_gpus, global_batch_size=1, sequence_length=ALIGNMENT)
     problem = Problem(model=load_model(case.model), hardware=load_hardware(case.hardware), job=job)

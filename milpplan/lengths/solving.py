@@ -46,7 +46,9 @@ _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
 # Parts of a pipeline's load that are bounded one by one.
 _PIECES = 5
 # Parts of the largest load of one replica for which its bounds with the longest sequence are sought.
-_LONG_PARTS = (1.0, 0.7, 0.4)
+_LONG_PARTS = (1.0, 0.4)
+# Pipelines of sets for which they are: each costs a second or more.
+_MOST_LONG = 4
 # Degrees side by side may take this share of the time; the baselines' programs this one once more.
 _TEAMS_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
@@ -325,9 +327,11 @@ class _Several:
     def _lengthened(self, kept: Screened, members: list[int], known: dict[int, Loads], end: float) -> None:
         """Pipelines that may run the longest sequence with what it adds, those of the least bounds first."""
         finish_ns = min(self.pool.finish_ns(member) for member in members)
-        for place in dict.fromkeys(one for held in kept.left for one in held.used):
+        places = dict.fromkeys(one for held in kept.left for one in held.used if one in known)
+        able = [place for place in places if np.isfinite(self.pool.serial_ns(members[place]))]
+        for place in able[:_MOST_LONG]:
             member = members[place]
-            if place in known and np.isfinite(self.pool.serial_ns(member)) and time.perf_counter() < end:
+            if time.perf_counter() < end:
                 most_ns = self.best.time_ns - self.pool.reduce_ns(member) - finish_ns
                 alone = self.pool.members[member].candidate.layout.dp == 1
                 parts = _LONG_PARTS if alone else _LONG_PARTS[:1]
