@@ -24,6 +24,9 @@ from milpplan.lengths.records import SequenceRules
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.problem import Problem
 
+MAX_SEQUENCES = 8192
+"""Most sequences of a step: every one is packed."""
+
 
 def check_rules(problem: Problem, rules: SequenceRules, baselines: bool, side_by_side: bool = False) -> None:
     """Refuse rules that the problem, the baselines or degrees side by side do not know.
@@ -84,3 +87,31 @@ def bucketed(workload: Workload, ends: Sequence[int] | IntArray, alignment: int)
     distinct, where = np.unique(padded(workload.lengths, rising), return_inverse=True)
     counts = np.bincount(where, workload.counts).astype(np.int64)
     return Workload(distinct.astype(np.int64), counts)
+
+
+def check_step(problem: Problem, workload: Workload, alignment: int, max_strategies: int) -> None:
+    """Refuse what would end in nonsense later.
+
+    Raises:
+        InvalidInputError: too many sequences, lengths that are not aligned, no strategies, too long sequences.
+    """
+    longest = int(workload.lengths[-1])
+    if workload.num_sequences > MAX_SEQUENCES:
+        raise InvalidInputError(
+            f"The step has {workload.num_sequences:,} sequences.",
+            f"Expected at most {MAX_SEQUENCES:,}: every one is packed.",
+            "Say how many sequences a step has (--global-batch), or how many tokens.",
+        )
+    if (workload.lengths % alignment).any() or max_strategies < 1:
+        raise InvalidInputError(
+            f"Lengths are no multiples of {alignment}, or max_strategies is {max_strategies}.",
+            "Expected aligned lengths, and at least one strategy.",
+            "Align the workload (groups.workload.workload_of).",
+        )
+    if problem.model.learned_positions and longest > problem.model.max_position_embeddings:
+        raise InvalidInputError(
+            f"The longest sequence has {longest:,} tokens; {problem.model.name} has "
+            f"{problem.model.max_position_embeddings:,} learned positions.",
+            "Expected no longer sequences.",
+            "Cut them with --seq-len.",
+        )

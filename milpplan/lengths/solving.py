@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.costs.columns import IntArray
-from milpplan.errors import InfeasibleError, InvalidInputError
+from milpplan.errors import InfeasibleError
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
@@ -29,7 +29,7 @@ from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.screening import Bounded, OpenSet, Screened, screened, split
-from milpplan.lengths.sequences import check_rules
+from milpplan.lengths.sequences import check_rules, check_step
 from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.lengths.tables import Load
 from milpplan.lengths.team_steps import BestTeams, best_teams, team_groups
@@ -38,8 +38,6 @@ from milpplan.lengths.work import Loads, WorkBounds
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-MAX_SEQUENCES = 8192
-"""Most sequences of a step: every one is packed."""
 # Shares of the time for the static step, and of the gap for the tables' search.
 _STATIC_SHARE, _GAP_SHARE = 0.3, 0.5
 _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
@@ -90,7 +88,7 @@ def solve_lengths(
         InvalidInputError: the problem, the workload or the numbers make no sense here.
     """
     start, cpu_start = time.perf_counter(), time.process_time()
-    _check(problem, workload, alignment, max_strategies)
+    check_step(problem, workload, alignment, max_strategies)
     check_rules(problem, rules, baselines, side_by_side)
     load = Load(workload.lengths, workload.counts, alignment, rules)
     pool = Pool.of(grain_problem(problem, alignment), load)
@@ -150,30 +148,6 @@ def _result(
         rules=pool.load.rules,
         side_by_side=None if teams is None else teams.record(),
     )
-
-
-def _check(problem: Problem, workload: Workload, alignment: int, max_strategies: int) -> None:
-    """What would end in nonsense later."""
-    longest = int(workload.lengths[-1])
-    if workload.num_sequences > MAX_SEQUENCES:
-        raise InvalidInputError(
-            f"The step has {workload.num_sequences:,} sequences.",
-            f"Expected at most {MAX_SEQUENCES:,}: every one is packed.",
-            "Say how many sequences a step has (--global-batch), or how many tokens.",
-        )
-    if (workload.lengths % alignment).any() or max_strategies < 1:
-        raise InvalidInputError(
-            f"Lengths are no multiples of {alignment}, or max_strategies is {max_strategies}.",
-            "Expected aligned lengths, and at least one strategy.",
-            "Align the workload (groups.workload.workload_of).",
-        )
-    if problem.model.learned_positions and longest > problem.model.max_position_embeddings:
-        raise InvalidInputError(
-            f"The longest sequence has {longest:,} tokens; {problem.model.name} has "
-            f"{problem.model.max_position_embeddings:,} learned positions.",
-            "Expected no longer sequences.",
-            "Cut them with --seq-len.",
-        )
 
 
 def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tuple[_Step, int]:

@@ -81,7 +81,8 @@ class WorkBounds:
 class Loads:
     """A pipeline's ``bound`` by the mean load of its last stages, to which a sequence adds ``each`` [n] ns;
     ``full`` is the load of the whole workload. ``long`` is what is known of the replica with the longest sequence,
-    each highest at another load; where there is any, no replica has a load above ``most``."""
+    each highest at another load; where there is any, groups are of at most ``most_ns``, and no replica has a load
+    above ``most``."""
 
     bound: LoadBound
     each: FloatArray
@@ -90,6 +91,7 @@ class Loads:
     num_stages: int
     num_replicas: int
     most: float = float("inf")
+    most_ns: float = float("inf")
     long: tuple[LongBound, ...] = ()
 
     @staticmethod
@@ -128,14 +130,15 @@ class Loads:
             for part in parts
             if part * most >= least
         ]
-        return replace(self, most=most, long=tuple(found))
+        return replace(self, most=most, most_ns=most_ns, long=tuple(found))
 
     @property
     def highest(self) -> float:
-        """The bound of the whole workload, ns."""
+        """The bound of the whole workload, ns: a group takes at least ``most_ns``, or what is proved within it."""
         constant, slope, more = self._with_longest(0.0, 1.0)
-        found = max(self.bound.at(self.full), constant + slope * self.full + more)
-        return max(found, *(one.at(self.full) for one in self.long), 0.0) if self.num_replicas == 1 else found
+        found = [constant + slope * self.full + more]
+        found += [one.at(self.full) for one in self.long] if self.num_replicas == 1 else []
+        return max(self.bound.at(self.full), min(self.most_ns, max(found)))
 
     def _with_longest(self, low: float, high: float) -> tuple[float, float, float]:
         """A line (constant, slope) of the mean load, and what the longest sequence adds to it, ns."""

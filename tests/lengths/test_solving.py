@@ -12,7 +12,8 @@ import pytest
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.records import LengthsResult
-from milpplan.lengths.solving import MAX_SEQUENCES, solve_lengths
+from milpplan.lengths.sequences import MAX_SEQUENCES
+from milpplan.lengths.solving import solve_lengths
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 
