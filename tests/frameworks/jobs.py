@@ -1,0 +1,145 @@
+"""The plans that are given to the launchers' own code: the best of ten jobs, and others drawn at random.
+
+Every plan is exported, read back and simulated again before a launcher sees its files; ``started`` runs the script
+that starts it, with a stand-in for the program at its end, and says what that program is told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.launchers import PAIRS, problem_of, same_plan
+from milpplan import Plan, Problem, simulate, solve
+from milpplan.errors import IllegalPlanError
+from milpplan.launchers.records import ConfigLaunch, Launch
+from milpplan.launchers.restriction import restrict
+from milpplan.launchers.targets import TARGETS
+from milpplan.optimize.layouts import layout_space
+from tests.launchers.test_targets import drawn_plan
+
+RECORDER = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['STARTED'], 'w'))"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan, its launch, and its files by name."""
+
+    title: str
+    problem: Problem
+    plan: Plan
+    launch: Launch | ConfigLaunch
+    files: dict[str, str]
+
+    def written(self, folder: Path) -> Path:
+        """The files in a folder of their own; its path."""
+        place = folder / re.sub(r"\W+", "-", self.title)
+        place.mkdir(parents=True)
+        for name, text in self.files.items():
+            (place / name).write_text(text, encoding="utf-8")
+        return place
+
+
+@cache
+def best_cases(target: str, version: str) -> tuple[Case, ...]:
+    """The best plan that a version of a launcher can run of each of the ten jobs that it can run at all."""
+    found = []
+    for model, hardware, gpus, batch in PAIRS:
+        try:
+            problem = restrict(problem_of(model, hardware, gpus, batch, "uniform"), target, version)
+        except IllegalPlanError:
+            # A model that it cannot build; benchmarks/launchers.py and docs/launchers.md say which and why.
+            continue
+        result = solve(problem, time_limit_s=60.0)
+        assert result.plan is not None
+        found.append(exported_case(f"{model} on {gpus} x {hardware}", target, version, problem, result.plan))
+    return tuple(found)
+
+
+@cache
+def drawn_cases(target: str, version: str, each: int) -> tuple[Case, ...]:
+    """Plans drawn from the spaces of the ten jobs, up to ``each`` of every one, whether they fit or not."""
+    random = np.random.default_rng(15)
+    found = []
+    for case in best_cases(target, version):
+        space = layout_space(case.problem)
+        rows = random.choice(len(space), min(each, len(space)), replace=False).tolist()
+        for row in rows:
+            plan = drawn_plan(random, case.problem, space.at(row))
+            title = f"{case.title}, layout {row}"
+            found.append(exported_case(title, target, version, case.problem, plan))
+    return tuple(found)
+
+
+def all_cases(target: str, version: str, each: int = 5) -> tuple[Case, ...]:
+    """The best and the drawn ones."""
+    return (*best_cases(target, version), *drawn_cases(target, version, each))
+
+
+def exported_case(title: str, target: str, version: str, problem: Problem, plan: Plan) -> Case:
+    """A plan with its files, which say the same plan again, with the same step."""
+    known = TARGETS[target]
+    launch = known.export(problem, plan, version)
+    files = known.files(launch, "0")
+    name, text = next(iter(files.items()))
+    back = known.read(text, name, problem.hardware, None, problem.model, None, ())
+    assert same_plan(back.plan, plan), title
+    assert simulate(back.problem, back.plan).step_time_ns == simulate(problem, plan).step_time_ns, title
+    return Case(title, problem, plan, launch, files)
+
+
+def started(place: Path, script: str, program: str, **variables: str) -> tuple[list[str], dict[str, str]]:
+    """What a script tells the program that it starts, and in which environment.
+
+    Bash runs the script in its folder; ``program`` is a stand-in that writes down its words and variables.
+    """
+    seat, said = place / "bin", place / "started.json"
+    seat.mkdir(exist_ok=True)
+    stand_in = seat / program
+    stand_in.write_text(f"#!{sys.executable}\n{RECORDER}\n", encoding="utf-8")
+    stand_in.chmod(0o755)
+    environment = os.environ | {"PATH": f"{seat}:{os.environ['PATH']}", "STARTED": str(said)} | variables
+    environment.pop("PYTHONPATH", None)
+    subprocess.run(["bash", script], cwd=place, env=environment, check=True, capture_output=True, timeout=60)
+    words, seen = json.loads(said.read_text(encoding="utf-8"))
+    return words, seen
+
+
+def all_full(case: Case) -> bool:
+    """Whether every layer of a plan is recomputed fully."""
+    return sum(stage.recompute.full for stage in case.plan.virtual_stages) == case.problem.model.num_layers
+
+
+def differing(expected: dict[str, Any], found: Any) -> dict[str, tuple[Any, Any]]:
+    """The names whose value in ``found`` (a record or a mapping) is another: expected, found."""
+    read = found.get if isinstance(found, dict) else lambda name: getattr(found, name)
+    pairs = {name: (value, read(name)) for name, value in expected.items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def torchrun_words(case: Case, place: Path, script: str) -> tuple[Any, dict[str, str]]:
+    """What PyTorch's own parser of ``torchrun`` reads in the words that a script gives it, and the variables.
+
+    The nodes and the processes on each are the plan's.
+    """
+    from torch.distributed.run import get_args_parser
+
+    words, variables = started(place, script, "torchrun")
+    read = get_args_parser().parse_args(words)
+    assert int(read.nnodes) == case.launch.num_nodes, case.title
+    assert int(read.nproc_per_node) * int(read.nnodes) == case.plan.layout.num_gpus, case.title
+    return read, variables
+
+
+def layers_of(case: Case) -> list[int]:
+    """How many layers every virtual stage of a plan has."""
+    return [stage.num_layers for stage in case.plan.virtual_stages]

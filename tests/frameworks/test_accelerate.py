@@ -1,0 +1,122 @@
+"""Accelerate's own code reads what is exported: the parser and the checks of ``accelerate launch``, the variables
+that it hands to every process, and the records that a process makes of them. ``.ci/frameworks accelerate`` runs it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milpplan.launchers.capabilities import ACCELERATE
+from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, started
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+
+VERSION = ACCELERATE.versions[0]
+
+
+def launched(case: Case, folder: Path) -> tuple[Any, dict[str, str], list[str]]:
+    """The arguments of ``accelerate launch`` after its checks, the variables of the processes, and what the trainer
+    is told."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+
+    place = case.written(folder)
+    words, _ = started(place, "accelerate.sh", "accelerate", CONFIG=str(place / "written.yaml"), TMPDIR=str(place))
+    assert words[0] == "launch"
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[1:]))
+    if case.plan.layout.num_gpus == 1:
+        return args, prepare_simple_launcher_cmd_env(args)[1], args.training_script_args
+    return args, prepare_multi_gpu_env(args), args.training_script_args
+
+
+def test_it_is_the_version_that_is_named() -> None:
+    """What is installed is what the export names."""
+    assert version("accelerate") == VERSION
+
+
+def test_its_launch_takes_every_script(tmp_path: Path) -> None:
+    """The best plans of the ten jobs and drawn ones: processes, machines, precision and kind arrive, and the YAML
+    beside the script says what the one in it does."""
+    cases = all_cases("accelerate", VERSION)
+    assert len(best_cases("accelerate", VERSION)) == 10
+    assert len(cases) > 40
+    for case in cases:
+        args, _, _ = launched(case, tmp_path)
+        place = Path(args.config_file).parent
+        assert Path(args.config_file).read_text() == (place / "accelerate.yaml").read_text()
+        layout = case.plan.layout
+        expected = {
+            "num_processes": layout.num_gpus,
+            "num_machines": case.launch.num_nodes,
+            "mixed_precision": "bf16",
+            "use_fsdp": layout.zero_stage > 0,
+            "multi_gpu": layout.zero_stage == 0 and layout.num_gpus > 1,
+        }
+        assert differing(expected, args) == {}, case.title
+
+
+def test_its_processes_shard_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the variables of a process Accelerate makes the sizes of the plan, and its FSDP 2 with the ZeRO stage and
+    the recomputation of the plan; the sizes multiply to the number of processes."""
+    from accelerate import ParallelismConfig
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    for case in all_cases("accelerate", VERSION):
+        layout = case.plan.layout
+        _, variables, _ = launched(case, tmp_path)
+        if not layout.zero_stage:
+            assert variables.get("ACCELERATE_USE_FSDP", "false") == "false", case.title
+            continue
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            sizes, sharding = ParallelismConfig(), FullyShardedDataParallelPlugin()
+        expected = {"dp_replicate_size": 1, "dp_shard_size": layout.dp, "cp_size": layout.cp, "tp_size": layout.tp}
+        assert differing(expected, sizes) == {}, case.title
+        assert sizes.total_size == layout.num_gpus
+        if layout.cp > 1:
+            assert sizes.cp_handler.cp_comm_strategy == "alltoall"
+        settings = {
+            "fsdp_version": 2,
+            "reshard_after_forward": layout.zero_stage == 3,
+            "activation_checkpointing": all_full(case),
+        }
+        assert differing(settings, sharding) == {}, case.title
+
+
+def test_the_trainer_takes_its_flags(tmp_path: Path) -> None:
+    """Transformers' own parser of training arguments reads batch and accumulation as planned."""
+    from transformers import HfArgumentParser, TrainingArguments
+
+    for case in best_cases("accelerate", VERSION):
+        _, _, words = launched(case, tmp_path)
+        words = [word for word in words if word != "--bf16"]
+        read, rest = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
+            words, return_remaining_strings=True
+        )
+        layout = case.plan.layout
+        expected = {
+            "per_device_train_batch_size": layout.micro_batch_size,
+            "gradient_accumulation_steps": layout.num_micro_batches,
+            "gradient_checkpointing": layout.zero_stage == 0 and all_full(case),
+        }
+        assert differing(expected, read) == {}, case.title
+        assert rest[rest.index("--block_size") + 1] == str(case.problem.job.sequence_length)
+
+
+def test_it_refuses_sizes_that_do_not_multiply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks are those of Accelerate, and can fail: sizes for half of the processes are no mesh of them, and
+    sizes without FSDP are refused."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    case = next(case for case in best_cases("accelerate", VERSION) if case.plan.layout.zero_stage)
+    place = case.written(tmp_path)
+    text = (place / "accelerate.yaml").read_text()
+    broken = place / "broken.yaml"
+    broken.write_text(text.replace("fsdp_version: 2", "fsdp_version: 1"))
+    words = ["--config_file", str(broken), "--use_parallelism_config", "train.py"]
+    with pytest.raises(ValueError, match="fsdp_version=2"):
+        _validate_launch_command(launch_command_parser().parse_args(words))

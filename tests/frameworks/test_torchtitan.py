@@ -1,0 +1,155 @@
+"""torchtitan's own code reads what is exported: its ``ConfigManager``, its check of the degrees, the models' own
+update from the configuration and the count of pipeline stages. ``.ci/frameworks torchtitan-0.3.0`` runs it, and the
+same with the other versions; ``FRAMEWORK_VERSION`` says which dialect is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milpplan.launchers.torchtitan_run import NEWEST, V022, V030
+from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, layers_of, torchrun_words
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+
+VERSION = os.environ.get("FRAMEWORK_VERSION", V030)
+SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+
+
+def configured(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torchtitan's configuration from the words that the script gives."""
+    from torchtitan.config.manager import ConfigManager
+
+    place = case.written(folder)
+    read, variables = torchrun_words(case, place, "torchtitan.sh")
+    assert read.training_script == "torchtitan.train"
+    with monkeypatch.context() as patch:
+        # What the script adds to PYTHONPATH is where the processes find the configuration.
+        for directory in reversed(variables.get("PYTHONPATH", "").split(":")):
+            patch.syspath_prepend(directory or ".")
+        patch.delitem(sys.modules, "torchtitan_plan", raising=False)
+        found = ConfigManager().parse_args(read.training_script_args)
+        sys.modules.pop("torchtitan_plan", None)
+    return found
+
+
+def dimensions(found: Any, processes: int) -> Any:
+    """torchtitan's check of the degrees, for so many processes."""
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    if hasattr(ParallelDims, "from_config"):
+        return ParallelDims.from_config(found.parallelism, processes)
+    names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
+    long = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")
+    long += ("pipeline_parallel", "expert_parallel", "expert_tensor_parallel")
+    degrees = {
+        name: getattr(found.parallelism, f"{whole}_degree") for name, whole in zip(names, long, strict=True)
+    }
+    return ParallelDims(**degrees, world_size=processes)
+
+
+def model_layers(found: Any) -> int:
+    """Layers of the model, after it has taken what the configuration says of it."""
+    if VERSION == V022:
+        from torchtitan.protocols.train_spec import get_train_spec
+
+        model = get_train_spec(found.model.name).model_args[found.model.flavor]
+        model.update_from_config(found)
+        return int(model.n_layers)
+    model = found.model_spec.model
+    model.update_from_config(config=found)
+    return len(model.layers)
+
+
+def test_it_is_the_version_that_is_named() -> None:
+    """What is installed is what the export names; of the main branch the package's number says too little."""
+    assert VERSION in (V022, V030, NEWEST)
+    assert (version("torchtitan") == VERSION) == (VERSION != NEWEST)
+
+
+def test_its_manager_takes_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best plans of the jobs whose models it has and drawn ones: degrees, batch, precision, recomputation, and
+    layers arrive."""
+    best = best_cases("torchtitan", VERSION)
+    assert len(best) >= 3
+    cases = all_cases("torchtitan", VERSION, 10)
+    assert len(cases) >= 20
+    for case in cases:
+        found = configured(case, tmp_path, monkeypatch)
+        layout = case.plan.layout
+        sharded = layout.zero_stage > 0
+        expected = {
+            "dp_replicate": 1 if sharded else layout.dp,
+            "dp_shard": layout.dp if sharded else 1,
+            "cp": layout.cp,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "ep": layout.ep,
+        }
+        assert differing(expected, dimensions(found, layout.num_gpus)) == {}, case.title
+        assert model_layers(found) == case.problem.model.num_layers, case.title
+        assert found.training.mixed_precision_param == "bfloat16"
+        check_batch(case, found)
+        check_recompute(case, found)
+        check_pipeline(case, found)
+
+
+def check_batch(case: Case, found: Any) -> None:
+    """Micro-batches and steps have the plan's sizes, in the words of the dialect."""
+    layout, job, training = case.plan.layout, case.problem.job, found.training
+    if VERSION == NEWEST:
+        expected = {
+            "num_tokens_per_microbatch_per_dp_rank": layout.micro_batch_size * job.sequence_length,
+            "num_tokens_per_train_step": job.global_batch_size * job.sequence_length,
+            "max_context_length": job.sequence_length,
+        }
+    else:
+        local = layout.micro_batch_size * (layout.num_micro_batches if layout.pp > 1 else 1)
+        expected = {"local_batch_size": local, "global_batch_size": job.global_batch_size}
+        expected["seq_len"] = job.sequence_length
+    assert differing(expected, training) == {}, case.title
+
+
+def check_recompute(case: Case, found: Any) -> None:
+    """All layers are recomputed where the plan says so, else none."""
+    if VERSION == V022:
+        assert found.activation_checkpoint.mode == ("full" if all_full(case) else "none"), case.title
+    else:
+        policy = found.activation_checkpoint
+        assert (policy is not None and "FullAC" in type(policy).__qualname__) == all_full(case), case.title
+
+
+def check_pipeline(case: Case, found: Any) -> None:
+    """Schedule and stages are the plan's, and PyTorch has the schedule."""
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    layout, parallelism = case.plan.layout, found.parallelism
+    expected = {0: "default", 1: "never", 2: "never", 3: "always"}[layout.zero_stage]
+    if layout.zero_stage:
+        assert parallelism.fsdp_reshard_after_forward == expected, case.title
+    if layout.pp == 1:
+        return
+    assert parallelism.pipeline_parallel_schedule == SCHEDULES[layout.schedule]
+    assert get_schedule_class(parallelism.pipeline_parallel_schedule)
+    held = [sum(name.startswith("layers.") for name in part) for part in parallelism.module_fqns_per_model_part]
+    assert held == layers_of(case), case.title
+    if VERSION != V022:
+        from torchtitan.distributed import pipeline_parallel
+
+        dims, model = dimensions(found, layout.num_gpus), found.model_spec.model
+        stages, layers, *_ = pipeline_parallel._get_pipeline_metadata(dims, parallelism, model)
+        assert stages % layout.pp == 0
+        assert layers == case.problem.model.num_layers
+
+
+def test_it_refuses_degrees_that_do_not_multiply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks are torchtitan's, and can fail: degrees for half of the processes."""
+    case = best_cases("torchtitan", VERSION)[0]
+    found = configured(case, tmp_path, monkeypatch)
+    with pytest.raises(AssertionError, match="Invalid parallel dims"):
+        dimensions(found, 2 * case.plan.layout.num_gpus)
