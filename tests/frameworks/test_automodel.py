@@ -38,7 +38,7 @@ def test_it_is_the_version_that_is_named() -> None:
 
 
 def test_its_parsers_take_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best plans of the ten jobs and drawn ones: strategy, sizes, pipeline, checkpointing and batches arrive."""
+    """The best plans of the ten jobs and drawn ones: strategy, sizes, pipeline, recomputation and batch arrive."""
     from nemo_automodel.components.training.step_scheduler import StepScheduler
 
     assert len(best_cases("automodel", VERSION)) == 10

@@ -120,8 +120,8 @@ def test_it_builds_uneven_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_it_refuses_names_and_degrees_that_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks are Bridge's, and can fail: a setting that there is not, processes that the degrees do not divide,
-    and sequence parallelism without tensor parallelism's divisor of the heads."""
+    """The checks are Bridge's, and can fail: a setting that there is not, processes that the degrees do not
+    divide, and full recomputation without a method."""
     case = best_cases("megatron-bridge", VERSION)[0]
     overrides = overrides_of(case, tmp_path)
     with pytest.raises(Exception, match="tensor_parallel_size"):
