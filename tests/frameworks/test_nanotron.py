@@ -1,5 +1,5 @@
 """nanotron's own code reads what is exported: its strict reading of YAML into its classes, with their checks.
-``.ci/frameworks nanotron`` runs it, on the sources that the export names: the release in the registry lacks half."""
+``.ci/frameworks nanotron`` runs it, on the sources that the export names: the registry's release lacks half."""
 
 from __future__ import annotations
 
