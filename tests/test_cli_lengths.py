@@ -51,6 +51,11 @@ def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
     assert document["lower_bound_s"] <= document["step_time_s"] <= document["static"]["step_time_s"]
     assert [group["strategy"] for group in document["groups"]] == document["order"]
     assert json.loads(out.read_text(encoding="utf-8")) == document
+    # One plan is no step of several: whoever wants to see, start or change it is told so.
+    for command in (["simulate"], ["export", "--to", "megatron"]):
+        done = CliRunner().invoke(app, [command[0], str(out), *command[1:]])
+        assert done.exit_code == 2
+        assert "solve with --lengths" in done.stderr
 
 
 def test_tables_say_what_runs(lines: Path) -> None:

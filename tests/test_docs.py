@@ -68,7 +68,9 @@ def test_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
             done = subprocess.run(
                 ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
             )
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            # Where a page gives a limit, a busy machine may end at it with the best plan so far (4).
+            ends = (0, 4) if "--time-limit" in command else (0,)
+            assert done.returncode in ends, f"{command}\n{done.stdout}\n{done.stderr}"
             printed += done.stdout + done.stderr
         for line in example.lines:
             assert squeezed(line) in squeezed(printed), f"{line!r} is not in:\n{printed}"

@@ -186,6 +186,12 @@ def read_plan_file(path: Path, known: frozenset[str]) -> tuple[Problem, Plan]:
     """
     data = parse_json(read_text(path), str(path))
     own = tuple(PlanFile.model_fields)
+    if {"groups", "switches", "static"} <= set(data):
+        raise InvalidInputError(
+            f"{path} is the result of a solve with --lengths: several plans that take turns in one step.",
+            "Expected a file with one plan.",
+            "Solve for one sequence length (--seq-len) to simulate, export or report that plan.",
+        )
     unknown = sorted(set(data) - known - set(own))
     if unknown:
         raise InvalidInputError(
