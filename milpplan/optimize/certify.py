@@ -26,6 +26,8 @@ from milpplan.units import NS_PER_S, gap_text, seconds_text
 
 ROUNDING = 1e-9
 """Seconds and objectives in files are rounded to doubles, and so are their ratios."""
+BOUND_SLACK = 1e-6
+"""By how much less than the claimed bound the second proof may reach: solvers stop at their own tolerances."""
 
 
 def other_backend(name: str) -> str:
@@ -57,6 +59,8 @@ def certify(problem: Problem, claim: Claim, options: SolveOptions | None = None)
         return Certification(tuple(checks), options.backend, None, "refuted")
     tolerance = claim.tolerance if claim.gap is None else max(claim.tolerance, claim.gap)
     again = solve(problem, replace(options, gap=min(tolerance, 0.999), warm_start=claim.plan, forbid=claim.forbid))
+    if again.status == "optimal" and not _reaches(claim, again):
+        again = _further(problem, claim, again, options)
     last, verdict = _proof_again(claim, again)
     checks.append(last)
     if verdict == "certified" and claim.any_chunks_bound is not None:
@@ -117,7 +121,7 @@ def _critical(problem: Problem, plan: Plan, costs: RankCosts) -> tuple[CriticalP
 
 
 def _proof_again(claim: Claim, again: PlanResult) -> tuple[Check, Verdict]:
-    """No plan is faster than the claimed bound, and the second proof comes as far as the claim."""
+    """No plan is faster than the claimed bound, by a proof that comes as far."""
     name = "proved again"
     if again.status == "no_solution_found":
         return Check(name, False, "stopped with nothing proved"), "unproved"
@@ -130,9 +134,31 @@ def _proof_again(claim: Claim, again: PlanResult) -> tuple[Check, Verdict]:
         share = 1.0 - again.objective / claim.value
         return Check(name, False, f"a plan is {share:.2%} below the claimed one, below its bound"), "refuted"
     seen = f"within {gap_text(again.gap or 0.0)}" if again.gap is not None else "no bound"
-    if again.status == "optimal":
+    if _reaches(claim, again):
         return Check(name, True, seen), "certified"
     return Check(name, False, f"{seen}, claimed {gap_text(claim.gap or 0.0)}"), "unproved"
+
+
+def _further(problem: Problem, claim: Claim, again: PlanResult, options: SolveOptions) -> PlanResult:
+    """The second proof to the claimed bound, where its tolerance let it stop below that."""
+    assert again.objective is not None
+    if _reaches(claim, again):
+        return again
+    assert claim.bound is not None
+    gap = max(1.0 - claim.bound / again.objective, BOUND_SLACK)
+    left_s = options.time_limit_s
+    if left_s is not None:
+        left_s = max(left_s - again.wall_time_s, 1e-3)
+    asked = replace(options, gap=gap, warm_start=again.plan, forbid=claim.forbid, time_limit_s=left_s)
+    further = solve(problem, asked)
+    return again if further.objective_bound is None else further
+
+
+def _reaches(claim: Claim, again: PlanResult) -> bool:
+    """Whether the second proof's bound is as high as the claimed one."""
+    if claim.bound is None:
+        return True
+    return again.objective_bound is not None and again.objective_bound >= claim.bound * (1.0 - BOUND_SLACK)
 
 
 def _any_chunks_again(claim: Claim, again: PlanResult) -> Check:

@@ -76,6 +76,26 @@ def test_a_bound_that_is_too_high_is_refuted(solved: tuple[Problem, PlanResult, 
     assert (done.verdict, failed(done)) == ("refuted", ["claim makes sense"])
 
 
+def test_a_bound_raised_within_the_tolerance_is_found_out() -> None:
+    """A plan that is optimal within the tolerance, and called the best of all: the second proof goes on beyond the
+    tolerance and finds the one that is a little faster. A bound that is true is certified, however high."""
+    verdicts = set()
+    for seed in (5, 25):
+        problem = random_problem(seed)
+        result = solve(problem, OPTIONS)
+        exact = solve(problem, gap=1e-7)
+        assert result.objective is not None
+        assert exact.objective is not None
+        claim = Claim.of(result, OPTIONS)
+        assert certify(problem, claim).verdict == "certified"
+        done = certify(problem, replace(claim, bound=claim.value))
+        true = exact.objective >= result.objective * (1 - 1e-6)
+        assert done.verdict == ("certified" if true else "refuted")
+        assert failed(done) == ([] if true else ["proved again"])
+        verdicts.add(done.verdict)
+    assert verdicts == {"certified", "refuted"}
+
+
 def test_other_layouts_are_refuted(solved: tuple[Problem, PlanResult, Claim]) -> None:
     """One layout fewer, or others in the same number."""
     problem, _, claim = solved
