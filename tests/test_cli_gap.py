@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from milpplan import Layout, Plan, Problem, simulate
+from milpplan import Layout, Plan, Problem, gap, simulate
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron_export import exported, files_of
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.reports.document import document_text, read_plan
-from milpplan.reports.gap_document import Failed, GapDocument, gap_document, layout_fates
+from milpplan.reports.gap_document import Failed, GapDocument, Judged, gap_document, layout_fates
+from milpplan.reports.gap_figures import fates_figure
 from milpplan.reports.plan_file import PlanFile, plan_document
 from tests.small import small_hardware, small_problem
 from tests.test_cli_calculon import FILES, PATHS
@@ -286,6 +287,21 @@ def test_layouts_are_counted_by_bound() -> None:
     assert counted + found.fates["does_not_fit"] == found.legal
     assert found.bounds[0].fates["open"] == 0
     assert gap_document([]).plans == ()
+
+
+def test_the_picture_has_every_layout() -> None:
+    """Refused, too large, and by bound: a row each, whose numbers are those of the document."""
+    problem = small_problem(memory_gib=14)
+    told = gap(problem, uniform_plan(problem, Layout(pp=2, dp=2, global_batch_size=8), "full"))
+    said = gap_document([Judged("plan", told)]).plans[0].spaces[-1]
+    assert said.layouts is not None
+    drawn = fates_figure(said)
+    totals = {note.y: int(note.text.replace(",", "")) for note in drawn.layout.annotations}
+    assert totals["refused by a rule"] == sum(said.layouts.rejected.values()) > 0
+    assert totals["too large for memory"] == said.layouts.fates["does_not_fit"] > 0
+    assert sum(totals.values()) == sum(said.layouts.rejected.values()) + said.layouts.legal
+    rows = [sum(lengths) > 0 for lengths in zip(*(bar.x for bar in drawn.data), strict=True)]
+    assert rows == [totals[name] > 0 for name in drawn.data[0].y]
 
 
 def test_the_schema_is_printed() -> None:

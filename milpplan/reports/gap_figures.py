@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from milpplan.insight.gap_records import GapReport
 from milpplan.optimize.result import FATES
-from milpplan.reports.gap_document import SpaceGapDocument
+from milpplan.reports.fates_chart import REFUSED
+from milpplan.reports.gap_document import LayoutFatesDocument, SpaceGapDocument
 from milpplan.reports.layout_fates import WORDS
 from milpplan.reports.traffic_page import require_plotly
 from milpplan.units import GIB, seconds_text
@@ -20,6 +21,8 @@ COLOURS: Final = {
     "open": "#d55e00",
 }
 """Fates of layouts; colours of Okabe and Ito (2008), which the colour-blind can tell apart."""
+REFUSED_COLOUR: Final = "#e69f00"
+"""Of layouts that a rule refused."""
 HEIGHT: Final = 380
 
 
@@ -121,21 +124,20 @@ def fates_figure(said: SpaceGapDocument) -> Any:
     go, _, _ = require_plotly()
     assert said.layouts is not None
     figure = go.Figure()
-    names = ["too large for memory", *(one.words for one in said.layouts.bounds)]
-    totals = [said.layouts.fates["does_not_fit"], *(sum(one.fates.values()) for one in said.layouts.bounds)]
+    parts = _fates_by_row(said.layouts)
+    names = [REFUSED, "too large for memory", *(one.words for one in said.layouts.bounds)]
+    totals = [sum(counts) for counts in zip(*(row for _, row in parts.values()), strict=True)]
     longest = math.log10(1 + max([1, *totals]))
-    for fate in COLOURS:
-        lost = said.layouts.fates[fate] if fate == "does_not_fit" else 0
-        counts = [lost, *(one.fates[fate] for one in said.layouts.bounds)]
+    for what, (colour, counts) in parts.items():
         # The length of a whole bar is the logarithm of its number; its parts share it as their numbers do.
         lengths = [
             math.log10(1 + total) / longest * count / total if total else 0.0
             for count, total in zip(counts, totals, strict=True)
         ]
-        words = [f"{WORDS[fate]}: {count:,}" for count in counts]
+        words = [f"{what}: {count:,}" for count in counts]
         figure.add_trace(
             go.Bar(
-                name=WORDS[fate], x=lengths, y=names, orientation="h", marker_color=COLOURS[fate],
+                name=what, x=lengths, y=names, orientation="h", marker_color=colour,
                 customdata=words, hovertemplate="%{customdata}<extra></extra>",
             )
         )  # fmt: skip
@@ -146,8 +148,19 @@ def fates_figure(said: SpaceGapDocument) -> Any:
     figure.update_layout(barmode="stack")
     figure.update_xaxes(range=[0.0, 1.15], showticklabels=False)
     figure.update_yaxes(autorange="reversed", automargin=True)
-    title = "Every legal layout: how much longer than the best plan known it takes at least"
+    title = "Every layout: refused, too large, or how much longer than the best plan known it takes at least"
     return _finished(figure, title, "number of layouts (lengths are logarithms)", 170 + 30 * len(names))
+
+
+def _fates_by_row(layouts: LayoutFatesDocument) -> dict[str, tuple[str, list[int]]]:
+    """What became of layouts, with its colour and its number in every row: refused by rules, too large for memory,
+    and the classes of bounds."""
+    none = [0] * len(layouts.bounds)
+    parts = {REFUSED: (REFUSED_COLOUR, [sum(layouts.rejected.values()), 0, *none])}
+    for fate, colour in COLOURS.items():
+        lost = layouts.fates[fate] if fate == "does_not_fit" else 0
+        parts[WORDS[fate]] = (colour, [0, lost, *(one.fates[fate] for one in layouts.bounds)])
+    return parts
 
 
 def _finished(figure: Any, title: str, across: str, height: int) -> Any:
