@@ -5,16 +5,30 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import pickle
+import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 import milpplan
 from milpplan import PlanResult, Problem
-from milpplan.graph import StrategyGraph
+from milpplan.graph import GraphProgress, StrategyGraph
+from milpplan.optimize.backends import AUTO, BACKENDS, backend
+from milpplan.optimize.doctor import hard_program
+from milpplan.optimize.layout_solver import LayoutSolver
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.program import Program
+from milpplan.optimize.resolution import Resolution
 from milpplan.optimize.result import Progress
+from milpplan.optimize.solution import Limits
+from tests.amounts import long_but
+from tests.optimize.problems import random_problem
 from tests.small import small_problem
 
 FREE = {"kind": "free"}
@@ -101,6 +115,106 @@ def test_a_callback_stops_a_solve_with_what_it_has() -> None:
     assert stopped.objective is not None
     assert stopped.objective >= whole.objective
     assert stopped.objective_bound is None or stopped.objective_bound <= whole.objective * (1 + 1e-12)
+
+
+def cancelled_by_us(solve: Callable[..., Any]) -> Any:
+    """The answer of a solve in a thread of its own, which this one cancels once it has something."""
+    known, cancel = threading.Event(), threading.Event()
+
+    def wait(progress: Progress | GraphProgress) -> None:
+        has = progress.incumbent if isinstance(progress, Progress) else progress.objective
+        if has is not None:
+            known.set()
+            assert cancel.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(solve, callback=wait, cancelled=cancel.is_set)
+        assert known.wait(60)
+        cancel.set()
+        return there.result()
+
+
+def test_another_thread_cancels_a_solve() -> None:
+    """The answer is what is known by then, with a bound that holds."""
+    problem = problems()[1]
+    whole = milpplan.solve(problem)
+    assert whole.objective is not None
+    stopped = cancelled_by_us(partial(milpplan.solve, problem))
+    assert stopped.message == "Interrupted."
+    assert stopped.objective >= whole.objective
+    assert stopped.objective_bound is None or stopped.objective_bound <= whole.objective * (1 + 1e-12)
+
+
+def test_another_thread_cancels_a_graph() -> None:
+    """The same of a strategy graph."""
+    best = graph(1).solve()
+    assert best.objective is not None
+    stopped = cancelled_by_us(graph(1).solve)
+    assert "interrupted" in stopped.method
+    assert stopped.objective >= best.objective
+    assert stopped.lower_bound is None or stopped.lower_bound <= best.objective
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_running_backend_heeds_a_cancellation(name: str) -> None:
+    """A program of minutes ends at once; no process of CBC stays."""
+    asked = []
+
+    def cancelled() -> bool:
+        asked.append(time.perf_counter())
+        return len(asked) > 2
+
+    # Nothing stops HiGHS itself: its thread ends at its limit.
+    with pytest.raises(KeyboardInterrupt):
+        backend(name).solve(hard_program(), Limits(time_limit_s=2, cancelled=cancelled))
+    assert len(asked) == 3
+
+
+def taken(problem: Problem, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    """How a backend solves a problem: the layouts that are looked at, with their cutoffs and bounds, the integer
+    programs that bounds rest on, and the answer."""
+    way: list[object] = []
+    resolve = LayoutSolver.resolve
+
+    def noted(self: LayoutSolver, setting: Setting, cutoff: int, bound: int, effort: int = 1) -> Resolution:
+        way.append((setting.layout, cutoff, bound, effort))
+        return resolve(self, setting, cutoff, bound, effort)
+
+    def program(one: Program) -> None:
+        rows = one.rows
+        way.append((one.name, one.upper.tolist(), rows.coefficients.tolist(), rows.upper.tolist()))
+
+    with monkeypatch.context() as watched:
+        watched.setattr(LayoutSolver, "resolve", noted)
+        result = milpplan.solve(problem, backend=name, seed=7, on_program=program)
+    return facts(result), way
+
+
+@pytest.mark.parametrize("name", long_but((AUTO, "cpsat"), (AUTO, *BACKENDS)))
+def test_the_same_seed_takes_the_same_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the same layouts in the same order, the same programs, the same plan and bound, to the last bit."""
+    problem = random_problem(5)
+    first, second = (taken(problem, name, monkeypatch) for _ in range(2))
+    assert first == second
+    way = first[1]
+    assert isinstance(way, list)
+    assert any(isinstance(entry[0], str) for entry in way)
+    assert len(way) > 3
+
+
+@pytest.mark.parametrize("name", [AUTO, *BACKENDS])
+def test_the_same_seed_takes_the_same_way_through_a_graph(name: str) -> None:
+    """Twice the same choices and bounds in the same order, the same answer."""
+    found = []
+    for _ in range(2):
+        told: list[tuple[float | None, float | None]] = []
+        done = graph(3).solve(
+            name, seed=7, callback=lambda p, told=told: told.append((p.objective, p.lower_bound))
+        )
+        assert done.choice is not None
+        found.append((told, done.choice.tolist(), done.lower_bound, done.method, done.backend))
+    assert found[0] == found[1]
+    assert found[0][4] is not None
 
 
 def test_the_log_is_quiet_until_it_is_asked(

@@ -33,12 +33,12 @@ def improved_parts(
     instance: Instance,
     positions: dict[int, int],
     backend: Backend,
-    seed: int,
+    limits: Limits,
     deadline: float,
     offer: Callable[[dict[int, int]], bool],
 ) -> dict[int, int]:
     """Positions that no part betters by more than ``PART_GAP``, or the best when time is over. Every better one is
-    offered; one that is refused is not kept."""
+    offered; one that is refused is not kept. ``limits`` says more than the time and the gap of a part."""
     at = dict(positions)
     parts = _parts(instance)
     for _ in range(MAX_PASSES):
@@ -47,7 +47,7 @@ def improved_parts(
             left = deadline - time.perf_counter()
             if left <= 0:
                 return at
-            limits = Limits(time_limit_s=left if left < 1e8 else None, seed=seed, relative_gap=PART_GAP)
+            limits = replace(limits, time_limit_s=left if left < 1e8 else None, relative_gap=PART_GAP)
             better = _solved(instance, at, part, backend, limits)
             if better is not None and offer(at | better):
                 at |= better

@@ -8,7 +8,9 @@ rows of memory). Only its duals are taken: whatever they are, ``Sweeps`` sums a 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +18,7 @@ from scipy import optimize, sparse
 
 from milpplan.graph.instance import HALF, Instance, Pair
 from milpplan.optimize.program import FloatArray, IntArray
+from milpplan.optimize.solution import run_interruptibly
 
 # Variables of the largest relaxation that is asked for: some ten seconds of one core.
 MAX_RELAXED: Final = 100_000
@@ -32,7 +35,9 @@ class Duals:
     picked: dict[int, int]
 
 
-def relaxed_duals(instance: Instance, deadline: float) -> Duals | None:
+def relaxed_duals(
+    instance: Instance, deadline: float, cancelled: Callable[[], bool] | None = None
+) -> Duals | None:
     """Duals of the relaxation; None where there is no answer in time."""
     starts, width = _places(instance)
     agree, pairs, costs = _agreement(instance, starts, width)
@@ -49,7 +54,8 @@ def relaxed_duals(instance: Instance, deadline: float) -> Duals | None:
     left = deadline - time.perf_counter()
     if left < _BIG / 2:
         options["time_limit"] = max(left, 0.0)
-    done = optimize.linprog(
+    solving = partial(
+        optimize.linprog,
         np.where(raw < HALF, raw / unit, 0.0),
         A_ub=loads,
         b_ub=sides,
@@ -59,6 +65,8 @@ def relaxed_duals(instance: Instance, deadline: float) -> Duals | None:
         method="highs",
         options=options,
     )
+    # In a thread of its own: SciPy has no way to stop it, but nobody need wait for it.
+    done = run_interruptibly(solving, lambda: None, grace_s=0.0, cancelled=cancelled)
     if done.status != 0:
         return None
     prices = np.maximum(0.0, -np.asarray(done.ineqlin.marginals)) * unit / scale

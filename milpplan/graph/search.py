@@ -11,6 +11,7 @@ from typing import Final
 from milpplan.graph.instance import HALF, Instance, Stated
 from milpplan.graph.result import GraphProgress, Proof
 from milpplan.graph.statement import StrategyGraph
+from milpplan.optimize.solution import Limits, end_if
 
 LOGGER: Final = logging.getLogger("milpplan.graph")
 
@@ -37,6 +38,7 @@ class Search:
     used_backend: str | None = None
     parts_tried: bool = False
     callback: Callable[[GraphProgress], None] | None = None
+    cancelled: Callable[[], bool] | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def offer(self, choice: dict[int, int]) -> bool:
@@ -75,5 +77,11 @@ class Search:
         return self.upper - self.lower <= max(self.relative_gap * abs(self.upper), self.coarse)
 
     def left_s(self) -> float:
-        """Seconds until the limit."""
+        """Seconds until the limit; ends the solve if it was cancelled."""
+        end_if(self.cancelled)
         return self.deadline - time.perf_counter()
+
+    def limits(self) -> Limits:
+        """What a backend may take of the time that is left."""
+        seconds = self.left_s()
+        return Limits(time_limit_s=seconds if seconds < 1e8 else None, seed=self.seed, cancelled=self.cancelled)

@@ -35,7 +35,7 @@ from milpplan.graph.statement import StrategyGraph
 from milpplan.graph.sweeps import Sweeps
 from milpplan.optimize.backends import AUTO
 from milpplan.optimize.backends import backend as named_backend
-from milpplan.optimize.solution import Limits, Solution
+from milpplan.optimize.solution import Solution
 
 MAX_ROUNDS: Final = 4
 MAX_SWEEPS: Final = 60
@@ -57,13 +57,15 @@ def solve_graph(
     relative_gap: float,
     seed: int,
     callback: Callable[[GraphProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> GraphSolution:
     """See ``StrategyGraph.solve``."""
     start = time.perf_counter()
     named_backend(backend)
     stated = state(graph)
     deadline = start + (1e9 if time_limit_s is None else time_limit_s)
-    search = Search(graph, stated, stated.instance, deadline, backend, relative_gap, seed, callback=callback)
+    search = Search(graph, stated, stated.instance, deadline, backend, relative_gap, seed)
+    search.callback, search.cancelled = callback, cancelled
     try:
         _solve(search, hint)
     except KeyboardInterrupt:
@@ -176,7 +178,7 @@ def _improve_parts(search: Search, left: Instance, steps: list[Step]) -> None:
     now = time.perf_counter()
     deadline = now + (search.deadline - now) * SHARE_OF_PARTS
     before, search.parts_tried = search.upper, True
-    improved_parts(left, at, named_backend(name), search.seed, deadline, offer)
+    improved_parts(left, at, named_backend(name), search.limits(), deadline, offer)
     if search.upper < before:
         search.method.append("parts")
 
@@ -211,7 +213,7 @@ def _tighten(
     order = None if sweeps.exact or not left.limits.size else complete_order(left)
     relaxed = left.limits.size > 1 or (order is None and not sweeps.exact)
     if relaxed and size_of(left) <= MAX_RELAXED:
-        duals = relaxed_duals(left, search.deadline)
+        duals = relaxed_duals(left, search.deadline, search.cancelled)
         if duals is not None:
             search.method.append("relaxation")
             sweeps.set_prices(duals.prices)
@@ -314,8 +316,7 @@ def _one_program(
 ) -> tuple[Solution, int | None, dict[int, int] | None]:
     """The backend's answer, the bound in the instance's units, and the choice (positions)."""
     names = ("highs", "cbc", "cpsat") if search.backend == "auto" else (search.backend,)
-    seconds = search.left_s()
-    limits = Limits(time_limit_s=seconds if seconds < 1e8 else None, seed=search.seed)
+    limits = search.limits()
     failure: SolverError | None = None
     for name in names:
         stating = state_program(left, name == "cpsat", cuts, search.stated.loads_exact)

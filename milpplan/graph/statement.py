@@ -95,6 +95,7 @@ class StrategyGraph:
         relative_gap: float = 0.0,
         seed: int = 1,
         callback: Callable[[GraphProgress], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> GraphSolution:
         """The cheapest choice with a proved bound.
 
@@ -106,10 +107,12 @@ class StrategyGraph:
             seed: seed of the backend.
             callback: told of every cheaper choice and better bound; ``KeyboardInterrupt`` raised in it (or by
                 Ctrl-C) stops the solve, which then answers with what it has.
+            cancelled: asked now and then, also while a backend runs; stops the solve in the same way when it says
+                yes. The ``is_set`` of a ``threading.Event`` lets another thread stop it.
         """
         from milpplan.graph.solving import solve_graph
 
-        return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed, callback)
+        return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed, callback, cancelled)
 
     def objective_of(self, choice: npt.ArrayLike) -> float:
         """Cost of a choice [nodes], summed without rounding and rounded once; ``inf`` if it is forbidden."""

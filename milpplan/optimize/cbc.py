@@ -13,6 +13,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,15 @@ import numpy as np
 from milpplan.errors import SolverError
 from milpplan.optimize.program import FloatArray, Program
 from milpplan.optimize.scaling import Scaling, as_floats, without_wide_integers
-from milpplan.optimize.solution import Limits, Solution, Status, checked_solve, require_exact_floats
+from milpplan.optimize.solution import (
+    POLL_S,
+    Limits,
+    Solution,
+    Status,
+    checked_solve,
+    end_if,
+    require_exact_floats,
+)
 
 # First words of CBC's solution file. "Integer infeasible" is infeasible too.
 _STATUSES: Final[tuple[tuple[str, Status], ...]] = (
@@ -46,7 +55,7 @@ class CbcBackend:
 
     def version(self) -> str:
         """Version that the executable prints."""
-        log = _run([_executable(), "-quit"], None, Path.cwd())
+        log = _run([_executable(), "-quit"], Limits(), Path.cwd())
         found = re.search(r"^Version:\s*(\S+)", log, re.MULTILINE)
         return f"CBC {found.group(1)}" if found else "CBC"
 
@@ -76,8 +85,7 @@ def _solve(program: Program, limits: Limits, presolve: bool) -> Solution:
         (directory / "program.mps").write_text(mps_text(program, scaling), encoding="ascii")
         command = [_executable(), "program.mps", *_options(limits, presolve), "-solve"]
         command += ["-solution", "answer.txt", "-saveSolution", "answer.bin", "-quit"]
-        kill_after_s = None if limits.time_limit_s is None else 2 * limits.time_limit_s + _GRACE_S
-        log = _run(command, kill_after_s, directory)
+        log = _run(command, limits, directory)
         answer = directory / "answer.txt"
         if not answer.is_file():
             raise SolverError(f"CBC wrote no answer to {program.name}. Its log ends: {log[-500:]}")
@@ -101,18 +109,15 @@ def _options(limits: Limits, presolve: bool) -> list[str]:
     return options
 
 
-def _run(command: list[str], kill_after_s: float | None, directory: Path) -> str:
+def _run(command: list[str], limits: Limits, directory: Path) -> str:
     """Run CBC and return its log; whatever happens, no process is left behind."""
+    kill_after_s = math.inf if limits.time_limit_s is None else 2 * limits.time_limit_s + _GRACE_S
     process = subprocess.Popen(
         command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     with process:
         try:
-            output, _ = process.communicate(timeout=kill_after_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise SolverError(f"CBC ignored its time limit and was killed after {kill_after_s} s.") from None
+            output = _output(process, kill_after_s, limits.cancelled)
         except BaseException:
             process.kill()
             process.wait()
@@ -121,6 +126,20 @@ def _run(command: list[str], kill_after_s: float | None, directory: Path) -> str
     if process.returncode != 0:
         raise SolverError(f"CBC ended with code {process.returncode}. Its log ends: {log[-500:]}")
     return log
+
+
+def _output(process: subprocess.Popen[bytes], kill_after_s: float, cancelled: Callable[[], bool] | None) -> bytes:
+    """All that a process prints, until it ends or has been cancelled."""
+    until = time.monotonic() + kill_after_s
+    while True:
+        left = until - time.monotonic()
+        wait_s = left if cancelled is None else min(left, POLL_S)
+        try:
+            return process.communicate(timeout=None if wait_s == math.inf else max(wait_s, 0.0))[0]
+        except subprocess.TimeoutExpired:
+            end_if(cancelled)
+            if time.monotonic() >= until:
+                raise SolverError(f"CBC ignored its time limit and was killed after {kill_after_s} s.") from None
 
 
 def _status(raw: str, program: Program) -> Status:

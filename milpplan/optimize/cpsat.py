@@ -58,7 +58,7 @@ class CpSatBackend:
         if limits.deterministic_limit is not None:
             parameters.max_deterministic_time = limits.deterministic_limit
         start = time.perf_counter()
-        code = run_interruptibly(lambda: solver.solve(model), solver.stop_search)
+        code = run_interruptibly(lambda: solver.solve(model), solver.stop_search, cancelled=limits.cancelled)
         return _solution(program, solver, solver.status_name(code), time.perf_counter() - start)
 
 

@@ -33,7 +33,7 @@ _PREFIX: Final = "TERMINATION_REASON_"
 
 
 class HighsBackend:
-    """HiGHS, one thread. It cannot be interrupted: after Ctrl-C its thread ends at its limit."""
+    """HiGHS, one thread. It cannot be interrupted: after Ctrl-C or a cancellation its thread ends at its limit."""
 
     name = "highs"
 
@@ -88,7 +88,7 @@ def _solve(program: Program, limits: Limits, presolve: bool) -> Solution:
 
     start = time.perf_counter()
     try:
-        result = run_interruptibly(work, lambda: None, grace_s=0.0)
+        result = run_interruptibly(work, lambda: None, grace_s=0.0, cancelled=limits.cancelled)
     except Exception as error:
         raise SolverError(f"HiGHS failed on {program.name}: {error}", do="Use another backend.") from error
     return _solution(program, scaling, result, time.perf_counter() - start)

@@ -34,7 +34,7 @@ from milpplan.optimize.recompute_parts import PartKey, part_key
 from milpplan.optimize.resolution import Resolution
 from milpplan.optimize.result import Fate, SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
-from milpplan.optimize.solution import Backend, Limits, Solution
+from milpplan.optimize.solution import Backend, Limits, Solution, end_if
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES, Layout
@@ -193,8 +193,12 @@ class LayoutSolver:
         """Until the time limit."""
         return None if self.deadline is None else max(0.01, self.deadline - time.monotonic())
 
+    def _limits(self, seconds: float | None) -> Limits:
+        return Limits(time_limit_s=seconds, seed=self.options.seed, cancelled=self.options.cancelled)
+
     def out_of_time(self) -> bool:
-        """Whether the time limit has passed."""
+        """Whether the time limit has passed; ends the solve if it was cancelled."""
+        end_if(self.options.cancelled)
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def programs(self, attempt: Attempt, program: ChoiceProgram, trying: Callable[[Choice], None]) -> Fate:
@@ -221,7 +225,7 @@ class LayoutSolver:
             if attempt.closed or base > attempt.cutoff_ns:
                 return "solved"
             current, unit = _scaled(program, base, unit, solver.name == "cpsat")
-            limits = Limits(time_limit_s=self.seconds_left(), seed=self.options.seed, relative_gap=gap)
+            limits = replace(self._limits(self.seconds_left()), relative_gap=gap)
             solution = solver.solve(current, limits)
             self.counters.integer_programs += 1
             if solution.status == "infeasible":
@@ -285,7 +289,7 @@ class LayoutSolver:
         others = [witness for witness in self.witnesses if witness.name != solution.backend]
         for (seconds, factor), witness in product(WITNESS_LIMITS, others):
             left, longest = self.seconds_left(), max(seconds, factor * solution.wall_time_s)
-            limits = Limits(time_limit_s=longest if left is None else min(left, longest), seed=self.options.seed)
+            limits = self._limits(longest if left is None else min(left, longest))
             try:
                 second = witness.solve(below, limits)
             except SolverError:

@@ -45,6 +45,8 @@ class SolveOptions:
     ``witness``: have a second solver confirm every bound that rests on an integer program. ``any_chunks``: bound
     interleaved chunks of any size as well, where the space has even ones. ``on_program`` is given every integer
     program that a bound rests on, as the statement that nothing lies below the bound: it has no solution.
+    ``cancelled``, such as the ``is_set`` of a ``threading.Event``, is asked several times a second, also while a
+    solver runs; from when it says yes on, the solve ends as by Ctrl-C, with the best plan so far.
     """
 
     backend: str = "auto"
@@ -57,6 +59,7 @@ class SolveOptions:
     forbid: tuple[Mapping[str, object], ...] = ()
     callback: Callable[[Progress], None] | None = None
     on_program: Callable[[Program], None] | None = None
+    cancelled: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ T = TypeVar("T")
 INTEGRALITY_TOLERANCE: Final = 1e-5
 # Allowed relative excess in rows with several continuous variables, and in the objective a solver reports.
 ROW_TOLERANCE: Final = 1e-6
+# How often a running solver is asked whether it was cancelled.
+POLL_S: Final = 0.1
 # Floating-point solvers get only numbers that a double holds exactly.
 EXACT_FLOAT: Final = 2**53
 
@@ -27,12 +29,13 @@ EXACT_FLOAT: Final = 2**53
 class Limits:
     """When to stop. ``deterministic_limit`` is in the solver's own unit of work, so that it reproduces:
     deterministic seconds for CP-SAT, branch-and-bound nodes for CBC; HiGHS has none. Wall-clock limits are
-    soft."""
+    soft. ``cancelled`` is asked now and then: from when it says yes on, the solve ends as by Ctrl-C."""
 
     time_limit_s: float | None = None
     deterministic_limit: float | None = None
     seed: int = 1
     relative_gap: float = 0.0
+    cancelled: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,10 +147,22 @@ def require_exact_floats(program: Program, backend: str) -> None:
             )
 
 
-def run_interruptibly(work: Callable[[], T], stop: Callable[[], None], grace_s: float = 5.0) -> T:
+def end_if(cancelled: Callable[[], bool] | None) -> None:
+    """End a solve that somebody has cancelled, the way Ctrl-C does."""
+    if cancelled is not None and cancelled():
+        raise KeyboardInterrupt
+
+
+def run_interruptibly(
+    work: Callable[[], T],
+    stop: Callable[[], None],
+    grace_s: float = 5.0,
+    cancelled: Callable[[], bool] | None = None,
+) -> T:
     """Run ``work`` in a thread, so that Ctrl-C reaches Python while a C++ solver runs.
 
-    On an interruption ``stop`` is called, the thread gets ``grace_s`` to end, and the interruption goes on.
+    On an interruption ``stop`` is called, the thread gets ``grace_s`` to end, and the interruption goes on; it is
+    one, too, when ``cancelled`` says yes.
     """
     results: list[T] = []
     failures: list[BaseException] = []
@@ -162,7 +177,8 @@ def run_interruptibly(work: Callable[[], T], stop: Callable[[], None], grace_s: 
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(0.1)
+            thread.join(POLL_S)
+            end_if(cancelled)
     except BaseException:
         stop()
         thread.join(grace_s)
