@@ -133,6 +133,9 @@ def notes(files: CalculonFiles) -> tuple[str, ...]:
         "Operators without a matrix product are priced by their bytes; Calculon adds the time of their FLOPs.": (
             system.processing_mode == "no_overlap"
         ),
+        "Operators without a matrix product are priced by their bytes; Calculon takes their FLOPs where longer.": (
+            system.processing_mode == "roofline"
+        ),
         "optimizer_sharding is ZeRO stage 1; Calculon also shards gradients, and reduces them once a step.": (
             execution.optimizer_sharding
         ),
