@@ -8,24 +8,64 @@ from typing import TYPE_CHECKING, Any
 from milpplan.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from milpplan.library import *  # noqa: F403
+    from milpplan.communication.records import TrafficReport as TrafficReport
+    from milpplan.communication.traffic import traffic as traffic
+    from milpplan.costs.bulk import BulkSteps as BulkSteps
+    from milpplan.costs.bulk import simulate_many as simulate_many
+    from milpplan.costs.report import StepReport as StepReport
+    from milpplan.costs.simulator import simulate as simulate
+    from milpplan.costs.step_lanes import step_lanes as step_lanes
+    from milpplan.errors import MilpplanError as MilpplanError
+    from milpplan.graph import StrategyGraph as StrategyGraph
+    from milpplan.groups.workload import Workload as Workload
+    from milpplan.groups.workload import read_lengths as read_lengths
+    from milpplan.groups.workload import workload_of as workload_of
+    from milpplan.insight.explaining import explain_plan as explain_plan
+    from milpplan.insight.gap import gap as gap
+    from milpplan.insight.gap_records import GapReport as GapReport
+    from milpplan.insight.records import Explanation as Explanation
+    from milpplan.lengths.records import LengthsResult as LengthsResult
+    from milpplan.lengths.solving import solve_lengths as solve_lengths
+    from milpplan.optimize.planner import fixed as fixed
+    from milpplan.optimize.planner import solve as solve
+    from milpplan.optimize.result import PlanResult as PlanResult
+    from milpplan.optimize.result import Progress as Progress
+    from milpplan.optimize.result import SolveOptions as SolveOptions
+    from milpplan.overview.gathering import plan_overview as plan_overview
+    from milpplan.overview.records import Overview as Overview
+    from milpplan.presets.catalog import load_hardware as load_hardware
+    from milpplan.presets.catalog import load_model as load_model
+    from milpplan.specs.hardware import HardwareSpec as HardwareSpec
+    from milpplan.specs.model import ModelSpec as ModelSpec
+    from milpplan.specs.plan import Layout as Layout
+    from milpplan.specs.plan import Plan as Plan
+    from milpplan.specs.plan import Recompute as Recompute
+    from milpplan.specs.plan import VirtualStage as VirtualStage
+    from milpplan.specs.problem import Job as Job
+    from milpplan.specs.problem import Problem as Problem
+    from milpplan.specs.problem import Range as Range
+    from milpplan.specs.problem import Space as Space
+    from milpplan.switching.links import Links as Links
+    from milpplan.switching.order import best_order as best_order
+    from milpplan.switching.order import switch_costs as switch_costs
+    from milpplan.switching.planning import plan_switch as plan_switch
+    from milpplan.switching.records import SwitchCosts as SwitchCosts
+    from milpplan.switching.records import SwitchOrder as SwitchOrder
+    from milpplan.switching.records import SwitchPlan as SwitchPlan
 else:
 
     def __getattr__(name: str) -> Any:
-        """A public name, from ``milpplan.library``.
+        """A public name, from the module that ``milpplan.library`` names.
 
         NumPy, pydantic and the cost model take most of a second to import: not here, so that the command line
-        can say what Ctrl-C means before it waits for them.
+        can say what Ctrl-C means before it waits for them, and only as much as a name needs.
 
         Raises:
             AttributeError: ``milpplan`` has no such name.
         """
-        library = import_module("milpplan.library")
-        if name != "__all__" and name not in library.__all__:
-            raise AttributeError(f"module 'milpplan' has no attribute {name!r}")
-        return getattr(library, name)
+        return import_module("milpplan.library").fetched(name)
 
 
 def __dir__() -> list[str]:
     """The public names."""
-    return [*globals(), *import_module("milpplan.library").__all__]
+    return [*globals(), *import_module("milpplan.library").NAMES]

@@ -1,86 +1,120 @@
-"""What ``import milpplan`` offers; the package fetches it from here when it is first asked for."""
+"""What ``import milpplan`` offers: the module of every name, imported when the name is first asked for."""
 
-from milpplan.communication.records import TrafficReport
-from milpplan.communication.traffic import traffic
-from milpplan.costs.bulk import BulkSteps, simulate_many
-from milpplan.costs.report import StepReport
-from milpplan.costs.simulator import simulate
-from milpplan.costs.step_lanes import step_lanes
-from milpplan.errors import MilpplanError
-from milpplan.groups.workload import Workload, read_lengths, workload_of
-from milpplan.insight.explaining import explain_plan
-from milpplan.insight.gap import gap
-from milpplan.insight.gap_records import GapReport
-from milpplan.insight.records import Explanation
-from milpplan.lengths.records import LengthsResult
-from milpplan.lengths.solving import solve_lengths
-from milpplan.optimize.planner import fixed, solve
-from milpplan.optimize.result import PlanResult, Progress, SolveOptions
-from milpplan.overview.gathering import plan_overview
-from milpplan.overview.records import Overview
-from milpplan.presets.catalog import load_hardware, load_model
-from milpplan.reports.notebook import plan_html, result_html, step_html
-from milpplan.reports.notebook_text import SHOWN
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.specs.problem import Job, Problem, Range, Space
-from milpplan.switching.links import Links
-from milpplan.switching.order import best_order, switch_costs
-from milpplan.switching.planning import plan_switch
-from milpplan.switching.records import SwitchCosts, SwitchOrder, SwitchPlan
-from milpplan.version import __version__
+from __future__ import annotations
 
-__all__ = [
-    "BulkSteps",
-    "Explanation",
-    "GapReport",
-    "HardwareSpec",
-    "Job",
-    "Layout",
-    "LengthsResult",
-    "Links",
-    "MilpplanError",
-    "ModelSpec",
-    "Overview",
-    "Plan",
-    "PlanResult",
-    "Problem",
-    "Progress",
-    "Range",
-    "Recompute",
-    "SolveOptions",
-    "Space",
-    "StepReport",
-    "SwitchCosts",
-    "SwitchOrder",
-    "SwitchPlan",
-    "TrafficReport",
-    "VirtualStage",
-    "Workload",
-    "__version__",
-    "best_order",
-    "explain_plan",
-    "fixed",
-    "gap",
-    "load_hardware",
-    "load_model",
-    "plan_overview",
-    "plan_switch",
-    "read_lengths",
-    "simulate",
-    "simulate_many",
-    "solve",
-    "solve_lengths",
-    "step_lanes",
-    "switch_costs",
-    "traffic",
-    "workload_of",
-]
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
+
+HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "milpplan.communication.records": ("TrafficReport",),
+    "milpplan.communication.traffic": ("traffic",),
+    "milpplan.costs.bulk": (
+        "BulkSteps",
+        "simulate_many",
+    ),
+    "milpplan.costs.report": ("StepReport",),
+    "milpplan.costs.simulator": ("simulate",),
+    "milpplan.costs.step_lanes": ("step_lanes",),
+    "milpplan.errors": ("MilpplanError",),
+    "milpplan.graph": ("StrategyGraph",),
+    "milpplan.groups.workload": (
+        "Workload",
+        "read_lengths",
+        "workload_of",
+    ),
+    "milpplan.insight.explaining": ("explain_plan",),
+    "milpplan.insight.gap": ("gap",),
+    "milpplan.insight.gap_records": ("GapReport",),
+    "milpplan.insight.records": ("Explanation",),
+    "milpplan.lengths.records": ("LengthsResult",),
+    "milpplan.lengths.solving": ("solve_lengths",),
+    "milpplan.optimize.planner": (
+        "fixed",
+        "solve",
+    ),
+    "milpplan.optimize.result": (
+        "PlanResult",
+        "Progress",
+        "SolveOptions",
+    ),
+    "milpplan.overview.gathering": ("plan_overview",),
+    "milpplan.overview.records": ("Overview",),
+    "milpplan.presets.catalog": (
+        "load_hardware",
+        "load_model",
+    ),
+    "milpplan.specs.hardware": ("HardwareSpec",),
+    "milpplan.specs.model": ("ModelSpec",),
+    "milpplan.specs.plan": (
+        "Layout",
+        "Plan",
+        "Recompute",
+        "VirtualStage",
+    ),
+    "milpplan.specs.problem": (
+        "Job",
+        "Problem",
+        "Range",
+        "Space",
+    ),
+    "milpplan.switching.links": ("Links",),
+    "milpplan.switching.order": (
+        "best_order",
+        "switch_costs",
+    ),
+    "milpplan.switching.planning": ("plan_switch",),
+    "milpplan.switching.records": (
+        "SwitchCosts",
+        "SwitchOrder",
+        "SwitchPlan",
+    ),
+}
+"""Modules, and their public names; the same as type checkers read in ``milpplan/__init__.py``."""
+NAMES: Final = sorted([*(name for names in HOMES.values() for name in names), "__version__"])
 
 # Records know nothing of reports; who imports the library sees them drawn in a notebook.
-PlanResult._repr_html_ = result_html  # type: ignore[attr-defined]
-StepReport._repr_html_ = step_html  # type: ignore[attr-defined]
-Plan._repr_html_ = plan_html  # type: ignore[attr-defined]
-for _kind, _draw in SHOWN.items():
-    _kind._repr_html_ = _draw
+DRAWN: Final[dict[str, dict[str, str]]] = {
+    "milpplan.costs.report": {"StepReport": "milpplan.reports.notebook.step_html"},
+    "milpplan.optimize.result": {"PlanResult": "milpplan.reports.notebook.result_html"},
+    "milpplan.specs.plan": {"Plan": "milpplan.reports.notebook.plan_html"},
+    "milpplan.communication.records": {"TrafficReport": "milpplan.reports.notebook_text.traffic_html"},
+    "milpplan.insight.candidates": {"Choice": "milpplan.reports.notebook_text.choice_html"},
+    "milpplan.insight.fewest": {"Fewest": "milpplan.reports.notebook_text.fewest_html"},
+    "milpplan.insight.gap_records": {"GapReport": "milpplan.reports.notebook_text.gap_html"},
+    "milpplan.insight.records": {"Explanation": "milpplan.reports.notebook_text.explanation_html"},
+    "milpplan.lengths.records": {"LengthsResult": "milpplan.reports.notebook_text.lengths_html"},
+}
+"""Modules, their records, and what draws them."""
+
+
+def fetched(name: str) -> Any:
+    """A public name of ``milpplan``.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name == "__all__":
+        return NAMES
+    home = next((module for module, names in HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'milpplan' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    for module, kinds in DRAWN.items():
+        for kind, drawing in kinds.items():
+            # Not there: not imported, or another thread is importing it and will come by here itself.
+            record = getattr(sys.modules.get(module), kind, None)
+            if record is not None:
+                record._repr_html_ = _drawn_by(drawing)
+    return value
+
+
+def _drawn_by(drawing: str) -> Callable[[Any], str]:
+    """A method that draws a record with a function, whose module is imported when it is needed."""
+    module, _, function = drawing.rpartition(".")
+
+    def drawn(record: Any) -> str:
+        return str(getattr(import_module(module), function)(record))
+
+    return drawn

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import milpplan
+from milpplan.library import HOMES
 
 PACKAGE = Path(milpplan.__file__).parent
 MODULES = {
@@ -233,11 +234,19 @@ HEAVY = {"ortools", "pulp", "scipy", "plotly", "pyarrow", "ray", "jinja2", "yaml
 """What only those need who solve, draw or read files: most take half a second to import."""
 
 
+ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "insight", "lengths", "reports")}
+"""What plans without several strategies, questions and pages do without."""
+
+
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
         ("import milpplan; milpplan.__version__", HEAVY | {"numpy", "pydantic"}),
-        ("import milpplan.library", HEAVY),
+        ("from milpplan import *", HEAVY),
+        # A name brings what it needs, and not the rest of the library.
+        ("from milpplan import StrategyGraph; import milpplan.graph", HEAVY | {"pydantic", "milpplan.specs"}),
+        ("from milpplan import Problem, load_hardware, load_model", HEAVY | {"rich", "milpplan.costs"}),
+        ("from milpplan import solve, simulate", HEAVY | {"rich", *ROOMS_BEYOND_SOLVE}),
         # The whole command line with all its commands and their help.
         ("import milpplan.cli.app", HEAVY | {"numpy"}),
     ],
@@ -247,6 +256,18 @@ def test_what_takes_long_is_not_imported_early(code: str, heavy: set[str]) -> No
     check = f"import sys\n{code}\nsys.exit(' '.join({heavy} & sys.modules.keys()) or 0)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{code} imports {done.stderr}"
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    """What ``milpplan/__init__.py`` imports for them is what ``milpplan.library`` fetches when it is asked for."""
+    told = [
+        (node.module, alias.name)
+        for node in imports_and_functions(MODULES["milpplan.__init__"])
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if node.module in HOMES and alias.asname == alias.name
+    ]
+    assert sorted(told) == sorted((home, name) for home, names in HOMES.items() for name in names)
 
 
 def test_pytorch_stays_in_its_room() -> None:

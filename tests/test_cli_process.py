@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import milpplan
-import milpplan.library
+from milpplan.library import HOMES
 from milpplan.reports.document import ResultDocument
 
 PROGRAM = [sys.executable, "-c", "from milpplan.cli import main; main()"]
@@ -81,9 +82,10 @@ def test_the_library_is_imported_when_it_is_asked_for() -> None:
     script = "import sys\nimport milpplan.cli\nprint('numpy' in sys.modules, 'pydantic' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert ended.stdout == "False False\n"
-    names = milpplan.library.__all__
+    names = milpplan.__all__
     assert {"Job", "solve", "simulate", "__version__"} <= set(names)
-    assert all(getattr(milpplan, name) is getattr(milpplan.library, name) for name in names)
+    for home, held in HOMES.items():
+        assert all(getattr(milpplan, name) is getattr(import_module(home), name) for name in held)
     assert set(names) <= set(dir(milpplan))
     with pytest.raises(AttributeError, match="nothing_such"):
         milpplan.nothing_such  # type: ignore[attr-defined] # noqa: B018

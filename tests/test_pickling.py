@@ -62,6 +62,7 @@ def planned() -> list[Any]:
         *switched,
         *lengths,
         mp.plan_overview(problem, plan, time_limit_s=0),
+        mp.StrategyGraph([np.array([4.0, 1.0])]),
     ]
 
 

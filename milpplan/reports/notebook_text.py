@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 from io import StringIO
-from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -72,14 +70,3 @@ def fewest_html(found: Fewest) -> str:
     number = "no number with a plan was found" if found.num_gpus is None else f"{found.num_gpus:,} GPUs"
     lack = f" (proved: no plan on up to {found.refused[-1]:,}). {found.why}" if found.refused else ""
     return f"<p><b>Fewest: {escape(number)}</b>{escape(lack)}</p>{result_html(found.result)}"
-
-
-SHOWN: dict[type[Any], Callable[[Any], str]] = {
-    GapReport: gap_html,
-    Explanation: explanation_html,
-    LengthsResult: lengths_html,
-    TrafficReport: traffic_html,
-    Choice: choice_html,
-    Fewest: fewest_html,
-}
-"""What draws every kind of answer."""
