@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from benchmarks.alpa_formulation import solve as solve_as_alpa
 from benchmarks.strategy_graphs import alpa_arguments, graph_of
 from examples.adapters import alpa, autoparallel, galvatron
+from tests.graph.autoparallel_formulation import solve as solve_as_autoparallel
 
 ADAPTERS = Path(alpa.__file__).parent
 PUBLISHED_S = {"G1": 24.0413, "G5": 1.08595, "G3": 4.18076, "G4": 5.05695}
@@ -82,6 +85,42 @@ def test_autoparallel_by_hand() -> None:
     assert linked.objective > solution.objective
     memory = {0: [1.0, 2.0], 1: [1.0, 2.0]}
     assert autoparallel.graph_of(costs, producers, memory, 2.0).solve().objective >= solution.objective
+
+
+def random_decisions(rng: np.random.Generator, nodes: int = 7) -> tuple[Any, ...]:
+    """Random costs of AutoParallel's kind: operations of none to three arguments, some from one producer, some
+    pairs impossible; memory of the first ones limited; two operations of one shape linked."""
+    sizes = rng.integers(2, 4, nodes)
+    sizes[4] = sizes[2]
+    producers: dict[tuple[int, int], int] = {}
+    costs: dict[autoparallel.Key, float] = {}
+    for i in range(nodes):
+        for a in range(int(rng.integers(0, 4)) if i > 1 else 0):
+            producers[i, a] = int(rng.integers(0, i))
+        for a in range(max(1, sum(op == i for op, _ in producers))):
+            width = sizes[producers[i, a]] if (i, a) in producers else 1
+            for o, j in np.ndindex(int(sizes[i]), int(width)):
+                possible = rng.random() > 0.1 or o == j == 0
+                costs[i, a, o, j] = float(rng.random() * 10) if possible else math.inf
+    memory = {i: rng.random(sizes[i]) * 4 for i in range(4)}
+    least, most = (sum(float(pick(m)) for m in memory.values()) for pick in (np.min, np.max))
+    return costs, producers, memory, least + (most - least) * rng.random() * 0.6, {4: 2}
+
+
+def test_autoparallels_costs_give_its_programs_optimum() -> None:
+    """The same optimum as AutoParallel's integer program in CBC, with memory, links and shared producers."""
+    rng = np.random.default_rng(3)
+    solved = 0
+    for _ in range(8):
+        costs, producers, memory, limit, links = random_decisions(rng)
+        best = solve_as_autoparallel(costs, producers, memory, limit, links)
+        found = autoparallel.graph_of(costs, producers, memory, limit, links).solve()
+        assert (found.status == "infeasible") == (best is None)
+        if best is not None:
+            assert found.objective == pytest.approx(best, abs=1e-6)
+            assert found.lower_bound == pytest.approx(best, abs=1e-6)
+            solved += 1
+    assert solved >= 5
 
 
 @pytest.mark.parametrize("name", ["G1", pytest.param("G5", marks=pytest.mark.long)])
