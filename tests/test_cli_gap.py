@@ -292,7 +292,7 @@ def test_layouts_are_counted_by_bound() -> None:
 def test_the_picture_has_every_layout() -> None:
     """Refused, too large, and by bound: a row each, whose numbers are those of the document."""
     problem = small_problem(memory_gib=14)
-    told = gap(problem, uniform_plan(problem, Layout(pp=2, dp=2, global_batch_size=8), "full"))
+    told = gap(problem, uniform_plan(problem, Layout(pp=2, dp=2, global_batch_size=8), "full"), changes=False)
     said = gap_document([Judged("plan", told)]).plans[0].spaces[-1]
     assert said.layouts is not None
     drawn = fates_figure(said)

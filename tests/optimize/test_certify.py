@@ -80,7 +80,7 @@ def test_a_bound_raised_within_the_tolerance_is_found_out() -> None:
     """A plan that is optimal within the tolerance, and called the best of all: the second proof goes on beyond the
     tolerance and finds the one that is a little faster. A bound that is true is certified, however high."""
     verdicts = set()
-    for seed in (5, 25):
+    for seed in (22, 25):
         problem = random_problem(seed)
         result = solve(problem, OPTIONS)
         exact = solve(problem, gap=1e-7)
