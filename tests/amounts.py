@@ -15,6 +15,17 @@ def long_but(often: Collection[Any], values: Iterable[Any]) -> list[Any]:
     return [value if value in often else pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
+def first(few: int, values: Iterable[Any]) -> list[Any]:
+    """Parameters of which only the first ``few`` are tried without the long tests. A tuple is one value to each of
+    several names."""
+    found = list(values)
+    rest = [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.long)
+        for value in found[few:]
+    ]
+    return [*found[:few], *rest]
+
+
 def few_or_many(few: int, many: int, *strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Any]:
     """``given`` with ``few`` examples, and in the long tests with ``many``. For tests without fixtures."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +14,14 @@ from hypothesis import settings
 # A machine that is busy with something else is no failure.
 settings.register_profile("milpplan", deadline=None)
 settings.load_profile("milpplan")
+
+# Each worker has one core: threads of the linear algebra would wait for each other and take two to three times the
+# processor time. To be said before numpy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Rewriting the assertions of all files takes each worker longer than importing everything: once is enough, even
+# where PYTHONDONTWRITEBYTECODE would have every run do it anew. What is kept is in __pycache__, which git ignores.
+sys.dont_write_bytecode = False
 
 OUTCOMES = "MILPPLAN_TEST_OUTCOMES"
 """The variable that names a file: ``passed ID`` or ``failed ID`` is added to it as soon as a test has ended."""
@@ -42,6 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
     path = os.environ.get(OUTCOMES)
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(path)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> None:
+    """A test that calls the command line in its process builds all commands anew, with their options: that takes
+    longer than most commands do, and they are the same every time."""
+    testing = sys.modules.get("typer.testing")
+    build = getattr(testing, "_get_command", None)
+    if build is not None:
+        testing._get_command = functools.cache(build)  # type: ignore[union-attr]
 
 
 @pytest.hookimpl(trylast=True)

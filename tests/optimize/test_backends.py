@@ -37,7 +37,7 @@ def test_all_backends_work_here() -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("count", long_but((12,), (12, 25)))
+@pytest.mark.parametrize("count", long_but((8,), (8, 25)))
 def test_random_programs_as_enumerated(name: str, count: int) -> None:
     """Optimum and infeasibility of random programs are those of brute force; bound = objective."""
     outcomes = set()
@@ -100,7 +100,7 @@ def test_same_seed_same_answer(name: str) -> None:
 
 
 @floating_backend
-@pytest.mark.parametrize("count", long_but((4,), (4, 10)))
+@pytest.mark.parametrize("count", long_but((2,), (2, 10)))
 def test_nanosecond_rows_as_enumerated(name: str, count: int) -> None:
     """Step times of 1e12 in rows do not mislead floating-point solvers, continuous or integer."""
     for seed in range(20, 20 + count):

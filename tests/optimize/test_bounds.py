@@ -20,7 +20,7 @@ from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.problem import Job, Problem, Space
-from tests.amounts import few_or_many
+from tests.amounts import few_or_many, long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import time_and_peak
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory
@@ -86,7 +86,7 @@ def assert_bounds_hold(problem: Problem, costed: Costed, row: int, plan: Plan) -
     assert costed.compute_ns[row] <= step_ns
 
 
-@few_or_many(8, 60, problems())
+@few_or_many(5, 60, problems())
 def test_layout_bounds_hold_for_every_plan(problem: Problem) -> None:
     """No plan of a small problem that fits is faster, and none is smaller, than its layout's bounds."""
     assert list(bounded_layouts(problem))
@@ -102,13 +102,14 @@ def test_layout_bounds_hold_at_the_memory_of_each_plan(problem: Problem) -> None
             assert_bounds_hold(problem, costed, row, random_plan(rng, problem, costed.columns.at(row)))
 
 
+@pytest.mark.parametrize("count", long_but((10,), (10, 30)))
 @pytest.mark.parametrize("name", SOME_REAL)
-def test_layout_bounds_hold_for_real_models(name: str) -> None:
+def test_layout_bounds_hold_for_real_models(count: int, name: str) -> None:
     """Balanced, lopsided and extreme plans of real models keep both bounds of their layout."""
     problem, rng = real_problem(name), random.Random(5)
     columns = layout_space(problem).columns
     rows: list[int] = []
-    while len(rows) < 30:
+    while len(rows) < count:
         row = rng.randrange(len(columns))
         if modest(columns.at(row)):
             rows.append(row)
@@ -136,15 +137,16 @@ def test_uniform_bounds_hold_for_the_uniform_plans(problem: Problem) -> None:
     assert_uniform_bounds_hold(problem, columns, range(len(columns)))
 
 
+@pytest.mark.parametrize("count", long_but((15,), (15, 40)))
 @pytest.mark.parametrize("name", SOME_REAL)
-def test_uniform_bounds_hold_for_real_models(name: str) -> None:
+def test_uniform_bounds_hold_for_real_models(count: int, name: str) -> None:
     """Uniform plans of real models keep their bounds, and where memory is concerned come near them."""
     problem, rng = real_problem(name), random.Random(6)
     problem = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
     columns = layout_space(problem).columns
     rows = np.array(rng.sample(range(len(columns)), min(400, len(columns))))
     part = columns.take(rows)
-    tried = [row for row in range(len(part)) if modest(part.at(row))][:40]
+    tried = [row for row in range(len(part)) if modest(part.at(row))][:count]
     assert tried
     assert_uniform_bounds_hold(problem, part, tried)
 
@@ -180,10 +182,11 @@ def test_compute_bounds_are_near_what_compute_takes(name: str) -> None:
     assert (uniform.min(axis=1) / bounds[least]).min() < 1.25
 
 
-def test_bounds_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", long_but((8,), (8, 20)))
+def test_bounds_do_not_depend_on_company(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layout's bounds are the same alone and among others (they are computed in groups)."""
     monkeypatch.setattr(pricing, "GROUP_NUMBERS", 1)
-    for seed in range(20):
+    for seed in range(count):
         problem = random_problem(seed)
         columns = layout_space(problem).columns
         costs = layout_costs(problem, columns)

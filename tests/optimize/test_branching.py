@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -31,6 +32,7 @@ from milpplan.reports.document import result_document
 from milpplan.reports.spaces import space_text
 from milpplan.reports.terminal import solve_report
 from milpplan.specs.problem import ANY_SPLIT_LAYERS, Problem, Space
+from tests.amounts import first, long_but
 from tests.optimize.brute_force import Costed, constants, costed_plans
 from tests.optimize.problems import random_problem
 
@@ -47,8 +49,9 @@ def free_problem(seed: int) -> tuple[Problem, Layout] | None:
     return (problem, columns.at(int(rows[seed % len(rows)]))) if len(rows) else None
 
 
-def some(count: int) -> list[tuple[Problem, Setting, Costed]]:
-    """So many layouts with free splits that have plans that fit, and all their plans."""
+@cache
+def several() -> tuple[tuple[Problem, Setting, Costed], ...]:
+    """Eight layouts with free splits that have plans that fit, and all their plans, which take long to list."""
     found: list[tuple[Problem, Setting, Costed]] = []
     for seed in range(1000):
         if (case := free_problem(seed)) is None:
@@ -58,15 +61,15 @@ def some(count: int) -> list[tuple[Problem, Setting, Costed]]:
         plans = costed_plans(problem, layout, setting.costs)
         if len(plans.step_time_ns) <= 30_000 and (plans.peak_bytes <= setting.capacity_bytes).any():
             found.append((problem, setting, plans))
-            if len(found) == count:
-                return found
+            if len(found) == 8:
+                return tuple(found)
     raise AssertionError("too few problems")
 
 
 @pytest.fixture(scope="module")
 def cases() -> list[tuple[Problem, Setting, Costed]]:
     """Shared by the tests of this file."""
-    return some(7)
+    return list(several()[:7])
 
 
 def splits_of(setting: Setting) -> list[tuple[int, ...]]:
@@ -102,10 +105,11 @@ def test_ranks_hold_no_more_than_counting_allows(cases: list[tuple[Problem, Sett
     assert reached > 10
 
 
-def test_tighter_limits_lose_no_split() -> None:
+@pytest.mark.parametrize(("count", "least"), [(3, 2), pytest.param(6, 5, marks=pytest.mark.long)])
+def test_tighter_limits_lose_no_split(count: int, least: int) -> None:
     """Limits that follow from others leave the same splits, and none exactly where there are none."""
     rng, none = random.Random(1), 0
-    for problem, setting, _ in some(6):
+    for problem, setting, _ in several()[:count]:
         layers, P = problem.model.num_layers, setting.layout.pp
         for _ in range(40):
             narrow = setting
@@ -118,18 +122,19 @@ def test_tighter_limits_lose_no_split() -> None:
             tighter = narrow.tightened(most)
             none += tighter is None
             assert left == ([] if tighter is None else splits_of(tighter))
-    assert none > 5
+    assert none > least
 
 
-def test_parts_share_out_every_split() -> None:
+@pytest.mark.parametrize("count", long_but((6,), (6, 20)))
+def test_parts_share_out_every_split(count: int) -> None:
     """Whatever the point, each split of a node is in exactly one of its parts, and every part is narrower."""
     rng, shared = random.Random(2), 0
-    for _, setting, _ in some(8):
+    for _, setting, _ in several():
         whole = splits_of(setting)
         if setting.only_split() is not None:
             continue
         shared += 1
-        for _ in range(20):
+        for _ in range(count):
             weights = np.array([rng.random() for _ in range(4)])
             points = np.array(rng.choices(whole, k=4))
             layers = points[0].astype(float) if rng.random() < 0.5 else weights / weights.sum() @ points
@@ -212,7 +217,7 @@ def test_default_space_of_a_small_model_is_proved_over_every_split() -> None:
     assert wide.step_time_s < narrow.lower_bound_s
 
 
-@pytest.mark.parametrize("seed", [9, 84, 122])
+@pytest.mark.parametrize("seed", first(1, [9, 84, 122]))
 def test_even_result_bounds_chunks_of_any_size(seed: int) -> None:
     """Where uneven chunks win, the even result already says how much they can gain at most."""
     problem = random_problem(seed)

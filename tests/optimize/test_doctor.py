@@ -47,6 +47,7 @@ def test_a_wrong_solver_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         solution = honest(self, program, limits)
         return solution if solution.objective is None else replace(solution, objective=solution.objective + 1)
 
+    monkeypatch.setattr(doctor, "NUM_RANDOM_PROGRAMS", 4)
     monkeypatch.setattr(CbcBackend, "solve", solve)
     result = doctor._random_programs("cbc")()
     assert not result.passed

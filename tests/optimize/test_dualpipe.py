@@ -82,8 +82,9 @@ def test_bounds_hold_for_every_plan() -> None:
     assert hidden > 5
 
 
+@pytest.mark.parametrize("count", long_but((3,), (3, 5)))
 @pytest.mark.parametrize("name", ["gpt3-175b", "deepseek-v3"])
-def test_bounds_and_paths_hold_for_real_models(name: str) -> None:
+def test_bounds_and_paths_hold_for_real_models(count: int, name: str) -> None:
     """Random plans of real models, on devices that they fill to the last byte, keep the bounds of their layout,
     its analytic paths and the critical paths of each other."""
     model, rng = load_model(name), random.Random(9)
@@ -93,7 +94,7 @@ def test_bounds_and_paths_hold_for_real_models(name: str) -> None:
     columns = layout_space(problem).columns
     assert columns.runs_pairs[columns.pp > 1].all()
     fitting = np.flatnonzero((columns.pp > 1) & (columns.num_virtual_stages * columns.num_micro_batches <= 1024))
-    for row in rng.sample(fitting.tolist(), 5):
+    for row in rng.sample(fitting.tolist(), count):
         one = columns.take(np.array([row]))
         layout, table = one.at(0), layout_costs(problem, one)
         costs, kinds = table.at(0), model.layer_kinds
@@ -135,7 +136,7 @@ def test_uniform_bounds_and_optima_hold() -> None:
     assert chosen.count("dualpipe-v") > 1
 
 
-@pytest.mark.parametrize("backend", long_but(("highs", "auto"), ("cpsat", "cbc", "highs", "auto")))
+@pytest.mark.parametrize("backend", long_but(("auto",), ("cpsat", "cbc", "highs", "auto")))
 def test_optimum_is_that_of_brute_force(backend: str) -> None:
     """With all schedules, or its nearest rivals, ``solve`` finds the best of all plans, or proves that none fits:
     no better schedule is left unused."""

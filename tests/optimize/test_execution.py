@@ -81,13 +81,14 @@ def test_monolithic_form_agrees() -> None:
     assert solved >= 2
 
 
-def test_no_bound_is_above_a_plan() -> None:
+@pytest.mark.parametrize(("count", "least"), [(10, 8), pytest.param(18, 15, marks=pytest.mark.long)])
+def test_no_bound_is_above_a_plan(count: int, least: int) -> None:
     """Bounds of layouts that offload, gather or tile are below every one of their plans."""
     offloaded = 0
-    for seed in range(100, 118):
+    for seed in range(100, 100 + count):
         problem = with_execution(seed)
         offloaded += sum(one.layout.offloads for one in bounded_layouts(problem))
-    assert offloaded > 15
+    assert offloaded > least
 
 
 def test_enumeration_is_naive_and_nothing_is_lost() -> None:

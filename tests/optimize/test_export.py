@@ -13,9 +13,10 @@ from milpplan.optimize.doctor import brute_force, random_program
 from milpplan.optimize.export import portable_names, write_lp, write_mps
 from milpplan.optimize.program import ProgramBuilder
 from milpplan.optimize.solution import Limits
+from tests.amounts import first
 
 
-@pytest.mark.parametrize("seed", range(200, 212))
+@pytest.mark.parametrize("seed", first(5, range(200, 212)))
 def test_mps_read_back_has_the_same_optimum(seed: int, tmp_path: Path) -> None:
     """PuLP reads the MPS file and CBC finds the enumerated optimum, offset included."""
     program = random_program(seed)

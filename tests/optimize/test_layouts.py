@@ -192,9 +192,7 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "problem", [*PROBLEMS[::2], *(pytest.param(one, marks=pytest.mark.long) for one in PROBLEMS[1::2])]
-)
+@pytest.mark.parametrize("problem", long_but(PROBLEMS[::4], PROBLEMS))
 def test_equals_a_naive_enumeration(problem: Problem) -> None:
     """The space holds exactly the layouts that plain loops find, each once, and each passes every rule."""
     columns = layout_space(problem).columns
@@ -340,7 +338,10 @@ def test_forbidden_layouts_are_left_out() -> None:
     assert space.rejected["forbidden_by_caller"] == len(dropped) > 0
 
 
-@pytest.mark.parametrize("forbidden", [(), ({"zero_stage": 2}, {"tp": 4}), ({"pp": 1},)])
+FORBIDDEN: tuple[tuple[dict[str, int], ...], ...] = ((), ({"zero_stage": 2}, {"tp": 4}), ({"pp": 1},))
+
+
+@pytest.mark.parametrize("forbidden", long_but(FORBIDDEN[:2], FORBIDDEN))
 def test_rows_are_the_same_one_by_one_and_together(forbidden: tuple[dict[str, int], ...]) -> None:
     """Rows that are made when they are taken are those of the whole table; each is found again, others are not."""
     space = layout_space(small(4, num_gpus=8), forbidden)

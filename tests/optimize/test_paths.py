@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, load_hardware, load_model
@@ -25,7 +24,7 @@ from milpplan.optimize.program import Program
 from milpplan.optimize.seeds import analytic_paths, chunk_paths
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.specs.problem import Job, Problem, Space
-from tests.amounts import long_but
+from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory
 
@@ -66,8 +65,7 @@ def length(path: CriticalPath, costs: LayoutCosts, plan_durations: IntArray) -> 
     return int(path.length_ns(plan_durations, int(costs.transfer_ns), int(costs.barrier_ns)))
 
 
-@given(problems(), SEEDS)
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS)
 def test_paths_bound_every_plan_of_their_layout(problem: Problem, seed: int) -> None:
     """Analytic paths, and critical paths of other plans, are not longer than the step of any plan; a plan's
     own critical path is exactly as long."""
@@ -82,8 +80,7 @@ def test_paths_bound_every_plan_of_their_layout(problem: Problem, seed: int) -> 
             assert length(path, costs, plan) <= step
 
 
-@given(problems(), SEEDS)
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS)
 def test_paths_of_fractional_points_bound_every_plan(problem: Problem, seed: int) -> None:
     """The critical path of a mean of plans, as a relaxation gives it, is not longer than any plan's step."""
     rng, layout = random.Random(seed), a_layout(problem, seed)
@@ -94,8 +91,9 @@ def test_paths_of_fractional_points_bound_every_plan(problem: Problem, seed: int
         assert length(path, costs, plan) <= step
 
 
+@pytest.mark.parametrize("count", long_but((10,), (10, 20)))
 @pytest.mark.parametrize("name", long_but(("llama3-70b",), ("llama3-70b", "mixtral-8x7b", "deepseek-v3")))
-def test_paths_bound_real_plans(name: str) -> None:
+def test_paths_bound_real_plans(count: int, name: str) -> None:
     """The same for real models on deep pipelines, plans with nearly all layers in one stage included."""
     model, rng = load_model(name), random.Random(3)
     job = Job(num_gpus=256, global_batch_size=256, sequence_length=4096)
@@ -103,7 +101,7 @@ def test_paths_bound_real_plans(name: str) -> None:
     space = Space(schedule=schedules, interleaved_layers="any", vpp_values="all")
     problem = Problem(model=model, hardware=load_hardware("dgx-h100"), job=job, space=space)
     columns = layout_space(problem).columns
-    for _ in range(20):
+    for _ in range(count):
         layout = columns.at(rng.randrange(len(columns)))
         if layout.num_virtual_stages * layout.num_micro_batches > 2048:
             continue
@@ -118,8 +116,7 @@ def test_paths_bound_real_plans(name: str) -> None:
             )
 
 
-@given(problems(), SEEDS)
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS)
 def test_most_layers_keeps_good_plans(problem: Problem, seed: int) -> None:
     """No virtual stage of a plan that fits, at or below the cutoff, holds more layers than ``most_layers``."""
     layout = a_layout(problem, seed)
@@ -131,8 +128,7 @@ def test_most_layers_keeps_good_plans(problem: Problem, seed: int) -> None:
         assert (plans.layers[kept] <= most).all()
 
 
-@given(problems(), SEEDS)
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS)
 def test_menus_keep_something_as_good(problem: Problem, seed: int) -> None:
     """For every virtual stage of a plan that fits, the menu has an item with the same layers, no longer a
     backward, no more memory where ranks hold several stages, and room on its rank where they hold one."""
@@ -235,8 +231,7 @@ def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: 
     return contained
 
 
-@given(problems(), SEEDS, st.sampled_from((0.0, 0.1, 0.5)), st.booleans())
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS, st.sampled_from((0.0, 0.1, 0.5)), st.booleans())
 def test_rows_hold_for_every_plan_below_the_cutoff(
     problem: Problem, seed: int, share: float, one_split: bool
 ) -> None:
@@ -244,17 +239,17 @@ def test_rows_hold_for_every_plan_below_the_cutoff(
     assert_rows_hold(problem, a_layout(problem, seed), share, one_split)
 
 
-def test_rows_hold_for_plans_that_the_menus_contain() -> None:
+@pytest.mark.parametrize(("count", "least"), [(10, 5), pytest.param(20, 10, marks=pytest.mark.long)])
+def test_rows_hold_for_plans_that_the_menus_contain(count: int, least: int) -> None:
     """The test above is not empty: most layouts' menus contain plans at the cutoff, the best one included."""
     contained = 0
-    for seed in range(20):
+    for seed in range(count):
         problem = random_problem(seed)
         contained += assert_rows_hold(problem, a_layout(problem, seed), 0.2, seed % 2 == 1) > 0
-    assert contained >= 10
+    assert contained >= least
 
 
-@given(problems(), SEEDS)
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS)
 def test_no_rank_recomputes_less_than_the_least(problem: Problem, seed: int) -> None:
     """In every plan that fits, each rank's backwards take at least what is the least for its split."""
     layout = a_layout(problem, seed)
@@ -266,8 +261,7 @@ def test_no_rank_recomputes_less_than_the_least(problem: Problem, seed: int) -> 
         assert (backward.reshape(layout.vpp, layout.pp).sum(axis=0) >= np.array(least)).all()
 
 
-@given(problems(), SEEDS)
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS)
 def test_step_time_is_monotone_in_durations(problem: Problem, seed: int) -> None:
     """Making a virtual stage's backward longer, as recomputation does, never makes the step shorter."""
     rng, layout = random.Random(seed), a_layout(problem, seed)
@@ -279,8 +273,7 @@ def test_step_time_is_monotone_in_durations(problem: Problem, seed: int) -> None
     assert (step_times_ns(layout, costs, longer) >= step_times_ns(layout, costs, plan[None])).all()
 
 
-@given(problems(), SEEDS)
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS)
 def test_edge_terms_are_parts(problem: Problem, seed: int) -> None:
     """The buckets at the edges of a stage take no longer than the whole: LEAD <= BACKWARD, TRAIL <= REDUCE,
     FIRST <= GATHER, LAST <= FORWARD. Overlap never costs, because of that."""
@@ -292,8 +285,7 @@ def test_edge_terms_are_parts(problem: Problem, seed: int) -> None:
             assert (plan[part] <= plan[whole]).all()
 
 
-@given(problems(), SEEDS)
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems(), SEEDS)
 def test_compact_relaxation_holds_for_every_plan(problem: Problem, seed: int) -> None:
     """A plan that fits satisfies every row and bound of the compact relaxation with its z, and its durations
     are nowhere below what the relaxation takes them for."""

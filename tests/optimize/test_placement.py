@@ -21,11 +21,12 @@ def opened(problem: Problem, **space: object) -> Problem:
     return problem.model_copy(update={"space": changed})
 
 
-def test_optimum_is_that_of_brute_force_over_all_orders() -> None:
+@pytest.mark.parametrize(("count", "times"), [(4, 3), pytest.param(7, 4, marks=pytest.mark.long)])
+def test_optimum_is_that_of_brute_force_over_all_orders(count: int, times: int) -> None:
     """With three orders allowed ``solve`` finds the optimum of every plan in each; in some problems only another
     order than the usual one reaches it."""
     better = 0
-    for seed in (9101, 9103, 9106, 9107, 9110, 9114, 9122):
+    for seed in (9103, 9107, 9110, 9114, 9101, 9106, 9122)[:count]:
         usual = random_problem(seed, family=FAMILIES[seed % len(FAMILIES)])
         problem = opened(usual, rank_order=("tp-cp-dp-pp", "pp-tp-cp-dp", "dp-tp-cp-pp"))
         best, result = brute_force(problem), solve(problem, gap=0.0)
@@ -36,7 +37,7 @@ def test_optimum_is_that_of_brute_force_over_all_orders() -> None:
         assert result.report.step_time_ns == best.step_time_ns
         least = brute_force(usual)
         better += least is None or best.step_time_ns < least.step_time_ns
-    assert better >= 4
+    assert better >= times
 
 
 @pytest.mark.parametrize("family", ["moe", "mixed"])

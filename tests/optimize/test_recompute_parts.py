@@ -11,6 +11,7 @@ from milpplan import Plan, Problem, solve
 from milpplan.costs.layout_costs import host_capacity_bytes, usable_memory_bytes
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.recompute_parts import in_parts, recomputes_as_declared
+from tests.amounts import long_but
 from tests.optimize.brute_force import costed_layouts, deadline_ns, weight
 from tests.optimize.problems import random_problem
 
@@ -70,10 +71,11 @@ def check(seed: int, counts: str) -> tuple[bool, bool]:
     return True, free is not None and free < best
 
 
+@pytest.mark.parametrize("count", long_but((3,), (3, 5)))
 @pytest.mark.parametrize("counts", ["alike", "block"])
-def test_optimum_is_that_of_brute_force(counts: str) -> None:
+def test_optimum_is_that_of_brute_force(count: int, counts: str) -> None:
     """On random problems ``solve`` finds the best plan with one recompute setting, or proves that none fits."""
-    found = [check(seed, counts) for seed in range(7000, 7005)]
+    found = [check(seed, counts) for seed in range(7000, 7000 + count)]
     assert any(there for there, _ in found)
 
 

@@ -10,6 +10,7 @@ from milpplan.optimize.doctor import brute_force, nanosecond_program, random_pro
 from milpplan.optimize.program import Program, ProgramBuilder, Rows
 from milpplan.optimize.relaxation import Relaxation, RelaxationSolution
 from milpplan.optimize.solution import Limits
+from tests.amounts import long_but
 
 PROGRAMS = [random_program(seed) for seed in range(12)] + [nanosecond_program(seed) for seed in range(6)]
 
@@ -50,7 +51,7 @@ def test_duals_certify_the_objective(program: Program) -> None:
     assert solution.reduced_costs == pytest.approx(expected, rel=1e-6, abs=1e-6 * max(1.0, np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", long_but(PROGRAMS[::3], PROGRAMS), ids=lambda program: program.name)
 def test_proved_bound_is_below_the_integer_optimum(program: Program) -> None:
     """The exact bound never exceeds the enumerated optimum and is within a hair of the relaxation."""
     relaxation = Relaxation(program)
@@ -62,10 +63,11 @@ def test_proved_bound_is_below_the_integer_optimum(program: Program) -> None:
     assert bound == pytest.approx(solution.objective, rel=1e-6, abs=1.0 + 1e-6)
 
 
-def test_any_duals_prove_a_valid_bound() -> None:
+@pytest.mark.parametrize("count", long_but((8,), (8, 20)))
+def test_any_duals_prove_a_valid_bound(count: int) -> None:
     """Wrong duals weaken the proved bound, they never make it wrong."""
     random = np.random.default_rng(0)
-    for seed in range(20):
+    for seed in range(count):
         program = random_program(seed)
         best, relaxation = brute_force(program), Relaxation(program)
         solution = relaxation.solve()

@@ -42,21 +42,23 @@ def small(seed: int, **options: object) -> Problem:
     return random_problem(seed, schedules=schedules, **options)
 
 
-def test_bounds_hold_for_every_plan() -> None:
+@pytest.mark.parametrize(("count", "least"), [(8, 2), pytest.param(14, 5, marks=pytest.mark.long)])
+def test_bounds_hold_for_every_plan(count: int, least: int) -> None:
     """No plan that fits is faster, and none is smaller, than its layout's bounds; they are no formality."""
     shares: dict[str, list[float]] = {name: [] for name in SCHEDULES}
-    for seed in range(14):
+    for seed in range(count):
         problem = small(seed)
         for one in bounded_layouts(problem):
             if one.share is not None:
                 shares[one.layout.schedule].append(one.share)
     for name in NEW:
-        assert len(shares[name]) > 5
+        assert len(shares[name]) > least
         assert np.mean(shares[name]) > 0.6
 
 
+@pytest.mark.parametrize("count", long_but((4,), (4, 8)))
 @pytest.mark.parametrize("name", ["gpt3-175b", "deepseek-v3"])
-def test_bounds_hold_for_real_models(name: str) -> None:
+def test_bounds_hold_for_real_models(count: int, name: str) -> None:
     """Random plans of real models, on devices that they fill to the last byte, keep the bounds of their layout."""
     model, rng = load_model(name), random.Random(8)
     job = Job(num_gpus=256, global_batch_size=256, sequence_length=model.default_sequence_length)
@@ -64,7 +66,7 @@ def test_bounds_hold_for_real_models(name: str) -> None:
     problem = Problem(model=model, hardware=hardware, job=job, space=Space(schedule=NEW, interleaved_layers="any"))
     columns = layout_space(problem).columns
     tried = 0
-    while tried < 8:
+    while tried < count:
         row = np.array([rng.randrange(len(columns))])
         one = columns.take(row)
         layout = one.at(0)
@@ -94,10 +96,11 @@ def test_uniform_bounds_hold() -> None:
                 assert bounds.memory_bytes[row, index] <= peak
 
 
-def test_paths_bound_every_plan_of_their_layout() -> None:
+@pytest.mark.parametrize(("count", "least"), [(12, 3), pytest.param(20, 6, marks=pytest.mark.long)])
+def test_paths_bound_every_plan_of_their_layout(count: int, least: int) -> None:
     """Analytic paths, and the critical paths of other plans, are never longer than a random plan's step."""
     rng, tried = random.Random(3), 0
-    for seed in range(20):
+    for seed in range(count):
         problem = small(seed)
         columns = layout_space(problem).columns
         row = rng.randrange(len(columns))
@@ -114,7 +117,7 @@ def test_paths_bound_every_plan_of_their_layout() -> None:
         for path in (*analytic_paths(layout), *(critical_path(graph, matrix) for matrix in matrices)):
             for matrix, step in zip(matrices, steps, strict=True):
                 assert path.length_ns(matrix, graph.transfer_ns, graph.barrier_ns) <= step
-    assert tried > 6
+    assert tried > least
 
 
 @pytest.mark.parametrize("backend", long_but(("cbc", "highs"), ("cpsat", "cbc", "highs", "auto")))
@@ -138,9 +141,10 @@ def test_optimum_is_that_of_brute_force(backend: str) -> None:
     assert chosen & set(NEW)
 
 
-def test_uniform_optimum_is_that_of_brute_force() -> None:
+@pytest.mark.parametrize("count", long_but((3,), (3, 5)))
+def test_uniform_optimum_is_that_of_brute_force(count: int) -> None:
     """The same in the uniform space."""
-    for seed in range(5):
+    for seed in range(count):
         problem = small(seed, kind="uniform")
         best, result = brute_force(problem), solve(problem, gap=0.0)
         assert (best is None) == (result.status == "infeasible")

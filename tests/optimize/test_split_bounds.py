@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from milpplan import Layout, Problem, load_hardware, load_model, simulate
 from milpplan.costs.critical_path import CriticalPath, critical_path
@@ -19,6 +18,7 @@ from milpplan.optimize.seeds import analytic_paths
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.problem import Job
+from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans, time_and_peak
 from tests.optimize.problems import problems, random_plan, with_memory
 
@@ -38,8 +38,7 @@ def paths_of(rng: random.Random, problem: Problem, setting: Setting, graph: Step
     return [*analytic_paths(setting.layout), *found]
 
 
-@given(problems())
-@settings(max_examples=12, deadline=None)
+@few_or_many(5, 12, problems())
 def test_no_plan_of_a_split_is_faster(problem: Problem) -> None:
     """Of every split of every layout of a small problem, no plan that fits undercuts the bound,
     and a cutoff below the bound is passed."""
@@ -69,13 +68,14 @@ def interleaved(vpp: int = 2) -> tuple[Problem, Layout]:
     return Problem(model=model, hardware=hardware, job=job), layout
 
 
+@pytest.mark.parametrize("count", long_but((10,), (10, 25)))
 @pytest.mark.parametrize("vpp", [2, 4])
-def test_random_plans_of_a_real_model_keep_the_bound(vpp: int) -> None:
+def test_random_plans_of_a_real_model_keep_the_bound(count: int, vpp: int) -> None:
     """On devices that a plan fills to the last byte the bound of its split is not above its step."""
     problem, layout = interleaved(vpp)
     rng, costs = random.Random(vpp), constants(problem, layout)
     graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
-    for _ in range(25):
+    for _ in range(count):
         plan = random_plan(rng, problem, layout)
         stages = plan_stages(costs, problem.model.layer_kinds, plan)
         path = critical_path(graph, durations(stages))
