@@ -84,11 +84,10 @@ def test_monolith_agrees() -> None:
             assert result.step_time_ns == pytest.approx(best.value, rel=1e-9)
 
 
-@pytest.mark.parametrize(("count", "least"), [(6, 2), pytest.param(9, 4, marks=pytest.mark.long)])
-def test_no_plan_beats_the_bounds(count: int, least: int) -> None:
+def test_no_plan_beats_the_bounds() -> None:
     """Of every layout no plan that fits is faster than the bounds, the coarse one included."""
     tight = offloaded = 0
-    for seed in range(400, 400 + count):
+    for seed in range(400, 409):
         switched = seed % 3 == 0
         problem = switched_problem(seed, inference=seed % 6 == 0) if switched else mixed_problem(seed)
         columns = layout_space(problem).columns
@@ -105,8 +104,8 @@ def test_no_plan_beats_the_bounds(count: int, least: int) -> None:
                 assert bounds.memory_bytes[row] <= roomiest
                 tight += bounds.step_time_ns[row] > 0.8 * best
                 offloaded += layouts[row].offloads
-    assert tight > least
-    assert offloaded > least
+    assert tight > 4
+    assert offloaded > 4
 
 
 def test_equal_types_are_one_type() -> None:
