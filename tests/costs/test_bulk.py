@@ -15,6 +15,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.specs.hardware import HostMemory, SizeCurve
 from milpplan.specs.plan import RANK_ORDERS, SPLIT_SCHEDULES, TP_OVERLAPS, Schedule
 from milpplan.specs.problem import NodeGroup
+from tests.amounts import long_but
 from tests.costs.cases import problem_of, random_layout, random_problem, shipped_hardware
 
 MODES = ("none", "selective", "full")
@@ -55,12 +56,13 @@ def disagreements(problem: Problem, layouts: list[Layout], sample: int, random: 
     return wrong
 
 
+@pytest.mark.parametrize("count", long_but((20,), (20, 40)))
 @pytest.mark.parametrize("seed", range(2))
-def test_bulk_is_the_simulator(seed: int) -> None:
+def test_bulk_is_the_simulator(count: int, seed: int) -> None:
     """Random problems, every schedule, every switch, stages that share nothing: the same nanoseconds and bytes."""
     random = np.random.default_rng(seed)
     problem = with_host(random_problem(random))
-    layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(40)]
+    layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(count)]
     assert disagreements(problem, layouts, 8, random) == []
 
 

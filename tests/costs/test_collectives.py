@@ -20,6 +20,7 @@ from milpplan.costs.collectives import (
     reduce_scatter_s,
 )
 from milpplan.specs.hardware import HardwareSpec
+from tests.amounts import few_or_many
 
 HARDWARE = Path(__file__).parents[2] / "hardware"
 SPECS = {
@@ -182,7 +183,7 @@ def test_members_of_other_sizes_are_the_worst_part(size: int, stride: int, expec
     assert int(members_per_domain(H100, size, stride)) == expected
 
 
-@given(st.integers(1, 40), st.integers(1, 40))
+@few_or_many(40, 100, st.integers(1, 40), st.integers(1, 40))
 def test_members_never_exceed_any_real_part(size: int, stride: int) -> None:
     """Enumerating every group of a large cluster, no domain holds fewer of its ranks than the answer."""
     answer = int(members_per_domain(H100, size, stride))
@@ -231,7 +232,7 @@ def test_more_bytes_are_never_cheaper(
     assert 0 < p2p_s(spec, num_bytes, stride) <= p2p_s(spec, num_bytes * growth, stride)
 
 
-@given(specs, collectives, st.lists(st.tuples(messages, sizes, strides), min_size=1, max_size=10))
+@few_or_many(40, 100, specs, collectives, st.lists(st.tuples(messages, sizes, strides), min_size=1, max_size=10))
 def test_arrays_equal_scalars(
     spec: HardwareSpec, collective: Collective, groups: list[tuple[float, int, int]]
 ) -> None:

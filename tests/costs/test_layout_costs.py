@@ -14,6 +14,7 @@ from milpplan.costs.layers import EXPOSED, Part, Phase
 from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
+from tests.amounts import long_but
 from tests.costs.cases import MODEL_HARDWARE, problem_of, random_layout
 
 EMBEDDING, HEAD = -2, -1
@@ -31,13 +32,14 @@ def numbers(costs: LayoutCosts) -> dict[str, Any]:
     return values | {f"parts.{name}": getattr(costs.parts, name) for name in ("layer", "embedding", "head")}
 
 
+@pytest.mark.parametrize("count", long_but((12,), (12, 25)))
 @pytest.mark.parametrize("case", MODEL_HARDWARE, ids=lambda case: case[0])
-def test_columns_cost_as_one_by_one(case: tuple[str, str, str, str]) -> None:
+def test_columns_cost_as_one_by_one(count: int, case: tuple[str, str, str, str]) -> None:
     """A layout costs the same alone as among others, to the nanosecond and the byte; so does a taken row."""
     model, hardware, kernel, precision = case
     problem = problem_of(model, hardware, attention_kernel=kernel, precision=precision)
     random = np.random.default_rng(7)
-    layouts = [random_layout(random, problem) for _ in range(25)]
+    layouts = [random_layout(random, problem) for _ in range(count)]
     together = layout_costs(problem, LayoutColumns.of(layouts))
     some = together.take(np.array([3, 11]))
     for row, layout in enumerate(layouts):

@@ -17,6 +17,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.specs.hardware import HardwareSpec, HostMemory, SizeCurve
 from milpplan.specs.plan import SPLIT_SCHEDULES, Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Problem
+from tests.amounts import long_but
 from tests.costs.cases import even_plan, problem_of, random_cases, shipped_hardware
 
 SWITCHES = ("offload_weights", "offload_activations", "offload_optimizer")
@@ -130,10 +131,11 @@ def _moved(problem: Problem, plan: Plan, *names: str) -> Any:
     return simulate(problem, plan.model_copy(update={"layout": layout}))
 
 
-def test_random_plans_keep_what_must_hold() -> None:
+@pytest.mark.parametrize("count", long_but((4,), (4, 8)))
+def test_random_plans_keep_what_must_hold(count: int) -> None:
     """Offloading never raises a rank's memory and never shortens a step; host and device together hold no less
     than before; parts of the step add up, and something is moved where something is on the host."""
-    for problem, plan in random_cases(5, 8):
+    for problem, plan in random_cases(5, count):
         if plan.layout.schedule in SPLIT_SCHEDULES:
             with pytest.raises(IllegalPlanError, match="do not split the backward"):
                 _moved(problem, plan, SWITCHES[0])

@@ -17,6 +17,7 @@ from milpplan.costs.term import Term
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.plan import SCHEDULES, Layout, Plan, Recompute
 from milpplan.specs.problem import Problem
+from tests.amounts import long_but
 from tests.costs.cases import MODEL_HARDWARE, columns_of, even_plan, problem_of
 from tests.costs.test_stages import stage
 
@@ -51,7 +52,7 @@ def experts_on(hardware: HardwareSpec, fraction: float) -> Problem:
     return problem.model_copy(update={"hardware": problem.hardware.model_copy(update=tiers)})
 
 
-@pytest.mark.parametrize("case", MODEL_HARDWARE, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", long_but(MODEL_HARDWARE[1::2], MODEL_HARDWARE), ids=lambda case: case[0])
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_a_pair_is_between_the_busiest_resource_and_one_after_another(
     case: tuple[str, str, str, str], fields: dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan.costs import critical_path as critical
@@ -164,8 +164,7 @@ def test_one_rank_pays_no_transfer() -> None:
     assert int(sut.step_time_ns(overlapped, durations)) == 31 + 9 + 5
 
 
-@settings(max_examples=150)
-@given(steps())
+@few_or_many(60, 150, steps())
 def test_engine_is_the_event_simulation(random: Steps) -> None:
     """Every time of the timeline and the step time equal those of the event simulation."""
     _, P, _, v = random.case
@@ -195,7 +194,7 @@ def test_engine_is_the_event_simulation(random: Steps) -> None:
         assert timeline.busy_ns.tolist() == busy
 
 
-@given(steps(num_plans=6), st.sampled_from([1, 100, 2**22]))
+@few_or_many(40, 100, steps(num_plans=6), st.sampled_from([1, 100, 2**22]))
 def test_a_batch_is_its_plans_one_by_one(random: Steps, batch_nodes: int) -> None:
     """Step times and critical paths of a batch of any shape are those of its plans, whatever the parts."""
     single = [int(random.step_time(durations)) for durations in random.durations]
@@ -220,8 +219,7 @@ def test_an_empty_batch_has_no_step_times() -> None:
     assert critical.critical_paths(graph, nothing) == ()
 
 
-@settings(max_examples=150)
-@given(steps())
+@few_or_many(60, 150, steps())
 def test_critical_path_sums_to_the_step_time(random: Steps) -> None:
     """The counted durations, transfers and the barrier of a critical path sum exactly to its step time."""
     for durations in random.durations:
@@ -232,7 +230,7 @@ def test_critical_path_sums_to_the_step_time(random: Steps) -> None:
         assert path.counts.min() >= 0
 
 
-@few_or_many(100, 1000, steps(num_plans=8), st.integers(0, 50), st.integers(0, 50))
+@few_or_many(50, 1000, steps(num_plans=8), st.integers(0, 50), st.integers(0, 50))
 def test_every_critical_path_bounds_every_other_plan(random: Steps, transfer: int, barrier: int) -> None:
     """The path of one plan never exceeds another plan's step time, whatever transfer and barrier it has."""
     other = replace(random.graph, transfer_ns=transfer, barrier_ns=barrier)

@@ -21,6 +21,7 @@ from milpplan.errors import IllegalPlanError
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Problem, Range
 from milpplan.units import NS_PER_S
+from tests.amounts import first, long_but
 from tests.costs import event_simulation as events
 from tests.costs.cases import even_plan, problem_of, random_cases
 
@@ -64,7 +65,7 @@ def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("textbook")
 @pytest.mark.parametrize(("schedule", "vpp"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4)])
-@pytest.mark.parametrize("pp", [2, 4, 8])
+@pytest.mark.parametrize("pp", long_but((2, 4), (2, 4, 8)))
 @pytest.mark.parametrize("recompute", [{}, {"full": 1}])
 def test_equal_stages_give_the_closed_form(schedule: Any, vpp: int, pp: int, recompute: dict[str, int]) -> None:
     """Equal stages: (m v + P - 1) (f + b) for a virtual stage's f and b, then the barrier and the update
@@ -130,7 +131,7 @@ def test_transfers_break_the_closed_form() -> None:
     assert int(sut.step_times_ns(layout, slow, matrix)) > 1.05 * (closed + tail)
 
 
-@pytest.mark.parametrize(("problem", "plan"), CASES)
+@pytest.mark.parametrize(("problem", "plan"), first(8, CASES))
 def test_breakdown_adds_up(problem: Problem, plan: Plan) -> None:
     """For every stage and for their mean the parts add up to the step time, and no part is negative, the
     bubble and what is hidden included."""
@@ -144,7 +145,7 @@ def test_breakdown_adds_up(problem: Problem, plan: Plan) -> None:
         assert min(hidden.values()) >= 0
 
 
-@pytest.mark.parametrize(("problem", "plan"), CASES)
+@pytest.mark.parametrize(("problem", "plan"), first(8, CASES))
 def test_numbers_make_sense(problem: Problem, plan: Plan) -> None:
     """Any plan that can run has a finite positive time, rate and memory, and uses less than the peak."""
     report = report_of(problem, plan)
@@ -191,7 +192,7 @@ def test_verdict_of_memory(usable: int, verdict: str, margin: int) -> None:
     assert (report.memory_verdict, report.memory_margin_bytes) == (verdict, margin)
 
 
-@pytest.mark.parametrize(("problem", "plan"), CASES)
+@pytest.mark.parametrize(("problem", "plan"), first(8, CASES))
 def test_time_of_a_batch_of_plans(problem: Problem, plan: Plan) -> None:
     """The search's batched step times are the simulator's."""
     costs = costs_of(problem, plan.layout)
@@ -200,7 +201,7 @@ def test_time_of_a_batch_of_plans(problem: Problem, plan: Plan) -> None:
     assert found[0] == report_of(problem, plan).step_time_ns
 
 
-@pytest.mark.parametrize(("problem", "plan"), CASES)
+@pytest.mark.parametrize(("problem", "plan"), first(8, CASES))
 def test_memory_counted_item_by_item(problem: Problem, plan: Plan) -> None:
     """Peak memory is what a walk over the rank's work items finds, and its parts add up to it."""
     layout = plan.layout

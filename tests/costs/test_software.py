@@ -17,6 +17,7 @@ from milpplan.costs.stages import stage_options
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.hardware import Software
 from milpplan.specs.plan import Layout
+from tests.amounts import few_or_many
 from tests.costs.cases import shipped_hardware, shipped_model
 
 LAYOUT = Layout(
@@ -63,8 +64,7 @@ def test_overhead_is_added_once_a_step() -> None:
     assert slow.breakdown_s["step_overhead"] == 1.0
 
 
-@given(st.floats(0.0, 0.1))
-@settings(max_examples=40, deadline=None)
+@few_or_many(15, 40, st.floats(0.0, 0.1))
 def test_launches_are_a_floor(launch_s: float) -> None:
     """A layer takes what its kernels take, or their launches if those take longer: twice in the backward."""
     columns = LayoutColumns.of([LAYOUT])
@@ -77,8 +77,7 @@ def test_launches_are_a_floor(launch_s: float) -> None:
     assert (slow[Part.LAUNCH] >= 0).all()
 
 
-@given(st.floats(0.0, 1e-2), st.sampled_from([1, 2, 4, 8]), st.booleans())
-@settings(max_examples=40, deadline=None)
+@few_or_many(15, 40, st.floats(0.0, 1e-2), st.sampled_from([1, 2, 4, 8]), st.booleans())
 def test_calls_of_collectives_are_launches(rank_s: float, tp: int, sequence_parallel: bool) -> None:
     """A layer has two pairs of linears. With sequence parallelism a pair calls 2 collectives forward and 3
     backward, without it 1 and 1, each of them tp - 1 times the host time of a rank, so none on one rank."""

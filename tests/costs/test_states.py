@@ -24,6 +24,7 @@ from milpplan.costs.states import (
 )
 from milpplan.specs.hardware import Software
 from milpplan.specs.problem import Problem
+from tests.amounts import few_or_many
 from tests.costs.cases import columns_of, problem_of
 
 NUM_PARAMETERS = 1_000_000.0
@@ -157,7 +158,9 @@ def host_s(columns: LayoutColumns, dense: float, expert: float = 0.0, **software
     return float((reduce_s(with_software(problem, **software), columns, local) - plain).item())
 
 
-@given(
+@few_or_many(
+    40,
+    100,
     st.floats(1e3, 1e10),
     st.floats(0.0, 1e10),
     st.sampled_from([1, 2, 4, 8, 64]),
@@ -165,7 +168,6 @@ def host_s(columns: LayoutColumns, dense: float, expert: float = 0.0, **software
     st.integers(0, 3),
     st.floats(1e-6, 1e-3),
 )
-@settings(max_examples=100, deadline=None)
 def test_calls_of_an_unsharded_reduction(
     dense: float, expert: float, dp: int, ep: int, zero_stage: int, rank_s: float
 ) -> None:

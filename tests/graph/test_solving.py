@@ -13,6 +13,7 @@ from scipy.optimize import linprog
 from milpplan.graph import GraphProgress, GraphSolution, Peak, StrategyGraph, neighbourhoods, solving
 from milpplan.graph.instance import HALF, state
 from milpplan.graph.neighbourhoods import part_of
+from tests.amounts import long_but
 from tests.graph.cases import KINDS, best_of_all, random_graph
 
 BACKENDS = ("cpsat", "cbc", "highs")
@@ -34,12 +35,13 @@ def assert_proved(graph: StrategyGraph, best: float, solution: GraphSolution) ->
     assert solution.rounding_error <= 1e-6 * max(1.0, abs(best))
 
 
+@pytest.mark.parametrize("count", long_but((6,), (6, 14)))
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_optimum_is_that_of_all_choices(kind: str, memory: bool) -> None:
+def test_optimum_is_that_of_all_choices(count: int, kind: str, memory: bool) -> None:
     """Chains, trees and dense graphs, with and without limits, followers, tables and forbidden pairs."""
     rng = np.random.default_rng(len(kind) + memory)
-    for turn in range(14):
+    for turn in range(count):
         graph = random_graph(rng, kind, memory, whole=turn % 2 == 0, nodes=4)
         assert_proved(graph, best_of_all(graph), graph.solve())
 

@@ -11,6 +11,7 @@ from milpplan.groups.balance import balanced, balances, first_packings
 from milpplan.groups.plan import Group, arranged
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
+from tests.amounts import first
 
 
 def mixed(seed: int, number: int, tokens: int) -> GroupedProblem:
@@ -40,7 +41,7 @@ def least_ns(problem: GroupedProblem) -> float:
     return float(best)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first(2, range(4)))
 def test_balance_finds_the_best_of_all_ways(seed: int) -> None:
     """Seven sequences, memory that binds: as short as the best of 3^7 ways, and a plan that passes the check."""
     problem = mixed(seed, 7, 80)

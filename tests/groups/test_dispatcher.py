@@ -17,6 +17,7 @@ from milpplan.groups.plan import GroupedPlan
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
+from tests.amounts import long_but
 from tests.groups.brute_force import event_time_ns, least_time_ns, random_problem
 
 
@@ -167,9 +168,10 @@ def test_the_planned_batch_is_nearly_as_good_as_the_plan(plan: GroupedPlan, disp
     assert found.time_ns <= 1.05 * plan.time_ns
 
 
-def test_threads_get_what_one_gets(dispatcher: Dispatcher) -> None:
+@pytest.mark.parametrize("count", long_but((6,), (6, 12)))
+def test_threads_get_what_one_gets(count: int, dispatcher: Dispatcher) -> None:
     """Calls at the same time do not meet."""
-    batches = [batch_of(seed, 100) for seed in range(12)]
+    batches = [batch_of(seed, 100) for seed in range(count)]
     alone = [dispatcher.dispatch(one) for one in batches]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(dispatcher.dispatch, batches))

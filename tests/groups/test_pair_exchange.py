@@ -12,6 +12,7 @@ from milpplan.groups.pair_exchange import exchanged
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
+from tests.amounts import first
 
 
 def _kind(replicas: int, lengths: list[int], counts: list[int], tokens: int, quadratic: float = 3.0) -> Kind:
@@ -47,7 +48,7 @@ def test_nothing_is_lost_and_nothing_gets_longer(seed: int) -> None:
             assert (replica @ np.array(lengths) <= one.kind.pipeline.micro_batch_tokens).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first(2, range(4)))
 def test_small_steps_are_solved_to_the_end(seed: int) -> None:
     """Few sequences on two replicas of one micro-batch: the plan is the best of all ways, whatever levels it."""
     random = np.random.default_rng(seed)

@@ -21,13 +21,14 @@ from benchmarks.switching import (
 from milpplan import best_order, plan_switch, switch_costs
 from milpplan.costs.parameters import total_parameters
 from milpplan.switching.ownership import What
+from tests.amounts import first, long_but
 
 KINDS: tuple[tuple[str, What], ...] = (("param", "parameters"), ("grad", "gradients"))
 NODES = [case for case in cases() if case["gpus"] > 8 and (case["model"], case["comb"]) != ("32b", "c1")]
 """Instances of several nodes, and one of 32 GPUs."""
 
 
-@pytest.mark.parametrize("case", cases(), ids=name_of)
+@pytest.mark.parametrize("case", long_but(cases()[::3], cases()), ids=name_of)
 def test_bytes_and_seconds_of_every_switch(case: Case) -> None:
     """Total, the split by tier and the largest receiver are HotSPa's to the byte; the nearest senders take no
     longer than its own choice, and the best ones what a program over single slices says."""
@@ -50,7 +51,7 @@ def test_bytes_and_seconds_of_every_switch(case: Case) -> None:
             assert best.lower_bound_s <= best.time_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("case", NODES, ids=name_of)
+@pytest.mark.parametrize("case", first(2, NODES), ids=name_of)
 def test_orders_take_no_longer_than_the_best_known(case: Case) -> None:
     """With gradients handed on the best circuits are the published ones; sent straight home they are no worse."""
     model, plans = model_of(case), [plan_of(case, strategy) for strategy in case["order"]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan import Links, Plan, plan_switch
 from milpplan.switching.moving import boxes_of_ranks, held_of, move
 from milpplan.switching.ownership import WHATS, ShardRules, What, ownership
 from milpplan.switching.records import SENDERS, Senders
+from tests.amounts import few_or_many
 from tests.switching.cases import mixed_model, plans
 
 MODEL = mixed_model()
@@ -48,14 +48,15 @@ def check_moved(pair: tuple[Plan, Plan], what: What, senders: Senders, domain: i
     assert (switch.peak_bytes >= np.maximum(switch.old_bytes, switch.new_bytes)).all()
 
 
-@given(
+@few_or_many(
+    12,
+    30,
     two_plans(),
     st.sampled_from(WHATS),
     st.sampled_from(SENDERS),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from(RULES),
 )
-@settings(max_examples=30, deadline=None)
 def test_every_rank_gets_exactly_its_slices(
     pair: tuple[Plan, Plan], what: What, senders: Senders, domain: int, rules: ShardRules
 ) -> None:

@@ -15,6 +15,7 @@ from milpplan.switching.least_time import least_time_routes, priced_bound_s
 from milpplan.switching.links import Links as SwitchLinks
 from milpplan.switching.routes import WAVES, Route, Routes, nearest_routes, routes_s
 from milpplan.switching.slices import Lots, lots
+from tests.amounts import few_or_many
 from tests.small import small_model
 from tests.switching.cases import mixed_model, plan_of, plans
 
@@ -44,8 +45,7 @@ def covered(found: Lots, routes: Routes) -> None:
     assert found.receivers[routes.lot[~direct], routes.sender[~direct]].all()
 
 
-@given(lots_of(), st.randoms(use_true_random=False))
-@settings(max_examples=25, deadline=None)
+@few_or_many(10, 25, lots_of(), st.randoms(use_true_random=False))
 def test_best_senders_meet_their_bound_and_nobody_beats_it(found: Lots, random: object) -> None:
     """The bound, computed from prices alone, is met by the program's routes, and is below the nearest ones and
     below random ones; prices that mean nothing give a bound as well."""
@@ -70,8 +70,7 @@ def test_best_senders_meet_their_bound_and_nobody_beats_it(found: Lots, random: 
     )
 
 
-@given(lots_of(16))
-@settings(max_examples=15, deadline=None)
+@few_or_many(6, 15, lots_of(16))
 def test_relays_meet_their_bound_too(found: Lots) -> None:
     """With relays the busiest port is never busier than without, and its bound is met."""
     links = Links(8, 2e11, 2.5e10)

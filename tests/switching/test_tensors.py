@@ -17,6 +17,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.presets.catalog import model_names
 from milpplan.specs.model import ModelSpec
 from milpplan.switching.tensors import EMBEDDING, HEAD, model_tensors
+from tests.amounts import long_but
 from tests.switching.cases import EXPERTS, mixed_model
 
 
@@ -37,7 +38,7 @@ def check_counts(model: ModelSpec) -> None:
     assert ends[HEAD] == head_parameters(model) + final_norm_parameters(model)
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", long_but(model_names()[::3], model_names()))
 def test_tensors_are_the_parameters_of_every_shipped_model(name: str) -> None:
     """Dense, experts, latent attention; tied and not."""
     check_counts(load_model(name))
