@@ -9,9 +9,8 @@ import pytest
 from benchmarks.error_causes import CLASSES, cause_of, order_table, share_table, shares, with_earlier_engine
 from milpplan.validation.comparison import Comparison, compare_run
 from milpplan.validation.measures import StepMeasure
-from milpplan.validation.reading import read_runs
 from milpplan.validation.summary import grouped
-from tests.validation.cases import run
+from tests.validation.cases import run, shipped_runs
 
 
 def measured(factor: float, **changes: object) -> Comparison:
@@ -39,7 +38,7 @@ def test_a_row_of_the_earlier_engine_is_told_from_one_of_the_present() -> None:
     """Of two neighbours in nanotron's list one took ten times as long as predicted, which the constant of the
     earlier engine explains; no flag marks it. Without a pipeline, or where a run has that constant already, it
     explains nothing."""
-    runs = {one.id: one for one in read_runs(None).runs if one.group == "nanotron-bench"}
+    runs = {one.id: one for one in shipped_runs().runs if one.group == "nanotron-bench"}
     late, good, marked, alone = (
         compare_run(runs[f"nanotron-{name}"]) for name in ("14099236", "14099232", "14098949", "13438552")
     )

@@ -31,7 +31,7 @@ from milpplan.validation.reading import read_runs
 from milpplan.validation.statement import state
 from milpplan.validation.terms import BY_NAME
 from milpplan.validation.unstated import UnstatedError
-from tests.validation.cases import record, written
+from tests.validation.cases import record, shipped_runs, written
 from tests.validation.test_terms import case
 
 ONE = Exercise(num_runs=3, num_sources=2, error_with_stacks=0.04, error_without_stacks=0.2)
@@ -52,7 +52,7 @@ def test_the_shipped_table_counts_the_shipped_runs() -> None:
     """Runs and sources of every term are those of the scored runs that ship, stated anew. If this fails, make the
     table again: python -m benchmarks.validation_tables."""
     scored = []
-    for run in read_runs(None).runs:
+    for run in shipped_runs().runs:
         if run.grade != "A" or UNSCORED_FLAGS & set(run.flags):
             continue
         try:
@@ -76,7 +76,7 @@ def test_the_shipped_table_counts_the_shipped_runs() -> None:
 @pytest.mark.long
 def test_the_shipped_table_has_the_errors_of_this_version() -> None:
     """Errors of the step times are those of a validation now, to a tenth of a per cent."""
-    runs = read_runs(None)
+    runs = shipped_runs()
     now = table_of(compare(runs).comparisons, compare(runs, stacks=False).comparisons, "", "")
     for name, generation in exercised_terms().generations.items():
         assert generation.memory_runs == now.generations[name].memory_runs

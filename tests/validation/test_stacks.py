@@ -9,7 +9,7 @@ import pytest
 from milpplan.presets.catalog import hardware_names, load_hardware, load_overlay, stack_names
 from milpplan.validation.comparison import UNSCORED_FLAGS, compare_run
 from milpplan.validation.frameworks import FRAMEWORKS, framework_of, stack_of
-from milpplan.validation.reading import read_runs
+from tests.validation.cases import shipped_runs
 
 
 @pytest.mark.parametrize("name", stack_names())
@@ -68,7 +68,7 @@ def test_runs_left_out_are_no_worse_than_before(name: str, most: float) -> None:
 def test_groups_of_zero_are_told_apart() -> None:
     """InternEvo on 512 GPUs: states within a node make the faster step, as measured (4.3 against 5.7 s), and both
     are predicted within 7 %."""
-    runs = {run.id: run for run in read_runs(None).runs if run.group == "internevo"}
+    runs = {run.id: run for run in shipped_runs().runs if run.group == "internevo"}
     near, far = (compare_run(runs[f"internevo-tgs-tp1-{zero}-512"]) for zero in ("z8", "zall"))
     assert near.report.step_time_s < 0.85 * far.report.step_time_s
     for one in (near, far):
@@ -79,7 +79,7 @@ def test_groups_of_zero_are_told_apart() -> None:
 def test_the_state_of_the_nodes_is_what_the_source_measured() -> None:
     """nanotron's runs on nodes whose all-gather was slow before the run have the constants of both stacks, one on
     the other; runs without a measurement, or with a fast one, those of the first only."""
-    file = read_runs(None)
+    file = shipped_runs()
     runs = {run.id: run for run in file.runs if run.group == "nanotron-bench"}
     slow, fast = runs["nanotron-14098687"], runs["nanotron-13436362"]
     assert (stack_of(slow), stack_of(fast)) == ("nanotron-slow-calls", "nanotron")
@@ -94,7 +94,7 @@ def test_the_engine_of_a_run_is_what_the_source_flags() -> None:
     """nanotron's runs with a pipeline before its engine was mended have that engine's constants: those flagged so,
     those that ran out of memory and yet have a time, those whose links had fallen back. Without a pipeline the
     engine does not matter."""
-    runs = {run.id: run for run in read_runs(None).runs if run.group == "nanotron-bench"}
+    runs = {run.id: run for run in shipped_runs().runs if run.group == "nanotron-bench"}
     flagged, both, fallen = (runs[f"nanotron-{name}"] for name in ("13849423", "14098949", "14098548-2"))
     assert ("old_pp_engine" in flagged.flags, "success_with_oom_flag" in both.flags) == (True, True)
     assert {stack_of(run) for run in (flagged, both, fallen)} == {"nanotron-earlier-engine"}
@@ -108,7 +108,7 @@ def test_constants_of_flagged_runs_predict_rows_that_contradict_themselves() -> 
     predicted within 13 % on average; without it they take 2.5 times as long as predicted."""
     found = [
         run
-        for run in read_runs(None).runs
+        for run in shipped_runs().runs
         if stack_of(run) == "nanotron-earlier-engine" and not UNSCORED_FLAGS & set(run.flags)
     ]
     assert len(found) == 19
@@ -118,7 +118,7 @@ def test_constants_of_flagged_runs_predict_rows_that_contradict_themselves() -> 
 
 def test_a_source_with_several_frameworks() -> None:
     """A run that names its framework has that one's habits, not those of its source."""
-    run = next(run for run in read_runs(None).runs if run.id == "dgxc-v24.11.1-maxtext_70b-L53-64")
+    run = next(run for run in shipped_runs().runs if run.id == "dgxc-v24.11.1-maxtext_70b-L53-64")
     assert framework_of(run).name == "MaxText"
     stages = compare_run(run).statement.plan.virtual_stages
     assert sum(stage.recompute.full for stage in stages) == 80
@@ -126,7 +126,7 @@ def test_a_source_with_several_frameworks() -> None:
 
 def test_runs_say_whose_constants_they_use() -> None:
     """With stacks a run names its constants; without them nothing is fitted."""
-    file = read_runs(None)
+    file = shipped_runs()
     used = {name.split("+")[1] for name in stack_names()}
     run = next(run for run in file.runs if run.id == "foundry-L176")
     assert "composer" in used

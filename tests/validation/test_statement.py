@@ -10,7 +10,6 @@ from milpplan.presets.catalog import load_model
 from milpplan.specs.model import LatentAttention, MixtureOfExperts
 from milpplan.units import GIB
 from milpplan.validation.frameworks import FRAMEWORKS
-from milpplan.validation.reading import read_runs
 from milpplan.validation.splits import (
     ceil_split,
     even_split,
@@ -20,7 +19,7 @@ from milpplan.validation.splits import (
 )
 from milpplan.validation.statement import state
 from milpplan.validation.unstated import UnstatedError
-from tests.validation.cases import run
+from tests.validation.cases import run, shipped_runs
 
 
 def test_what_is_printed_is_what_is_planned() -> None:
@@ -204,4 +203,4 @@ def test_memory_of_another_product_has_its_bandwidth() -> None:
 
 def test_every_shipped_source_has_a_framework() -> None:
     """No published run relies on the fallback."""
-    assert {one.group for one in read_runs(None).runs} <= set(FRAMEWORKS)
+    assert {one.group for one in shipped_runs().runs} <= set(FRAMEWORKS)

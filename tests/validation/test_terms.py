@@ -79,9 +79,9 @@ def test_a_plan_has_the_terms_of_its_layout(name: str) -> None:
 
 
 OFTEN_AND_LONG = [
-    name if number % 3 == 0 else pytest.param(name, marks=pytest.mark.long) for number, name in enumerate(CASES)
+    name if number % 5 == 0 else pytest.param(name, marks=pytest.mark.long) for number, name in enumerate(CASES)
 ]
-"""Every third without the long tests."""
+"""Every fifth without the long tests."""
 
 
 @pytest.mark.parametrize("name", OFTEN_AND_LONG)
