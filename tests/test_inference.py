@@ -22,6 +22,7 @@ from milpplan.errors import IllegalPlanError
 from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.layouts import broken_rules, layout_space
 from milpplan.specs.problem import Job
+from tests.amounts import long_but
 from tests.costs.cases import even_plan, problem_of, random_cases
 from tests.optimize.brute_force import brute_force, costed_plans
 from tests.optimize.problems import random_problem
@@ -61,10 +62,11 @@ def naive_step_ns(problem: Problem, plan: Plan) -> int:
     return max(done)
 
 
-def test_step_is_that_of_filling_and_draining() -> None:
+@pytest.mark.parametrize("count", long_but((5,), (5, 10)))
+def test_step_is_that_of_filling_and_draining(count: int) -> None:
     """The step of random plans is that of running their forwards one by one; nothing else takes time, the parts
     add up, and memory over time never passes the peak or the end."""
-    for drawn in random_cases(21, 10):
+    for drawn in random_cases(21, count):
         problem, plan = forward_only(*drawn)
         report = simulate(problem, plan)
         assert report.step_time_ns == naive_step_ns(problem, plan)

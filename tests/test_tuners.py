@@ -18,6 +18,7 @@ from benchmarks.tuner_search import Budget, TunerRun, tune
 from milpplan import Layout, Plan, PlanResult, Problem, VirtualStage, simulate, solve
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.splits import even_splits
+from tests.amounts import long_but
 
 DENSE = Case("tiny", "llama3-8b", "dgx-h100", 16, 16, 2048)
 EXPERTS = Case("tiny-moe", "mixtral-8x7b", "dgx-h100", 16, 16, 2048)
@@ -76,13 +77,14 @@ def test_plain_settings_are_legal_exactly_where_the_space_says_so(case: Case, ki
     assert min(illegal_at.values()) > 0
 
 
+@pytest.mark.parametrize("count", long_but((8,), (8, 20)))
 @pytest.mark.parametrize("case", [DENSE, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_guided_settings_are_legal_plans_of_the_space_at_its_cost(case: Case, kind: Kind) -> None:
+def test_guided_settings_are_legal_plans_of_the_space_at_its_cost(count: int, case: Case, kind: Kind) -> None:
     """Every guided setting is a plan of the space, and its cost is that of the simulator."""
     problem = case.problem(kind)
     encoding = Encoding(problem, is_guided=True)
-    for seed in range(20):
+    for seed in range(count):
         plan = encoding.decode(randomly(seed))
         assert plan is not None
         assert is_legal(problem, plan.layout)

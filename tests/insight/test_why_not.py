@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.errors import InvalidInputError
 from milpplan.insight.optima import Yardstick
-from milpplan.insight.records import WishAnswer
+from milpplan.insight.records import Optimum, WishAnswer
 from milpplan.insight.rules import WORDS, rule_effects
 from milpplan.insight.why_not import WISHABLE, answer, neighbours, wished
 from milpplan.optimize import layouts
@@ -79,12 +80,19 @@ def test_a_wish_outside_the_space_may_be_better() -> None:
     assert "outside" in told.reason
 
 
-def answered(problem: Problem, wish: dict[str, Any]) -> WishAnswer:
-    """The answer to one wish."""
+@cache
+def measured(problem: Problem) -> tuple[Yardstick, Optimum]:
+    """What the answers for a problem are measured by, found once."""
     plan = solve(problem).plan
     assert plan is not None
     yardstick = Yardstick.of(problem, plan, gap=1e-4)
-    return answer(yardstick, problem, wish, yardstick.optimum(problem, None, plan), None)
+    return yardstick, yardstick.optimum(problem, None, plan)
+
+
+def answered(problem: Problem, wish: dict[str, Any]) -> WishAnswer:
+    """The answer to one wish."""
+    yardstick, best = measured(problem)
+    return answer(yardstick, problem, wish, best, None)
 
 
 def test_memory_that_forbids_is_named_with_its_amount() -> None:

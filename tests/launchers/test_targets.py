@@ -66,8 +66,9 @@ def drawn_plan(random: np.random.Generator, problem: Problem, layout: Layout) ->
     )
 
 
+@pytest.mark.parametrize("count", long_but((3,), (3, 6)))
 @pytest.mark.parametrize("target", long_but(COMPLETE[:2], COMPLETE))
-def test_every_plan_of_the_space_is_exported_and_comes_back(target: str) -> None:
+def test_every_plan_of_the_space_is_exported_and_comes_back(count: int, target: str) -> None:
     """Plans drawn from the restricted spaces of several models: none is refused, all come back, step and all."""
     random = np.random.default_rng(11)
     known, told = TARGETS[target], 0
@@ -78,7 +79,7 @@ def test_every_plan_of_the_space_is_exported_and_comes_back(target: str) -> None
             # It cannot build the model: the next test looks at what is said.
             continue
         space = layout_space(problem)
-        for row in random.choice(len(space), min(6, len(space)), replace=False).tolist():
+        for row in random.choice(len(space), min(count, len(space)), replace=False).tolist():
             plan = drawn_plan(random, problem, space.at(row))
             launch = known.export(problem, plan, known.capability.versions[0])
             name, text = next(iter(known.files(launch, "0").items()))
@@ -92,7 +93,7 @@ def test_every_plan_of_the_space_is_exported_and_comes_back(target: str) -> None
     assert told >= 4
 
 
-@pytest.mark.parametrize("target", COMPLETE)
+@pytest.mark.parametrize("target", long_but(COMPLETE[::2], COMPLETE))
 def test_solved_plans_are_of_the_target(target: str) -> None:
     """The best plan of a restricted space is proved, can be exported, and is no faster than that of the whole."""
     whole = problem_of("llama3-8b", "dgx-h100", num_gpus=8, global_batch_size=16)
