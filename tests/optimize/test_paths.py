@@ -15,7 +15,7 @@ from milpplan.costs.layout_costs import LayoutCosts, usable_memory_bytes
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.compact import CompactRelaxation
+from milpplan.optimize.compact import RESOLUTION, CompactRelaxation
 from milpplan.optimize.formulation import LayoutProgram
 from milpplan.optimize.layout_solver import most_layers
 from milpplan.optimize.layouts import layout_space
@@ -304,7 +304,8 @@ def test_compact_relaxation_holds_for_every_plan(problem: Problem, seed: int) ->
             path_of(layout, costs, matrix(problem, costs, random_plan(rng, problem, layout))) for _ in range(3)
         ]
         paths = [*analytic_paths(layout), path_of(layout, costs, durations(stages)), *others]
-        base, unit = compact.base_ns(paths), rng.choice((1, 7, 1000))
+        base = compact.base_ns(paths)
+        unit = max(rng.choice((1, 7, 1000)), (step - base) // RESOLUTION)
         assert base <= step
         program = compact.program.with_rows(compact.path_rows(paths, base, unit))
         values[compact.num_counts] = (step - base) // unit
