@@ -55,6 +55,7 @@ class Tree:
     attempt: Attempt
     decide: Decide
     heap: list[tuple[int, int, Setting]] = field(default_factory=list)
+    opened: bool = False
     numbered: int = 0
     looked_at: int = 0
     given_up_ns: float = np.inf
@@ -87,12 +88,13 @@ class Tree:
     @property
     def finished(self) -> bool:
         """Whether no node is left that could be looked at."""
-        return self.numbered > 0 and (not self.heap or self.heap[0][0] > self.attempt.cutoff_ns)
+        return self.opened and (not self.heap or self.heap[0][0] > self.attempt.cutoff_ns)
 
     def run(self, attempt: Attempt, nodes: int) -> None:
         """Look at so many more nodes at most; the attempt's bound becomes the least of those left open."""
         self.attempt = attempt
-        if not self.numbered:
+        if not self.opened:
+            self.opened = True
             self._open(attempt.bound_ns, [attempt.setting])
         for _ in range(nodes):
             if self.finished or attempt.out_of_time():

@@ -17,7 +17,7 @@ from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.simulator import rank_memory, simulate
 from milpplan.costs.stages import plan_stages
 from milpplan.optimize.backends import backend
-from milpplan.optimize.branching import parts
+from milpplan.optimize.branching import Tree, parts
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.kelley import Attempt, Counters
 from milpplan.optimize.layout_solver import LayoutSolver
@@ -195,6 +195,20 @@ def test_trees_end_at_the_best_plan(cases: list[tuple[Problem, Setting, Costed]]
         assert below.bound_ns <= best
         assert below.bound_ns == best or below.fate == "open"
     assert partial > 0
+
+
+def test_a_tree_that_counting_closes_has_nothing_to_look_at(
+    cases: list[tuple[Problem, Setting, Costed]],
+) -> None:
+    """Below what any plan can take no node is opened, and the layout is closed."""
+    for _, setting, plans in cases:
+        solver = LayoutSolver(SolveOptions(gap=0.0), backend("highs"), [], None)
+        attempt = solver.attempt(setting, int(plans.step_time_ns.min()) // 50, 0)
+        tree = Tree(attempt, solver._split)
+        tree.run(attempt, 4)
+        assert tree.finished
+        assert attempt.closed
+        assert attempt.best is None
 
 
 @pytest.mark.parametrize(("num_layers", "expected"), [(ANY_SPLIT_LAYERS, "any"), (ANY_SPLIT_LAYERS + 1, "even")])
