@@ -90,7 +90,7 @@ def test_every_plan_of_the_space_is_exported_and_comes_back(count: int, target: 
             step = simulate(problem, plan).step_time_ns
             assert simulate(found.problem, found.plan).step_time_ns == step
             told += 1
-    assert told >= 4
+    assert told >= min(4, count)
 
 
 @pytest.mark.parametrize("target", long_but(COMPLETE[::2], COMPLETE))
