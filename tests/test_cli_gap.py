@@ -205,7 +205,7 @@ def test_exit_codes_say_how_it_ended(tmp_path: Path) -> None:
     path = written(
         tmp_path / "hard.json", hard, uniform_plan(hard, Layout(pp=4, dp=2, global_batch_size=8), "full")
     )
-    code, out, _ = run(str(path), "--time-limit", "0.01")
+    code, out, _ = run(str(path), "--time-limit", "1e-9")
     assert code == 4
     assert "no time left for" in out
 

@@ -118,7 +118,7 @@ def test_a_plan_that_does_not_fit_is_not_called_the_best(tmp_path: Path) -> None
 
 def test_no_time_ends_with_open_questions(plan_path: Path) -> None:
     """Without time the report still comes, names what is open, and the exit code says so."""
-    result = run("explain", str(plan_path), "--time-limit", "0.001")
+    result = run("explain", str(plan_path), "--time-limit", "1e-9")
     assert result.exit_code == 4, result.output
     assert "no time left for" in result.stdout
 
