@@ -18,6 +18,7 @@ from milpplan.errors import MilpplanError
 from milpplan.presets.calculon import calculon_run, notes, read_calculon
 from milpplan.reports.document import ResultDocument, SimulationDocument
 from tests.launchers.test_fuzz import JUNK, WORD
+from tests.refusals import in_three_parts
 from tests.test_cli_fuzz import FUZZ, broken, ends_well
 
 DATA = Path(__file__).parent / "data" / "calculon"
@@ -124,9 +125,7 @@ def read(folder: Path, texts: Sequence[str]) -> tuple[Problem, Plan, object] | M
         return *calculon_run(files), notes(files)
     except MilpplanError as refusal:
         error = refusal
-    assert error.seen
-    assert error.expected
-    assert error.do
+    in_three_parts(error)
     return error
 
 

@@ -17,6 +17,7 @@ from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 from tests.amounts import long_but
 from tests.costs.cases import even_plan, problem_of, shipped_hardware
+from tests.refusals import in_three_parts
 
 NEW = "no_such_thing"
 UNKNOWN = {
@@ -75,9 +76,7 @@ def read(name: str, text: str) -> Imported | MilpplanError:
         return target_named(name, "--from").read(text, file, shipped_hardware("dgx-h100"), None, model, None, ())
     except MilpplanError as refusal:
         error = refusal
-    assert error.seen
-    assert error.expected
-    assert error.do
+    in_three_parts(error)
     return error
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from milpplan import Problem, Range, fixed, solve
 from milpplan.costs.layout_costs import layout_costs
-from milpplan.errors import MilpplanError
 from milpplan.optimize import alternatives
 from milpplan.optimize.explain import explain
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_plan
 from tests.optimize.brute_force import time_and_peak
+from tests.refusals import in_three_parts
 from tests.small import GIB, small_problem
 
 
@@ -39,19 +39,12 @@ def number(pattern: str, text: str) -> float:
     return float(found[1].replace(",", ""))
 
 
-def complete(error: MilpplanError) -> None:
-    """All three parts are there."""
-    assert error.seen
-    assert error.expected
-    assert error.do
-
-
 def test_too_little_memory_says_how_much_and_how_many() -> None:
     """No plan simulates below the peak named; counts called too small have no plan, the one advised has."""
     problem = small_problem(num_gpus=2, memory_gib=9)
     assert solve(problem).status == "infeasible"
     error = explain(problem)
-    complete(error)
+    in_three_parts(error)
     named = number(r"at least ([\d.]+) GiB", error.seen) * GIB
     assert named <= least_peak(problem) + 0.05 * GIB
     enough = int(number(r"at least ([\d,]+) GPUs", error.do))
@@ -84,7 +77,7 @@ def test_an_impossible_number_of_gpus_names_the_rules_and_the_nearest_that_work(
     """Eleven GPUs and batch 30 break rules by name; the batch advised is the nearest with a legal layout."""
     problem = small_problem(num_gpus=11, global_batch_size=30)
     error = explain(problem)
-    complete(error)
+    in_three_parts(error)
     assert "batch_divisible_by_dp" in error.seen
     assert "heads_divisible_by_tp" in error.seen
     batch = int(number(r"global batch of ([\d,]+)", error.do))
@@ -115,7 +108,7 @@ def test_a_deadline_too_soon_says_what_is_possible() -> None:
     problem = small_problem(training_tokens=1e9, deadline_s=1000.0)
     assert solve(problem).status == "infeasible"
     error = explain(problem, budget_s=3.0)
-    complete(error)
+    in_three_parts(error)
     bound = number(r"at least ([\d.,]+) h", error.seen)
     found = number(r"found takes ([\d.,]+) h", error.seen)
     assert 1000 / 3600 < bound <= found

@@ -23,6 +23,7 @@ from milpplan.presets.catalog import (
     preset_text,
 )
 from milpplan.specs.model import ModelSpec
+from tests.refusals import in_three_parts
 
 HF_CONFIG = Path(__file__).parents[1] / "data" / "hf_configs" / "llama3-8b.json"
 BUS = {
@@ -71,9 +72,7 @@ def refused(path: str | Path) -> InvalidInputError:
     """The error of reading a bad model; all three parts must be there."""
     with pytest.raises(InvalidInputError) as caught:
         load_model(path)
-    assert caught.value.seen
-    assert caught.value.expected
-    assert caught.value.do
+    in_three_parts(caught.value)
     return caught.value
 
 

@@ -28,6 +28,7 @@ from milpplan.reports.document import (
 from milpplan.reports.files import write_whole
 from milpplan.reports.plan_file import PlanDocument, PlanFile, plan_document
 from milpplan.reports.terminal import solve_report
+from tests.refusals import in_three_parts
 from tests.small import small_problem
 
 ISSUE_KEYS = {
@@ -210,9 +211,7 @@ def test_unwritable_paths_are_explained(name: str, tmp_path: Path) -> None:
     """A directory, a missing directory and a name no system has get a message in three parts."""
     with pytest.raises(InvalidInputError) as caught:
         write_whole(tmp_path / name, "text")
-    assert caught.value.seen
-    assert caught.value.expected
-    assert caught.value.do
+    in_three_parts(caught.value)
 
 
 @pytest.mark.parametrize(("value", "text"), [(1e-4, "1e-4"), (0.01, "0.01"), (0.0, "0"), (2.5e-5, "2.5e-5")])
