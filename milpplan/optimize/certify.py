@@ -142,8 +142,6 @@ def _proof_again(claim: Claim, again: PlanResult) -> tuple[Check, Verdict]:
 def _further(problem: Problem, claim: Claim, again: PlanResult, options: SolveOptions) -> PlanResult:
     """The second proof to the claimed bound, where its tolerance let it stop below that."""
     assert again.objective is not None
-    if _reaches(claim, again):
-        return again
     assert claim.bound is not None
     gap = max(1.0 - claim.bound / again.objective, BOUND_SLACK)
     left_s = options.time_limit_s
