@@ -19,6 +19,8 @@ PRIOR_FACTOR_SIGMA: Final = 0.3
 PRIOR_SECONDS_SIGMA: Final = {
     "layer_launch_s": 1e-3,
     "collective_rank_s": 1e-4,
+    "collective_call_s": 3e-4,
+    "collective_far_rank_s": 1e-4,
     "message_s": 0.1,
     "step_overhead_s": 1.0,
     "scale_out_hop_s": 1e-4,
@@ -29,6 +31,8 @@ FACTOR_BOUNDS: Final = (0.2, 5.0)
 SECONDS_BOUNDS: Final = {
     "layer_launch_s": (0.0, 2e-2),
     "collective_rank_s": (0.0, 2e-3),
+    "collective_call_s": (0.0, 2e-2),
+    "collective_far_rank_s": (0.0, 2e-3),
     "message_s": (0.0, 2.0),
     "step_overhead_s": (0.0, 20.0),
     "scale_out_hop_s": (0.0, 2e-3),
@@ -52,6 +56,8 @@ class Theta:
     dispatch_efficiency: float = 1.0
     layer_launch_s: float | None = None
     collective_rank_s: float | None = None
+    collective_call_s: float | None = None
+    collective_far_rank_s: float | None = None
     message_s: float | None = None
     step_overhead_s: float | None = None
     scale_out_hop_s: float | None = None

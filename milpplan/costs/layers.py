@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from milpplan.costs import collectives, compute, placement
+from milpplan.costs.calls import call_s
 from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.compute import Numbers
 from milpplan.costs.cost_models import replaced_seconds
@@ -92,8 +93,7 @@ def layer_tally(
 def _wait_for_launches(shard: Shard, tally: Tally) -> None:
     """What the device waits for the host where a layer's kernels are shorter than their launches.
 
-    A forward takes at least layer_launch_s + collective_rank_s * (other ranks of its collectives, summed over
-    them), a backward twice the first and its own collectives, of which weight gradients that run by themselves
+    A forward takes at least layer_launch_s + what its collectives take to call (``calls.call_s``), a backward twice the first and its own collectives, of which weight gradients that run by themselves
     take one. Communication counts as busy: a wait for launches hides it. Source: nanotron's benchmark sweeps
     (docs/accuracy.md): a layer takes the longer of its kernels and a time that depends neither on the model's
     width nor on the micro-batch.
@@ -108,7 +108,7 @@ def host_seconds(problem: Problem, tally: Tally, phase: Phase) -> FloatArray:
     """What the host needs for the kernels and collectives of a phase of a layer, [num_layouts]."""
     software, apart = problem.hardware.software, tally.split.astype(np.float64)
     times = {Phase.FORWARD: np.ones_like(apart), Phase.BACKWARD: 2.0 - apart, Phase.WEIGHT: apart}
-    host = times[phase] * software.layer_launch_s + software.collective_rank_s * tally.called_ranks[phase]
+    host = times[phase] * software.layer_launch_s + tally.called_s[phase]
     return np.asarray(host)
 
 
@@ -342,7 +342,6 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     outside = collectives.reduce_scatter_s(hardware, sent * columns.etp, *shared)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         tally.exposed(Part.EP, phase, 2 * dispatch + inside + outside)
-    tally.calls(2, 2, columns.ep.astype(np.float64))
-    tally.calls(2, 2, columns.etp.astype(np.float64))
+    tally.calls(2, 2, call_s(hardware, *spread) + call_s(hardware, *shared))
     if moe.shared_intermediate_size:
         _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)

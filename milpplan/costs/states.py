@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs import collectives, placement
+from milpplan.costs.calls import call_s
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layers import BF16_BYTES
 from milpplan.costs.parameters import layer_parameters
@@ -129,17 +130,16 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
         if problem.hardware.software.sharding_group:
             copies = group.apart(shards)
             scatter = scatter + collectives.all_reduce_s(problem.hardware, message / shards, *copies)
-        whole = whole + _calls_s(problem, local, group.num_ranks)
+        whole = whole + _calls_s(problem, local, group)
         total = total + np.where(columns.zero_stage >= 1, scatter, whole)
     return total
 
 
-def _calls_s(problem: Problem, local: FloatArray, size: IntArray) -> FloatArray:
+def _calls_s(problem: Problem, local: FloatArray, group: RankGroup) -> FloatArray:
     """Host seconds of the calls of a layer's unsharded reduction: one for every ``reduce_call_bytes`` of 16-bit
     gradients, but at most one for each of a layer's four weights, none of which is split.
 
-    k (n - 1) min(2 N / reduce_call_bytes, 4) for n ranks (``size``), N parameters on a rank (``local``) and
-    k = ``collective_rank_s``; [n]. Lower for experts, whose weights are many; upper for embedding and head, one
+    call_s(group) min(2 N / reduce_call_bytes, 4) for N parameters on a rank (``local``); [n]. Lower for experts, whose weights are many; upper for embedding and head, one
     weight each. Nothing was fitted for the number of calls.
 
     Source: PyTorch DistributedDataParallel (bucket_cap_mb); nanotron's runs without ZeRO (docs/accuracy.md).
@@ -148,7 +148,7 @@ def _calls_s(problem: Problem, local: FloatArray, size: IntArray) -> FloatArray:
     if not software.reduce_call_bytes:
         return np.zeros_like(local)
     calls = np.minimum(BF16_BYTES * local / software.reduce_call_bytes, WEIGHTS_A_LAYER)
-    return np.asarray(software.collective_rank_s * (size - 1) * calls)
+    return np.asarray(call_s(problem.hardware, *group) * calls)
 
 
 def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:

@@ -49,14 +49,14 @@ REPLAYS = slice(Phase.SELECTIVE, Phase.FULL + 1)
 
 @dataclass(slots=True)
 class Tally:
-    """Accumulates seconds of one layer into an array [Part, Phase, num_layouts], and the other ranks of the
-    groups that its collectives call, [Phase, num_layouts].
+    """Accumulates seconds of one layer into an array [Part, Phase, num_layouts], and what the host takes to call
+    its collectives, [Phase, num_layouts].
 
     ``split`` [num_layouts]: whether the schedule runs weight gradients apart from the backward.
     """
 
     seconds: FloatArray
-    called_ranks: FloatArray
+    called_s: FloatArray
     split: BoolArray
     any_split: bool
 
@@ -89,18 +89,17 @@ class Tally:
         self,
         forward: FloatArray | int,
         backward: FloatArray | int,
-        ranks: FloatArray,
+        call_s: FloatArray,
         weight: FloatArray | int = 0,
     ) -> None:
-        """Add collectives among groups of so many ranks; a group of one rank is not called. ``weight`` of the
-        backward's belong to the weight gradients."""
-        called = ranks - 1
-        self.called_ranks[Phase.FORWARD] += forward * called
-        self.called_ranks[Phase.BACKWARD] += backward * called
+        """Add collectives that take the host ``call_s`` each; ``weight`` of the backward's belong to the weight
+        gradients."""
+        self.called_s[Phase.FORWARD] += forward * call_s
+        self.called_s[Phase.BACKWARD] += backward * call_s
         if self.any_split:
-            apart = np.where(self.split, weight, 0) * called
-            self.called_ranks[Phase.BACKWARD] -= apart
-            self.called_ranks[Phase.WEIGHT] += apart
+            apart = np.where(self.split, weight, 0) * call_s
+            self.called_s[Phase.BACKWARD] -= apart
+            self.called_s[Phase.WEIGHT] += apart
 
     def exposed(self, part: Part, phase: Phase, seconds: FloatArray) -> None:
         """Add communication that nothing hides."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from milpplan.costs import collectives, placement
+from milpplan.costs.calls import call_s
 from milpplan.costs.columns import BoolArray, FloatArray
 from milpplan.costs.compute import FP8_BYTES
 from milpplan.costs.shard import BF16_BYTES, Product, Shard
@@ -43,7 +44,7 @@ def linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pro
     share = collectives.processor_fraction(hardware, *group)
     again = shard.columns.gather_again
     late = np.where(sp & again, 1, 0)
-    tally.calls(np.where(sp, 2, 1), np.where(sp, 2, 1) + late, shard.tp, weight=late)
+    tally.calls(np.where(sp, 2, 1), np.where(sp, 2, 1) + late, call_s(hardware, *group), weight=late)
     if shard.columns.any_of("tp_overlap"):
         in_tiles = _Tiles(shard, tally, share)
         in_tiles.beside(Phase.FORWARD, np.where(sp, gather, none), columns)

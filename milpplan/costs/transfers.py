@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from milpplan.costs import collectives, placement
+from milpplan.costs.calls import call_s
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns
 from milpplan.costs.domains import neighbours_share_domain
 from milpplan.costs.shard import BF16_BYTES, FP32_BYTES
@@ -69,7 +70,7 @@ def gradient_norm_s(problem: Problem, num_gpus: IntArray) -> FloatArray:
     library takes to call it; of several node types the slowest. Any shape."""
     seconds = [
         collectives.all_reduce_s(hardware, FP32_BYTES, num_gpus, 1)
-        + hardware.software.collective_rank_s * (num_gpus - 1)
+        + call_s(hardware, num_gpus, 1)
         for hardware in problem.node_types
     ]
     return np.asarray(np.max(seconds, axis=0))

@@ -218,6 +218,10 @@ class Software(Record):
     """Host time of a layer's collective for every other rank of its group, added to its launches: a library that
     checks each call on all ranks before it starts, whatever the size of the message. The norm of the gradients
     calls all ranks once a step."""
+    collective_call_s: NonNegativeFloat = 0.0
+    """Host time of every such call, however many ranks its group has; none for a group of one."""
+    collective_far_rank_s: NonNegativeFloat = 0.0
+    """Host time of every such call, beside ``collective_rank_s``, for each rank of its group in another domain."""
     message_s: NonNegativeFloat = 0.0
     """Host time of every message between pipeline stages, for the stage that sends and for the one that receives,
     whatever its size: a pipeline engine that waits for each message before it goes on."""
@@ -300,6 +304,8 @@ class Uncertainty(Record):
     dispatch_efficiency: NonNegativeFloat = 0.0
     layer_launch_s: NonNegativeFloat = 0.0
     collective_rank_s: NonNegativeFloat = 0.0
+    collective_call_s: NonNegativeFloat = 0.0
+    collective_far_rank_s: NonNegativeFloat = 0.0
     message_s: NonNegativeFloat = 0.0
     scale_out_hop_s: NonNegativeFloat = 0.0
     kernel_latency_s: NonNegativeFloat = 0.0

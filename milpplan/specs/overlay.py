@@ -26,6 +26,8 @@ FACTORS: Final = (
 TIMES: Final = (
     "layer_launch_s",
     "collective_rank_s",
+    "collective_call_s",
+    "collective_far_rank_s",
     "message_s",
     "step_overhead_s",
     "scale_out_hop_s",
@@ -38,6 +40,8 @@ RARE: Final = (
     "gemm_fp8_efficiency",
     "dispatch_efficiency",
     "collective_rank_s",
+    "collective_call_s",
+    "collective_far_rank_s",
     "message_s",
     "scale_out_hop_s",
     "kernel_latency_s",
@@ -94,6 +98,8 @@ class Constants(Record):
     """On the software's ``dispatch_efficiency``."""
     layer_launch_s: Seconds | None = None
     collective_rank_s: Seconds | None = None
+    collective_call_s: Seconds | None = None
+    collective_far_rank_s: Seconds | None = None
     message_s: Seconds | None = None
     step_overhead_s: Seconds | None = None
     scale_out_hop_s: Seconds | None = None

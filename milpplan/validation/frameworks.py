@@ -162,6 +162,7 @@ FRAMEWORKS: dict[str, Framework] = {
         earlier_engine_flags=frozenset({"old_pp_engine", "success_with_oom_flag"}),
         earlier_engine_below_bytes_per_s=100e9,
         earlier_engine_stack="nanotron-earlier-engine",
+        overlap_grad_reduce=False,
         overlap_param_gather=False,
         # The printed max_allocated does not grow with the micro-batch: its counter is reset before the optimizer
         # (logging/base.py, log_memory; trainer.py). Workspaces: two handles of cuBLAS with 32 MiB on Hopper
