@@ -63,7 +63,7 @@ def _linear_pair(shard: Shard) -> list[Message]:
     )
     return [
         Message("tp", "all_reduce", "tensor", message, 1 - sp, 1 - sp),
-        Message("sp", "all_gather", "tensor", message, sp, sp * (1 + again)),
+        Message("sp", "all_gather", "tensor", shard.gathered_bytes, sp, sp * (1 + again)),
         Message("sp", "reduce_scatter", "tensor", message, sp, sp),
     ]
 
@@ -123,8 +123,7 @@ def replayed_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
         return []
     shard = Shard.of(problem, columns)
     kept = np.where(columns.sequence_parallel & ~columns.gather_again, 2.0 if _has_dense_part(kind) else 1.0, 0.0)
-    message = BF16_BYTES * shard.tokens * shard.hidden
-    return [Message("sp", "all_gather", "tensor", message, np.zeros_like(kept), kept)]
+    return [Message("sp", "all_gather", "tensor", shard.gathered_bytes, np.zeros_like(kept), kept)]
 
 
 def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> list[Message]:

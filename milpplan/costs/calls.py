@@ -13,8 +13,8 @@ from milpplan.specs.hardware import HardwareSpec
 def call_s(
     hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
 ) -> FloatArray:
-    """Host seconds of one call of a collective among ``size`` ranks ``stride`` apart, or among ``blocks`` such rows
-    ``block_stride`` apart; any shapes that broadcast.
+    """Host seconds of one call of a collective among ``size`` ranks ``stride`` apart, or among ``blocks`` such
+    rows ``block_stride`` apart; any shapes that broadcast.
 
     c + k (n - 1) + f (n - d) for n ranks, of which d share the caller's domain; nothing for n = 1. c, k and f are
     ``collective_call_s``, ``collective_rank_s`` and ``collective_far_rank_s`` of the software, 0 by default.

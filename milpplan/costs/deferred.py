@@ -42,25 +42,20 @@ def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
     return np.where(columns.split_backward, kept, 0.0)
 
 
-def _element(shard: Shard) -> int:
-    """Bytes an element of a product's operand takes."""
-    return 1 if shard.problem.job.precision == "fp8" else BF16_BYTES
-
-
 def _column_input(shard: Shard) -> FloatArray:
     """The input of a column-parallel layer; sharded along the sequence unless the framework or the layout keeps it
     gathered."""
     whole = ~shard.columns.gather_again | shard.problem.hardware.software.gathered_inputs
-    return _element(shard) * shard.tokens * shard.hidden / np.where(whole, 1.0, shard.sequence_tp)
+    return shard.operand_bytes * shard.tokens * shard.hidden / np.where(whole, 1.0, shard.sequence_tp)
 
 
 def _row_gradient(shard: Shard) -> FloatArray:
     """The gradient of a row-parallel layer's output, gathered along the sequence."""
-    return _element(shard) * shard.tokens * shard.hidden
+    return shard.operand_bytes * shard.tokens * shard.hidden
 
 
 def _attention(shard: Shard, kind: LayerRun) -> FloatArray:
-    attention, tokens, element = kind.attention, shard.tokens, _element(shard)
+    attention, tokens, element = kind.attention, shard.tokens, shard.operand_bytes
     heads = attention.num_attention_heads / shard.tp
     ends = _column_input(shard) + _row_gradient(shard)
     if not isinstance(attention, LatentAttention):
@@ -78,14 +73,14 @@ def _attention(shard: Shard, kind: LayerRun) -> FloatArray:
 
 def _dense_mlp(shard: Shard, mlp: DenseMlp) -> FloatArray:
     matrices = 2 if mlp.gated else 1
-    inner = _element(shard) * shard.tokens * mlp.intermediate_size / shard.tp * (matrices + 1)
+    inner = shard.operand_bytes * shard.tokens * mlp.intermediate_size / shard.tp * (matrices + 1)
     return _column_input(shard) + inner + _row_gradient(shard)
 
 
 def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
     """Inputs and output gradients of both products of every row; the router's input and the gradients of its
     probabilities, in fp32."""
-    rows, element = routed_rows(shard, moe), _element(shard)
+    rows, element = routed_rows(shard, moe), shard.operand_bytes
     matrices = 2 if moe.gated else 1
     width = moe.intermediate_size / shard.columns.etp
     experts = element * rows * (2 * shard.hidden + (matrices + 1) * width)

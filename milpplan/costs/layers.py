@@ -93,8 +93,9 @@ def layer_tally(
 def _wait_for_launches(shard: Shard, tally: Tally) -> None:
     """What the device waits for the host where a layer's kernels are shorter than their launches.
 
-    A forward takes at least layer_launch_s + what its collectives take to call (``calls.call_s``), a backward twice the first and its own collectives, of which weight gradients that run by themselves
-    take one. Communication counts as busy: a wait for launches hides it. Source: nanotron's benchmark sweeps
+    A forward takes at least layer_launch_s + what its collectives take to call (``calls.call_s``), a backward
+    twice the first and its own collectives, of which weight gradients that run by themselves take one.
+    Communication counts as busy: a wait for launches hides it. Source: nanotron's benchmark sweeps
     (docs/accuracy.md): a layer takes the longer of its kernels and a time that depends neither on the model's
     width nor on the micro-batch.
     """

@@ -56,6 +56,21 @@ class Shard:
         return self.problem.model.hidden_size
 
     @property
+    def operand_bytes(self) -> int:
+        """Bytes of an element of a product's inputs."""
+        return compute.FP8_BYTES if self.problem.job.precision == "fp8" else BF16_BYTES
+
+    @property
+    def gathered_bytes(self) -> FloatArray:
+        """Bytes of the tensor that sequence parallelism gathers before a product: tokens x hidden.
+
+        Source: Transformer Engine 1.11, pytorch/module/layernorm_linear.py and linear.py: the input is cast before
+        it is gathered, forwards and again for the weight gradient; module/base.py (``grad_output_preprocess``): so
+        is the output gradient. What is reduce-scattered stays in bf16.
+        """
+        return self.operand_bytes * self.tokens * self.hidden
+
+    @property
     def grad_bytes(self) -> int:
         """Bytes of one accumulated gradient."""
         return FP32_BYTES if self.problem.job.grad_dtype == "fp32" else BF16_BYTES

@@ -139,8 +139,9 @@ def _calls_s(problem: Problem, local: FloatArray, group: RankGroup) -> FloatArra
     """Host seconds of the calls of a layer's unsharded reduction: one for every ``reduce_call_bytes`` of 16-bit
     gradients, but at most one for each of a layer's four weights, none of which is split.
 
-    call_s(group) min(2 N / reduce_call_bytes, 4) for N parameters on a rank (``local``); [n]. Lower for experts, whose weights are many; upper for embedding and head, one
-    weight each. Nothing was fitted for the number of calls.
+    call_s(group) * min(2 N / reduce_call_bytes, 4) for N parameters on a rank (``local``); [n]. Lower for experts,
+    whose weights are many; upper for embedding and head, one weight each. Nothing was fitted for the number of
+    calls.
 
     Source: PyTorch DistributedDataParallel (bucket_cap_mb); nanotron's runs without ZeRO (docs/accuracy.md).
     """

@@ -15,7 +15,6 @@ import numpy as np
 from milpplan.costs import collectives, placement
 from milpplan.costs.calls import call_s
 from milpplan.costs.columns import BoolArray, FloatArray
-from milpplan.costs.compute import FP8_BYTES
 from milpplan.costs.shard import BF16_BYTES, Product, Shard
 from milpplan.costs.tally import Part, Phase, Tally
 from milpplan.specs.plan import TP_OVERLAPS
@@ -37,7 +36,7 @@ def linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pro
     hardware, sp = shard.problem.hardware, shard.columns.sequence_parallel
     message = BF16_BYTES * shard.tokens * shard.hidden
     group = placement.tensor(shard.columns)
-    gather = collectives.all_gather_s(hardware, gathered_bytes(shard), *group)
+    gather = collectives.all_gather_s(hardware, shard.gathered_bytes, *group)
     scatter = collectives.reduce_scatter_s(hardware, message, *group)
     reduce = collectives.all_reduce_s(hardware, message, *group)
     none = np.zeros_like(shard.tokens)
@@ -68,18 +67,6 @@ def linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pro
         # Selective recomputation drops the inputs: what was to be kept gathered is gathered again after all.
         replayed = np.where(sp & ~again, gather, none)
         tally.overlapped(PARTS, Phase.SELECTIVE, replayed, beside * dgrad, share)
-
-
-def gathered_bytes(shard: Shard) -> FloatArray:
-    """Bytes of the whole tensor that sequence parallelism gathers before a product, [num_layouts]: tokens x hidden,
-    of the width in which products read it, 1 byte in fp8.
-
-    Source: Transformer Engine 1.11, pytorch/module/layernorm_linear.py and linear.py: the input is cast before it
-    is gathered, forwards and again for the weight gradient; pytorch/module/base.py, ``grad_output_preprocess``, the
-    output gradient likewise. What is reduce-scattered stays in bf16.
-    """
-    element = FP8_BYTES if shard.problem.job.precision == "fp8" else BF16_BYTES
-    return element * shard.tokens * shard.hidden
 
 
 class _Tiles:

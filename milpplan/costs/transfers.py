@@ -69,8 +69,7 @@ def gradient_norm_s(problem: Problem, num_gpus: IntArray) -> FloatArray:
     """The norm of the gradients: an all-reduce of one number over all GPUs (dominated by latency), and what the
     library takes to call it; of several node types the slowest. Any shape."""
     seconds = [
-        collectives.all_reduce_s(hardware, FP32_BYTES, num_gpus, 1)
-        + call_s(hardware, num_gpus, 1)
+        collectives.all_reduce_s(hardware, FP32_BYTES, num_gpus, 1) + call_s(hardware, num_gpus, 1)
         for hardware in problem.node_types
     ]
     return np.asarray(np.max(seconds, axis=0))

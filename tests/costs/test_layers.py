@@ -205,6 +205,17 @@ def test_sequence_parallel_communication() -> None:
     assert found[Part.TP, Phase.BACKWARD] >= 2 * gather * (1 - 1e-12)
 
 
+def test_what_8_bit_products_read_is_gathered_in_8_bits() -> None:
+    """In fp8 an input is cast before it is gathered: half of the bytes; what is scattered stays in bf16."""
+    problem = problem_of("llama3-8b", "dgx-h100", precision="fp8")
+    message = 8192 * 4096
+    gather = collectives.all_gather_s(problem.hardware, message, 8, 1)
+    scatter = collectives.reduce_scatter_s(problem.hardware, 2 * message, 8, 1)
+    found = seconds(problem, tp=8, sequence_parallel=True)
+    assert found[Part.TP, Phase.FORWARD] == pytest.approx(2 * (gather + scatter))
+    assert overlapped_sum(problem, found, Part.TP, Phase.BACKWARD) == pytest.approx(2 * (2 * gather + scatter))
+
+
 def test_tensor_parallel_communication() -> None:
     """Without sequence parallelism: two all-reduces forward, two beside the weight gradients backward
     (Shoeybi et al. 2019, section 3)."""
@@ -278,11 +289,11 @@ def test_expert_tensor_communication() -> None:
 
 
 def test_fp8_pays_off_on_wide_layers() -> None:
-    """fp8 makes the wide products of Llama-3 405B faster and changes no message."""
+    """fp8 makes the wide products of Llama-3 405B faster, and no message larger."""
     bf16 = seconds(problem_of("llama3-405b", "dgx-h100"), tp=8, sequence_parallel=True)
     fp8 = seconds(problem_of("llama3-405b", "dgx-h100", precision="fp8"), tp=8, sequence_parallel=True)
     assert fp8[Part.COMPUTE, Phase.FORWARD] < 0.8 * bf16[Part.COMPUTE, Phase.FORWARD]
-    assert fp8[Part.TP, Phase.FORWARD] == bf16[Part.TP, Phase.FORWARD]
+    assert fp8[Part.TP, Phase.FORWARD] < bf16[Part.TP, Phase.FORWARD]
 
 
 def test_unfused_attention_uses_the_heads_of_its_own_layer() -> None:
