@@ -79,8 +79,8 @@ LEAST_RUNS = 4
 MOST_RUNS = 60
 """More runs of one source on one hardware say little more about eight constants."""
 LARGER_SAMPLES = {"nanotron": 150, "nanotron-slow-calls": 150}
-"""Stacks where they do: single iterations that scatter by 5 %, on 8 to 512 GPUs with tp of 1 to 128. Constants of 60
-runs left the others a point worse."""
+"""Stacks where they do: single iterations that scatter by 5 %, on 8 to 512 GPUs with tp of 1 to 128. Constants of
+60 runs left the others a point worse."""
 SEED = 0
 WORTHWHILE = 0.8
 """A stack is written only if the error of runs left out is below this share of the error before."""

@@ -70,6 +70,11 @@ def percent_text(fraction: float, digits: int = 1) -> str:
     return f"{fraction * 100:.{digits}f} %"
 
 
+def times_text(ratio: float) -> str:
+    """A ratio with three digits: 1.25 ×."""
+    return f"{ratio:.3g} \N{MULTIPLICATION SIGN}"
+
+
 def signed_percent_text(fraction: float, digits: int = 1) -> str:
     """A relative change as per cent with its sign, e.g. ``+2.1 %``; what rounds to nothing has none."""
     text = f"{fraction * 100:+.{digits}f}"

@@ -12,8 +12,9 @@ from typing import Final
 
 from milpplan.reports.files import make_directory, write_whole
 from milpplan.reports.terminal import printable
-from milpplan.units import GIB, gib_text, percent_text, seconds_text
+from milpplan.units import GIB, gib_text, percent_text, seconds_text, times_text
 from milpplan.validation.comparison import Comparison, Validation
+from milpplan.validation.ranking import competitions
 
 SIZE: Final = 640
 MARGIN: Final = 96
@@ -38,7 +39,8 @@ Point = tuple[str, str, float, float]
 
 
 def write_figures(validation: Validation, directory: Path) -> list[Path]:
-    """Write ``step_time_GENERATION.svg`` for every generation and ``memory.svg``; returns what was written.
+    """Write ``step_time_GENERATION.svg`` for every generation, ``sweeps.svg`` and ``memory.svg``, those of which
+    there are runs; returns what was written.
 
     Raises:
         InvalidInputError: the directory cannot be made or written to.
@@ -54,10 +56,21 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
         name = "".join(char if char.isalnum() else "_" for char in generation.lower())
         text = scatter(points, f"Step time, {generation}", seconds_text, unit=1.0)
         written.append(_written(directory / f"step_time_{name}.svg", text))
+    order = [point for members in competitions(validation.comparisons) for point in _order_points(members)]
+    if order:
+        title = "Step time over the fastest of its sweep"
+        written.append(_written(directory / "sweeps.svg", scatter(order, title, times_text, unit=1.0)))
     memory = [point for one in validation.comparisons for point in _memory_points(one)]
     if memory:
         written.append(_written(directory / "memory.svg", scatter(memory, "Peak memory", gib_text, unit=GIB)))
     return written
+
+
+def _order_points(members: Sequence[Comparison]) -> list[Point]:
+    """A point a finished run of a sweep: step times over the least measured and over the least predicted one."""
+    times = [(one.run, one.step.step_time_s, one.report.step_time_s) for one in members if one.step is not None]
+    measured, predicted = (min(time[place] for time in times) for place in (1, 2))
+    return [(run.group, run.id, took / measured, told / predicted) for run, took, told in times]
 
 
 def _memory_points(one: Comparison) -> list[Point]:

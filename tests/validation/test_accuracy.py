@@ -201,7 +201,8 @@ def test_the_command_draws_figures(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["validate", "--runs", str(path), "--plot", str(tmp_path / "figures")])
     assert result.exit_code == 0
     names = {file.name for file in (tmp_path / "figures").iterdir()}
-    assert names == {"step_time_hopper.svg", "memory.svg"}
+    assert names == {"step_time_hopper.svg", "sweeps.svg", "memory.svg"}
+    assert "b: measured 1 ×, predicted 1 ×" in (tmp_path / "figures" / "sweeps.svg").read_text(encoding="utf-8")
     text = (tmp_path / "figures" / "step_time_hopper.svg").read_text(encoding="utf-8")
     root = ElementTree.fromstring(text)
     titles = [node for node in root.iter() if node.tag.endswith("title")]
