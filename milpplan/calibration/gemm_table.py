@@ -20,13 +20,17 @@ from milpplan.specs.reading import shown
 
 FloatArray = npt.NDArray[np.float64]
 
-TIMES: Final = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3, "time_us": 1e-6}
+_UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+TIMES: Final = {"time": 1.0} | {f"{word}_{unit}": s for word in ("time", "latency") for unit, s in _UNITS.items()}
 TERA: Final = 1e12
 MAX_ROWS: Final = 200_000
 MOST_ELEMENTS: Final = 10**9
 MEMORY_MARGIN: Final = 1.2
 """A product within this factor of its memory traffic says nothing about the matrix engine."""
-_DO: Final = "Give a CSV with the columns m,n,k and one of time_s, time_ms, time_us or tflops; precision if fp8."
+_DO: Final = (
+    "Give a CSV with the columns m,n,k and one of time_s, time_ms, time_us (or latency_...) or tflops; precision if "
+    "fp8."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ def parse_gemm(text: str, source: str) -> list[Products]:
     if measured is None:
         raise InvalidInputError(f"{source} has the columns {shown(reader.fieldnames)}.", "Expected a time.", _DO)
     rows: dict[str, list[tuple[float, ...]]] = {"bf16": [], "fp8": []}
+    systems: set[str] = set()
     try:
         for number, row in enumerate(reader, start=2):
             if number > MAX_ROWS:
@@ -77,6 +82,13 @@ def parse_gemm(text: str, source: str) -> list[Products]:
             if precision not in rows:
                 raise InvalidInputError(
                     f"{source}:{number}: precision {shown(precision)}.", "Expected bf16 or fp8.", _DO
+                )
+            systems.add((row.get("system") or "").strip())
+            if len(systems) > 1:
+                raise InvalidInputError(
+                    f"{source}:{number}: system {shown(row.get('system'))} beside {shown(min(systems))}.",
+                    "Expected products of one system.",
+                    "Keep the rows of the accelerator that --hardware names.",
                 )
             rows[precision].append(_row(row, measured, f"{source}:{number}"))
     except csv.Error as error:

@@ -42,10 +42,18 @@ def test_tflops_are_read_as_well() -> None:
     assert found.time_s[0] == pytest.approx(2 * 4096**3 / 500e12)
 
 
+@pytest.mark.parametrize("column", ["time_us", "latency_us"])
+def test_times_have_two_names(column: str) -> None:
+    """Microseconds under either name; rows of one system may say so."""
+    (found,) = parse_gemm(f"system,m,n,k,{column},eff\nh100,4096,4096,4096,250,0.5\n", "x.csv")
+    assert found.time_s[0] == pytest.approx(250e-6)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "m,n,k,speed\n1,2,3,4\n",
+        "system,m,n,k,time_s\na100,1,2,3,4\nh100,1,2,3,4\n",
         "m,n,k,time_s\n",
         "m,n,k,time_s\n1,2,3\n",
         "m,n,k,time_s\n1,2,x,1\n",
