@@ -28,8 +28,8 @@ MOST_ELEMENTS: Final = 10**9
 MEMORY_MARGIN: Final = 1.2
 """A product within this factor of its memory traffic says nothing about the matrix engine."""
 _DO: Final = (
-    "Give a CSV with the columns m,n,k and one of time_s, time_ms, time_us (or latency_...) or tflops; precision if "
-    "fp8."
+    "Give a CSV with the columns m,n,k and one of time_s, time_ms, time_us (or latency_...) or tflops; precision "
+    "if fp8."
 )
 
 
