@@ -69,7 +69,7 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
 def _order_points(members: Sequence[Comparison]) -> list[Point]:
     """A point a finished run of a sweep: step times over the least measured and over the least predicted one."""
     times = [(one.run, one.step.step_time_s, one.report.step_time_s) for one in members if one.step is not None]
-    measured, predicted = (min(time[place] for time in times) for place in (1, 2))
+    measured, predicted = min(took for _, took, _ in times), min(told for _, _, told in times)
     return [(run.group, run.id, took / measured, told / predicted) for run, took, told in times]
 
 
