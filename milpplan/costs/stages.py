@@ -21,6 +21,8 @@ from milpplan.specs.plan import Layout, Plan
 
 EMBEDDING, HEAD = -2, -1
 """Positions of the two ends in the arrays that stack kinds, embedding and head."""
+EDGES = (Term.LEAD, Term.TRAIL, Term.FIRST, Term.LAST)
+"""Terms of the buckets at a stage's edges: of one layer, whatever their number, or of an end without layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,18 @@ def _fixed_terms(costs: LayoutCosts, held: IntArray, layers: IntArray, is_first:
         terms[Term.TRAIL] = terms[Term.REDUCE]
         terms[Term.FIRST] = terms[Term.GATHER]
     return terms
+
+
+def least_edges(costs: LayoutCosts, is_first: bool, is_last: bool) -> dict[Term, int]:
+    """Least nanoseconds of each of ``EDGES`` for a virtual stage that holds a layer, of whatever kind."""
+    edge, head = costs.edge_ns, costs.head_ns * is_last
+    adds = Kind.WEIGHT if costs.split_backward else Kind.BACKWARD
+    return {
+        Term.LEAD: int(edge[adds].min() + head[adds]),
+        Term.LAST: int(edge[Kind.FORWARD].min() + head[Kind.FORWARD]),
+        Term.TRAIL: int(costs.reduce_ns[:EMBEDDING].min() + costs.reduce_ns[EMBEDDING] * is_first),
+        Term.FIRST: int(costs.gather_ns[:EMBEDDING].min() + costs.gather_ns[EMBEDDING] * is_first),
+    }
 
 
 def _transient(

@@ -172,10 +172,10 @@ class Tree:
         if self.rounds is None:
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
             return None
-        run = self.rounds
-        run.begin(part)
-        run.relaxation.set_sides(*self.compact.limits(part.setting))
-        run.relaxation.set_sides(*self.compact.peak_limits(part.setting, run.base, run.unit))
+        run, compact = self.rounds, self.compact.narrowed(part.setting)
+        run.begin(part, compact)
+        run.relaxation.set_sides(*compact.limits(part.setting))
+        run.relaxation.set_sides(*compact.path_limits(part.setting, self.paths, run.base, run.unit))
         layers = None
         for _ in range(NODE_ROUNDS):
             known = len(self.paths)
@@ -217,7 +217,13 @@ def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
     # Where layers stay unplaced a point may be outside of the limits: at the limit the parts are smaller still.
     sums = np.clip(layers[setting.places].sum(axis=0), *np.array(setting.rank_bounds).T)
     layers = np.clip(layers, *np.array(setting.layer_bounds).T)
-    for stage in (0, setting.num_stages - 1):
+    ends = (0, setting.num_stages - 1)
+    for stage in ends:
+        low, high = setting.layer_bounds[stage]
+        if low == 0 < high:
+            # Reductions and gathers that nothing hides are known only where an end holds layers or none.
+            return [setting.with_stage(stage, 1, high), setting.with_stage(stage, 0, 0)]
+    for stage in ends:
         if _fraction(layers[stage]) > WHOLE:
             return _stage_parts(setting, stage, float(layers[stage]))
     rank = int(np.argmax(_fraction(sums)))

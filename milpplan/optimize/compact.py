@@ -23,6 +23,7 @@ plan of the layout from below; ``Relaxation.proved_bound`` makes that exact. It 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -33,9 +34,8 @@ from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes
 from milpplan.costs.pipeline import Term
-from milpplan.costs.stages import EMBEDDING, HEAD, stage_options
+from milpplan.costs.stages import EMBEDDING, HEAD, least_edges, stage_options
 from milpplan.costs.term import PAIRED
-from milpplan.costs.work_order import Kind
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.menus import FLOOR_UNITS, Setting
 from milpplan.optimize.peaks import PeakPath, least_passes, least_peak
@@ -93,30 +93,30 @@ class CompactRelaxation:
             empty.append(stage_options(costs, [], zero, zero, crossing_ns=crossing_ns, **ends).terms[:, 0])
         self.empty = np.stack(empty, axis=1)
         for j in range(J):
-            self._edges(j)
+            self._edges(j, J > 1 and setting.min_layers(j) == 0)
 
     def _costs_of(self, stage: int) -> LayoutCosts:
         """Constants of a virtual stage's rank."""
         return self.setting.costs.of_rank(self.setting.layout.rank_of(stage))
 
-    def _edges(self, j: int) -> None:
-        """The buckets at a stage's edges (LEAD, LAST, TRAIL, FIRST) are not sums over its layers: take the least
-        they can be, with the cheapest layer at the edge, or without layers where the stage may have none."""
-        costs, J = self._costs_of(j), self.setting.num_stages
-        edge, head = costs.edge_ns, costs.head_ns
-        adds = Kind.WEIGHT if costs.split_backward else Kind.BACKWARD
-        # (least of a layer, added by the embedding on the first stage, added by the head on the last stage)
-        edges = {
-            Term.LEAD: (edge[adds], 0, head[adds]),
-            Term.LAST: (edge[Kind.FORWARD], 0, head[Kind.FORWARD]),
-            Term.TRAIL: (costs.reduce_ns[:-2], costs.reduce_ns[EMBEDDING], 0),
-            Term.FIRST: (costs.gather_ns[:-2], costs.gather_ns[EMBEDDING], 0),
-        }
-        for term, (layer, on_first, on_last) in edges.items():
-            least = int(layer.min()) + int(on_first) * (j == 0) + int(on_last) * (j == J - 1)
-            if J > 1 and self.setting.min_layers(j) == 0:
-                least = min(least, int(self.empty[term, j]))
-            self.empty[term, j] = least
+    def _edges(self, j: int, may_be_empty: bool) -> None:
+        """The buckets at a stage's edges are not sums over its layers: the least they can be."""
+        least = least_edges(self._costs_of(j), j == 0, j == self.setting.num_stages - 1)
+        for term, value in least.items():
+            self.empty[term, j] = min(value, int(self.empty[term, j])) if may_be_empty else value
+
+    def narrowed(self, setting: Setting) -> CompactRelaxation:
+        """The same program for narrower limits: an end of the model that must hold a layer there has the edges of
+        one, where this relaxation has those of an empty stage."""
+        ends = [j for j in (0, setting.num_stages - 1) if setting.min_layers(j) > self.setting.min_layers(j) == 0]
+        if not ends:
+            return self
+        assert self.program is not None, "made once, for all"
+        other = copy(self)
+        other.empty = self.empty.copy()
+        for j in ends:
+            other._edges(j, False)
+        return other
 
     @property
     def num_counts(self) -> int:
@@ -219,9 +219,12 @@ class CompactRelaxation:
         lower, upper = (np.concatenate(side) for side in zip(*parts, strict=True))
         return np.arange(first, first + 2 * (J + P)), lower, upper
 
-    def peak_limits(self, setting: Setting, base: int, unit: int) -> tuple[IntArray, IntArray, IntArray]:
-        """The same of ``peak_rows``, which come right after the program's."""
-        lower = self.peak_sides(setting, base, unit)
+    def path_limits(
+        self, setting: Setting, paths: Sequence[CriticalPath], base: int, unit: int
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """The same of ``peak_rows``, which come right after the program's, and of ``path_rows`` after them."""
+        constants = np.array([self._constant(path) for path in paths], dtype=np.int64)
+        lower = np.concatenate([self.peak_sides(setting, base, unit), (constants - base) // unit])
         return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
 
     def _placed(self, total: IntArray) -> Rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -142,9 +143,10 @@ class Rounds:
     left: list[int] = field(default_factory=list)
     """Nanoseconds from the bound to the cutoff, after every round."""
 
-    def begin(self, attempt: Attempt) -> None:
-        """Go on with another attempt at the same graph."""
+    def begin(self, attempt: Attempt, compact: CompactRelaxation) -> None:
+        """Go on with another attempt at the same graph, on the same program."""
         self.attempt, self.center, self.center_ns, self.left = attempt, None, np.inf, []
+        self.matrix, self.rows = compact.durations, partial(compact.path_rows, base=self.base, unit=self.unit)
 
     def stalled(self) -> bool:
         """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""
@@ -211,10 +213,7 @@ def compact_start(
     if compact.peaks:
         relaxation.add_rows(compact.peak_rows(base, unit))
     relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
-
-    def rows(paths: list[CriticalPath]) -> Rows:
-        return compact.path_rows(paths, base, unit)
-
+    rows = partial(compact.path_rows, base=base, unit=unit)
     return compact, Rounds(attempt, relaxation, base, unit, compact.durations, rows)
 
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray
+from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.pipeline import StepGraph, Term, borders
+from milpplan.costs.stages import EDGES
 from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.peaks import least_peak, num_inner
@@ -51,6 +52,9 @@ class TimedRelaxation:
     _entries: list[tuple[int, int, int]] = field(default_factory=list)
     """(row, column, coefficient)"""
     _sides: list[int] = field(default_factory=list)
+    """Nanoseconds."""
+    _edges: list[tuple[int, Term, int]] = field(default_factory=list)
+    """(row, term, end of the model) of what is in a row's side and depends on whether the end holds a layer."""
     _peaks: list[tuple[int, int, int]] = field(default_factory=list)
     """(row, forwards, backwards) of the fullest stage in a row's side."""
 
@@ -68,7 +72,7 @@ class TimedRelaxation:
         row, column, value = entries[np.lexsort((entries[:, 1], entries[:, 0]))].T
         starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(self._sides)))])
         names = tuple(f"waits[{index}]" for index in range(len(self._sides)))
-        sides = np.array(self._sides, dtype=np.int64)
+        sides = np.array(self._sides, dtype=np.int64) // self.unit
         waits = Rows(names, starts.astype(np.int64), column, value, sides, np.full(len(sides), INFINITY))
         upper = np.concatenate([plain.upper, np.full(count, MOST)])
         objective = np.concatenate([plain.objective, np.zeros(count, dtype=np.int64)])
@@ -89,16 +93,8 @@ class TimedRelaxation:
 
     def solve(self, setting: Setting) -> tuple[int, FloatArray | None]:
         """A proved bound of a setting in nanoseconds (0: none), and the layers of every virtual stage, [J]."""
-        rows, lower, upper = self.compact.limits(setting)
-        first, peak = self.compact.program.num_rows, least_peak(setting)
-        passes = np.array(self._peaks, dtype=np.int64).reshape(-1, 3)
-        sides = np.array(self._sides, dtype=np.int64)[passes[:, 0]]
-        sides += peak * (passes[:, 1:] @ self.compact.least_passes_ns) // self.unit
-        self.relaxation.set_sides(
-            np.concatenate([rows, first + passes[:, 0]]),
-            np.concatenate([lower, sides]),
-            np.concatenate([upper, np.full(len(sides), INFINITY)]),
-        )
+        self.relaxation.set_sides(*self.compact.limits(setting))
+        self.relaxation.set_sides(*self._limits(setting))
         solution = self.relaxation.solve()
         if solution.status != "optimal":
             # What a solver gives up it often ends from where it stood.
@@ -106,6 +102,22 @@ class TimedRelaxation:
         proved = self.relaxation.proved_bound(solution)
         layers = self.compact.layers(solution.values) if solution.status == "optimal" else None
         return (0 if proved is None else proved * self.unit), layers
+
+    def _limits(self, setting: Setting) -> tuple[IntArray, IntArray, IntArray]:
+        """Rows whose sides depend on a setting, with their lower and upper sides."""
+        peaks = np.array(self._peaks, dtype=np.int64).reshape(-1, 3)
+        row, term, stage = np.array(self._edges, dtype=np.int64).reshape(-1, 3).T
+        sides = np.array(self._sides, dtype=np.int64)
+        sides[peaks[:, 0]] += least_peak(setting) * (peaks[:, 1:] @ self.compact.least_passes_ns)
+        np.add.at(sides, row, (self.compact.narrowed(setting).empty - self.compact.empty)[term, stage])
+        rows = np.unique(np.concatenate([peaks[:, 0], row]))
+        lower = sides[rows] // self.unit
+        return self.compact.program.num_rows + rows, lower, np.full(len(rows), INFINITY)
+
+    def _edge(self, row: int, term: Term, stage: int) -> None:
+        """What is in a row's side by an edge of an end of the model."""
+        if term in EDGES and stage in (0, self.graph.structure.num_virtual_stages - 1):
+            self._edges.append((row, term, stage))
 
     def _waits(self, moment: int, *parts: Waits, backwards: int = 0, forwards: int = 0) -> None:
         """Rows: a moment is no earlier than others and what comes after them."""
@@ -118,13 +130,14 @@ class TimedRelaxation:
             for term, stage in durations:
                 counts[:, stage] += self.compact.slope[term, :, stage]
                 side += int(self.compact.empty[term, stage])
+                self._edge(row, term, stage)
             flat = counts.reshape(-1)
             # Rounded so that the row asks for less.
             used = np.flatnonzero(flat)
             self._entries += zip(
                 [row] * len(used), used.tolist(), (-(flat[used] // self.unit)).tolist(), strict=True
             )
-            self._sides.append(side // self.unit)
+            self._sides.append(side)
             if forwards or backwards:
                 self._peaks.append((row, forwards, backwards))
 
@@ -202,7 +215,8 @@ class TimedRelaxation:
             for column, value in zip(columns.tolist(), counts.tolist(), strict=True)
         ]
         empty = compact.empty[:, stage]
-        self._sides.append(int(empty[Term.LEAD] + empty[Term.REDUCE] - empty[release]) // unit)
+        self._edge(row, Term.LEAD, stage)
+        self._sides.append(int(empty[Term.LEAD] + empty[Term.REDUCE] - empty[release]))
 
     def _chains(self) -> None:
         """Peaks: see the head of this module."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from milpplan.optimize.seeds import analytic_paths, chunk_paths
 from milpplan.optimize.timed import TimedRelaxation
 from milpplan.specs.problem import Problem
 from tests.optimize.brute_force import Costed
-from tests.optimize.test_branching import some, splits_of
+from tests.optimize.test_branching import free_cases, some, splits_of
 from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees
 
 
@@ -131,6 +132,25 @@ def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem
             looked_at += 1
     assert looked_at == 8 * len(cases)
     assert higher > 5
+
+
+def test_the_graph_in_the_relaxation_is_exact_where_a_split_fits_without_recomputation() -> None:
+    """With layers of one kind: also what the ends of the model gather and reduce, with layers or without."""
+    exact, empty = 0, 0
+    alike_layers = (case for case in free_cases() if len(case[0].model.kinds) == 1)
+    for _, setting, plans in islice(alike_layers, 8):
+        graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
+        fits = plans.peak_bytes <= setting.capacity_bytes
+        timed = TimedRelaxation(CompactRelaxation(setting, int(plans.step_time_ns[fits].max())), graph)
+        for split in splits_of(setting):
+            alike = (plans.layers == split).all(axis=1)
+            fastest = int(plans.step_time_ns[alike].min())
+            if fits[alike][plans.step_time_ns[alike] == fastest].any():
+                proved, _ = timed.solve(setting.with_split(split))
+                assert (1 - 1e-5) * fastest <= proved <= fastest
+                exact, empty = exact + 1, empty + (split[0] == 0) + (split[-1] == 0)
+    assert exact > 10
+    assert empty > 2
 
 
 def test_trees_with_the_graph_in_the_relaxation_end_at_the_best_plan(
