@@ -19,10 +19,11 @@ from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.stages import StageMemo
 from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.counting import most_on_ranks
-from milpplan.optimize.kelley import Attempt, Rounds, compact_start
+from milpplan.optimize.kelley import Attempt, Rounds, rounds_on
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.moves import fastest_of, improve
 from milpplan.optimize.peaks import has_peaks, peak_parts, peak_paths
+from milpplan.optimize.rank_relaxation import RankRelaxation
 from milpplan.optimize.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.seeds import chunk_paths
 from milpplan.optimize.splits import even_splits
@@ -41,6 +42,8 @@ MOST_PATHS, KEPT_PATHS = 400, 150
 """Paths in the relaxation before it is made anew, and of how many (besides the tight ones) then."""
 FEW_SPLITS = 256
 """Splits of a node that are decided one by one where its relaxation says nothing."""
+SOME = 0.01
+"""Layers from which on a fractional number of them counts as some."""
 WHOLE = 1e-6
 """Numbers of layers this near to an integer are one."""
 
@@ -70,6 +73,10 @@ class Tree:
     """Whether nodes are bounded with the graph in the relaxation after the first ``PATH_NODES``: dear at first,
     which does not pay where a few rounds of paths decide, and much nearer the truth."""
     timed: TimedRelaxation | None = None
+    by_ranks: RankRelaxation | None = None
+    """Takes the place of ``compact`` where memory binds and ranks have few choices."""
+    memory_binds: bool = False
+    """Whether the last node's optimum recomputes layers."""
     rounds: Rounds | None = None
     nearest_ns: float = field(init=False)
     """The fastest plan found; at first what plans must be near for a search around them."""
@@ -139,11 +146,19 @@ class Tree:
                 self._open(part.bound_ns, parts(setting, layers))
                 if self.looked_at == 1:
                     self._near_even(layers)
+                    self._look_at_ranks(setting)
             elif split is None and num_splits(setting) <= FEW_SPLITS and not self.attempt.out_of_time():
                 # Where no point satisfies the relaxation, which a solver's word does not prove, splits decide.
                 self._open(part.bound_ns, halves(setting))
             else:
                 self.given_up_ns = min(self.given_up_ns, part.bound_ns)
+
+    def _look_at_ranks(self, setting: Setting) -> None:
+        """Bound nodes by what whole ranks hold from now on, where memory binds and paths bound them."""
+        if self.memory_binds and not self.can_be_timed:
+            cutoff = self.attempt.cutoff_ns
+            self.by_ranks = RankRelaxation.of(self.compact, setting, self.paths, cutoff)
+            self.rounds = None if self.by_ranks else self.rounds
 
     def _bound(self, part: Attempt) -> FloatArray | None:
         """Raise the bound of a node; the layers of every virtual stage at the last optimum, [J], if any."""
@@ -172,7 +187,7 @@ class Tree:
         if self.rounds is None:
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
             return None
-        run, compact = self.rounds, self.compact.narrowed(part.setting)
+        run, compact = self.rounds, (self.by_ranks or self.compact).narrowed(part.setting)
         run.begin(part, compact)
         run.relaxation.set_sides(*compact.limits(part.setting))
         run.relaxation.set_sides(*compact.path_limits(part.setting, self.paths, run.base, run.unit))
@@ -183,9 +198,12 @@ class Tree:
             if part.closed or solution is None:
                 break
             self.tight.update(np.flatnonzero(solution.row_duals[-known:]).tolist())
-            layers = self.compact.layers(solution.values)
+            layers = compact.layers(solution.values)
+            if compact is not self.by_ranks:
+                self.memory_binds = recomputes(self.compact, solution.values)
             if not run.separate(solution) or run.stalled():
                 break
+        run.prove()
         return layers
 
     def _round(self, part: Attempt, layers: FloatArray) -> None:
@@ -205,8 +223,7 @@ class Tree:
         analytic, newest = self.attempt.setting.num_stages, len(self.paths) - KEPT_PATHS
         kept = [n for n in range(len(self.paths)) if n < analytic or n in self.tight or n >= newest]
         self.paths, self.tight = [self.paths[n] for n in kept], set()
-        start = compact_start(replace(self.attempt, pool=self.paths), self.compact)
-        self.rounds = None if start is None else start[1]
+        self.rounds = rounds_on(replace(self.attempt, pool=self.paths), self.by_ranks or self.compact)
 
 
 def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
@@ -247,6 +264,11 @@ def halves(setting: Setting) -> list[Setting]:
     """The node's parts by half of what one virtual stage may hold; the first one that has a choice."""
     stage = next(j for j, (fewest, most) in enumerate(setting.layer_bounds) if fewest < most)
     return _stage_parts(setting, stage, sum(setting.layer_bounds[stage]) / 2 + 0.25)
+
+
+def recomputes(compact: CompactRelaxation, values: FloatArray) -> bool:
+    """Whether a fractional point recomputes anything."""
+    return bool(values[compact.num_counts // 3 : compact.num_counts].max() > SOME)
 
 
 def _stage_parts(setting: Setting, stage: int, value: float) -> list[Setting]:

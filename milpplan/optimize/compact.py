@@ -142,8 +142,12 @@ class CompactRelaxation:
     def peak_sides(self, setting: Setting, base: int, unit: int) -> IntArray:
         """Lower sides of ``peak_rows`` in a narrower setting."""
         paths = np.array([self._constant(peak.path) for peak in self.peaks], dtype=np.int64)
+        return np.asarray((paths + self.peak_passes_ns(setting) - base) // unit)
+
+    def peak_passes_ns(self, setting: Setting) -> IntArray:
+        """What the fullest inner virtual stage of a setting adds to every path of a peak at least."""
         passes = np.array([(peak.forwards, peak.backwards) for peak in self.peaks], dtype=np.int64).reshape(-1, 2)
-        return np.asarray((paths + least_peak(setting) * (passes @ self.least_passes_ns) - base) // unit)
+        return np.asarray(least_peak(setting) * (passes @ self.least_passes_ns))
 
     @cached_property
     def least_passes_ns(self) -> IntArray:

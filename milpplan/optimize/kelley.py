@@ -7,9 +7,10 @@ taken at points between it and the best point so far, which keeps the sequence o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from milpplan.optimize.compact import RESOLUTION as COMPACT_RESOLUTION
 from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.formulation import LayoutProgram
 from milpplan.optimize.menus import Menu, Prices, Setting, stage_menu
-from milpplan.optimize.program import Rows
+from milpplan.optimize.peaks import PeakPath
+from milpplan.optimize.program import Program, Rows
 from milpplan.optimize.relaxation import Relaxation, RelaxationSolution
 from milpplan.optimize.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.seeds import Choice, analytic_paths, best_choice, rank_costs
@@ -127,6 +129,33 @@ class Attempt:
         return nearby
 
 
+class PathRelaxation(Protocol):
+    """A relaxation of one layout without its paths, z above a base in units."""
+
+    @property
+    def program(self) -> Program:
+        """All rows but the paths and peaks."""
+
+    @property
+    def peaks(self) -> Sequence[PeakPath]:
+        """Rows of peaks, right after those of the program."""
+
+    def base_ns(self, paths: list[CriticalPath]) -> int:
+        """Where z starts."""
+
+    def peak_rows(self, base: int, unit: int) -> Rows:
+        """Rows of the peaks."""
+
+    def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
+        """Rows of paths."""
+
+    def durations(self, values: FloatArray) -> IntArray:
+        """Duration matrix [Term, J] of a fractional point."""
+
+    def layers(self, values: FloatArray) -> FloatArray:
+        """Layers of every virtual stage at a fractional point, [J]."""
+
+
 @dataclass(slots=True)
 class Rounds:
     """One relaxation and the best point found for it."""
@@ -140,31 +169,45 @@ class Rounds:
     center: FloatArray | None = None
     center_ns: float = np.inf
     improved: bool = False
-    left: list[int] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
     """Nanoseconds from the bound to the cutoff, after every round."""
+    bound_ns: float = 0.0
+    """What the last optimum says, in floating point; proved where it passes the cutoff, and at the end."""
+    unproved: RelaxationSolution | None = None
 
-    def begin(self, attempt: Attempt, compact: CompactRelaxation) -> None:
+    def begin(self, attempt: Attempt, compact: PathRelaxation) -> None:
         """Go on with another attempt at the same graph, on the same program."""
         self.attempt, self.center, self.center_ns, self.left = attempt, None, np.inf, []
+        self.bound_ns, self.unproved = 0.0, None
         self.matrix, self.rows = compact.durations, partial(compact.path_rows, base=self.base, unit=self.unit)
 
     def stalled(self) -> bool:
         """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""
-        self.left.append(self.attempt.cutoff_ns - self.attempt.bound_ns)
+        self.left.append(self.attempt.cutoff_ns - max(self.bound_ns, self.attempt.bound_ns))
         if len(self.left) <= STALL_ROUNDS:
             return False
         return self.left[-1] > self.left[-1 - STALL_ROUNDS] * (1.0 - STALL_SHARE)
 
     def solve(self) -> RelaxationSolution | None:
-        """Solve and raise the proved bound; None when the solver stopped or time is up."""
+        """Solve; None when the solver stopped or time is up. The bound is proved where it passes the cutoff: a
+        proof takes as long as a solution, and only the last one counts."""
         solution = self.relaxation.solve()
         self.attempt.counters.relaxations += 1
         if solution.status != "optimal" or self.attempt.out_of_time():
             return None
-        proved = self.relaxation.proved_bound(solution)
+        self.bound_ns, self.unproved = self.base + self.unit * solution.objective, solution
+        if self.bound_ns > self.attempt.cutoff_ns:
+            self.prove()
+        return solution
+
+    def prove(self) -> None:
+        """Raise the attempt's bound to what the duals of the last optimum prove."""
+        if self.unproved is None:
+            return
+        proved = self.relaxation.proved_bound(self.unproved)
+        self.unproved = None
         if proved is not None:
             self.attempt.bound_ns = max(self.attempt.bound_ns, self.base + self.unit * proved)
-        return solution
 
     def separate(self, solution: RelaxationSolution) -> bool:
         """Add the critical paths near the optimum; False when it is met by its own step time."""
@@ -181,7 +224,7 @@ class Rounds:
             if step < self.center_ns:
                 self.improved = step < self.center_ns * (1 - 1e-4)
                 self.center, self.center_ns = point, step
-        if self.center_ns <= self.attempt.bound_ns * (1 + CONVERGED):
+        if self.center_ns <= max(self.bound_ns, self.attempt.bound_ns) * (1 + CONVERGED):
             return False
         found = _distinct(paths)
         self.attempt.counters.paths += len(found)
@@ -198,12 +241,15 @@ def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
     return list(seen.values())
 
 
-def compact_start(
-    attempt: Attempt, known: CompactRelaxation | None = None
-) -> tuple[CompactRelaxation, Rounds] | None:
-    """The compact relaxation with all known paths, ``known`` where it has been made before; None where the paths
-    pass the cutoff by themselves."""
-    compact = known or CompactRelaxation(attempt.setting, attempt.cutoff_ns)
+def compact_start(attempt: Attempt) -> tuple[CompactRelaxation, Rounds] | None:
+    """The compact relaxation with all known paths; None where the paths pass the cutoff by themselves."""
+    compact = CompactRelaxation(attempt.setting, attempt.cutoff_ns)
+    run = rounds_on(attempt, compact)
+    return None if run is None else (compact, run)
+
+
+def rounds_on(attempt: Attempt, compact: PathRelaxation) -> Rounds | None:
+    """Rounds on a relaxation with all known paths; None where they pass the cutoff by themselves."""
     base = compact.base_ns(attempt.pool)
     if base > attempt.cutoff_ns:
         attempt.bound_ns = max(attempt.bound_ns, base)
@@ -214,7 +260,7 @@ def compact_start(
         relaxation.add_rows(compact.peak_rows(base, unit))
     relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
     rows = partial(compact.path_rows, base=base, unit=unit)
-    return compact, Rounds(attempt, relaxation, base, unit, compact.durations, rows)
+    return Rounds(attempt, relaxation, base, unit, compact.durations, rows)
 
 
 def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] | None:
@@ -239,6 +285,7 @@ def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] 
             _round(attempt, compact.layers(run.center))
         if not more or attempt.closed or run.stalled():
             break
+    run.prove()
     _trim(attempt.pool, attempt.setting.layout.pp)
     if attempt.closed:
         return None
@@ -289,13 +336,14 @@ def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
     for number in range(rounds):
         solution = run.solve()
         if attempt.closed or solution is None:
-            return
+            break
         more = run.separate(solution)
         if number % 6 == 0 or not more:
             assert run.center is not None
             _whole_plans(attempt, program, run.center[:num_items], solution.row_duals)
         if not more or attempt.closed or run.stalled():
-            return
+            break
+    run.prove()
 
 
 def _whole_plans(attempt: Attempt, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:

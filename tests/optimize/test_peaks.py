@@ -127,6 +127,7 @@ def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem
             start = compact_start(attempt)
             assert start is not None
             start[1].solve()
+            start[1].prove()
             assert proved >= attempt.bound_ns * (1 - 1e-5)
             higher += proved > attempt.bound_ns * (1 + 1e-3)
             looked_at += 1

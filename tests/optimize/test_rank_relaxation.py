@@ -1,0 +1,118 @@
+"""The relaxation by what whole ranks hold: its choices, its bounds, and the trees that use it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from milpplan.costs.columns import IntArray
+from milpplan.costs.pipeline import StepGraph, Term
+from milpplan.costs.stages import durations, plan_stages
+from milpplan.optimize import branching
+from milpplan.optimize.compact import CompactRelaxation
+from milpplan.optimize.kelley import Attempt, Counters, PathRelaxation, rounds_on
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.peaks import peak_paths
+from milpplan.optimize.rank_relaxation import RankRelaxation, rank_choices
+from milpplan.optimize.seeds import analytic_paths, chunk_paths
+from milpplan.specs.plan import Plan, Recompute, VirtualStage
+from milpplan.specs.problem import Problem
+from tests.optimize.brute_force import Costed
+from tests.optimize.test_branching import some
+from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees
+
+Case = tuple[Problem, Setting, Costed]
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """Shared by the tests of this file."""
+    return some(4)
+
+
+def stage_terms(setting: Setting, plans: Costed, row: int) -> IntArray:
+    """Durations of a listed plan, [Term, J]."""
+    stages, start = [], 0
+    for count, full, selective in zip(plans.layers[row], plans.full[row], plans.selective[row], strict=True):
+        recompute = Recompute(full=int(full), selective=int(selective))
+        stages.append(VirtualStage(layers=(start, start + int(count)), recompute=recompute))
+        start += int(count)
+    plan = Plan(layout=setting.layout, virtual_stages=tuple(stages))
+    return durations(plan_stages(setting.costs, setting.problem.model.layer_kinds, plan))
+
+
+def bound_of(attempt: Attempt, relaxation: PathRelaxation) -> int:
+    """Proved with the known paths."""
+    run = rounds_on(attempt, relaxation)
+    assert run is not None
+    for name in ("limits", "path_limits"):
+        more = () if name == "limits" else (attempt.pool, run.base, run.unit)
+        run.relaxation.set_sides(*getattr(relaxation, name)(attempt.setting, *more))
+    run.solve()
+    run.prove()
+    return attempt.bound_ns
+
+
+def test_a_choice_serves_every_rank_of_every_plan(cases: list[Case]) -> None:
+    """With the same layers in every chunk, and no longer forwards or backwards."""
+    rng, ranks = random.Random(7), 0
+    work = [Term.FORWARD, Term.BACKWARD]
+    for _, setting, plans in cases:
+        choices = [rank_choices(setting, rank) for rank in range(setting.layout.pp)]
+        fits = np.flatnonzero(plans.peak_bytes <= setting.capacity_bytes).tolist()
+        for row in rng.sample(fits, min(20, len(fits))):
+            terms = stage_terms(setting, plans, row)
+            for own in choices:
+                assert own is not None
+                held = list(own.stages)
+                alike = (own.runs.sum(axis=2) == plans.layers[row][held]).all(axis=1)
+                better = (own.terms[work] <= terms[work][:, held, None]).all(axis=(0, 1))
+                assert (alike & better).any()
+                ranks += 1
+    assert ranks > 50
+
+
+def test_whole_ranks_bound_every_plan_and_more_nearly(cases: list[Case]) -> None:
+    """In any setting at most the fastest plan's step, and no less than the compact relaxation says."""
+    rng, higher = random.Random(8), 0
+    for problem, setting, plans in cases:
+        graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
+        fits = plans.peak_bytes <= setting.capacity_bytes
+        slowest = int(plans.step_time_ns[fits].max())
+        compact = CompactRelaxation(setting, slowest, peak_paths(setting.layout, graph.structure))
+        pool = [*analytic_paths(setting.layout), *chunk_paths(setting.layout)]
+        ranks = RankRelaxation.of(compact, setting, pool, slowest)
+        assert ranks is not None
+        for _ in range(8):
+            split = plans.layers[rng.choice(np.flatnonzero(fits).tolist())]
+            least = np.maximum(split - rng.randint(0, 2), [low for low, _ in setting.layer_bounds])
+            most = split + rng.randint(0, 2)
+            narrow = replace(setting, layer_bounds=tuple(zip(least.tolist(), most.tolist(), strict=True)))
+            tight = narrow.tightened(np.full(setting.layout.pp, problem.model.num_layers))
+            assert tight is not None
+            within = fits & (plans.layers >= least).all(axis=1) & (plans.layers <= most).all(axis=1)
+            attempt = Attempt(tight, graph, pool, slowest, 0, 0.0, None, Counters())
+            known = bound_of(replace(attempt), compact.narrowed(tight))
+            proved = bound_of(attempt, ranks)
+            assert known * (1 - 1e-5) <= proved <= plans.step_time_ns[within].min()
+            higher += proved > known * (1 + 1e-3)
+    assert higher > 3
+
+
+def test_trees_over_whole_ranks_end_at_the_best_plan(cases: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second node on, also where memory does not bind."""
+    made: list[RankRelaxation | None] = []
+    make = RankRelaxation.of
+
+    def kept(*known: object) -> RankRelaxation | None:
+        made.append(make(*known))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(branching, "SMALL_GRAPH", 0)
+    monkeypatch.setattr(branching, "recomputes", lambda *_: True)
+    monkeypatch.setattr(RankRelaxation, "of", kept)
+    check_trees(cases)
+    assert sum(one is not None for one in made) > 0
