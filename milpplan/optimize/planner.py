@@ -218,6 +218,8 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
     known = known or [plan for plan in (first.plan,) if plan is not None]
     spent = first.wall_time_s + time.monotonic() - started
     left = None if limit is None else max(0.01, limit - spent)
+    # What became of ten million even layouts takes as much memory as a search over those of any split.
+    first = replace(first, layouts=None)
     result = _solve(problem, replace(options, time_limit_s=0.01 if first.message else left), known)
     return replace(result, wall_time_s=spent + result.wall_time_s, message=first.message or result.message)
 
