@@ -143,7 +143,7 @@ class Tree:
         self.attempt.take_best(part)
         if part.bound_ns <= self.attempt.cutoff_ns:
             if layers is not None:
-                self._open(part.bound_ns, parts(setting, layers))
+                self._open(part.bound_ns, parts(setting, layers, self.by_ranks is not None))
                 if self.looked_at == 1:
                     self._near_even(layers)
                     self._look_at_ranks(setting)
@@ -226,13 +226,20 @@ class Tree:
         self.rounds = rounds_on(replace(self.attempt, pool=self.paths), self.by_ranks or self.compact)
 
 
-def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
+def parts(setting: Setting, layers: FloatArray, ranks_first: bool = False) -> list[Setting]:
     """The node's parts by what the fullest inner virtual stage, one virtual stage, or one rank holds at a
-    fractional point: layers [J]."""
-    if has_peaks(setting) and (by_peak := peak_parts(setting)):
-        return by_peak
+    fractional point: layers [J].
+
+    ``ranks_first``: by the last rank whose sum is broken, before all others. Where memory binds, the last ranks
+    hold least activations and so, of fractions, most layers.
+    """
     # Where layers stay unplaced a point may be outside of the limits: at the limit the parts are smaller still.
     sums = np.clip(layers[setting.places].sum(axis=0), *np.array(setting.rank_bounds).T)
+    broken = np.flatnonzero(_fraction(sums) > WHOLE)
+    if ranks_first and len(broken):
+        return _rank_parts(setting, int(broken[-1]), float(sums[broken[-1]]))
+    if has_peaks(setting) and (by_peak := peak_parts(setting)):
+        return by_peak
     layers = np.clip(layers, *np.array(setting.layer_bounds).T)
     ends = (0, setting.num_stages - 1)
     for stage in ends:
@@ -243,16 +250,20 @@ def parts(setting: Setting, layers: FloatArray) -> list[Setting]:
     for stage in ends:
         if _fraction(layers[stage]) > WHOLE:
             return _stage_parts(setting, stage, float(layers[stage]))
-    rank = int(np.argmax(_fraction(sums)))
-    if _fraction(sums[rank]) > WHOLE:
-        low, high = setting.rank_bounds[rank]
-        most = int(np.floor(sums[rank]))
-        return [setting.with_rank(rank, low, most), setting.with_rank(rank, most + 1, high)]
+    if len(broken):
+        rank = int(np.argmax(_fraction(sums)))
+        return _rank_parts(setting, rank, float(sums[rank]))
     for stage in np.argsort(-_fraction(layers), kind="stable").tolist():
         low, high = setting.layer_bounds[stage]
         if low < high:
             return _stage_parts(setting, stage, float(layers[stage]))
     raise AssertionError("a node with one split has no parts")
+
+
+def _rank_parts(setting: Setting, rank: int, value: float) -> list[Setting]:
+    """Below and above a fraction."""
+    (low, high), most = setting.rank_bounds[rank], int(np.floor(value))
+    return [setting.with_rank(rank, low, most), setting.with_rank(rank, most + 1, high)]
 
 
 def num_splits(setting: Setting) -> float:

@@ -145,7 +145,7 @@ def test_parts_share_out_every_split(count: int) -> None:
             weights = np.array([rng.random() for _ in range(4)])
             points = np.array(rng.choices(whole, k=4))
             layers = points[0].astype(float) if rng.random() < 0.5 else weights / weights.sum() @ points
-            pieces = parts(setting, layers)
+            pieces = parts(setting, layers, ranks_first=rng.random() < 0.5)
             assert sorted(split for piece in pieces for split in splits_of(piece)) == sorted(whole)
             assert all(piece != setting for piece in pieces)
     assert shared > 3
