@@ -111,9 +111,8 @@ class CompactRelaxation:
         ends = [j for j in (0, setting.num_stages - 1) if setting.min_layers(j) > self.setting.min_layers(j) == 0]
         if not ends:
             return self
-        assert self.program is not None, "made once, for all"
         other = copy(self)
-        other.empty = self.empty.copy()
+        other.program, other.empty = self.program, self.empty.copy()
         for j in ends:
             other._edges(j, False)
         return other
