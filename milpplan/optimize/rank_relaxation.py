@@ -52,18 +52,21 @@ class RankChoices:
 
 
 def rank_choices(setting: Setting, rank: int) -> RankChoices | None:
-    """Every choice of a rank that fits and that no other one beats; None where there are too many to look at."""
+    """Every choice of a rank that fits and that no other one beats; None where there is none, or too many to look
+    at."""
     stages = setting.layout.rank_stages[rank]
     if math.prod(_num_items(*setting.layer_bounds[stage]) for stage in stages) > MOST_PRODUCTS:
         return None
     menus = [stage_menu(setting, stage, setting.max_layers(stage)) for stage in stages]
-    if math.prod(map(len, menus)) > MOST_PRODUCTS:
+    if not 0 < math.prod(map(len, menus)) <= MOST_PRODUCTS:
         return None
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     total = sum(menu.layers[items] for menu, items in zip(menus, grid, strict=True))
     fewest, most = setting.rank_bounds[rank]
     grid = grid[:, (total >= fewest) & (total <= most)]
     grid = grid[:, _fit(setting, rank, menus, grid)]
+    if not grid.size:
+        return None
     parts = list(zip(menus, grid, strict=True))
     runs = np.stack([menu.runs[items] for menu, items in parts], axis=1)
     terms = np.stack([menu.terms[:, items] for menu, items in parts], axis=1)
@@ -135,7 +138,7 @@ class RankRelaxation:
         choices = []
         for rank in range(setting.layout.pp):
             own = rank_choices(setting, rank)
-            if own is None or not len(own.runs):
+            if own is None:
                 return None
             choices.append(own)
         found = RankRelaxation(compact, choices)._without_hopeless(paths, cutoff_ns)
