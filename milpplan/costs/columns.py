@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -127,9 +127,14 @@ class LayoutColumns:
         """Field to column."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def take(self, rows: npt.NDArray[np.integer] | BoolArray) -> LayoutColumns:
-        """The chosen rows (indices or mask)."""
-        return LayoutColumns(**{field.name: _taken(getattr(self, field.name), rows) for field in fields(self)})
+    def take(self, rows: npt.NDArray[np.integer] | BoolArray, but: Collection[str] = ()) -> LayoutColumns:
+        """The chosen rows (indices or mask); ``but`` names fields that mean nothing in them."""
+        length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+        taken: dict[str, Any] = {
+            field.name: constant(0, length) if field.name in but else _taken(getattr(self, field.name), rows)
+            for field in fields(self)
+        }
+        return LayoutColumns(**taken)
 
     def any_of(self, *names: str) -> bool:
         """Whether a switch is on (or a word not the first) in some row: what nobody asks for costs nothing."""

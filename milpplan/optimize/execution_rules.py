@@ -34,10 +34,12 @@ __all__ = [
     "EXECUTION",
     "EXECUTION_RULES",
     "INFERENCE_RULES",
+    "TRANSFER_DOMINANCE",
     "Rule",
     "asked_switches",
     "default_switches",
     "offloads",
+    "offloads_asked",
 ]
 
 Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
@@ -55,6 +57,11 @@ def asked_switches(problem: Problem) -> dict[str, IntArray]:
             numbers = [WORDS[name].index(value) for value in values] if name in WORDS else values
             found[name] = np.unique(np.array(numbers, dtype=np.int64))
     return found
+
+
+def offloads_asked(problem: Problem) -> bool:
+    """Whether some layouts of a problem may have something on the host."""
+    return any(name in OFFLOADS for name in asked_switches(problem))
 
 
 def default_switches(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
@@ -153,13 +160,17 @@ def _faster_transfer(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     space = problem.space.pp_scatter_gather
     if len(set(space)) < 2 or problem.other_hardware:
         return np.ones(len(c["tp"]), dtype=np.bool_)
-    times = [transfer_s(problem, _columns(c, pp_scatter_gather=on)) for on in (0, 1)]
-    can = (c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0)
-    return np.asarray(~can | ((times[1] < times[0]) == (c["pp_scatter_gather"] == 1)))
+    keep = np.ones(len(c["tp"]), dtype=np.bool_)
+    can = np.flatnonzero((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
+    rows = {name: c[name][can] for name in c}
+    times = [transfer_s(problem, _columns(rows, pp_scatter_gather=on)) for on in (0, 1)]
+    keep[can] = (times[1] < times[0]) == (rows["pp_scatter_gather"] == 1)
+    return keep
 
 
-DOMINANCE: dict[str, Rule] = {
-    "dominated_by_ring": _ring_is_no_slower,
-    "dominated_by_transfer": _faster_transfer,
-}
+DOMINANCE: dict[str, Rule] = {"dominated_by_ring": _ring_is_no_slower}
 """Rules that leave out legal layouts, each with a twin in the space that is no slower and no larger."""
+
+TRANSFER_DOMINANCE: dict[str, Rule] = {"dominated_by_transfer": _faster_transfer}
+"""The same, of rows that have micro-batches and an order of ranks; of the switches it reads sequence_parallel and
+pp_scatter_gather alone."""

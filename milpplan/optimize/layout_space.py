@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.columns import SWITCHES, BoolArray, IntArray, LayoutColumns, constant
 from milpplan.optimize.crossing import Columns
 from milpplan.specs.plan import Layout
 
@@ -19,18 +19,57 @@ SHARDING = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
 """Fields whose choices are crossed with every family of layouts that agree in the others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Values of some fields that every block has: ``counts`` [b] rows of ``table``, from ``starts`` [b] on."""
+
+    table: Columns
+    starts: IntArray
+    counts: IntArray
+
+    @staticmethod
+    def none(blocks: int) -> Choices:
+        """No fields, and so one way to choose."""
+        return Choices({}, np.zeros(blocks, dtype=np.int64), np.ones(blocks, dtype=np.int64))
+
+    @staticmethod
+    def listed(table: Columns, place: IntArray, keys: int, key: IntArray) -> Choices:
+        """``place`` says, ascending, which of ``keys`` keys a row of the table is for, ``key`` [b] which one a
+        block has."""
+        counts = np.bincount(place, minlength=keys)
+        return Choices(table, (np.cumsum(counts) - counts)[key], counts[key])
+
+    def take(self, blocks: npt.NDArray[np.integer] | BoolArray) -> Choices:
+        """Those of some blocks."""
+        return Choices(self.table, self.starts[blocks], self.counts[blocks])
+
+
+def chosen_rows(
+    switches: Choices, stages: Choices, block: IntArray, family: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Rows of the tables of ``switches`` and ``stages`` for families by their blocks and places in these, [n]."""
+    counts = np.maximum(stages.counts, 1)[block]
+    switch = family // counts
+    return switches.starts[block] + switch, stages.starts[block] + family - switch * counts
+
+
 @dataclass(frozen=True)
 class LayoutSpace:
     """All legal layouts of a problem, and how many partial layouts each named rule rejected.
 
-    The layouts are the families, each with every choice of sharding: first the families with replicas, whose
-    choices come first, then those without. There may be millions, so rows are made when they are taken.
+    A *block* is a choice of degrees, order of ranks and micro-batch; its layouts have each of its ``switches``,
+    with each of these each of its ``stages`` (virtual stages and schedule), and with each of these every choice of
+    sharding. A *family* is a layout but for its sharding. Blocks with replicas come first, and their choices of
+    sharding before those of blocks without. There may be millions of layouts, so rows are made when they are
+    taken.
     """
 
-    families: LayoutColumns
-    """One row a family; its sharding fields mean nothing."""
-    num_replicated: int
+    blocks: LayoutColumns
+    """One row a block; the fields that its choices set mean nothing."""
+    switches: Choices
+    stages: Choices
     choices: Columns
+    """Of the sharding."""
     num_choices: tuple[int, int]
     """Choices of a family with replicas, and of one without."""
     kept: IntArray | None
@@ -39,54 +78,109 @@ class LayoutSpace:
     enumerated: int
 
     def __len__(self) -> int:
-        return self._num_crossed if self.kept is None else len(self.kept)
+        return int(self.sizes.sum()) if self.kept is None else len(self.kept)
 
-    @property
-    def _num_crossed(self) -> int:
-        with_replicas, without = self.num_choices
-        return self.num_replicated * with_replicas + (len(self.families) - self.num_replicated) * without
+    @cached_property
+    def replicated(self) -> BoolArray:
+        """Whether each block has replicas, [b]."""
+        return np.asarray(self.blocks.cp * self.blocks.dp > 1)
+
+    @cached_property
+    def shardings(self) -> IntArray:
+        """Choices of sharding of each block, [b]."""
+        return np.where(self.replicated, *self.num_choices)
+
+    @cached_property
+    def num_families(self) -> IntArray:
+        """Families of each block, [b]."""
+        return np.asarray(self.switches.counts * self.stages.counts)
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Layouts of each block, [b], those not kept included."""
+        return np.asarray(self.num_families * self.shardings)
+
+    @cached_property
+    def _ends(self) -> IntArray:
+        """Crossed rows up to the end of each block, [b]."""
+        return np.cumsum(self.sizes)
+
+    @cached_property
+    def families(self) -> LayoutColumns:
+        """All families; their sharding means nothing."""
+        return self.families_of(np.arange(len(self.blocks)))
+
+    def families_of(self, blocks: IntArray) -> LayoutColumns:
+        """Those of some blocks, in their order."""
+        counts = self.num_families[blocks]
+        block = np.repeat(blocks, counts)
+        return self._rows(block, np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts), None)
+
+    def _rows(self, block: IntArray, family: IntArray, choice: IntArray | None) -> LayoutColumns:
+        """Layouts by their blocks and their places in these; without a ``choice`` of sharding families."""
+        switch, stage = chosen_rows(self.switches, self.stages, block, family)
+        sharding = constant(0, len(block)) if choice is None else choice
+        table = self.choices if choice is not None else dict.fromkeys(SHARDING, np.zeros(1, dtype=np.int64))
+        tables = ((self.switches.table, switch), (self.stages.table, stage), (table, sharding))
+        chosen: dict[str, Any] = {
+            name: (values.astype(np.bool_) if name in SWITCHES else values)[place]
+            for choices, place in tables
+            for name, values in choices.items()
+        }
+        return replace(self.blocks.take(block, chosen), **chosen)
+
+    def rows_of(self, blocks: IntArray) -> IntArray:
+        """The rows of all layouts of some blocks, block by block; for spaces with all crossed rows kept."""
+        assert self.kept is None
+        counts = self.sizes[blocks]
+        return np.arange(counts.sum()) + np.repeat(self._ends[blocks] - np.cumsum(counts), counts)
+
+    def block_of(self, rows: npt.NDArray[np.integer]) -> IntArray:
+        """The blocks of some layouts."""
+        crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
+        return np.searchsorted(self._ends, crossed, side="right")
 
     def take(self, rows: npt.NDArray[np.integer]) -> LayoutColumns:
         """The chosen layouts."""
         crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
-        with_replicas, without = (max(1, number) for number in self.num_choices)
-        split = self.num_replicated * self.num_choices[0]
-        replicated = crossed < split
-        alone = crossed - split
-        family = np.where(replicated, crossed // with_replicas, self.num_replicated + alone // without)
-        choice = np.where(replicated, crossed % with_replicas, self.num_choices[0] + alone % without)
-        sharding = LayoutColumns.from_mapping(
-            {field.name: np.zeros(0, np.int64) for field in fields(LayoutColumns)}
-            | {name: self.choices[name][choice] for name in SHARDING}
-        )
-        return replace(self.families.take(family), **{name: getattr(sharding, name) for name in SHARDING})
+        block = np.searchsorted(self._ends, crossed, side="right")
+        place = crossed - (self._ends - self.sizes)[block]
+        shardings = self.shardings[block]
+        family = place // shardings
+        first = np.where(self.replicated, 0, self.num_choices[0])
+        return self._rows(block, family, first[block] + place - family * shardings)
 
     def at(self, row: int) -> Layout:
         """One layout."""
         return self.take(np.array([row])).at(0)
 
+    def only(self, rows: IntArray) -> LayoutSpace:
+        """The space of some of the layouts, in this order."""
+        return replace(self, kept=rows if self.kept is None else self.kept[rows])
+
     def spread(self, of_families: npt.NDArray[T]) -> npt.NDArray[T]:
         """Every layout's value [n] of an array that has one for each family."""
-        parts = np.split(of_families, [self.num_replicated])
-        crossed = np.concatenate(
-            [np.repeat(part, number) for part, number in zip(parts, self.num_choices, strict=True)]
-        )
+        crossed = np.repeat(of_families, np.repeat(self.shardings, self.num_families))
         return crossed if self.kept is None else crossed[self.kept]
 
     @property
     def interleaved(self) -> npt.NDArray[np.bool_]:
-        """Whether each layout has several virtual stages a rank, [n]; no row is made for it."""
-        return self.spread(self.families.vpp > 1)
+        """Whether each layout has several virtual stages a rank, [n]."""
+        return self.take(np.arange(len(self))).vpp > 1
 
     def find(self, layout: Layout) -> int | None:
         """The row of a layout, None where the space does not hold it."""
         wanted = LayoutColumns.of([layout])
-        same = np.ones(len(self.families), dtype=np.bool_)
-        for name in Layout.model_fields.keys() - set(SHARDING):
-            same &= getattr(self.families, name) == getattr(wanted, name)[0]
-        rows = np.flatnonzero(self.spread(same))
+        same = np.ones(len(self.blocks), dtype=np.bool_)
+        for name in Layout.model_fields.keys() - set(SHARDING) - set(self.switches.table) - set(self.stages.table):
+            same &= getattr(self.blocks, name) == getattr(wanted, name)[0]
+        blocks = np.flatnonzero(same)
+        if self.kept is None:
+            rows = self.rows_of(blocks)
+        else:
+            rows = np.flatnonzero(same[self.block_of(np.arange(len(self)))])
         part = self.take(rows)
-        for name in SHARDING:
+        for name in (*self.switches.table, *self.stages.table, *SHARDING):
             keep = getattr(part, name) == getattr(wanted, name)[0]
             rows, part = rows[keep], part.take(keep)
         return int(rows[0]) if len(rows) else None
@@ -103,7 +197,8 @@ class LayoutSpace:
             # Spaces without replicas of different make keep the digest that certificates of before have.
             del parts["replica_micro_batches"]
         parts |= {f"choices.{name}": self.choices[name] for name in sorted(self.choices)}
-        parts["sizes"] = np.array([self.num_replicated, *self.num_choices, len(self)])
+        replicated = int(self.num_families[self.replicated].sum())
+        parts["sizes"] = np.array([replicated, *self.num_choices, len(self)])
         if self.kept is not None:
             parts["kept"] = self.kept
         digest = hashlib.sha256()

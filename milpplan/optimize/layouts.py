@@ -14,24 +14,27 @@ from typing import Any
 import numpy as np
 
 from milpplan.costs import placement
-from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, column_value
+from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, column_value, constant
 from milpplan.costs.replica_costs import view_of
+from milpplan.optimize.blocks import Blocks, without_slower_transfers
 from milpplan.optimize.cluster_rules import (
     CLUSTER_ORDER_RULES,
     CLUSTER_RULES,
     node_orders,
 )
-from milpplan.optimize.crossing import Columns, Crossed, cross, expand
+from milpplan.optimize.crossing import Columns, cross, expand
 from milpplan.optimize.execution_rules import (
     CAPACITY_RULES,
     DOMINANCE,
     EXECUTION_RULES,
     INFERENCE_RULES,
+    TRANSFER_DOMINANCE,
     Rule,
     asked_switches,
     default_switches,
+    offloads_asked,
 )
-from milpplan.optimize.layout_space import SHARDING, LayoutSpace
+from milpplan.optimize.layout_space import SHARDING, Choices, LayoutSpace
 from milpplan.optimize.replica_rules import (
     ALL_REPLICA_RULES,
     REPLICA_DEGREE_RULES,
@@ -42,8 +45,15 @@ from milpplan.optimize.replica_rules import (
     shares_in,
     with_shares,
 )
-from milpplan.optimize.sieve import Sieve, not_forbidden
-from milpplan.optimize.stage_rules import SPLIT_RULES, max_virtual_stages, schedule_rules, stage_rules
+from milpplan.optimize.sieve import STANDS_FOR, Sieve, not_forbidden
+from milpplan.optimize.stage_choices import allowed, stage_choices, virtual_stages
+from milpplan.optimize.stage_rules import (
+    SPLIT_BACKWARD_RULES,
+    SPLIT_RULES,
+    max_virtual_stages,
+    schedule_rules,
+    stage_rules,
+)
 from milpplan.optimize.target_rules import target_crossed_rules, target_rules, target_sharding_rules
 from milpplan.specs.model import DenseMlp, MixtureOfExperts
 from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, Layout
@@ -176,28 +186,39 @@ def layout_space(
     not applied, to see what they keep out.
     """
     sieve = Sieve(problem, without=without)
-    alike, parts = not problem.other_hardware, []
-    if alike or "stages" in problem.space.mixing:
-        parts.append(_pipelines(problem, sieve))
-    if not alike and "replicas" in problem.space.mixing:
+    if not problem.other_hardware:
+        return _shardings(problem, sieve, _pipelines(problem, sieve), forbidden)
+    parts = []
+    if "stages" in problem.space.mixing:
+        parts.append(_pipelines(problem, sieve).families())
+    if "replicas" in problem.space.mixing:
         parts.append(_different_replicas(problem, sieve))
-    return _shardings(problem, sieve, parts[0] if len(parts) == 1 else joined(parts), forbidden)
+    columns = parts[0] if len(parts) == 1 else joined(parts)
+    return _shardings(problem, sieve, Blocks.of_families(columns), forbidden)
 
 
-def _pipelines(problem: Problem, sieve: Sieve) -> Columns:
+def _pipelines(problem: Problem, sieve: Sieve) -> Blocks:
     """Layouts with all replicas alike, but for their sharding."""
     columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
     if problem.other_hardware:
         columns = cross(sieve.keep(columns, CLUSTER_RULES), "node_order", node_orders(problem))
-    columns = _expert_degrees(problem, sieve, columns)
-    columns = _micro_batches(problem, _rank_orders(problem, sieve, columns))
-    columns = _virtual_stages(problem, _switches(problem, sieve, columns))
-    schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
-    sieve.enumerated += len(columns["vpp"]) * len(schedules)
-    # Rules that do not look at the schedule come before it: each row then stands for all schedules.
-    columns = sieve.sift(columns, SPLIT_RULES, stand_for=len(schedules))
-    rules = schedule_rules(problem) | target_rules(problem)
-    return dict(sieve.sift(cross(columns, "schedule", schedules), rules))
+    degrees = _expert_degrees(problem, sieve, columns)
+    number = np.arange(len(degrees["tp"]))
+    blocks = _micro_batches(problem, _rank_orders(problem, sieve, {**degrees, "number": number}))
+    place = blocks.pop("number")
+    stands_for = np.bincount(place, minlength=len(number))
+    found = _switches(problem, sieve, {**degrees, "number": number, STANDS_FOR: stands_for})
+    asked = asked_switches(problem)
+    table = {name: found[name] for name in ("sequence_parallel", *asked)}
+    switches = Choices.listed(table, found["number"], len(number), place)
+    if asked:
+        switches = without_slower_transfers(sieve, blocks, switches)
+    rules = schedule_rules(problem)
+    # What looks at the switches as well is asked of whole families.
+    late = {name: rules.pop(name) for name in SPLIT_BACKWARD_RULES if name in rules and offloads_asked(problem)}
+    late |= target_rules(problem)
+    found_blocks = Blocks(blocks, switches, stage_choices(problem, sieve, blocks, switches.counts, rules))
+    return Blocks.of_families(sieve.sift(found_blocks.families(), late)) if late else found_blocks
 
 
 def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
@@ -211,7 +232,9 @@ def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
     crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
     columns = own.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
     columns = _switches(problem, own, with_shares(problem, columns))
-    columns = _virtual_stages(problem, own.keep(columns, REPLICA_RULES))
+    if asked_switches(problem):
+        columns = own.sift(columns, TRANSFER_DOMINANCE)
+    columns = virtual_stages(problem, own.keep(columns, REPLICA_RULES))
     schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
     own.enumerated += len(columns["vpp"]) * len(schedules)
     columns = cross(columns, "schedule", schedules)
@@ -231,9 +254,9 @@ def _expert_degrees(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArr
         rules: dict[str, Rule] = {"experts_need_moe": lambda p, c: np.full(len(c["ep"]), legal)}
         return sieve.keep({**columns, "ep": one, "etp": one}, rules)
     experts = divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))
-    columns = cross(columns, "ep", _allowed(space.ep, experts))
+    columns = cross(columns, "ep", allowed(space.ep, experts))
     degrees = np.unique(np.concatenate([[1], *(divisors(int(tp)) for tp in np.unique(columns["tp"]))]))
-    return sieve.keep(cross(columns, "etp", _allowed(space.etp, degrees)), EXPERT_RULES)
+    return sieve.keep(cross(columns, "etp", allowed(space.etp, degrees)), EXPERT_RULES)
 
 
 def _switches(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
@@ -254,13 +277,13 @@ def _execution(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) 
 
 
 def _shardings(
-    problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]
+    problem: Problem, sieve: Sieve, blocks: Blocks, forbidden: tuple[Mapping[str, Any], ...]
 ) -> LayoutSpace:
-    """Every row with every legal choice of ZeRO stage and overlap switches.
+    """Every family with every legal choice of ZeRO stage and overlap switches.
 
-    Whether a choice is legal depends on the row only through having replicas, so the rules are applied to the
-    choices, once with and once without, and counted for all rows that they stand for. Rows with replicas come
-    before those without (``_degrees``).
+    Whether a choice is legal depends on the family only through having replicas, so the rules are applied to the
+    choices, once with and once without, and counted for all families that they stand for. Blocks with replicas
+    come before those without (``_degrees``).
     """
     space = problem.space
     choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
@@ -271,8 +294,10 @@ def _shardings(
     if not target_crossed_rules(problem):
         # Else the twin with the overlap may be none that the target has.
         rules |= {"dominated_by_overlap": _dominated_by_overlap}
+    columns, families = blocks.columns, blocks.num_families
     replicated = columns["cp"] * columns["dp"] > 1
-    size, legal, counts = len(choices["zero_stage"]), [], (int(replicated.sum()), int((~replicated).sum()))
+    size, legal = len(choices["zero_stage"]), []
+    counts = int(families[replicated].sum()), int(families[~replicated].sum())
     for has_replicas, count in zip((True, False), counts, strict=True):
         group = Sieve(problem, without=sieve.without)
         table = {"cp": np.full(size, 1 + has_replicas), "dp": np.ones(size, dtype=np.int64)}
@@ -280,19 +305,19 @@ def _shardings(
         sieve.enumerated += group.enumerated * count
         for name, lost in group.rejected.items():
             sieve.rejected[name] = sieve.rejected.get(name, 0) + lost * count
-    none = np.zeros(len(replicated), dtype=np.int64)
+    none = constant(0, len(replicated))
+    chosen = dict.fromkeys((*blocks.switches.table, *blocks.stages.table, *SHARDING), none)
     crossed = LayoutSpace(
-        families=LayoutColumns.from_mapping(
-            {**columns, **default_switches(columns), **dict.fromkeys(SHARDING, none)}
-        ),
-        num_replicated=counts[0],
+        blocks=LayoutColumns.from_mapping({**default_switches(columns), **columns, **chosen}),
+        switches=blocks.switches,
+        stages=blocks.stages,
         choices={name: np.concatenate([part[name] for part in legal]) for name in SHARDING},
         num_choices=(len(legal[0]["zero_stage"]), len(legal[1]["zero_stage"])),
         kept=None,
         rejected=sieve.rejected,
         enumerated=sieve.enumerated,
     )
-    if crossed.families.any_of("replica_micro_batches"):
+    if crossed.blocks.any_of("replica_micro_batches"):
         crossed = meeting_once(sieve, crossed)
     more = target_crossed_rules(problem)
     if forbidden:
@@ -300,21 +325,14 @@ def _shardings(
     return sieve.narrowed(crossed, more) if more else crossed
 
 
-def _allowed(values: tuple[int, ...] | None, candidates: IntArray) -> IntArray:
-    """The candidates a space admits."""
-    return (
-        candidates if values is None else np.array(sorted(set(values) & set(candidates.tolist())), dtype=np.int64)
-    )
-
-
 def _degrees(problem: Problem) -> Columns:
     """tp, cp, pp, dp with product equal to each candidate number of GPUs, and the global batch."""
     space, rows = problem.space, []
     batches = problem.job.global_batch_values
     for gpus in problem.job.num_gpus_values:
-        for tp in _allowed(space.tp, divisors(gpus)):
-            for cp in _allowed(space.cp, divisors(gpus // tp)):
-                for pp in _allowed(space.pp, divisors(gpus // (tp * cp))):
+        for tp in allowed(space.tp, divisors(gpus)):
+            for cp in allowed(space.cp, divisors(gpus // tp)):
+                for pp in allowed(space.pp, divisors(gpus // (tp * cp))):
                     dp = gpus // (tp * cp * pp)
                     if space.dp is None or dp in space.dp:
                         rows.append((tp, cp, pp, dp))
@@ -337,30 +355,11 @@ def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns
     """Micro-batch sizes that divide a replica's share of the batch."""
     share = columns["global_batch_size"] // columns["dp"]
     by_share = {
-        int(value): _allowed(problem.space.micro_batch_size, divisors(int(value))) for value in np.unique(share)
+        int(value): allowed(problem.space.micro_batch_size, divisors(int(value))) for value in np.unique(share)
     }
     crossed = dict(expand(columns, "micro_batch_size", by_share, share))
     crossed["num_micro_batches"] = crossed["global_batch_size"] // (crossed["dp"] * crossed["micro_batch_size"])
     return crossed
-
-
-def _virtual_stages(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
-    """Numbers of virtual stages a rank."""
-    options = {int(pp): _vpp_values(problem, int(pp)) for pp in np.unique(columns["pp"])}
-    return expand(columns, "vpp", options, columns["pp"])
-
-
-def _vpp_values(problem: Problem, pp: int) -> IntArray:
-    """1 to as many as there can be; with ``distinct`` only those whose largest chunk is new."""
-    most = max(1, max_virtual_stages(problem) // pp) if pp > 1 else 1
-    values = np.arange(1, most + 1)
-    if problem.space.vpp is not None:
-        return _allowed(problem.space.vpp, values)
-    if problem.space.vpp_values == "all":
-        return values
-    largest = -(-problem.model.num_layers // (pp * values))
-    _, first = np.unique(-largest, return_index=True)
-    return np.asarray(values[np.sort(first)])
 
 
 def broken_rules(problem: Problem, layout: Layout) -> list[str]:

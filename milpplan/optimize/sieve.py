@@ -14,6 +14,15 @@ from milpplan.optimize.execution_rules import Rule
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.specs.problem import Problem
 
+STANDS_FOR = "stands_for"
+
+
+def num_rows(columns: Mapping[str, IntArray]) -> int:
+    """Rows of a table, or for how many they stand."""
+    if STANDS_FOR in columns:
+        return int(columns[STANDS_FOR].sum())
+    return len(columns[next(iter(columns))])
+
 
 @dataclass(slots=True)
 class Sieve:
@@ -27,18 +36,20 @@ class Sieve:
 
     def keep(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule]) -> Columns:
         """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
-        self.enumerated += len(columns[next(iter(columns))])
+        self.enumerated += num_rows(columns)
         return dict(self.sift(columns, rules))
 
     def sift(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule], stand_for: int = 1) -> Crossed:
-        """The same of rows that stand for several each, and whose number is counted elsewhere."""
+        """The same of rows that stand for several each, and whose number is counted elsewhere. A column
+        ``STANDS_FOR`` says of each row for how many it stands besides."""
         rows = columns if isinstance(columns, Crossed) else Crossed(dict(columns), None, {})
         for name, rule in rules.items():
             if name in self.without:
                 continue
             legal = np.asarray(rule(self.problem, rows))
-            lost = int(len(legal) - np.count_nonzero(legal))
-            self.rejected[name] = self.rejected.get(name, 0) + lost * stand_for
+            lost = not legal.all()
+            number = num_rows(rows.where(~legal)) if lost else 0
+            self.rejected[name] = self.rejected.get(name, 0) + number * stand_for
             if lost:
                 rows = rows.where(legal)
         return rows
