@@ -24,7 +24,7 @@ from benchmarks.calculon_full import whole_space
 from benchmarks.calculon_side import Checkout, Tree, search_problem
 from benchmarks.rules_of_thumb import layout_text
 from milpplan import PlanResult, Problem, solve
-from milpplan.optimize.result import FATES
+from milpplan.optimize.fates import FATES
 
 PROBLEMS = {"5b-2": ("megatron-5B", 2, 2), "22b-2": ("megatron-22B", 2, 2)}
 """Model, processors and batch: one that fits, and one that needs the second memory."""

@@ -30,8 +30,9 @@ import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.distinct import COST_KEYS
 from milpplan.costs.flops import mfu
-from milpplan.costs.layout_costs import COST_KEYS, CostTable, layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import CostTable, layout_costs, usable_memory_bytes
 from milpplan.costs.simulator import rank_memory, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize.layout_space import SHARDING

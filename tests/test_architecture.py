@@ -139,6 +139,7 @@ ALLOWED = {
         "milpplan.lengths.records",
         "milpplan.costs.columns",
         "milpplan.costs.parameters",
+        "milpplan.optimize.fates",
         "milpplan.optimize.result",
         "milpplan.optimize.claim",
         "milpplan.optimize.doctor",

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from milpplan.costs import collectives, placement, states
 from milpplan.costs import offload as offloading
 from milpplan.costs.activations import layer_activations
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.deferred import head_deferred_bytes, layer_deferred_bytes
+from milpplan.costs.distinct import COST_KEYS, OFFLOADS, STATE_KEYS, distinct, distinct_layers
 from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
 from milpplan.costs.layers import BF16_BYTES, EXPOSED, ONCE, REPLAYS, Part, Phase, layer_seconds
 from milpplan.costs.pairs import paired_ns
@@ -26,18 +27,6 @@ from milpplan.units import NS_PER_S
 
 LARGEST = 2.0**53
 """Nanoseconds (a hundred days) or bytes that stand for anything larger, so that sums stay far from 64 bits."""
-LAYER_KEYS = (
-    *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
-    "split_backward",
-)
-STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage")
-OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
-COST_KEYS = (
-    *("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel"),
-    *("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS, "backward_form", "ends_meet"),
-)
-"""Fields of a layout that its constants depend on; the others only say how they combine. Where some layouts have
-another order of ranks than the first one, ``_distinct`` adds what the strides depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +186,15 @@ def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
 
 def layout_costs(problem: Problem, columns: LayoutColumns) -> CostTable:
     """Constants of every layout, computed once for each distinct combination of the keys that matter."""
-    rows, place = _distinct(columns, COST_KEYS, ("rank_order",))
+    rows, place = distinct(columns, COST_KEYS, ("rank_order",))
     part = columns.take(rows)
     costs = _constants(problem, part)
     return CostTable(offloading.offloaded(problem, part, costs) if part.any_of(*OFFLOADS) else costs, place)
 
 
 def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
-    layer_rows, layer_inverse = distinct_layers(columns)
-    state_rows, state_inverse = _distinct(columns, STATE_KEYS, ("rank_order", "pp"))
+    layer_rows, layer_inverse = distinct_layers(problem, columns)
+    state_rows, state_inverse = distinct(columns, STATE_KEYS, ("rank_order", "pp"))
     layer_part = columns.take(layer_rows)
     state_part = columns.take(state_rows)
     kinds = problem.model.kinds
@@ -289,7 +278,7 @@ def _endpoint_states(
     """A tied head on another stage than the embedding keeps its own copy, and the two gradients are summed by
     an all-reduce between the first and the last stage (Megatron-LM
     core/distributed/finalize_model_grads.py). On the same rank both are one matrix."""
-    rows, inverse = _distinct(columns, (*STATE_KEYS, "pp", "ends_meet"), ("rank_order",))
+    rows, inverse = distinct(columns, (*STATE_KEYS, "pp", "ends_meet"), ("rank_order",))
     part = columns.take(rows)
     # The root unit of a sharded model stays gathered (PyTorch FSDP2, reshard_after_forward of the root).
     part = replace(part, zero_stage=np.minimum(part.zero_stage, 1))
@@ -350,7 +339,7 @@ def _sharding(
 def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
     """Between stages, in distinct rows (``transfer_s``)."""
     keys = ("tp", "cp", "dp", "pp", "micro_batch_size", "sequence_parallel", "pp_scatter_gather")
-    rows, inverse = _distinct(columns, keys, ("rank_order",))
+    rows, inverse = distinct(columns, keys, ("rank_order",))
     return _ns(transfer_s(problem, columns.take(rows)))[inverse]
 
 
@@ -374,19 +363,6 @@ def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -
         return np.asarray(step_overhead_ns(problem) - (columns.pp - 1) * transfers)
     gpus, inverse = np.unique(columns.num_gpus, return_inverse=True)
     return _ns(gradient_norm_s(problem, gpus))[inverse] + step_overhead_ns(problem)
-
-
-def distinct_layers(columns: LayoutColumns) -> tuple[IntArray, IntArray]:
-    """Representatives and inverse (``unique_rows``) of the layouts whose layers differ."""
-    return _distinct(columns, LAYER_KEYS, ("rank_order", "dp", "pp"))
-
-
-def _distinct(
-    columns: LayoutColumns, names: tuple[str, ...], placed: tuple[str, ...]
-) -> tuple[IntArray, IntArray]:
-    """``placed``: what the strides depend on besides ``names``; with the usual order of ranks, nothing."""
-    keys = (*names, *placed) if columns.rank_order.any() else names
-    return unique_rows(*(getattr(columns, name) for name in keys))
 
 
 def _ns(seconds: FloatArray) -> IntArray:

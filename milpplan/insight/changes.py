@@ -21,8 +21,8 @@ from milpplan.insight.gap_records import Change, Effort, layout_words
 from milpplan.insight.optima import Budget
 from milpplan.insight.single_changes import FOLLOWERS, LEADS, loosened
 from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.membership import in_space
 from milpplan.optimize.mixed_bounds import cluster_compute_bounds
-from milpplan.optimize.search import in_space
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S

@@ -18,9 +18,9 @@ from milpplan.insight.records import Interval
 from milpplan.insight.single_changes import loosened
 from milpplan.optimize.alternatives import with_job, with_space
 from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.membership import in_space
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, Progress
-from milpplan.optimize.search import in_space
 from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem, Space

@@ -60,9 +60,11 @@ def near_best(
     weights, _ = objective_weights(asked, LayoutColumns.of([plan.layout]))
     own = simulate(asked, plan).step_time_ns * float(weights[0])
     search.best = own, plan
-    search.bound()
     # Plans found on the way may be better; the measure is the plan asked about.
     cutoff = own * (1.0 + within)
+    search.keep_below = float(np.nextafter(cutoff, np.inf))
+    search.bound()
+    search.open_all()
     own_row = search.space.find(plan.layout)
     found: dict[int, Plan] = {}
     for value, offered in search.offered:
@@ -86,7 +88,7 @@ def near_best(
         most += 1
     measured = (_near(asked, other, own) for other in found.values())
     plans = sorted((near for near in measured if near is not None), key=lambda near: near.excess)
-    return NearBest(within, tuple(plans), most, len(search.space))
+    return NearBest(within, tuple(plans), most, len(search.whole))
 
 
 def _solver(gap: float, deadline: float) -> LayoutSolver:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.layout_costs import OFFLOADS, usable_memory_bytes
+from milpplan.costs.distinct import OFFLOADS
+from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.costs.mixed_costs import cluster_costs
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.layouts import divisors, layout_space

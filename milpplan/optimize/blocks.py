@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray, unique_rows
+from milpplan.costs.columns import IntArray
 from milpplan.optimize.crossing import Columns, cross
 from milpplan.optimize.execution_rules import TRANSFER_DOMINANCE
-from milpplan.optimize.layout_space import Choices, chosen_rows
+from milpplan.optimize.layout_space import Choices, chosen_rows, within
 from milpplan.optimize.sieve import Sieve
 
 
@@ -40,9 +40,7 @@ class Blocks:
 
     def families(self) -> Columns:
         """All families, block by block."""
-        counts = self.num_families
-        block = np.repeat(np.arange(len(counts)), counts)
-        family = np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts)
+        block, family = within(self.num_families)
         switch, stage = chosen_rows(self.switches, self.stages, block, family)
         found = {name: values[block] for name, values in self.columns.items()}
         found |= {name: values[switch] for name, values in self.switches.table.items()}
@@ -60,10 +58,7 @@ def without_slower_transfers(sieve: Sieve, blocks: Columns, switches: Choices) -
             legal &= np.asarray(rule(sieve.problem, crossed)).reshape(size, 4)
     if legal.all():
         return switches
-    first, group = unique_rows(switches.starts, switches.counts, *legal.T)
-    counts = switches.counts[first]
-    place = np.repeat(np.arange(len(first)), counts)
-    rows = np.repeat(switches.starts[first] + counts - np.cumsum(counts), counts) + np.arange(len(place))
+    rows, place, first, group = switches.lists(*legal.T)
     pair = 2 * switches.table["sequence_parallel"] + switches.table["pp_scatter_gather"]
     keep = legal[first[place], pair[rows]]
     table = {name: values[rows[keep]] for name, values in switches.table.items()}

@@ -34,8 +34,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.distinct import distinct_layers
 from milpplan.costs.layers import Phase
-from milpplan.costs.layout_costs import CostTable, distinct_layers, layer_durations_ns, usable_memory_bytes
+from milpplan.costs.layout_costs import CostTable, layer_durations_ns, usable_memory_bytes
 from milpplan.costs.pairs import least_paired_ns
 from milpplan.optimize.counting import counted_bound
 from milpplan.optimize.pricing import (
@@ -76,7 +77,7 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
     m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1
     (m F + (m + P - 1) B + (m - P) W) / P. Of the m micro-batches at most m - P are in pairs.
     """
-    rows, inverse = distinct_layers(columns)
+    rows, inverse = distinct_layers(problem, columns)
     layers = layer_durations_ns(problem, columns.take(rows))
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(layers)).astype(np.float64)
     forward = over_kinds(counts, layers[:, Phase.FORWARD].astype(np.float64))[inverse]

@@ -51,7 +51,7 @@ class Claim:
             bound=result.objective_bound,
             tolerance=options.gap,
             backend=options.backend,
-            legal=len(result.layouts.bounds),
+            legal=len(result.layouts.space),
             layouts_sha256=result.layouts.space.sha256(),
             forbid=options.forbid,
             any_chunks_bound=result.any_chunks_bound,

@@ -22,7 +22,8 @@ from milpplan.costs.columns import (
     constant,
 )
 from milpplan.costs.cost_models import has_own_times
-from milpplan.costs.layout_costs import OFFLOADS, host_capacity_bytes
+from milpplan.costs.distinct import OFFLOADS
+from milpplan.costs.layout_costs import host_capacity_bytes
 from milpplan.costs.transfers import transfer_s
 from milpplan.specs.model import LayerRun
 from milpplan.specs.plan import TP_OVERLAPS

@@ -26,13 +26,14 @@ from milpplan.optimize.bounds import path_coefficients
 from milpplan.optimize.branching import Tree
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
+from milpplan.optimize.fates import Fate
 from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
 from milpplan.optimize.kelley import Attempt, Counters, compact_rounds, menu_rounds, try_choice
 from milpplan.optimize.menus import Menu, Setting
 from milpplan.optimize.program import Program
 from milpplan.optimize.recompute_parts import PartKey, part_key
 from milpplan.optimize.resolution import Resolution
-from milpplan.optimize.result import Fate, SolveOptions
+from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
 from milpplan.optimize.solution import Backend, Limits, Solution, end_if
 from milpplan.optimize.split_bounds import SplitBounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.columns import SWITCHES, BoolArray, IntArray, LayoutColumns, constant
+from milpplan.costs.columns import SWITCHES, BoolArray, IntArray, LayoutColumns, constant, unique_rows
 from milpplan.optimize.crossing import Columns
 from milpplan.specs.plan import Layout
 
@@ -39,9 +40,42 @@ class Choices:
         counts = np.bincount(place, minlength=keys)
         return Choices(table, (np.cumsum(counts) - counts)[key], counts[key])
 
-    def take(self, blocks: npt.NDArray[np.integer] | BoolArray) -> Choices:
-        """Those of some blocks."""
-        return Choices(self.table, self.starts[blocks], self.counts[blocks])
+    def lists(self, *keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The lists of rows that differ, or whose blocks differ in some ``keys`` [b]: their rows, one list after
+        another, and the list of each; a block of each list, and the list of each block."""
+        first, group = unique_rows(self.starts, self.counts, *keys)
+        number, place = within(self.counts[first])
+        return self.starts[first][number] + place, number, first, group
+
+    def alike(self, names: Collection[str]) -> Alike:
+        """These choices by some of the fields alone."""
+        rows, number, first, group = self.lists()
+        table = {name: values[rows] for name, values in self.table.items() if name in names}
+        # Ascending by the list, which is the first key.
+        keep, same = unique_rows(number, *table.values())
+        choices = Choices.listed(
+            {name: values[keep] for name, values in table.items()}, number[keep], len(first), group
+        )
+        counts = np.bincount(same, minlength=len(keep))
+        members = (rows - self.starts[first][number])[np.argsort(same, kind="stable")]
+        return Alike(choices, members, np.cumsum(counts) - counts, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Choices that agree in some fields taken together: ``counts`` [r] of the ``members`` (places among a block's
+    choices), from ``starts`` [r] on, stand behind row r of ``choices``."""
+
+    choices: Choices
+    members: IntArray
+    starts: IntArray
+    counts: IntArray
+
+
+def within(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """For numbers of things in boxes, the box of each thing and its place there."""
+    box = np.repeat(np.arange(len(counts)), counts)
+    return box, np.arange(len(box)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def chosen_rows(
@@ -112,9 +146,8 @@ class LayoutSpace:
 
     def families_of(self, blocks: IntArray) -> LayoutColumns:
         """Those of some blocks, in their order."""
-        counts = self.num_families[blocks]
-        block = np.repeat(blocks, counts)
-        return self._rows(block, np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts), None)
+        number, family = within(self.num_families[blocks])
+        return self._rows(blocks[number], family, None)
 
     def _rows(self, block: IntArray, family: IntArray, choice: IntArray | None) -> LayoutColumns:
         """Layouts by their blocks and their places in these; without a ``choice`` of sharding families."""
@@ -129,11 +162,11 @@ class LayoutSpace:
         }
         return replace(self.blocks.take(block, chosen), **chosen)
 
-    def rows_of(self, blocks: IntArray) -> IntArray:
-        """The rows of all layouts of some blocks, block by block; for spaces with all crossed rows kept."""
-        assert self.kept is None
-        counts = self.sizes[blocks]
-        return np.arange(counts.sum()) + np.repeat(self._ends[blocks] - np.cumsum(counts), counts)
+    def first_rows(self, block: IntArray, switch: IntArray, stage: IntArray) -> tuple[IntArray, IntArray]:
+        """The first crossed row and the number of shardings of families by their blocks and the places of their
+        switches and stages there, [n]."""
+        shardings, start = self.shardings[block], (self._ends - self.sizes)[block]
+        return start + (switch * self.stages.counts[block] + stage) * shardings, shardings
 
     def block_of(self, rows: npt.NDArray[np.integer]) -> IntArray:
         """The blocks of some layouts."""
@@ -166,7 +199,7 @@ class LayoutSpace:
     @property
     def interleaved(self) -> npt.NDArray[np.bool_]:
         """Whether each layout has several virtual stages a rank, [n]."""
-        return self.take(np.arange(len(self))).vpp > 1
+        return self.spread(self.families.vpp > 1)
 
     def find(self, layout: Layout) -> int | None:
         """The row of a layout, None where the space does not hold it."""
@@ -174,11 +207,10 @@ class LayoutSpace:
         same = np.ones(len(self.blocks), dtype=np.bool_)
         for name in Layout.model_fields.keys() - set(SHARDING) - set(self.switches.table) - set(self.stages.table):
             same &= getattr(self.blocks, name) == getattr(wanted, name)[0]
-        blocks = np.flatnonzero(same)
-        if self.kept is None:
-            rows = self.rows_of(blocks)
-        else:
-            rows = np.flatnonzero(same[self.block_of(np.arange(len(self)))])
+        number, place = within(self.sizes[same])
+        rows = (self._ends - self.sizes)[same][number] + place
+        if self.kept is not None:
+            rows = np.flatnonzero(np.isin(self.kept, rows))
         part = self.take(rows)
         for name in (*self.switches.table, *self.stages.table, *SHARDING):
             keep = getattr(part, name) == getattr(wanted, name)[0]

@@ -19,8 +19,9 @@ from collections.abc import Callable
 import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns
+from milpplan.costs.distinct import distinct_layers
 from milpplan.costs.layers import ONCE
-from milpplan.costs.layout_costs import CostTable, distinct_layers, layer_durations_ns
+from milpplan.costs.layout_costs import CostTable, layer_durations_ns
 from milpplan.costs.mixed_costs import AnyTable, ClusterTable, types_of_ranks
 from milpplan.costs.replica_costs import ReplicaTable
 from milpplan.optimize.bounds import (
@@ -66,7 +67,7 @@ def cluster_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArr
 
 def _pipeline_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
     """Of layouts whose replicas are alike."""
-    rows, inverse = distinct_layers(columns)
+    rows, inverse = distinct_layers(problem, columns)
     part = columns.take(rows)
     types = range(len(problem.node_types))
     layers = np.stack([layer_durations_ns(problem.on_type(t), part) for t in types]).astype(np.float64)

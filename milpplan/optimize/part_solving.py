@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from milpplan.optimize.fates import Fate
 from milpplan.optimize.layout_solver import AIM, LayoutSolver
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.recompute_parts import PartKey, part_key, part_settings
 from milpplan.optimize.resolution import Resolution
-from milpplan.optimize.result import Fate
 from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import Layout
 

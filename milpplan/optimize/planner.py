@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.costs.mixed_costs import costs_of
 from milpplan.costs.simulator import simulate
@@ -20,6 +21,7 @@ from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.moves import moved
+from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status
 from milpplan.optimize.search import Search
 from milpplan.optimize.solution import Backend
@@ -270,8 +272,8 @@ def _result(
         objective_bound=bound * scale if known else None,
         lower_bound_s=bound / _per_second(problem) if known and single else None,
         gap=gap,
-        rejected=dict(search.space.rejected),
-        enumerated=search.space.enumerated,
+        rejected=dict(search.whole.rejected),
+        enumerated=search.whole.enumerated,
         layouts=search.result(),
         log=tuple(search.log),
         work=work,
@@ -303,9 +305,8 @@ def _proof(status: Status, integer_programs: int) -> Any:
 def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan | None, value: float) -> None:
     """The number printed is the simulator's: the search must have used the same."""
     assert plan is not None
-    row = search.space.find(plan.layout)
-    assert row is not None
-    weight = float(search.weights[row])
+    assert search.whole.find(plan.layout) is not None
+    weight = float(objective_weights(problem, LayoutColumns.of([plan.layout]))[0][0])
     if abs(step_time_ns * weight - value) > 1e-9 * value:
         raise SolverError(
             f"The search valued the plan at {value}, the simulator at {step_time_ns * weight}.",

@@ -14,6 +14,7 @@ import numpy as np
 
 from milpplan.costs.replica_costs import joined_plan
 from milpplan.costs.stages import durations, plan_stages
+from milpplan.optimize.fates import Fate
 from milpplan.optimize.formulation import LayoutProgram
 from milpplan.optimize.kelley import Attempt, compact_rounds, menu_rounds
 from milpplan.optimize.layout_solver import (
@@ -28,7 +29,6 @@ from milpplan.optimize.layout_solver import (
 from milpplan.optimize.menus import Menu, Setting
 from milpplan.optimize.replica_program import JointProgram
 from milpplan.optimize.resolution import Resolution
-from milpplan.optimize.result import Fate
 from milpplan.optimize.rounding import fitted_plan
 from milpplan.optimize.seeds import Choice
 from milpplan.optimize.split_bounds import SplitBounds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from milpplan.optimize.fates import Fate
 from milpplan.optimize.kelley import Attempt
-from milpplan.optimize.result import Fate
 from milpplan.specs.plan import Plan
 
 

@@ -6,24 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from milpplan.costs.report import StepReport
-from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.optimize.fates import LayoutFates
 from milpplan.optimize.program import Program
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 
 Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
-Fate = Literal["open", "does_not_fit", "bounded", "relaxed", "solved"]
-FATES: tuple[Fate, ...] = ("open", "does_not_fit", "bounded", "relaxed", "solved")
-"""``does_not_fit``: proved above memory; ``bounded``: by a closed-form bound or a menu that ran empty;
-``relaxed``: by the linear relaxation, its duals checked in exact arithmetic; ``solved``: by an integer program
-or, in the uniform space, by simulating every plan of the layout."""
-
-PRUNED: tuple[Fate, ...] = ("does_not_fit", "bounded", "relaxed")
-"""Fates of layouts that were never solved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +49,6 @@ class SolveOptions:
     callback: Callable[[Progress], None] | None = None
     on_program: Callable[[Program], None] | None = None
     cancelled: Callable[[], bool] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutFates:
-    """The certificate: every legal layout, a proved lower bound on its objective, and what decided it."""
-
-    space: LayoutSpace
-    bounds: npt.NDArray[np.float64]
-    fates: npt.NDArray[np.int8]
-    """Indices into ``FATES``."""
-    best: float | None = None
-    """Objective of the best plan found, in the unit of the bounds; None without a plan."""
-
-    def count(self, fate: Fate) -> int:
-        """Layouts with a fate."""
-        return int((self.fates == FATES.index(fate)).sum())
-
-    @property
-    def pruned_fraction(self) -> float | None:
-        """Layouts decided with proof by bounds and relaxations, none of whose plans had to be solved for, over all
-        legal layouts; None where no layout is legal."""
-        pruned = sum(self.count(fate) for fate in PRUNED)
-        return pruned / len(self.fates) if len(self.fates) else None
 
 
 @dataclass(frozen=True, slots=True)

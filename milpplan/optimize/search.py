@@ -11,19 +11,21 @@ import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
 from milpplan.costs.layout_costs import usable_memory_bytes
-from milpplan.costs.mixed_costs import AnyTable, RankCosts, cluster_costs
-from milpplan.costs.replica_costs import ReplicaCosts
+from milpplan.costs.mixed_costs import AnyTable, cluster_costs
 from milpplan.optimize.evaluation import fitting_step_ns, settings_of
+from milpplan.optimize.fates import FATES, LayoutFates
+from milpplan.optimize.frontier import Frontier
+from milpplan.optimize.known_costs import KnownCosts
 from milpplan.optimize.layout_solver import AIM, LayoutSolver
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.longest import longest_step_ns
-from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
-from milpplan.optimize.objective import objective_weights
+from milpplan.optimize.membership import in_space
+from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bounds
+from milpplan.optimize.offers import KEPT_PLANS, with_plan
 from milpplan.optimize.part_solving import PartBounds, resolve_in_parts
-from milpplan.optimize.recompute_parts import in_parts, recomputes_as_declared
+from milpplan.optimize.recompute_parts import in_parts
 from milpplan.optimize.replica_solver import resolve_replicas
-from milpplan.optimize.result import FATES, Fate, LayoutFates, Progress
-from milpplan.optimize.splits import even_splits, layer_bounds
+from milpplan.optimize.result import Progress
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.optimize.uniform_steps import StepsAhead
 from milpplan.specs.plan import Plan
@@ -32,13 +34,10 @@ from milpplan.units import NS_PER_S
 
 FIRST_CHUNK, CHUNK = 8_192, 65_536
 """Layouts bounded together: few until there is an incumbent."""
-BLOCK = 2048
 PROMISING = 5000
 """Layouts of the free space whose uniform plans are looked at for a first incumbent."""
 FIRST_PLANS = 12
 """Uniform plans simulated for a first incumbent of the free space."""
-KEPT_PLANS = 16
-"""Plans that are kept beside the incumbent, for questions about runners-up."""
 
 
 @dataclass(slots=True)
@@ -46,18 +45,25 @@ class Search:
     """One run over a layout space. Objective = step time (ns) * weight of the layout."""
 
     problem: Problem
-    space: LayoutSpace
+    whole: LayoutSpace
     solver: LayoutSolver
     started: float
     starts: tuple[Plan, ...] = ()
     """Plans to start from, where the space has them."""
+    keep_below: float = -np.inf
+    """Layouts with bounds below this are looked at, even if they cannot improve the incumbent."""
+    frontier: Frontier = field(init=False)
+    """The groups of layouts that are not looked at one by one: no arrays hold them."""
+    space: LayoutSpace = field(init=False)
+    """The layouts of opened groups; all arrays and rows are of these."""
     weights: FloatArray = field(init=False)
     limits_ns: FloatArray = field(init=False)
     bounds_ns: FloatArray = field(init=False)
     memory: FloatArray = field(init=False)
     candidates: npt.NDArray[np.int64] = field(init=False)
-    """Layouts that may improve the incumbent; all others have objectives from ``rest_bound`` on."""
-    rest_bound: float = field(init=False)
+    """Layouts that may improve the incumbent; all others of opened groups have objectives from ``rest_bound``
+    on."""
+    rest_bound: float = np.inf
     detailed: BoolArray = field(init=False)
     """Layouts whose bound takes memory and sharding into account."""
     fates: np.ndarray[tuple[int], np.dtype[np.int8]] = field(init=False)
@@ -70,42 +76,70 @@ class Search:
     uniform_ns: FloatArray = field(init=False)
     """Bounds of the uniform plans [n, modes], exact where ``simulated``; infinite where they do not fit."""
     simulated: BoolArray = field(init=False)
+    rows: npt.NDArray[np.int64] = field(init=False)
+    """Those layouts in the whole space."""
     queue: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts about to be looked at, in order."""
-    block: dict[int, tuple[AnyTable, int]] = field(default_factory=dict)
+    known: KnownCosts = field(init=False)
     part_bounds: PartBounds = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        families, count = self.space.families, len(self.space)
-        shape = (count, len(self.problem.recompute_modes))
-        weights, limits_ns = objective_weights(self.problem, families)
-        self.weights, self.limits_ns = self.space.spread(weights), self.space.spread(limits_ns)
-        self.bounds_ns = self.space.spread(cluster_compute_bounds(self.problem, families))
-        self.memory = np.zeros(count)
-        self.candidates, self.rest_bound = np.arange(count), np.inf
-        self.detailed = np.zeros(count, dtype=np.bool_)
-        self.fates = np.zeros(count, dtype=np.int8)
-        self.uniform_ns, self.simulated = np.full(shape, np.inf), np.zeros(shape, dtype=np.bool_)
+        self.frontier, self.known = Frontier(self.problem, self.whole), KnownCosts(self.problem)
+        none = np.zeros(0, dtype=np.int64)
+        self.space, self.candidates, self.memory = self.whole.only(none), none, np.zeros(0)
+        self.weights, self.limits_ns, self.bounds_ns = np.zeros((3, 0))
+        self.detailed, self.fates = np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int8)
+        shape = (0, len(self.problem.recompute_modes))
+        self.uniform_ns, self.simulated = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+        self.rows = none
+
+    def open(self, groups: npt.NDArray[np.int64]) -> None:
+        """Look at the layouts of some groups one by one."""
+        found = self.frontier.open(groups)
+        start, count = len(self.rows), len(found.rows)
+        self.rows = np.concatenate([self.rows, found.rows])
+        self.space = self.whole.only(self.rows)
+        self.candidates = np.concatenate([self.candidates, np.arange(start, start + count)])
+        self.weights = np.concatenate([self.weights, found.weights])
+        self.limits_ns = np.concatenate([self.limits_ns, found.limits_ns])
+        self.bounds_ns = np.concatenate([self.bounds_ns, found.bounds_ns])
+        self.memory, self.detailed, self.fates, self.simulated = (
+            np.concatenate([old, np.zeros((count, *old.shape[1:]), dtype=old.dtype)])
+            for old in (self.memory, self.detailed, self.fates, self.simulated)
+        )
+        self.uniform_ns = np.concatenate([self.uniform_ns, np.full((count, self.uniform_ns.shape[1]), np.inf)])
+
+    def open_all(self) -> None:
+        """Look at all layouts that may be below the threshold."""
+        self.open(self.frontier.first(self._threshold(), len(self.whole)))
 
     def _bound_all(self) -> None:
         """Bounds with memory and sharding, in the order of the bounds without them, and uniform plans as
         incumbents on the way; until whatever is left computes for longer than the incumbent takes."""
-        order = self._by_value(self.candidates, self.values(self.candidates))
-        start, size = 0, FIRST_CHUNK
-        while start < len(order) and not self.solver.out_of_time():
-            rows = order[start : start + size]
-            rows = np.sort(rows[self.values(rows) < self._threshold()])
+        size = FIRST_CHUNK
+        while not self.solver.out_of_time():
+            rows = self._next(size)
             if not len(rows):
                 break
-            self._bound(rows)
+            self._bound(np.sort(rows))
             self._uniform(FIRST_PLANS)
-            start, size = start + size, CHUNK
+            size = CHUNK
+
+    def _next(self, size: int) -> npt.NDArray[np.int64]:
+        """The layouts with the least bounds among those that have none with memory and sharding; groups are opened
+        until there are so many."""
+        while True:
+            rows = self.candidates[~self.detailed[self.candidates]]
+            rows = self._by_value(rows, self.values(rows))
+            groups = self.frontier.first(self._threshold(), size - len(rows))
+            if len(rows) >= size or not len(groups):
+                return rows[:size]
+            self.open(groups)
 
     def _bound(self, rows: npt.NDArray[np.int64]) -> None:
         part = self.space.take(rows)
         costs = cluster_costs(self.problem, part)
-        if len(rows) <= BLOCK:
-            self._keep(rows, costs)
+        self.known.keep(rows, costs)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
         else:
@@ -159,7 +193,7 @@ class Search:
 
     def global_bound(self) -> float:
         """Proved lower bound over all layouts."""
-        return float(self.values(self.candidates).min(initial=self.rest_bound))
+        return min(float(self.values(self.candidates).min(initial=self.rest_bound)), self.frontier.bound)
 
     def _narrow(self) -> None:
         """Leave out the layouts that cannot improve the incumbent: there may be millions of them."""
@@ -170,18 +204,22 @@ class Search:
 
     def least_memory(self) -> float | None:
         """Least peak (a proved lower bound, bytes) over all layouts; None where some were never asked."""
-        return float(self.memory.min()) if len(self.memory) and self.detailed.all() else None
+        all_ = len(self.rows) == len(self.whole) and self.detailed.all()
+        return float(self.memory.min()) if len(self.memory) and all_ else None
 
     def result(self) -> LayoutFates:
         """The certificate."""
         fates = self.fates.copy()
         undecided = (fates == FATES.index("open")) & (self.values() >= self._threshold())
         fates[undecided] = FATES.index("bounded")
-        return LayoutFates(self.space, self.values(), fates, self.best_value if self.best else None)
+        best = self.best_value if self.best else None
+        rest = min(self.rest_bound, self.frontier.bound)
+        found = self.problem, self.whole, self.rows, self.values(), fates
+        return LayoutFates(*found, rest, self._threshold(), best)
 
     def _threshold(self) -> float:
         """Layouts with a bound from here on cannot improve the incumbent by more than the gap."""
-        return self.best_value * (1.0 - self.solver.options.gap)
+        return max(self.best_value * (1.0 - self.solver.options.gap), self.keep_below)
 
     def _cutoff_ns(self, row: int) -> int:
         target = self.best_value * (1.0 - AIM * self.solver.options.gap)
@@ -191,7 +229,7 @@ class Search:
     def _offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
         value = step_time_ns * float(self.weights[row])
         if step_time_ns <= self.limits_ns[row]:
-            self.offered = _with_plan(self.offered, value, plan)
+            self.offered = with_plan(self.offered, value, plan)
         if value < self.best_value and step_time_ns <= self.limits_ns[row]:
             self.best, self.best_row = (value, plan), row
             self._narrow()
@@ -204,7 +242,7 @@ class Search:
         self.last_log = now
         bound = self.global_bound()
         undecided = (self.fates == 0)[self.candidates] & (self.values(self.candidates) < self._threshold())
-        open_layouts = int(undecided.sum())
+        open_layouts = int(undecided.sum()) + self.frontier.closed_below(self._threshold())
         incumbent = self.best_value * self.scale if self.best else None
         proved = bound * self.scale if np.isfinite(bound) else None
         progress = Progress(now, incumbent, proved, open_layouts)
@@ -225,7 +263,7 @@ class Search:
         step_ns = self.uniform_ns[rows, places]
         values = np.where(step_ns <= self.limits_ns[rows], step_ns * self.weights[rows], np.inf)
         order = self._by_value(np.arange(len(rows)), values)[:most]
-        self.queue = rows[order]
+        self.queue, sorted_ = rows[order], values[order]
         ahead = StepsAhead(self.problem, self.space, rows[order], places[order]) if self._in_bulk else None
         for place, index in enumerate(order):
             if values[index] >= self._threshold() or self.solver.out_of_time():
@@ -234,7 +272,7 @@ class Search:
             if ahead is None:
                 step = self._simulate(row, modes[mode])
             else:
-                hopeful = int(np.searchsorted(values[order], self._threshold()))
+                hopeful = int(np.searchsorted(sorted_, self._threshold()))
                 step = self._taken_up(row, modes[mode], ahead.at(place, hopeful))
             self.uniform_ns[row, mode] = np.inf if step is None else step
             self.simulated[row, mode] = True
@@ -266,20 +304,6 @@ class Search:
         elif self.simulated[row, best]:
             self.fates[row] = FATES.index("solved")
 
-    def _costs(self, row: int) -> RankCosts | ReplicaCosts:
-        """Constants of one layout, from a block computed together with its neighbours in the visiting order."""
-        if row not in self.block:
-            rows = np.array([row])
-            ahead = np.flatnonzero(self.queue == row)
-            if len(ahead):
-                rows = np.unique(self.queue[ahead[0] : ahead[0] + BLOCK])
-            self._keep(rows, cluster_costs(self.problem, self.space.take(rows)))
-        costs, place = self.block[row]
-        return costs.at(place)
-
-    def _keep(self, rows: npt.NDArray[np.int64], costs: AnyTable) -> None:
-        self.block = {number: (costs, place) for place, number in enumerate(rows.tolist())}
-
     def _simulate(self, row: int, mode: str) -> int | None:
         """Exact step time of a uniform plan, offered as incumbent; None if it does not fit."""
         layout = self.space.at(row)
@@ -292,7 +316,7 @@ class Search:
 
     def evaluate(self, row: int, plan: Plan) -> int | None:
         """Exact step time of a plan of a layout, offered as incumbent; None if it does not fit."""
-        step = fitting_step_ns(self.problem, plan, self._costs(row))
+        step = fitting_step_ns(self.problem, plan, self.known.at(self.space, row, self.queue))
         if step is None:
             return None
         self.solver.counters.simulations += 1
@@ -302,8 +326,14 @@ class Search:
     def _warm_start(self) -> None:
         """The plans to start from whose layouts are in the space."""
         for plan in self.starts:
+            place = self.whole.find(plan.layout)
+            if place is None or not in_space(self.problem, plan):
+                continue
             row = self.space.find(plan.layout)
-            if row is not None and in_space(self.problem, plan):
+            if row is None:
+                self.open(self.frontier.of_block(int(self.whole.block_of(np.array([place]))[0])))
+                row = self.space.find(plan.layout)
+            if row is not None:
                 self.evaluate(row, plan)
 
     def _free(self) -> None:
@@ -311,8 +341,9 @@ class Search:
         left in full, the incumbent's layout before the others, which a better incumbent makes cheaper. Layouts
         with free interleaved splits are branched a few nodes at a time, always the one with the least bound."""
         self._queue()
-        branched = self.space.interleaved & (self.problem.interleaved_layers == "any")
-        for row in self.queue[~branched[self.queue]].tolist():
+        any_chunks = self.problem.interleaved_layers == "any"
+        branched = (self.space.take(self.queue).vpp > 1) & any_chunks
+        for row in self.queue[~branched].tolist():
             if self.solver.out_of_time():
                 return
             if self._hopeful(row):
@@ -340,7 +371,7 @@ class Search:
 
     def _resolve(self, row: int, effort: int) -> None:
         layout = self.space.at(row)
-        settings = settings_of(self.problem, layout, self._costs(row))
+        settings = settings_of(self.problem, layout, self.known.at(self.space, row, self.queue))
         cutoff, longest = self._cutoff_ns(row), max(longest_step_ns(setting) for setting in settings)
         limit, bound = min(cutoff, longest), int(self.bounds_ns[row])
         if layout.replica_micro_batches:
@@ -359,41 +390,3 @@ class Search:
         if effort and resolution.fate == "open" and not self._hopeful(row):
             self.fates[row] = FATES.index("solved")
         self._note()
-
-
-def in_space(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan's stages are those of the space (its layout is looked up)."""
-    if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
-        return False
-    modes = problem.recompute_modes
-    if problem.space.kind == "uniform":
-        return any(plan == uniform_plan(problem, plan.layout, mode) for mode in modes)
-    bounds, other = layer_bounds(problem, plan.layout), plan.other_recompute
-    if any((one.full and "full" not in modes) or (one.selective and "selective" not in modes) for one in other):
-        return False
-    if "none" not in modes and any(
-        one.full + one.selective < stage.num_layers for one, stage in zip(other, plan.virtual_stages, strict=False)
-    ):
-        return False
-    splits = even_splits(problem, plan.layout)
-    if splits is not None and tuple(stage.num_layers for stage in plan.virtual_stages) not in splits:
-        return False
-    sizes = [stage.num_layers for stage in plan.virtual_stages]
-    held = all(least <= size <= most for size, (least, most) in zip(sizes, bounds, strict=True))
-    return held and recomputes_as_declared(problem, plan)
-
-
-def _with_plan(offered: list[tuple[float, Plan]], value: float, plan: Plan) -> list[tuple[float, Plan]]:
-    """The list with a plan in its place, where it is among the fastest and the fastest of its layout."""
-    if len(offered) >= KEPT_PLANS and value >= offered[-1][0]:
-        return offered
-    same = [known for known, other in offered if other.layout == plan.layout]
-    if same and same[0] <= value:
-        return offered
-    kept = [entry for entry in offered if entry[1].layout != plan.layout]
-    return sorted([*kept, (value, plan)], key=lambda entry: entry[0])[:KEPT_PLANS]
-
-
-def fate_counts(fates: LayoutFates) -> dict[Fate, int]:
-    """Layouts by fate."""
-    return {fate: fates.count(fate) for fate in FATES}

@@ -11,8 +11,9 @@ import time
 import numpy as np
 
 from milpplan.optimize.backends import backend
+from milpplan.optimize.fates import LayoutFates
 from milpplan.optimize.layout_solver import LayoutSolver
-from milpplan.optimize.result import LayoutFates, SolveOptions
+from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search import Search
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
@@ -31,5 +32,5 @@ def bound_of_any_chunks(
     solver = LayoutSolver(options, backend(options.backend), [], deadline)
     search = Search(problem.model_copy(update={"space": space}), even.space, solver, time.monotonic(), (best,))
     search.bound()
-    values = np.where(even.space.interleaved, search.values(), even.bounds)
+    values = np.where(even.space.interleaved, search.result().bounds, even.bounds)
     return min(float(values.min()), search.best_value)

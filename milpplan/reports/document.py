@@ -15,7 +15,8 @@ from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import MemoryVerdict, StepReport
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.insight.runs import RunTotals
-from milpplan.optimize.result import FATES, PlanResult
+from milpplan.optimize.fates import FATES
+from milpplan.optimize.result import PlanResult
 from milpplan.reports import plan_file
 from milpplan.reports.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.evidence import EvidenceDocument, evidence_document
@@ -257,7 +258,7 @@ def layouts_document(result: PlanResult) -> LayoutsDocument:
     counts = {fate: fates.count(fate) if fates else 0 for fate in FATES}
     return LayoutsDocument(
         enumerated=result.enumerated,
-        legal=len(fates.bounds) if fates else 0,
+        legal=len(fates.space) if fates else 0,
         rejected=result.rejected,
         pruned_fraction=fates.pruned_fraction if fates else None,
         bounds=bound_classes(fates, fates.best) if fates and fates.best is not None else (),

@@ -9,7 +9,8 @@ from typing import Literal
 from milpplan.costs.report import MemoryVerdict
 from milpplan.errors import MilpplanError
 from milpplan.insight.gap_records import Change, Effort, GapReport, SpaceGap, Spending
-from milpplan.optimize.result import FATES, PlanResult, Status
+from milpplan.optimize.fates import FATES
+from milpplan.optimize.result import PlanResult, Status
 from milpplan.reports.certificate import CertificateDocument, certificate_of
 from milpplan.reports.insight_document import IntervalDocument, interval_document
 from milpplan.reports.layout_fates import BoundClassDocument, Fates, bound_classes
@@ -246,7 +247,7 @@ def layout_fates(result: PlanResult, best_s: float | None) -> LayoutFatesDocumen
         return None
     return LayoutFatesDocument(
         enumerated=result.enumerated,
-        legal=len(layouts.bounds),
+        legal=len(layouts.space),
         rejected={name: count for name, count in result.rejected.items() if count},
         fates={fate: layouts.count(fate) for fate in FATES},
         bounds=bound_classes(layouts, None if best_s is None else best_s * NS_PER_S),

@@ -6,7 +6,7 @@ import math
 from typing import Any, Final
 
 from milpplan.insight.gap_records import GapReport
-from milpplan.optimize.result import FATES
+from milpplan.optimize.fates import FATES
 from milpplan.reports.fates_chart import REFUSED
 from milpplan.reports.gap_document import LayoutFatesDocument, SpaceGapDocument
 from milpplan.reports.layout_fates import WORDS

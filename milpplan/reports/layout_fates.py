@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.optimize.result import FATES, LayoutFates
+from milpplan.optimize.fates import FATES, LayoutFates
 from milpplan.specs.records import Count, Record
 from milpplan.units import percent_text
 

@@ -1,0 +1,85 @@
+"""Layouts in groups that compute alike, with one lower bound for each group.
+
+The bound from the layers' compute alone (``mixed_bounds.cluster_compute_bounds``) depends on few of the switches
+(``LAYER_KEYS``) and not on the sharding: the layouts of a block with the same virtual stages and schedule and the
+same of these switches have the same bound: some twenty where all switches are open. It is computed once, and the
+rows of a group are only made where somebody looks at its layouts one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.distinct import LAYER_KEYS
+from milpplan.optimize.layout_space import Alike, LayoutSpace, chosen_rows, within
+from milpplan.optimize.mixed_bounds import cluster_compute_bounds
+from milpplan.optimize.objective import objective_weights
+from milpplan.specs.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeGroups:
+    """The groups of a space.
+
+    ``block``, ``switch`` (a row of ``alike.choices``) and ``stage`` (place among those of the block) say which
+    they are; ``weights`` and ``limits_ns`` are those of their steps, ``bounds_ns`` lower bounds of these; all [g].
+    """
+
+    space: LayoutSpace
+    alike: Alike
+    block: IntArray
+    switch: IntArray
+    stage: IntArray
+    weights: FloatArray
+    limits_ns: FloatArray
+    bounds_ns: FloatArray
+
+    @staticmethod
+    def of(problem: Problem, space: LayoutSpace) -> ComputeGroups:
+        """All groups of a space, block by block."""
+        alike = space.switches.alike(LAYER_KEYS)
+        seen = replace(space, switches=alike.choices)
+        block, place = within(seen.num_families)
+        switch, stage = chosen_rows(seen.switches, seen.stages, block, place)
+        bounds = cluster_compute_bounds(problem, seen.families_of(np.arange(len(space.blocks))))
+        weights, limits = (values[block] for values in objective_weights(problem, space.blocks))
+        return ComputeGroups(
+            space, alike, block, switch, stage - seen.stages.starts[block], weights, limits, bounds
+        )
+
+    @property
+    def values(self) -> FloatArray:
+        """Lower bounds of the objective of each group's layouts, [g]; infinite where none meets the deadline."""
+        return np.where(self.bounds_ns > self.limits_ns, np.inf, self.bounds_ns * self.weights)
+
+    @property
+    def sizes(self) -> IntArray:
+        """Layouts of each group, [g]; where the space does not keep all of its rows, at most so many."""
+        return np.asarray(self.alike.counts[self.switch] * self.space.shardings[self.block])
+
+    def layouts(self, groups: IntArray) -> tuple[IntArray, IntArray]:
+        """The rows of the layouts of some groups, group by group, and the group of each."""
+        number, place = within(self.alike.counts[self.switch[groups]])
+        group = groups[number]
+        switch = self.alike.members[self.alike.starts[self.switch[group]] + place]
+        crossed, shardings = self.space.first_rows(self.block[group], switch, self.stage[group])
+        number, place = within(shardings)
+        crossed, group = crossed[number] + place, group[number]
+        if self.space.kept is None:
+            return crossed, group
+        rows = np.searchsorted(self.space.kept, crossed)
+        there = np.take(self.space.kept, rows, mode="clip") == crossed if len(self.space) else rows < 0
+        return rows[there], group[there]
+
+
+def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
+    """Lower bounds of the objective of every layout, [n], from the layers' compute alone; infinite where it cannot
+    meet the deadline."""
+    groups = ComputeGroups.of(problem, space)
+    rows, group = groups.layouts(np.arange(len(groups.block)))
+    values = np.empty(len(space))
+    values[rows] = groups.values[group]
+    return values

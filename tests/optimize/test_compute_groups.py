@@ -1,0 +1,129 @@
+"""Layouts that are bounded together: each is in one group, whose bound is its own, and none is lost on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milpplan import load_hardware, load_model, simulate_many, solve
+from milpplan.costs.distinct import distinct_layers
+from milpplan.costs.layout_costs import layer_durations_ns
+from milpplan.optimize.compute_groups import ComputeGroups, compute_values
+from milpplan.optimize.fates import FATES
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.mixed_bounds import cluster_compute_bounds
+from milpplan.optimize.objective import objective_weights
+from milpplan.specs.plan import RANK_ORDERS
+from milpplan.specs.problem import Job, Problem, Space
+from milpplan.units import NS_PER_S
+from tests.amounts import long_but
+from tests.optimize.mixed_problems import mixed_problem, switched_problem
+from tests.optimize.problems import random_problem
+from tests.optimize.replica_problems import replica_problem
+from tests.optimize.test_execution import with_execution
+
+OPEN: dict[str, Any] = {
+    "rank_order": ("tp-cp-dp-pp", "pp-dp-tp-cp", "dp-tp-cp-pp"),
+    "sequence_parallel": (False, True),
+    "tp_overlap": ("none", "ring", "pipelined"),
+    "gather_again": (False, True),
+    "pp_scatter_gather": (False, True),
+    "offload_optimizer": (False, True),
+    "zero_stage": (0, 1),
+}
+"""Most of the switches."""
+
+
+def opened(gpus: int = 16, kind: Any = "uniform", **space: Any) -> Problem:
+    """GPT-3 with most switches open."""
+    return Problem(
+        model=load_model("gpt3-175b"),
+        hardware=load_hardware("dgx-a100-80"),
+        job=Job(num_gpus=gpus, global_batch_size=32, sequence_length=2048),
+        space=Space(kind=kind, **OPEN | space),
+    )
+
+
+@pytest.mark.parametrize("seeds", long_but((6,), (6, 40)))
+@pytest.mark.parametrize(
+    "make", [random_problem, mixed_problem, switched_problem, replica_problem, with_execution]
+)
+def test_every_layout_is_in_one_group_with_its_bound(make: Any, seeds: int) -> None:
+    """The groups' layouts are all of the space, once each, and the bound of a group is what the formula says of
+    each of its layouts by itself; so no layout bounds below its group."""
+    for seed in range(seeds):
+        problem = make(seed)
+        for forbidden in ((), ({"tp": 2}, {"zero_stage": 1})):
+            check_groups(problem, forbidden)
+
+
+@pytest.mark.parametrize("schedules", [("1f1b", "interleaved"), ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")])
+def test_groups_of_a_space_with_all_switches(schedules: tuple[str, ...]) -> None:
+    """The same where switches, schedules and orders of ranks are all to decide; groups are few."""
+    problem = opened(schedule=schedules, cp=(1, 2))
+    groups, layouts = check_groups(problem)
+    assert layouts > 1.5 * groups > 5000
+
+
+def check_groups(problem: Problem, forbidden: tuple[dict[str, int], ...] = ()) -> tuple[int, int]:
+    """Numbers of groups and of layouts, which agree."""
+    space = layout_space(problem, forbidden)
+    groups = ComputeGroups.of(problem, space)
+    rows, group = groups.layouts(np.arange(len(groups.block)))
+    assert np.array_equal(np.sort(rows), np.arange(len(space)))
+    columns = space.columns
+    own = cluster_compute_bounds(problem, columns)
+    assert np.array_equal(groups.bounds_ns[group], own[rows])
+    if space.kept is None:
+        assert np.array_equal(np.bincount(group, minlength=len(groups.block)), groups.sizes)
+    assert np.array_equal(space.block_of(rows), groups.block[group])
+    weights, limits = objective_weights(problem, columns)
+    values = np.where(own > limits, np.inf, own * weights)
+    assert np.array_equal(compute_values(problem, space), values)
+    return len(groups.block), len(space)
+
+
+def test_what_became_of_every_layout_adds_up() -> None:
+    """Layouts that the search never looked at are bounded away: no plan of theirs is below what is proved."""
+    problem = opened()
+    result = solve(problem, gap=1e-4)
+    fates = result.layouts
+    assert result.status == "optimal"
+    assert fates is not None
+    assert len(fates.rows) < len(fates.space)
+    counts = {fate: fates.count(fate) for fate in FATES}
+    assert sum(counts.values()) == len(fates.space)
+    assert counts == {fate: int((fates.fates == code).sum()) for code, fate in enumerate(FATES)}
+    assert counts["open"] == 0
+    unseen = np.setdiff1d(np.arange(len(fates.space)), fates.rows)
+    assert set(fates.fates[unseen].tolist()) == {FATES.index("bounded")}
+    priced = simulate_many(problem, fates.space.take(unseen[:: max(1, len(unseen) // 3000)]))
+    assert result.lower_bound_s is not None
+    assert priced.step_time_ns.min() >= result.lower_bound_s * NS_PER_S * (1 - 1e-9)
+
+
+def test_a_search_without_time_says_so() -> None:
+    """With no time to look at anything the layouts are open, and the bound is the least of the groups'."""
+    result = solve(opened(), time_limit_s=1e-9)
+    fates = result.layouts
+    assert fates is not None
+    assert result.status == "no_solution_found"
+    assert fates.count("open") == len(fates.space) == int((fates.fates == FATES.index("open")).sum())
+    assert result.lower_bound_s is not None
+    assert result.lower_bound_s * NS_PER_S == pytest.approx(fates.bounds.min(), rel=1e-12)
+
+
+@pytest.mark.parametrize("hardware", ["dgx-a100-80", "gb200-nvl72", "l40s"])
+def test_layers_that_count_as_one_take_as_long(hardware: str) -> None:
+    """Wherever orders of ranks put the tensor-parallel groups: where they lie alike, layers take as long."""
+    problem = opened(gpus=48, rank_order=RANK_ORDERS, cp=(1,))
+    problem = problem.model_copy(update={"hardware": load_hardware(hardware)})
+    columns = layout_space(problem).families
+    assert len(np.unique(columns.rank_order)) > 3
+    rows, place = distinct_layers(problem, columns)
+    sample = np.random.default_rng(1).permutation(len(columns))[:4000]
+    few = layer_durations_ns(problem, columns.take(rows))
+    assert np.array_equal(few[..., place[sample]], layer_durations_ns(problem, columns.take(sample)))
+    assert len(rows) < len(columns) // 8
