@@ -80,10 +80,23 @@ def simulate_many(
     for start in range(0, len(columns), CHUNK):
         rows = slice(start, start + CHUNK)
         part = columns.take(np.arange(start, min(start + CHUNK, len(columns))))
-        _price(problem, part, chosen, found[:, rows])
+        _price(problem, part, chosen, layout_costs(problem, part), found[:, rows])
+    return _bulk_steps(problem, chosen, found)
+
+
+def simulate_known(
+    problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], costs: CostTable
+) -> BulkSteps:
+    """``simulate_many`` of layouts of a space, of one node type, whose constants are known: nothing is checked."""
+    found = np.zeros((3, len(columns), len(modes)), dtype=np.int64)
+    _price(problem, columns, modes, costs, found)
+    return _bulk_steps(problem, modes, found)
+
+
+def _bulk_steps(problem: Problem, modes: tuple[Mode, ...], found: IntArray) -> BulkSteps:
     step, device, host = found
     fits = (device <= problem.hardware.usable_bytes) & (host <= problem.hardware.host_bytes)
-    return BulkSteps(chosen, step, device, host, fits)
+    return BulkSteps(modes, step, device, host, fits)
 
 
 def _one_by_one(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...]) -> BulkSteps:
@@ -98,9 +111,10 @@ def _one_by_one(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...
     return BulkSteps(modes, step, device, host, fits.astype(np.bool_))
 
 
-def _price(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], found: IntArray) -> None:
+def _price(
+    problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], costs: CostTable, found: IntArray
+) -> None:
     """Fill step time, bytes on the device and on the host, ``found`` [3, n, modes]."""
-    costs = layout_costs(problem, columns)
     first, group_of = unique_rows(*(getattr(columns, name) for name in GROUP_KEYS))
     order = np.argsort(group_of, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(group_of, minlength=len(first)))[:-1])
@@ -116,12 +130,30 @@ def _price(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], fo
         found[1, rows], found[2, rows] = device[:, case_of].T, host[:, case_of].T
 
 
-def _taken(costs: CostTable, rows: IntArray) -> LayoutCosts:
-    """Constants of the chosen layouts; ``parts`` stay those of all, and nobody looks at them here."""
-    table, place = costs.distinct, costs.place[rows]
-    values = {field.name: getattr(table, field.name) for field in fields(table)}
-    parts = values.pop("parts")
-    return LayoutCosts(parts, **{name: value[..., place] for name, value in values.items()})
+def _taken(*chosen: tuple[CostTable, IntArray]) -> LayoutCosts:
+    """Constants of the chosen layouts of some tables, one table after another; ``parts`` stay those of all layouts
+    of the first table, and nobody looks at them here."""
+    names = [field.name for field in fields(LayoutCosts) if field.name != "parts"]
+    found = {
+        name: [getattr(table.distinct, name)[..., table.place[rows]] for table, rows in chosen] for name in names
+    }
+    whole = {name: own[0] if len(own) == 1 else np.concatenate(own, axis=-1) for name, own in found.items()}
+    return LayoutCosts(chosen[0][0].distinct.parts, **whole)
+
+
+def together(tables: Sequence[CostTable], table: IntArray, rows: IntArray) -> CostTable:
+    """One table of layouts by their tables and rows there, both [n]; for ``simulate_known`` alone (``_taken``)."""
+    asked: list[int] = np.unique(table).tolist()
+    if len(asked) == 1:
+        return tables[asked[0]].take(rows)
+    constants = np.empty(len(rows), dtype=np.int64)
+    for number in asked:
+        own = table == number
+        constants[own] = tables[number].place[rows[own]]
+    # Ascending by the table.
+    first, place = unique_rows(table, constants)
+    chosen = [(tables[number], rows[first[table[first] == number]]) for number in asked]
+    return CostTable(_taken(*chosen), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +180,7 @@ class _Group:
     ) -> _Group:
         """The group of the layout ``lead`` with the layouts ``rows`` as its cases."""
         pp, vpp = int(columns.pp[lead]), int(columns.vpp[lead])
-        own, classes = _taken(costs, rows), stage_classes(problem.model.layer_kinds, pp * vpp)
+        own, classes = _taken((costs, rows)), stage_classes(problem.model.layer_kinds, pp * vpp)
         stages = []
         for kinds, is_first, is_last in classes.members:
             full, selective = (

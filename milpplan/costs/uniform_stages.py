@@ -24,12 +24,19 @@ def even_chunks(num_layers: int, num_stages: int) -> list[tuple[int, int]]:
 
 def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
     """The plan of ``even_chunks`` with one recompute mode for all layers."""
+    held = _even_stages(problem.model.num_layers, layout.num_virtual_stages, mode)
+    other = tuple(stage.recompute for stage in held) * max(0, len(layout.replica_micro_batches) - 1)
+    return Plan(layout=layout, virtual_stages=held, other_recompute=other)
+
+
+@lru_cache(maxsize=512)
+def _even_stages(num_layers: int, num_stages: int, mode: str) -> tuple[VirtualStage, ...]:
+    """The virtual stages of a uniform plan: few kinds of plans share them."""
     held = []
-    for first, last in even_chunks(problem.model.num_layers, layout.num_virtual_stages):
+    for first, last in even_chunks(num_layers, num_stages):
         recompute = Recompute(**({mode: last - first} if mode != "none" else {}))
         held.append(VirtualStage(layers=(first, last), recompute=recompute))
-    other = tuple(stage.recompute for stage in held) * max(0, len(layout.replica_micro_batches) - 1)
-    return Plan(layout=layout, virtual_stages=tuple(held), other_recompute=other)
+    return tuple(held)
 
 
 @dataclass(frozen=True, slots=True)

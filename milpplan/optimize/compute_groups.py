@@ -1,6 +1,7 @@
 """Layouts in groups that compute alike, with one lower bound for each group.
 
-The bound from the layers' compute alone (``mixed_bounds.cluster_compute_bounds``) depends on few of the switches
+The bound from the layers' compute alone (``mixed_bounds.cluster_compute_bounds``, in the uniform space the sharper
+``uniform.uniform_compute_bounds``) depends on few of the switches
 (``LAYER_KEYS``) and not on the sharding: the layouts of a block with the same virtual stages and schedule and the
 same of these switches have the same bound: some twenty where all switches are open. It is computed once, and the
 rows of a group are only made where somebody looks at its layouts one by one.
@@ -12,11 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.distinct import LAYER_KEYS
 from milpplan.optimize.layout_space import Alike, LayoutSpace, chosen_rows, within
 from milpplan.optimize.mixed_bounds import cluster_compute_bounds
 from milpplan.optimize.objective import objective_weights
+from milpplan.optimize.uniform import uniform_compute_bounds
 from milpplan.specs.problem import Problem
 
 
@@ -44,7 +46,7 @@ class ComputeGroups:
         seen = replace(space, switches=alike.choices)
         block, place = within(seen.num_families)
         switch, stage = chosen_rows(seen.switches, seen.stages, block, place)
-        bounds = cluster_compute_bounds(problem, seen.families_of(np.arange(len(space.blocks))))
+        bounds = _bounds_ns(problem, seen.families_of(np.arange(len(space.blocks))))
         weights, limits = (values[block] for values in objective_weights(problem, space.blocks))
         return ComputeGroups(
             space, alike, block, switch, stage - seen.stages.starts[block], weights, limits, bounds
@@ -73,6 +75,17 @@ class ComputeGroups:
         rows = np.searchsorted(self.space.kept, crossed)
         there = np.take(self.space.kept, rows, mode="clip") == crossed if len(self.space) else rows < 0
         return rows[there], group[there]
+
+
+def _bounds_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Lower bounds of the layouts' steps from the layers' compute alone, nanoseconds [n]."""
+    if problem.space.kind != "uniform" or problem.other_hardware:
+        return cluster_compute_bounds(problem, columns)
+    bounds = uniform_compute_bounds(problem, columns)
+    if columns.split_backward.any():
+        # Else the longest of these paths is no shorter than their mean over the ranks, which the other bound is.
+        bounds = np.maximum(bounds, cluster_compute_bounds(problem, columns))
+    return bounds
 
 
 def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:

@@ -144,6 +144,6 @@ def _group_of(setting: Setting, rank: int) -> Group:
         np.array([SCHEDULES.index(layout.schedule)]),
         RowCosts.of(table, setting.problem.recompute_modes),
         counts.astype(np.float64),
-        {},
+        dict,
         0,
     )

@@ -140,6 +140,16 @@ class LayoutSpace:
         return np.cumsum(self.sizes)
 
     @cached_property
+    def _first(self) -> IntArray:
+        """The first crossed row of each block, [b]."""
+        return self._ends - self.sizes
+
+    @cached_property
+    def _first_choice(self) -> IntArray:
+        """Where the choices of sharding of each block begin, [b]."""
+        return np.where(self.replicated, 0, self.num_choices[0])
+
+    @cached_property
     def families(self) -> LayoutColumns:
         """All families; their sharding means nothing."""
         return self.families_of(np.arange(len(self.blocks)))
@@ -165,7 +175,7 @@ class LayoutSpace:
     def first_rows(self, block: IntArray, switch: IntArray, stage: IntArray) -> tuple[IntArray, IntArray]:
         """The first crossed row and the number of shardings of families by their blocks and the places of their
         switches and stages there, [n]."""
-        shardings, start = self.shardings[block], (self._ends - self.sizes)[block]
+        shardings, start = self.shardings[block], self._first[block]
         return start + (switch * self.stages.counts[block] + stage) * shardings, shardings
 
     def block_of(self, rows: npt.NDArray[np.integer]) -> IntArray:
@@ -177,11 +187,10 @@ class LayoutSpace:
         """The chosen layouts."""
         crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
         block = np.searchsorted(self._ends, crossed, side="right")
-        place = crossed - (self._ends - self.sizes)[block]
+        place = crossed - self._first[block]
         shardings = self.shardings[block]
         family = place // shardings
-        first = np.where(self.replicated, 0, self.num_choices[0])
-        return self._rows(block, family, first[block] + place - family * shardings)
+        return self._rows(block, family, self._first_choice[block] + place - family * shardings)
 
     def at(self, row: int) -> Layout:
         """One layout."""
@@ -208,7 +217,7 @@ class LayoutSpace:
         for name in Layout.model_fields.keys() - set(SHARDING) - set(self.switches.table) - set(self.stages.table):
             same &= getattr(self.blocks, name) == getattr(wanted, name)[0]
         number, place = within(self.sizes[same])
-        rows = (self._ends - self.sizes)[same][number] + place
+        rows = self._first[same][number] + place
         if self.kept is not None:
             rows = np.flatnonzero(np.isin(self.kept, rows))
         part = self.take(rows)

@@ -8,10 +8,10 @@ Arrays keep the layouts on the last axis and the ranks before it: [P, r] for r l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -53,9 +53,7 @@ class Group:
     costs: RowCosts
     counts: FloatArray
     """Layers of each kind, [K]."""
-    held: dict[int, FloatArray]
-    """Even interleaving: by virtual stages a rank, the layers of each kind that the last, the first and the other
-    chunks of each rank hold in every split, [3, K, P]."""
+    held_of: Callable[[], dict[int, FloatArray]]
     fewest: int
     """Layers that every inner virtual stage holds at least, under V schedules."""
 
@@ -71,9 +69,15 @@ class Group:
             self.schedule[rows],
             self.costs.take(rows),
             self.counts,
-            self.held,
+            self.held_of,
             self.fewest,
         )
+
+    @property
+    def held(self) -> dict[int, FloatArray]:
+        """Even interleaving: by virtual stages a rank, the layers of each kind that the last, the first and the
+        other chunks of each rank hold in every split, [3, K, P]."""
+        return self.held_of()
 
     @property
     def interleaved(self) -> bool:
@@ -133,9 +137,14 @@ class Group:
 
 def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterator[tuple[IntArray, Group]]:
     """The layouts in groups, each with its row numbers."""
-    modes = problem.recompute_modes
+    return groups_of(problem, columns, RowCosts.of(costs.distinct, problem.recompute_modes), costs.place)
+
+
+def groups_of(
+    problem: Problem, columns: LayoutColumns, constants: RowCosts, place: IntArray
+) -> Iterator[tuple[IntArray, Group]]:
+    """The same, with ``place`` [n] where the constants of each layout are."""
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(problem.model.kinds))
-    constants = RowCosts.of(costs.distinct, modes)
     m, vpp = columns.num_micro_batches.astype(np.float64), columns.vpp.astype(np.float64)
     sorts = _SORTS[columns.schedule]
     key = len(Sort) * columns.pp + sorts
@@ -147,7 +156,8 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
         size = max(1, GROUP_NUMBERS // P)
         sort = Sort(int(sorts[order[first]]))
         interleaved = sort is Sort.INTERLEAVED
-        held = _held_in_every_split(problem, P, vpp[order[first:last]]) if interleaved else {}
+        found = partial(_held_in_every_split, problem, P, vpp[order[first:last]])
+        held: Callable[[], dict[int, FloatArray]] = cache(found) if interleaved else dict
         for start in range(first, last, size):
             rows = order[start : min(start + size, last)]
             yield (
@@ -158,7 +168,7 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
                     m[rows],
                     vpp[rows],
                     columns.schedule[rows],
-                    constants.take(costs.place[rows]),
+                    constants.take(place[rows]),
                     counts.astype(np.float64),
                     held,
                     fewest_inner_layers(problem, 2, 2 * P),

@@ -85,6 +85,19 @@ class RowCosts:
         saved = _saved_in_pairs(costs) if costs.runs_pairs else None
         return RowCosts(**{name: value.astype(np.float64) for name, value in values.items()}, saved=saved)
 
+    @staticmethod
+    def of_layers(layers: FloatArray) -> RowCosts:
+        """Layers whose forwards, backwards and weight gradients take so many nanoseconds, [K, Phase, r]; all else
+        is nothing."""
+        none = np.zeros_like(layers[:, 0])
+        values = dict.fromkeys((field.name for field in fields(RowCosts)), none[0])
+        values |= dict.fromkeys(("optimizer", "states", "deferred"), none)
+        values |= dict.fromkeys(("extra", "kept"), none[None])
+        values |= dict.fromkeys(("embedding", "head"), np.zeros((3, none.shape[1])))
+        values |= dict.fromkeys(("end_optimizer", "end_states", "end_kept"), np.zeros((2, none.shape[1])))
+        values |= {"forward": layers[:, Phase.FORWARD], "backward": layers[:, Phase.BACKWARD]}
+        return RowCosts(**values | {"weight": layers[:, Phase.WEIGHT], "saved": None})
+
     def take(self, rows: IntArray) -> RowCosts:
         """The chosen layouts."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}

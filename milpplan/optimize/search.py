@@ -7,18 +7,16 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
 from milpplan.costs.mixed_costs import AnyTable, cluster_costs
 from milpplan.optimize.evaluation import fitting_step_ns, settings_of
 from milpplan.optimize.fates import FATES, LayoutFates
-from milpplan.optimize.frontier import Frontier
 from milpplan.optimize.known_costs import KnownCosts
 from milpplan.optimize.layout_solver import AIM, LayoutSolver
-from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.longest import longest_step_ns
+from milpplan.optimize.looked_at import LookedAt
 from milpplan.optimize.membership import in_space
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.offers import KEPT_PLANS, with_plan
@@ -27,9 +25,8 @@ from milpplan.optimize.recompute_parts import in_parts
 from milpplan.optimize.replica_solver import resolve_replicas
 from milpplan.optimize.result import Progress
 from milpplan.optimize.uniform import uniform_plan
-from milpplan.optimize.uniform_steps import StepsAhead
+from milpplan.optimize.uniform_steps import FIRST, GROWTH, MOST, KnownTables
 from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
 FIRST_CHUNK, CHUNK = 8_192, 65_536
@@ -41,73 +38,38 @@ FIRST_PLANS = 12
 
 
 @dataclass(slots=True)
-class Search:
+class Search(LookedAt):
     """One run over a layout space. Objective = step time (ns) * weight of the layout."""
 
-    problem: Problem
-    whole: LayoutSpace
     solver: LayoutSolver
     started: float
     starts: tuple[Plan, ...] = ()
     """Plans to start from, where the space has them."""
     keep_below: float = -np.inf
     """Layouts with bounds below this are looked at, even if they cannot improve the incumbent."""
-    frontier: Frontier = field(init=False)
-    """The groups of layouts that are not looked at one by one: no arrays hold them."""
-    space: LayoutSpace = field(init=False)
-    """The layouts of opened groups; all arrays and rows are of these."""
-    weights: FloatArray = field(init=False)
-    limits_ns: FloatArray = field(init=False)
-    bounds_ns: FloatArray = field(init=False)
-    memory: FloatArray = field(init=False)
-    candidates: npt.NDArray[np.int64] = field(init=False)
+    candidates: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts that may improve the incumbent; all others of opened groups have objectives from ``rest_bound``
     on."""
     rest_bound: float = np.inf
-    detailed: BoolArray = field(init=False)
-    """Layouts whose bound takes memory and sharding into account."""
-    fates: np.ndarray[tuple[int], np.dtype[np.int8]] = field(init=False)
     best: tuple[float, Plan] | None = None
     best_row: int = -1
     offered: list[tuple[float, Plan]] = field(default_factory=list)
     """The fastest plans offered, at most ``KEPT_PLANS`` and one a layout, in order."""
     log: list[Progress] = field(default_factory=list)
     last_log: float = 0.0
-    uniform_ns: FloatArray = field(init=False)
-    """Bounds of the uniform plans [n, modes], exact where ``simulated``; infinite where they do not fit."""
-    simulated: BoolArray = field(init=False)
-    rows: npt.NDArray[np.int64] = field(init=False)
-    """Those layouts in the whole space."""
-    queue: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    queue: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts about to be looked at, in order."""
     known: KnownCosts = field(init=False)
+    tables: KnownTables = field(init=False)
     part_bounds: PartBounds = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.frontier, self.known = Frontier(self.problem, self.whole), KnownCosts(self.problem)
-        none = np.zeros(0, dtype=np.int64)
-        self.space, self.candidates, self.memory = self.whole.only(none), none, np.zeros(0)
-        self.weights, self.limits_ns, self.bounds_ns = np.zeros((3, 0))
-        self.detailed, self.fates = np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int8)
-        shape = (0, len(self.problem.recompute_modes))
-        self.uniform_ns, self.simulated = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
-        self.rows = none
+        LookedAt.__post_init__(self)
+        self.known, self.tables = KnownCosts(self.problem), KnownTables(self.problem)
 
-    def open(self, groups: npt.NDArray[np.int64]) -> None:
+    def open(self, groups: IntArray) -> None:
         """Look at the layouts of some groups one by one."""
-        found = self.frontier.open(groups)
-        start, count = len(self.rows), len(found.rows)
-        self.rows = np.concatenate([self.rows, found.rows])
-        self.space = self.whole.only(self.rows)
-        self.candidates = np.concatenate([self.candidates, np.arange(start, start + count)])
-        self.weights = np.concatenate([self.weights, found.weights])
-        self.limits_ns = np.concatenate([self.limits_ns, found.limits_ns])
-        self.bounds_ns = np.concatenate([self.bounds_ns, found.bounds_ns])
-        self.memory, self.detailed, self.fates, self.simulated = (
-            np.concatenate([old, np.zeros((count, *old.shape[1:]), dtype=old.dtype)])
-            for old in (self.memory, self.detailed, self.fates, self.simulated)
-        )
-        self.uniform_ns = np.concatenate([self.uniform_ns, np.full((count, self.uniform_ns.shape[1]), np.inf)])
+        self.candidates = np.concatenate([self.candidates, self.grow(groups)])
 
     def open_all(self) -> None:
         """Look at all layouts that may be below the threshold."""
@@ -122,10 +84,19 @@ class Search:
             if not len(rows):
                 break
             self._bound(np.sort(rows))
-            self._uniform(FIRST_PLANS)
             size = CHUNK
+            if self.problem.space.kind == "uniform" and not self._any_left():
+                # All plans are simulated in their order from here on.
+                break
+            self._uniform(FIRST_PLANS)
 
-    def _next(self, size: int) -> npt.NDArray[np.int64]:
+    def _any_left(self) -> bool:
+        """Whether layouts without bounds with memory and sharding may improve the incumbent."""
+        rows = self.candidates[~self.detailed[self.candidates]]
+        below = (self.values(rows) < self._threshold()).any()
+        return bool(below) or self.frontier.closed_below(self._threshold()) > 0
+
+    def _next(self, size: int) -> IntArray:
         """The layouts with the least bounds among those that have none with memory and sharding; groups are opened
         until there are so many."""
         while True:
@@ -136,10 +107,12 @@ class Search:
                 return rows[:size]
             self.open(groups)
 
-    def _bound(self, rows: npt.NDArray[np.int64]) -> None:
+    def _bound(self, rows: IntArray) -> None:
         part = self.space.take(rows)
         costs = cluster_costs(self.problem, part)
         self.known.keep(rows, costs)
+        if self._in_bulk and isinstance(costs, CostTable):
+            self.tables.add(rows, costs)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
         else:
@@ -152,7 +125,7 @@ class Search:
         self.detailed[rows] = True
         self.fates[rows[self.memory[rows] > usable_memory_bytes(self.problem)]] = FATES.index("does_not_fit")
 
-    def _bound_uniform(self, rows: npt.NDArray[np.int64], part: LayoutColumns, costs: AnyTable) -> None:
+    def _bound_uniform(self, rows: IntArray, part: LayoutColumns, costs: AnyTable) -> None:
         """Bounds of the uniform plans of some layouts; in the uniform space they are the layouts' bounds."""
         uniform = cluster_uniform_bounds(self.problem, part, costs)
         fits = uniform.memory_bytes <= usable_memory_bytes(self.problem)
@@ -185,12 +158,6 @@ class Search:
         """Incumbent objective, infinite without one."""
         return self.best[0] if self.best else np.inf
 
-    def values(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> FloatArray:
-        """Proved lower bound of the layouts' objective; infinite where no plan fits or meets the deadline."""
-        value = self.bounds_ns[rows] * self.weights[rows]
-        value = np.where(self.bounds_ns[rows] > self.limits_ns[rows], np.inf, value)
-        return np.where(self.fates[rows] == FATES.index("does_not_fit"), np.inf, value)
-
     def global_bound(self) -> float:
         """Proved lower bound over all layouts."""
         return min(float(self.values(self.candidates).min(initial=self.rest_bound)), self.frontier.bound)
@@ -201,11 +168,6 @@ class Search:
         keep = values < self._threshold()
         self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
         self.candidates = self.candidates[keep]
-
-    def least_memory(self) -> float | None:
-        """Least peak (a proved lower bound, bytes) over all layouts; None where some were never asked."""
-        all_ = len(self.rows) == len(self.whole) and self.detailed.all()
-        return float(self.memory.min()) if len(self.memory) and all_ else None
 
     def result(self) -> LayoutFates:
         """The certificate."""
@@ -219,7 +181,11 @@ class Search:
 
     def _threshold(self) -> float:
         """Layouts with a bound from here on cannot improve the incumbent by more than the gap."""
-        return max(self.best_value * (1.0 - self.solver.options.gap), self.keep_below)
+        return float(self._thresholds(self.best_value))
+
+    def _thresholds(self, best: FloatArray | float) -> FloatArray:
+        """The same of any incumbent's objective."""
+        return np.maximum(np.asarray(best) * (1.0 - self.solver.options.gap), self.keep_below)
 
     def _cutoff_ns(self, row: int) -> int:
         target = self.best_value * (1.0 - AIM * self.solver.options.gap)
@@ -250,7 +216,7 @@ class Search:
         if self.solver.options.callback is not None:
             self.solver.options.callback(progress)
 
-    def _by_value(self, rows: npt.NDArray[np.int64], values: FloatArray) -> npt.NDArray[np.int64]:
+    def _by_value(self, rows: IntArray, values: FloatArray) -> IntArray:
         """The rows whose value can improve the incumbent, least first."""
         hopeful = values < self._threshold()
         rows, values = rows[hopeful], values[hopeful]
@@ -263,21 +229,19 @@ class Search:
         step_ns = self.uniform_ns[rows, places]
         values = np.where(step_ns <= self.limits_ns[rows], step_ns * self.weights[rows], np.inf)
         order = self._by_value(np.arange(len(rows)), values)[:most]
-        self.queue, sorted_ = rows[order], values[order]
-        ahead = StepsAhead(self.problem, self.space, rows[order], places[order]) if self._in_bulk else None
-        for place, index in enumerate(order):
+        self.queue = rows[order]
+        if self._in_bulk:
+            self._in_batches(rows[order], places[order], values[order])
+            return
+        for index in order:
             if values[index] >= self._threshold() or self.solver.out_of_time():
                 break
             row, mode = int(rows[index]), int(places[index])
-            if ahead is None:
-                step = self._simulate(row, modes[mode])
-            else:
-                hopeful = int(np.searchsorted(sorted_, self._threshold()))
-                step = self._taken_up(row, modes[mode], ahead.at(place, hopeful))
+            step = self._simulate(row, modes[mode])
             self.uniform_ns[row, mode] = np.inf if step is None else step
             self.simulated[row, mode] = True
             if self.problem.space.kind == "uniform":
-                self._decide(row)
+                self.decide(np.array([row]))
             self._note()
 
     @property
@@ -286,23 +250,42 @@ class Search:
         alike = not self.problem.other_hardware
         return alike and self.problem.space.kind == "uniform"
 
-    def _taken_up(self, row: int, mode: str, step: int | None) -> int | None:
-        """The step of a uniform plan, which is offered as incumbent where it is among the fastest."""
-        if step is None:
-            return None
-        self.solver.counters.simulations += 1
-        if len(self.offered) < KEPT_PLANS or step * float(self.weights[row]) < self.offered[-1][0]:
-            self._offer(row, step, uniform_plan(self.problem, self.space.at(row), mode))
-        return step
+    def _in_batches(self, rows: IntArray, places: IntArray, values: FloatArray) -> None:
+        """Simulate plans in the order given, which is that of their bounds ``values`` [n], as one by one."""
+        start, size = 0, FIRST
+        while not self.solver.out_of_time():
+            end = min(start + size, int(np.searchsorted(values, self._threshold())))
+            if end <= start:
+                break
+            own, modes = rows[start:end], places[start:end]
+            steps = self.tables.steps_ns(self.space, own, modes)
+            objective = np.where(steps <= self.limits_ns[own], steps * self.weights[own], np.inf)
+            # The threshold before each of them.
+            before = np.minimum.accumulate(np.concatenate([[self.best_value], objective]))[:-1]
+            below = values[start:end] < self._thresholds(before)
+            count = len(below) if below.all() else int(below.argmin())
+            self._take_up(own[:count], modes[:count], steps[:count])
+            self._note()
+            start, size = start + count, min(MOST, GROWTH * size)
 
-    def _decide(self, row: int) -> None:
-        """Bound and fate of a layout of the uniform space from its plans."""
-        best = int(self.uniform_ns[row].argmin())
-        self.bounds_ns[row] = self.uniform_ns[row, best]
-        if not np.isfinite(self.bounds_ns[row]):
-            self.fates[row] = FATES.index("does_not_fit")
-        elif self.simulated[row, best]:
-            self.fates[row] = FATES.index("solved")
+    def _take_up(self, rows: IntArray, places: IntArray, steps: FloatArray) -> None:
+        """Steps of uniform plans (infinite: it does not fit), those among the fastest offered as incumbents."""
+        done, values = 0, steps * self.weights[rows]
+        for place in np.flatnonzero(np.isfinite(steps)).tolist():
+            if len(self.offered) >= KEPT_PLANS and values[place] >= self.offered[-1][0]:
+                continue
+            self._write_down(rows[done:place], places[done:place], steps[done:place])
+            done, mode = place, self.problem.recompute_modes[places[place]]
+            plan = uniform_plan(self.problem, self.space.at(int(rows[place])), mode)
+            self._offer(int(rows[place]), int(steps[place]), plan)
+        self._write_down(rows[done:], places[done:], steps[done:])
+
+    def _write_down(self, rows: IntArray, places: IntArray, steps: FloatArray) -> None:
+        """Write down the steps of plans that were simulated."""
+        self.solver.counters.simulations += int(np.isfinite(steps).sum())
+        self.uniform_ns[rows, places] = steps
+        self.simulated[rows, places] = True
+        self.decide(rows)
 
     def _simulate(self, row: int, mode: str) -> int | None:
         """Exact step time of a uniform plan, offered as incumbent; None if it does not fit."""

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.distinct import distinct_layers
+from milpplan.costs.layout_costs import CostTable, layer_durations_ns, usable_memory_bytes
 from milpplan.costs.uniform_stages import uniform_plan
 from milpplan.optimize.bounds import SAFETY, path_coefficients
-from milpplan.optimize.pricing import Group, Sort, end_bytes, groups
+from milpplan.optimize.pricing import Group, Sort, end_bytes, groups, groups_of
+from milpplan.optimize.row_costs import RowCosts
 from milpplan.specs.problem import Problem
 
-__all__ = ["UniformBounds", "rank_work", "uniform_bounds", "uniform_plan"]
+__all__ = ["UniformBounds", "rank_work", "uniform_bounds", "uniform_compute_bounds", "uniform_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,21 @@ def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -
             if len(fits):
                 time[rows[fits], index] = _time(group.take(fits), held.take(fits), index)
     return UniformBounds(time * SAFETY, memory * SAFETY)
+
+
+def uniform_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Lower bounds of the step time of uniform plans from the layers' compute alone, whatever is recomputed,
+    nanoseconds [n]: the longest of the same path sums, of layers without recomputation and of nothing else. Zero
+    where the schedule runs pairs, which may be shorter than their layers.
+    """
+    layer_rows, layer = distinct_layers(problem, columns)
+    layers = layer_durations_ns(problem, columns.take(layer_rows)).astype(np.float64)
+    # Other orders of ranks often change nothing here.
+    first, same = unique_rows(layer, columns.pp, columns.vpp, columns.schedule, columns.num_micro_batches)
+    part, time = columns.take(first), np.zeros(len(first))
+    for rows, group in groups_of(problem, part, RowCosts.of_layers(layers), layer[first]):
+        time[rows] = _time(group, _HeldLayers.of(problem, group), 0)
+    return np.where(part.runs_pairs, 0.0, time * SAFETY)[same]
 
 
 @dataclass(frozen=True, slots=True)

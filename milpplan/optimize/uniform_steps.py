@@ -1,51 +1,48 @@
-"""Exact steps of uniform plans in the order of a search, many of them priced at once."""
+"""Exact steps of uniform plans of a search, many of them priced at once with the constants that bounded them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from milpplan.costs.bulk import simulate_many
+from milpplan.costs.bulk import simulate_known, together
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.layout_costs import CostTable
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.specs.problem import Problem
 
-Rows = npt.NDArray[np.int64]
-MOST = 1024
+FIRST, MOST = 48, 1024
 """Plans priced at once."""
 GROWTH = 16
 """Each time so many times as many as the time before: the first plans may leave few others to look at."""
 
 
 @dataclass(slots=True)
-class StepsAhead:
-    """Steps of uniform plans: place i has layout ``rows[i]`` and recompute mode number ``modes[i]``.
-
-    Places are asked for in ascending order. Those that follow are priced with them: plans of one schedule, ranks
-    and chunks cost little more together than alone.
-    """
+class KnownTables:
+    """Constants of the layouts that a search has bounded, by their rows."""
 
     problem: Problem
-    space: LayoutSpace
-    rows: Rows
-    modes: Rows
-    priced: list[int | None] = field(default_factory=list)
-    size: int = 16
+    tables: list[CostTable] = field(default_factory=list)
+    table: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    place: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def at(self, place: int, hopeful: int) -> int | None:
-        """Step time in ns; None: the plan does not fit. ``hopeful``: places from there on are unlikely to be
-        asked for."""
-        while place >= len(self.priced):
-            self._price(len(self.priced), max(place + 1, min(len(self.priced) + self.size, hopeful)))
-            self.size = min(MOST, GROWTH * self.size)
-        return self.priced[place]
+    def add(self, rows: IntArray, costs: CostTable) -> None:
+        """Remember the constants of some layouts."""
+        missing = int(rows.max(initial=-1)) + 1 - len(self.table)
+        if missing > 0:
+            self.table = np.concatenate([self.table, np.full(missing, -1)])
+            self.place = np.concatenate([self.place, np.full(missing, -1)])
+        self.table[rows], self.place[rows] = len(self.tables), np.arange(len(rows))
+        self.tables.append(costs)
 
-    def _price(self, start: int, end: int) -> None:
-        rows, place = np.unique(self.rows[start:end], return_inverse=True)
-        modes = self.modes[start:end]
+    def steps_ns(self, space: LayoutSpace, rows: IntArray, modes: IntArray) -> FloatArray:
+        """Step times of the uniform plans of layouts, each with the recompute mode of a number, nanoseconds [n];
+        infinite where a plan does not fit. Plans of one schedule, ranks and chunks cost little more together than
+        alone."""
+        distinct, place = np.unique(rows, return_inverse=True)
         asked, column = np.unique(modes, return_inverse=True)
-        names = [self.problem.recompute_modes[mode] for mode in asked.tolist()]
-        found = simulate_many(self.problem, self.space.take(rows), names)
-        steps, fits = found.step_time_ns[place, column].tolist(), found.fits[place, column].tolist()
-        self.priced += [step if fit else None for step, fit in zip(steps, fits, strict=True)]
+        names = tuple(self.problem.recompute_modes[mode] for mode in asked.tolist())
+        costs = together(self.tables, self.table[distinct], self.place[distinct])
+        found = simulate_known(self.problem, space.take(distinct), names, costs)
+        return np.where(found.fits, found.step_time_ns, np.inf)[place, column]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from milpplan import PlanResult, simulate, solve
-from milpplan.optimize import uniform_steps
+from milpplan.costs.layout_costs import layout_costs
+from milpplan.optimize import search
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.search import Search
 from milpplan.optimize.uniform import uniform_plan
-from milpplan.optimize.uniform_steps import StepsAhead
-from milpplan.specs.problem import Problem
+from milpplan.optimize.uniform_steps import KnownTables
 from tests.amounts import first
 from tests.optimize.problems import random_problem
 
@@ -34,27 +34,24 @@ def test_a_search_in_bulk_is_the_search_one_by_one(seed: int, monkeypatch: pytes
     alone = certificate(solve(problem))
     monkeypatch.undo()
     assert certificate(solve(problem)) == alone
-    monkeypatch.setattr(uniform_steps, "MOST", 2)
+    monkeypatch.setattr(search, "FIRST", 1)
+    monkeypatch.setattr(search, "MOST", 2)
     assert certificate(solve(problem)) == alone
 
 
-def check_steps(problem: Problem, hopeful: int) -> None:
-    """Every place has the step that ``simulate`` says, None where the plan does not fit."""
-    space = layout_space(problem)
-    modes = problem.recompute_modes
+def test_known_steps_are_those_of_the_simulator() -> None:
+    """Whatever tables the constants come from, in any order of layouts and modes; infinite where a plan does not
+    fit."""
+    problem = random_problem(3, kind="uniform")
+    space, modes, known = layout_space(problem), problem.recompute_modes, KnownTables(problem)
+    for rows in np.array_split(np.random.default_rng(2).permutation(len(space)), 3):
+        known.add(rows, layout_costs(problem, space.take(rows)))
     count = min(12, len(space))
     pairs = list(product(np.linspace(0, len(space) - 1, count).astype(np.int64), range(len(modes))))
     np.random.default_rng(1).shuffle(pairs)
     rows, places = np.array(pairs, dtype=np.int64).T
-    ahead = StepsAhead(problem, space, rows, places, size=3)
-    for place, (row, mode) in enumerate(zip(rows.tolist(), places.tolist(), strict=True)):
+    steps = known.steps_ns(space, rows, places)
+    for row, mode, step in zip(rows.tolist(), places.tolist(), steps.tolist(), strict=True):
         report = simulate(problem, uniform_plan(problem, space.at(row), modes[mode]))
-        assert ahead.at(place, hopeful) == (report.step_time_ns if report.fits else None)
-    assert len(ahead.priced) == len(rows)
-
-
-def test_steps_ahead_are_those_of_the_simulator() -> None:
-    """In any order of layouts and modes; and where no place is likely to be asked for, one by one."""
-    problem = random_problem(3, kind="uniform")
-    check_steps(problem, hopeful=10**6)
-    check_steps(problem, hopeful=0)
+        assert step == (report.step_time_ns if report.fits else np.inf)
+        assert step == known.steps_ns(space, np.array([row]), np.array([mode]))[0]

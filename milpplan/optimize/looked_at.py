@@ -1,0 +1,84 @@
+"""What a search knows of the layouts that it looks at one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.optimize.fates import FATES
+from milpplan.optimize.frontier import Frontier
+from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.specs.problem import Problem
+
+
+@dataclass(slots=True)
+class LookedAt:
+    """Layouts of opened groups, by rows in the order in which they were opened: all arrays are of these, [n]."""
+
+    problem: Problem
+    whole: LayoutSpace
+    frontier: Frontier = field(init=False)
+    """The groups of layouts that are not looked at one by one: no arrays hold them."""
+    space: LayoutSpace = field(init=False)
+    """The layouts that are."""
+    rows: IntArray = field(init=False)
+    """Their rows in the whole space."""
+    weights: FloatArray = field(init=False)
+    limits_ns: FloatArray = field(init=False)
+    bounds_ns: FloatArray = field(init=False)
+    memory: FloatArray = field(init=False)
+    detailed: BoolArray = field(init=False)
+    """Layouts whose bound takes memory and sharding into account."""
+    fates: npt.NDArray[np.int8] = field(init=False)
+    uniform_ns: FloatArray = field(init=False)
+    """Bounds of the uniform plans [n, modes], exact where ``simulated``; infinite where they do not fit."""
+    simulated: BoolArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.frontier = Frontier(self.problem, self.whole)
+        none = np.zeros(0, dtype=np.int64)
+        self.space, self.memory = self.whole.only(none), np.zeros(0)
+        self.weights, self.limits_ns, self.bounds_ns = np.zeros((3, 0))
+        self.detailed, self.fates = np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int8)
+        shape = (0, len(self.problem.recompute_modes))
+        self.uniform_ns, self.simulated = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+        self.rows = none
+
+    def grow(self, groups: IntArray) -> IntArray:
+        """Look at the layouts of some groups one by one; returns their rows."""
+        found = self.frontier.open(groups)
+        start, count = len(self.rows), len(found.rows)
+        self.rows = np.concatenate([self.rows, found.rows])
+        self.space = self.whole.only(self.rows)
+        self.weights = np.concatenate([self.weights, found.weights])
+        self.limits_ns = np.concatenate([self.limits_ns, found.limits_ns])
+        self.bounds_ns = np.concatenate([self.bounds_ns, found.bounds_ns])
+        self.memory, self.detailed, self.fates, self.simulated = (
+            np.concatenate([old, np.zeros((count, *old.shape[1:]), dtype=old.dtype)])
+            for old in (self.memory, self.detailed, self.fates, self.simulated)
+        )
+        self.uniform_ns = np.concatenate([self.uniform_ns, np.full((count, self.uniform_ns.shape[1]), np.inf)])
+        return np.arange(start, start + count)
+
+    def values(self, rows: IntArray | slice = slice(None)) -> FloatArray:
+        """Proved lower bound of the layouts' objective; infinite where no plan fits or meets the deadline."""
+        value = self.bounds_ns[rows] * self.weights[rows]
+        value = np.where(self.bounds_ns[rows] > self.limits_ns[rows], np.inf, value)
+        return np.where(self.fates[rows] == FATES.index("does_not_fit"), np.inf, value)
+
+    def least_memory(self) -> float | None:
+        """Least peak (a proved lower bound, bytes) over all layouts; None where some were never asked."""
+        all_ = len(self.rows) == len(self.whole) and self.detailed.all()
+        return float(self.memory.min()) if len(self.memory) and all_ else None
+
+    def decide(self, rows: IntArray) -> None:
+        """Bounds and fates of layouts of the uniform space from their plans."""
+        own = self.uniform_ns[rows]
+        best, place = own.min(axis=1, initial=np.inf), own.argmin(axis=1)
+        simulated = self.simulated[rows, place] & np.isfinite(best)
+        self.bounds_ns[rows] = best
+        self.fates[rows[~np.isfinite(best)]] = FATES.index("does_not_fit")
+        self.fates[rows[simulated]] = FATES.index("solved")
