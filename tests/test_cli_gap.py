@@ -201,9 +201,9 @@ def test_exit_codes_say_how_it_ended(tmp_path: Path) -> None:
     assert "if it fitted" in out
     assert "Single changes, each simulated" in out
     assert "GPU-hours" in out
-    hard = small_problem(num_gpus=32, global_batch_size=64, space={"kind": "free"})
+    hard = small_problem(num_gpus=8, space={"kind": "free"})
     path = written(
-        tmp_path / "hard.json", hard, uniform_plan(hard, Layout(pp=4, dp=8, global_batch_size=64), "full")
+        tmp_path / "hard.json", hard, uniform_plan(hard, Layout(pp=4, dp=2, global_batch_size=8), "full")
     )
     code, out, _ = run(str(path), "--time-limit", "1e-9")
     assert code == 4
