@@ -73,7 +73,7 @@ class Search(LookedAt):
 
     def open_all(self) -> None:
         """Look at all layouts that may be below the threshold."""
-        self.open(self.frontier.first(self._threshold(), len(self.whole)))
+        self.open(self.frontier.first(self._threshold(), int(self.frontier.sizes.sum())))
 
     def _bound_all(self) -> None:
         """Bounds with memory and sharding, in the order of the bounds without them, and uniform plans as

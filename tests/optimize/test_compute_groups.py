@@ -11,12 +11,16 @@ from milpplan import load_hardware, load_model, simulate_many, solve
 from milpplan.costs.distinct import distinct_layers
 from milpplan.costs.layout_costs import layer_durations_ns
 from milpplan.optimize.alternatives import with_space
+from milpplan.optimize.backends import backend
 from milpplan.optimize.compute_groups import ComputeGroups, compute_values
 from milpplan.optimize.fates import FATES
+from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.mixed_bounds import cluster_compute_bounds
 from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.uniform import uniform_compute_bounds
+from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.search import Search
+from milpplan.optimize.uniform import uniform_compute_bounds, uniform_plan
 from milpplan.specs.plan import RANK_ORDERS, SCHEDULES
 from milpplan.specs.problem import Job, Problem, Space
 from milpplan.units import NS_PER_S
@@ -115,6 +119,19 @@ def test_what_became_of_every_layout_adds_up() -> None:
     priced = simulate_many(problem, fates.space.take(unseen[:: max(1, len(unseen) // 3000)]))
     assert result.lower_bound_s is not None
     assert priced.step_time_ns.min() >= result.lower_bound_s * NS_PER_S * (1 - 1e-9)
+
+
+def test_all_that_may_be_below_a_value_is_opened() -> None:
+    """Also where few layouts of a group are left in the space."""
+    problem = opened(model="llama2-7b")
+    space = layout_space(problem, ({"zero_stage": 0}, {"tp_overlap": "ring"}))
+    values = compute_values(problem, space)
+    solver = LayoutSolver(SolveOptions(), backend("auto"), [], None)
+    search = Search(problem, space, solver, 0.0, keep_below=float(np.median(values)))
+    search.best = 1.0, uniform_plan(problem, space.at(0), "none")
+    search.open_all()
+    assert np.array_equal(np.sort(search.rows), np.flatnonzero(values < search.keep_below))
+    assert search.frontier.bound >= search.keep_below
 
 
 def test_a_search_without_time_says_so() -> None:
