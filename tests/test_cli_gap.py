@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from milpplan import Layout, Plan, Problem, gap, simulate
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
+from milpplan.insight import optima
 from milpplan.launchers.megatron_export import exported, files_of
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.reports.document import document_text, read_plan
@@ -189,7 +190,7 @@ def test_many_plans_are_a_table(slow: Path, tmp_path: Path) -> None:
     assert lost.failed[0].seen == "It is empty."
 
 
-def test_exit_codes_say_how_it_ended(tmp_path: Path) -> None:
+def test_exit_codes_say_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 where the plan does not fit, judged all the same; 4 where the time ended before the proof."""
     problem = small_problem(memory_gib=14)
     large = written(
@@ -205,6 +206,7 @@ def test_exit_codes_say_how_it_ended(tmp_path: Path) -> None:
     path = written(
         tmp_path / "hard.json", hard, uniform_plan(hard, Layout(pp=4, dp=2, global_batch_size=8), "full")
     )
+    monkeypatch.setattr(optima, "LEAST_LIMIT_S", 1e-9)
     code, out, _ = run(str(path), "--time-limit", "1e-9")
     assert code == 4
     assert "no time left for" in out
