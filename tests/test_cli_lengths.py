@@ -130,7 +130,7 @@ def test_degrees_side_by_side(tmp_path: Path) -> None:
         ("12\nabc\n", [], 2, "Line 2"),
         ("12\n3.5\n", [], 2, "Line 2"),
         ("100000000\n", [], 3, "fits under no strategy"),
-        ('{"bin_edges": [0, 100], "counts": [5]}', [], 2, "are asked for"),
+        ('{"bin_edges": [0, 100], "counts": [5]}', [], 2, "not said how many"),
         ("12\n", ["--schedule", "all"], 2, "--schedule"),
         ("12\n", ["--align", "0"], 2, "--align"),
         ("12\n", ["--max-strategies", "0"], 2, "--max-strategies"),

@@ -151,8 +151,11 @@ def _drawn(path: Path, text: str, num_sequences: int | None, seed: int) -> Int64
         ) from error
     if num_sequences is None or num_sequences < 1:
         raise InvalidInputError(
-            f"{path} describes a distribution, and {num_sequences} sequences are asked for.",
+            f"{path} describes a distribution, and it is not said how many sequences a step has."
+            if num_sequences is None
+            else f"{path} describes a distribution, and {num_sequences} sequences are asked for.",
             "How many to draw, at least 1, expected.",
+            "Give --global-batch.",
         )
     random = np.random.default_rng(seed)
     if "bin_edges" in document:

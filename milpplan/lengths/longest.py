@@ -7,7 +7,12 @@ to a' ahead, from c to c' behind. A box has the bound of its window, or what ``u
 numbers in all; those that give least get windows, then are halved.
 
 The time of a replica is no less than the least over the boxes, each linear in the load: a concave function again
-(``LongBound``), between two loads above its chord.
+(``LongBound``).
+
+**A group.** With f this function of the replica with the long sequence and h that of the others, D replicas do no
+more within Z than C(Z) = f^-1(Z) + (D - 1) h^-1(Z), however they share. So a group with the mean load Y takes at
+least the Z of C(Z) = D Y (``group_ns``). Inverses of concave rising functions are convex, so C is, and this Z is
+concave in Y: between two loads it is above its chord.
 """
 
 from __future__ import annotations
@@ -15,6 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise, product
 
+import numpy as np
+
+from milpplan.costs.columns import FloatArray
 from milpplan.lengths.unequal import (
     MAX_MICRO_BATCHES,
     LoadBound,
@@ -22,12 +30,15 @@ from milpplan.lengths.unequal import (
     StageLoads,
     Window,
     best_mixture,
+    loads_within,
 )
 
 # Numbers ahead and behind where boxes begin.
-_EDGES = (0, 1, 2, 4, 8, 16, 32, MAX_MICRO_BATCHES)
-# Programs solved, and the most micro-batches of one.
-_EFFORT, _MOST = 70, 70
+_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, MAX_MICRO_BATCHES)
+# Most micro-batches of a program.
+_MOST = 70
+# Halvings of the interval of a group's time.
+_HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +65,31 @@ class LongBound:
         """The bound, ns."""
         return min(one.at(load) for one in self.bounds)
 
-    def beyond(self, line: tuple[float, float], least: float, most: float) -> float:
-        """How far it is above a line (constant, slope) at least, for loads from ``least`` to ``most``, ns."""
-        ends = (min(max(self.alone, least), most), most)
-        return max(0.0, min(self.at(load) - line[0] - line[1] * load for load in ends))
+
+def group_ns(long: LongBound, plain: LoadBound, num_replicas: int, loads: FloatArray) -> FloatArray:
+    """What a group takes at least for every mean load [n] of its replicas, one of them that of ``long``, ns."""
+    others = [one.bound for one in plain.ranges]
+    totals = num_replicas * loads
+    low, high = np.zeros(len(loads)), np.array([long.at(total) for total in totals.tolist()])
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        done = loads_within(long.bounds, middle) + (num_replicas - 1) * loads_within(others, middle)
+        enough = done >= totals
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return low
 
 
 def long_bound(
-    stages: StageLoads, num_stages: int, plain: LoadBound, least: float, load: float, enough_ns: float
+    stages: StageLoads,
+    num_stages: int,
+    plain: LoadBound,
+    least: float,
+    load: float,
+    enough_ns: float,
+    effort: int,
 ) -> LongBound:
-    """The bound of a micro-batch of ``least`` in a replica, highest near ``load``, up to ``enough_ns`` there."""
+    """The bound of a micro-batch of ``least`` in a replica, highest near ``load``, up to ``enough_ns`` there;
+    at most ``effort`` programs."""
 
     def box(window: Window) -> _Box:
         numbers = window.fewest, window.number
@@ -74,10 +100,10 @@ def long_bound(
     boxes = [box(Window(*pair)) for pair in product(spans, spans)]
     boxes.append(_Box(None, tuple(one.bound for one in plain.ranges if one.last is None)))
     solved = 0
-    while solved < _EFFORT:
+    while solved < effort:
         worst = min(boxes, key=lambda one: one.at(load))
         window = worst.window
-        if window is None or worst.at(load) >= enough_ns:
+        if window is None or window.fewest > _MOST or worst.at(load) >= enough_ns:
             break
         boxes.remove(worst)
         if worst.solved or window.number > _MOST:

@@ -8,7 +8,7 @@ import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.costs.term import Term
-from milpplan.errors import IllegalPlanError, InfeasibleError
+from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.groups.cuts import KindCuts, Slot
 from milpplan.groups.packing import pack
 from milpplan.groups.problem import Kind
@@ -25,7 +25,7 @@ from milpplan.lengths.tables import (
     strategy_of,
     typical_pipeline,
 )
-from milpplan.lengths.work import Loads, WorkBounds, serial_times, work_bounds
+from milpplan.lengths.work import BESIDE_SHARE, Loads, WorkBounds, serial_times, work_bounds
 from milpplan.specs.problem import Problem
 
 # No capacity differs from this many grains more: tables are made up to here.
@@ -77,9 +77,17 @@ class Pool:
         kept = [one for one in found if not any(_dominates(other, one) for other in found)]
         if not any(one.alone_grains * load.grain >= load.lengths[-1] for one in kept):
             most = max(kept, key=lambda one: one.alone_grains)
+            longest, held = int(load.lengths[-1]), most.alone_grains * load.grain
+            if most.alone_grains == MAX_GRAINS:
+                raise InvalidInputError(
+                    f"A sequence of {longest:,} tokens is {longest // load.grain:,} times the {load.grain} tokens "
+                    "that every sequence is padded to.",
+                    f"At most {MAX_GRAINS:,} times expected: micro-batches are tabled up to there.",
+                    f"Pad to more (--align {load.grain * -(-longest // held)}), or cut sequences (--seq-len).",
+                )
             raise InfeasibleError(
-                f"A sequence of {int(load.lengths[-1]):,} tokens fits under no strategy.",
-                f"The most that one holds is {most.alone_grains * load.grain:,} tokens ({most.candidate.name}).",
+                f"A sequence of {longest:,} tokens fits under no strategy.",
+                f"The most that one holds is {held:,} tokens ({most.candidate.name}).",
                 "Cut sequences at that length (--seq-len), or use more GPUs.",
             )
         tables = [Tables.of(problem, one.candidate, load, one.alone_grains) for one in kept]
@@ -108,16 +116,27 @@ class Pool:
         """The bound of a pipeline by its load; dear where it is ``exact``."""
         key = (member, self.grains(member, beside=beside), exact)
         if key not in self.loaded:
-            self.loaded[key] = Loads.of(self.tables[member], self.members[member], key[1], exact=exact)
+            share = BESIDE_SHARE if beside else 1.0
+            self.loaded[key] = Loads.of(self.tables[member], self.members[member], key[1], share, exact=exact)
         return self.loaded[key]
 
-    def lengthened(self, member: int, most_ns: float, parts: tuple[float, ...] = (1.0,), *, beside: bool) -> Loads:
-        """``loads``, the dearest known, with bounds of the longest sequence, for groups of at most ``most_ns``."""
-        grains = self.grains(member, beside=beside)
+    def lengthened(self, member: int, enough_ns: float) -> Loads:
+        """``loads`` alone, the dearest known, with what the longest sequence adds, up to ``enough_ns``."""
+        grains = self.grains(member, beside=False)
         exact = (member, grains, True) in self.loaded
-        found = self.loads(member, beside=beside, exact=exact).lengthened(most_ns, parts)
+        found = self.loads(member, beside=False, exact=exact).lengthened(enough_ns)
         self.loaded[member, grains, exact] = found
         return found
+
+    def classified(self, member: int, *, only_longest: bool = False) -> Loads:
+        """``finer`` with groups told apart by their longest sequence."""
+        grains = self.grains(member, beside=True)
+        fitting = int((self.load.lengths <= grains * self.load.grain).sum())
+        return self.finer(member).classified(fitting, only_longest=only_longest)
+
+    def finer(self, member: int) -> Loads:
+        """``loads`` beside other strategies, with a bound that is high for parts of the load, too."""
+        return self.loads(member, beside=True).finer()
 
     def serial_ns(self, member: int) -> float:
         """Least time of a group with the longest sequence, beside other strategies."""

@@ -20,7 +20,7 @@ target holds no shorter step, whatever its switches take.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,13 +58,12 @@ class Screened:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
-    """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T], and ``longest`` [s, T] more
-    where one runs the longest sequence; ``serial`` [s] of the longest sequence, ``once`` [s] a reduction,
-    ``finish`` [s] of a step at home there, all ns; ``counts`` [n] sequences."""
+    """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T]; ``serial`` [s] of the
+    longest sequence, ``once`` [s] a reduction, ``finish`` [s] of a step at home there, all ns; ``counts`` [n]
+    sequences."""
 
     shares: FloatArray
     constants: FloatArray
-    longest: FloatArray
     serial: FloatArray
     once: FloatArray
     finish: FloatArray
@@ -79,11 +78,8 @@ class Bounded:
         rows = [np.arange(most) % len(one.constants) for one in bounds]
         shares = np.stack([one.shares[row] for one, row in zip(bounds, rows, strict=True)])
         constants = np.stack([one.constants[row] for one, row in zip(bounds, rows, strict=True)])
-        longest = np.stack([one.longest[row] for one, row in zip(bounds, rows, strict=True)])
         shares = np.minimum(shares, _NEVER)
-        return Bounded(
-            shares, constants, longest, np.minimum(serial, _NEVER), once, finish, counts.astype(np.float64)
-        )
+        return Bounded(shares, constants, np.minimum(serial, _NEVER), once, finish, counts.astype(np.float64))
 
 
 def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screened:
@@ -132,8 +128,10 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screene
     return Screened(tuple(sorted(found, key=lambda one: (one.bound_ns, one.used))), dropped)
 
 
-def split(problem: Bounded, parts: Sequence[Sequence[int]], sets: Sequence[OpenSet], target_ns: float) -> Screened:
-    """The sets bounded anew where every strategy is one of several ``parts`` of ``problem``.
+def split(
+    problem: Bounded, parts: Mapping[int, Sequence[int]], sets: Sequence[OpenSet], target_ns: float
+) -> Screened:
+    """The sets bounded anew where every strategy is one of its ``parts`` of ``problem``.
 
     The parts together stand for it: a set's bound is the least over all choices of parts.
     """
@@ -155,6 +153,31 @@ def split(problem: Bounded, parts: Sequence[Sequence[int]], sets: Sequence[OpenS
             else:
                 dropped = min(dropped, bound)
     return Screened(tuple(sorted(left, key=lambda one: (one.bound_ns, one.used))), dropped)
+
+
+def branched(
+    problem: Bounded,
+    whole: Sequence[int],
+    cuts: Sequence[tuple[int, Mapping[int, Sequence[int]]]],
+    target_ns: float,
+) -> float:
+    """The bound of one set whose strategies are cut into parts one after another, ns.
+
+    ``cuts``: which strategy of the set, and what each part of it falls into. Choices of parts that reach the
+    target are cut no further.
+    """
+    rows, bounds, dropped = np.array([whole]), np.array([0.0]), np.inf
+    for position, parts in cuts:
+        cut = [(row, part) for row in rows.tolist() for part in parts[row[position]]]
+        rows = np.array([row for row, _ in cut])
+        rows[:, position] = [part for _, part in cut]
+        bounds = mixed_ns(problem, rows, target_ns)
+        closed = bounds >= target_ns
+        dropped = min(dropped, float(bounds[closed].min(initial=np.inf)))
+        rows, bounds = rows[~closed], bounds[~closed]
+        if not len(rows):
+            break
+    return min(dropped, float(bounds.min(initial=np.inf)))
 
 
 def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
@@ -186,7 +209,7 @@ def _raised(problem: Bounded, sets: IntArray, place: int, target: FloatArray) ->
         if turn % _CHECK == 1 or turn == 0:
             shares, constants = problem.shares[sets[open_]], problem.constants[sets[open_]]
             constants = np.concatenate([constants, np.zeros((len(open_), size, 1))], axis=2)
-            constants[:, place, :-1] += shares[:, place, :, -1] + problem.longest[sets[open_, place]]
+            constants[:, place, :-1] += shares[:, place, :, -1]
             constants[:, place, -1] = problem.serial[sets[open_, place]]
             constants[:, [other for other in range(size) if other != place], -1] = -_NEVER
         mixture = np.einsum("nqt,nqtk->nqk", weights[:, :, :-1], shares)

@@ -48,6 +48,8 @@ from milpplan.units import NS_PER_S
 _LONG_S = 100.0
 # Forwards and backwards of equal stages keep a ratio of whole parts of this.
 _PARTS = 48
+# Passes over a table before its hull is taken point by point.
+_PASSES = 40
 # Rounded parts of a layer's phases, of the ends and of attention: half a nanosecond each.
 _ROUNDED_PARTS = 16
 
@@ -103,7 +105,16 @@ def line_below(values: FloatArray, at: float) -> tuple[float, float]:
 def hull_below(values: FloatArray) -> list[tuple[float, float]]:
     """The lower convex hull of the points (g, ``values[g - 1]``), g = 1, 2, ..."""
     hull: list[tuple[float, float]] = []
-    for point in enumerate(values.tolist(), 1):
+    places, heights = np.arange(1.0, len(values) + 1.0), np.asarray(values, dtype=np.float64)
+    for _ in range(_PASSES):
+        # A point on or above the line between its neighbours is no corner, whatever becomes of these.
+        rise = np.diff(heights) / np.diff(places)
+        corner = np.ones(len(places), dtype=bool)
+        corner[1:-1] = rise[1:] > rise[:-1]
+        if corner.all():
+            break
+        places, heights = places[corner], heights[corner]
+    for point in zip(places.tolist(), heights.tolist(), strict=True):
         while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
             hull.pop()
         hull.append((float(point[0]), float(point[1])))

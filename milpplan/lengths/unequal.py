@@ -31,23 +31,23 @@ ranges that give least are halved, and where it is worth it have programs of the
 
 **Any load.** The slowest of D replicas takes no less than the one with the largest load, which is at least the
 mean, and every bound grows with the load. So Z >= h(Y / D) with h the least of the ranges' bounds, a concave
-function: between two loads it is above its chord (``LoadBound.chord``).
+function: between two loads it is above its chord (``chord``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 
 # Numbers of micro-batches from here on have no program, and where ranges begin.
-MAX_MICRO_BATCHES = 65
-_FIRSTS = (1, 2, 3, 5, 9, 17, 33, MAX_MICRO_BATCHES)
-# Ranges halved.
-_EFFORT, _EXACT_EFFORT = 8, 60
+MAX_MICRO_BATCHES = 129
+_FIRSTS = (1, 2, 3, 5, 9, 17, 33, 65, MAX_MICRO_BATCHES)
 # What floats may add to sums of flows.
 _SAFETY = 1.0 - 1e-9
 
@@ -75,6 +75,12 @@ class PathBound:
     def at(self, load: float) -> float:
         """The bound of a load, ns."""
         return (self.constant + self.slope * load) * _SAFETY
+
+
+def loads_within(bounds: Sequence[PathBound], times: FloatArray) -> FloatArray:
+    """The largest load that may be done within each of ``times`` [n] ns where one bound holds; 0 if none."""
+    constants, slopes = (np.array([getattr(one, name) for one in bounds]) for name in ("constant", "slope"))
+    return np.asarray(((times[:, None] / _SAFETY - constants) / slopes).max(axis=1).clip(0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +252,7 @@ class Range:
     first: int
     last: int | None
     bound: PathBound
+    solved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,62 +265,66 @@ class LoadBound:
         """h of the module, ns."""
         return min(one.bound.at(load) for one in self.ranges)
 
-    def most_within(self, time_ns: float) -> float:
-        """The largest load that may be done within a time, 0 if none."""
-        bounds = [one.bound for one in self.ranges]
-        return max(0.0, *((time_ns / _SAFETY - one.constant) / one.slope for one in bounds))
 
-    def chord(self, low: float, high: float) -> tuple[float, float]:
-        """(constant, slope) of the chord between two loads: a bound for all loads between them."""
-        ends = self.at(low), self.at(high)
-        slope = (ends[1] - ends[0]) / (high - low)
-        return ends[0] - slope * low, slope
-
-
-# Shares of stages that programs are solved for: whole multiples of this.
-_STEP = 0.02
+def chord(ends: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
+    """(slope, constant) of the line through a function's values at two loads: below it between them where it is
+    concave."""
+    slope = (values[1] - values[0]) / (ends[1] - ends[0])
+    return slope, values[0] - slope * ends[0]
 
 
 @lru_cache(maxsize=4096)
-def _plain_mixture(num_stages: int, first: int, last: int, forward: int, backward: int) -> Mixture:
-    """The mixture for stages of so many steps without constants; any mixture is a bound for any stages."""
-    plain = StageLoads(np.ones(1), 0.0, (forward * _STEP, backward * _STEP), (0.0, 0.0), 0)
+def _plain_mixture(num_stages: int, first: int, last: int, forward: float, backward: float) -> Mixture:
+    """The mixture for stages of such shares without constants; any mixture is a bound for any stages."""
+    plain = StageLoads(np.ones(1), 0.0, (forward, backward), (0.0, 0.0), 0)
     return best_mixture(plain, num_stages, Window.of(first, last), 1.0)
 
 
 def load_bound(
-    stages: StageLoads, num_stages: int, ramp_ns: float, load: float, *, exact: bool = False
+    stages: StageLoads,
+    num_stages: int,
+    ramp_ns: float,
+    loads: Sequence[float],
+    effort: int = 8,
+    *,
+    step: float = 0.01,
+    exact: bool = False,
 ) -> LoadBound:
-    """The bound of any packing; highest near ``load``.
+    """The bound of any packing; highest near ``loads``, for each of which ``effort`` ranges are halved.
 
-    Where ``exact``, the ranges that give least have programs of their own with everything in them: dearer, and a
-    little higher.
+    A range has the last stage's work and constants, or what the wider one had, until it is the one that gives
+    least. Programs are solved once for all pipelines whose shares are the same in multiples of ``step``. Where
+    ``exact``, programs have everything in them: dearer, and a little higher.
     """
-    forward, backward = (round(share / _STEP) for share in stages.shares)
+    forward, backward = (round(round(share / step) * step, 6) for share in stages.shares)
 
-    def ranged(first: int, last: int) -> Range:
-        return Range(first, last, _plain_mixture(num_stages, first, last, forward, backward).bound(stages))
-
-    ends = [one - 1 for one in _FIRSTS[1:]]
-    ranges = [ranged(first, last) for first, last in zip(_FIRSTS[:-1], ends, strict=True)]
-    last = MAX_MICRO_BATCHES
-    ranges.append(Range(last, None, PathBound(stages.last_ns * last + ramp_ns, 1.0)))
-    own: set[tuple[int, int]] = set()
-    for _ in range(_EXACT_EFFORT if exact else _EFFORT):
-        worst = min(ranges, key=lambda one: one.bound.at(load))
-        if worst.last is None:
-            break
-        key = (worst.first, worst.last)
-        if exact and key not in own:
-            own.add(key)
-            found = path_bound(stages, num_stages, worst.last, load, worst.first)
-            ranges[ranges.index(worst)] = replace(
-                worst, bound=max(found, worst.bound, key=lambda one: one.at(load))
-            )
-        elif worst.first < worst.last:
-            ranges.remove(worst)
-            middle = (worst.first + worst.last) // 2
-            ranges += [ranged(worst.first, middle), ranged(middle + 1, worst.last)]
+    def proved(one: Range, load: float) -> Range:
+        assert one.last is not None
+        if exact:
+            found = path_bound(stages, num_stages, one.last, load, one.first)
         else:
-            break
+            found = _plain_mixture(num_stages, one.first, one.last, forward, backward).bound(stages)
+        return Range(one.first, one.last, max(found, one.bound, key=lambda bound: bound.at(load)), True)
+
+    def work(first: int) -> PathBound:
+        return PathBound(stages.last_ns * first + ramp_ns, 1.0)
+
+    ranges = [Range(first, end - 1, work(first)) for first, end in pairwise(_FIRSTS)]
+    ranges.append(Range(_FIRSTS[-1], None, work(_FIRSTS[-1])))
+    for load in loads:
+        halved = 0
+        while halved < effort:
+            worst = min(ranges, key=lambda one: one.bound.at(load))
+            if worst.last is None or (worst.solved and worst.first == worst.last):
+                break
+            ranges.remove(worst)
+            if not worst.solved:
+                ranges.append(proved(worst, load))
+                halved += exact
+                continue
+            middle = (worst.first + worst.last) // 2
+            for first, last in ((worst.first, middle), (middle + 1, worst.last)):
+                bound = max(worst.bound, work(first), key=lambda bound: bound.at(load))
+                ranges.append(Range(first, last, bound))
+            halved += 1
     return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))

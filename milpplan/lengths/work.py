@@ -32,10 +32,10 @@ ends, the last one runs backward through them: neither takes less than the short
 last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0 <= Y <= Y_1 there,
 also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``within``.
 
-**The longest sequence** (``longest``). On q <= D replicas in use q Z >= sum of their times. Each is no less than a
-line c + a Y_r below h, and that of the replica with the longest sequence k more, for all loads that a replica may
-have: so Z >= c + a Y + k / D. No replica has a load that takes longer than the group may: what is so proved holds
-for groups within that time, hence for steps shorter than the best one known, and no other bound is asked for.
+**Long sequences** (``longest``). A group whose longest sequence is one of some length or more takes at least a
+concave function H(Y) of its mean load, above h: the same rows with H in the place of h. Groups are told apart by
+their longest sequence (``Loads.classes``): one that holds a long one is bounded by H, one that does not leaves it
+to others.
 
 **Replicas.** On q <= D replicas in use q Z >= sum of their times, so constants of each count in full.
 """
@@ -43,18 +43,37 @@ for groups within that time, hence for steps shorter than the best one known, an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray
 from milpplan.lengths.candidates import Sized
-from milpplan.lengths.longest import LongBound, long_bound
+from milpplan.lengths.longest import LongBound, group_ns, long_bound
 from milpplan.lengths.tables import Tables, hull_below, line_of, stage_loads
-from milpplan.lengths.unequal import LoadBound, StageLoads, load_bound
+from milpplan.lengths.unequal import LoadBound, StageLoads, chord, load_bound
 
 # Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
 _LOADS = (1.0, 0.25)
 _THETAS = (0.0, 0.3, 0.6, 0.85)
+# Shares of a pipeline's whole load near which its bound is high, and ranges halved for each; and with more effort:
+# groups of sets hold parts of the workload.
+BESIDE_SHARE = 0.3
+_ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 10), ((1.0, BESIDE_SHARE), 3), 60
+# Shares of stages are rounded to this in programs: to more in the first ones of pipelines of so many stages, which
+# are dear, and to less in the finer ones.
+DEEP = 8
+_STEP, _DEEP_STEP = 0.01, 0.04
+# Shares, ranges and steps of finer ones.
+_FINER, _DEEP_FINER = ((0.8, 0.4, 0.25, 0.15), 14, 0.002), ((0.5, 0.25), 6, _DEEP_STEP)
+# Stages that programs of sets are for: the last ones.
+_MOST_STAGES = 8
+# Classes of groups by their longest sequence begin at these parts of the load of the longest that fits.
+_CLASSES = (0.1, 0.2, 0.4, 0.7)
+# Where their bounds are high: at these shares of the full load, or at so many times the sequence; for so many
+# programs each. The class of the longest of all has more: one that holds it holds little else.
+_CLASS_SHARES, _LONGEST_SHARES, _CLASS_LEAST = (BESIDE_SHARE,), (0.7, 0.4), 1.2
+_CLASS_EFFORT, _LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 24, 48, 70, 160
 # Parts of an even micro-batch at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
 # What sums of floats may add.
@@ -63,26 +82,31 @@ _SAFETY = 1.0 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class WorkBounds:
-    """``shares`` [T, n] and ``constants`` [T] ns, with the longest sequence ``longest`` [T] ns more; infinite
-    shares where a length does not fit."""
+    """``shares`` [T, n] and ``constants`` [T] ns; infinite shares where a length does not fit."""
 
     shares: FloatArray
     constants: FloatArray
-    longest: FloatArray
 
     def at(self, counts: FloatArray) -> float:
         """The highest bound of so many sequences of every length, ns."""
         held = counts > 0
-        constants = self.constants + (self.longest if held[-1] else 0.0)
-        return float((self.shares[:, held] @ counts[held] + constants).max()) if held.any() else 0.0
+        return float((self.shares[:, held] @ counts[held] + self.constants).max()) if held.any() else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LongClass:
+    """Groups whose longest sequence is one of ``first`` to ``end`` - 1; ``long``: what is known of the replica
+    that holds it, each highest at another load."""
+
+    first: int
+    end: int
+    long: tuple[LongBound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
     """A pipeline's ``bound`` by the mean load of its last stages, to which a sequence adds ``each`` [n] ns;
-    ``full`` is the load of the whole workload. ``long`` is what is known of the replica with the longest sequence,
-    each highest at another load; where there is any, groups are of at most ``most_ns``, and no replica has a load
-    above ``most``."""
+    ``full`` is the load of the whole workload. ``classes``: what is known of groups with long sequences."""
 
     bound: LoadBound
     each: FloatArray
@@ -90,84 +114,116 @@ class Loads:
     stages: StageLoads
     num_stages: int
     num_replicas: int
-    most: float = float("inf")
-    most_ns: float = float("inf")
-    long: tuple[LongBound, ...] = ()
+    ramp_ns: float
+    classes: tuple[LongClass, ...] = ()
 
     @staticmethod
-    def of(tables: Tables, one: Sized, most_grains: int, *, exact: bool = False) -> Loads:
-        """Under the line that proves most of the whole workload, of those highest at some micro-batches."""
+    def of(tables: Tables, one: Sized, most_grains: int, share: float = 1.0, *, exact: bool = False) -> Loads:
+        """Under the line that proves most of a ``share`` of the workload, of those highest at some numbers.
+
+        Beside other strategies only the last stages of deep pipelines have programs: alone they are a pipeline of
+        the same schedule, and what comes before and after only adds to its time.
+        """
         layout, load = one.candidate.layout, tables.load
         mean = load.grains / layout.dp
         even = mean / max(1, -(-mean // most_grains))
         ramp_ns = ramp(tables, layout.pp, most_grains)
-        found: Loads | None = None
+        alone = share == 1.0
+        num_stages = layout.pp if alone else min(layout.pp, _MOST_STAGES)
+        shares, effort = _ALONE if alone else _BESIDE
+        tried: dict[float, Loads] = {}
         for part in _EVEN:
             stages = stage_loads(tables, layout.pp, most_grains, max(1.0, even / part))
             each = stages.last / layout.dp
             full = float(load.counts @ each)
-            bound = load_bound(stages, layout.pp, ramp_ns, full)
-            mine = Loads(bound, each, full, stages, layout.pp, layout.dp)
-            if found is None or mine.highest > found.highest:
-                found = mine
-        assert found is not None
+            if full not in tried:
+                aims = [aim * full for aim in shares]
+                step = _STEP if num_stages < DEEP else _DEEP_STEP
+                bound = load_bound(stages, num_stages, ramp_ns, aims, effort, step=step)
+                tried[full] = Loads(bound, each, full, stages, num_stages, layout.dp, ramp_ns)
+        found = max(tried.values(), key=lambda one: one.bound.at(share * one.full))
         if not exact:
             return found
-        return replace(found, bound=load_bound(found.stages, layout.pp, ramp_ns, found.full, exact=True))
+        return replace(
+            found, bound=load_bound(found.stages, num_stages, ramp_ns, [found.full], _EXACT_EFFORT, exact=True)
+        )
 
-    def lengthened(self, most_ns: float, parts: tuple[float, ...] = (1.0,)) -> Loads:
-        """With bounds of the replica with the longest sequence, for groups of at most ``most_ns``; highest at
-        ``parts`` of the largest load."""
-        most = min(self.num_replicas * self.full, self.bound.most_within(most_ns))
-        least = float(self.stages.last[-1])
-        if most < least:
-            # Nothing within this time holds it; any bound will do.
-            return self
-        # One replica that takes so long is in no step that counts; of several all are averaged.
-        enough_ns = most_ns if self.num_replicas == 1 else float("inf")
-        found = [
-            long_bound(self.stages, self.num_stages, self.bound, least, part * most, enough_ns)
-            for part in parts
-            if part * most >= least
-        ]
-        return replace(self, most=most, most_ns=most_ns, long=tuple(found))
+    def finer(self) -> Loads:
+        """With a bound that is high for parts of the load, too."""
+        shares, effort, step = _DEEP_FINER if self.num_stages >= DEEP else _FINER
+        aims = [share * self.full for share in shares]
+        bound = load_bound(self.stages, self.num_stages, self.ramp_ns, aims, effort, step=step)
+        return replace(self, bound=bound)
+
+    def lengthened(self, enough_ns: float) -> Loads:
+        """With what the longest sequence of the workload adds, highest for the whole of it."""
+        last = len(self.each)
+        # One replica that takes so long is in no step that counts; of several the others take less.
+        enough_ns = enough_ns if self.num_replicas == 1 else float("inf")
+        long = self._long(last - 1, self.full, _LENGTHENED_EFFORT, enough_ns)
+        return replace(self, classes=(LongClass(last - 1, last, (long,)),))
+
+    def _long(self, first: int, load: float, effort: int, enough_ns: float = float("inf")) -> LongBound:
+        """What is known of a replica with a sequence of length number ``first`` or longer, highest near a load."""
+        least = float(self.stages.last[first])
+        load = max(load, _CLASS_LEAST * least)
+        return long_bound(self.stages, self.num_stages, self.bound, least, load, enough_ns, effort)
+
+    def classified(self, fitting: int, *, only_longest: bool = False) -> Loads:
+        """With groups told apart by the longest sequence that they hold, of the first ``fitting`` lengths; or only
+        by whether that is the longest of all."""
+        last, number = self.stages.last[:fitting], len(self.each)
+        parts = () if only_longest else _CLASSES
+        ends = [int(np.searchsorted(last, part * last[-1])) for part in parts]
+        ends += [fitting - 1] if fitting == number else []
+        edges = sorted({0, *(end for end in ends if end > 0), fitting})
+        classes = [LongClass(0, edges[1])]
+        for first, end in pairwise(edges[1:]):
+            longest = first == number - 1
+            shares, effort = (_LONGEST_SHARES, _LONGEST_EFFORT) if longest else (_CLASS_SHARES, _CLASS_EFFORT)
+            # Programs grow with the stages.
+            effort = min(effort, _STAGES_EFFORT // self.num_stages)
+            long = tuple(self._long(first, share * self.full, effort) for share in shares)
+            classes.append(LongClass(first, end, long))
+        return replace(self, classes=tuple(classes))
 
     @property
     def highest(self) -> float:
-        """The bound of the whole workload, ns: a group takes at least ``most_ns``, or what is proved within it."""
-        constant, slope, more = self._with_longest(0.0, 1.0)
-        found = [constant + slope * self.full + more]
-        found += [one.at(self.full) for one in self.long] if self.num_replicas == 1 else []
-        return max(self.bound.at(self.full), min(self.most_ns, max(found)))
+        """The bound of the whole workload, ns."""
+        found = [self.bound.at(self.full)]
+        for one in self.classes:
+            if one.end == len(self.each):
+                found += [values[0] for values in self._ends(one, (self.full, self.full))]
+        return max(found)
 
-    def _with_longest(self, low: float, high: float) -> tuple[float, float, float]:
-        """A line (constant, slope) of the mean load, and what the longest sequence adds to it, ns."""
-        if not self.long:
-            return 0.0, 0.0, 0.0
-        # One replica's load is the mean; of several each may have any load.
-        alone = self.num_replicas == 1
-        most = min(self.most, self.num_replicas * high * self.full)
-        least = min(low * self.full, 0.9 * most) if alone else 0.0
-        line = self.bound.chord(least, most)
-        return *line, max(one.beyond(line, least, most) for one in self.long) / self.num_replicas
+    def _ends(self, one: LongClass, ends: tuple[float, float]) -> list[list[float]]:
+        """Bounds of a group of the class at two loads, ns."""
+        loads = np.array(ends)
+        return [group_ns(long, self.bound, self.num_replicas, loads).tolist() for long in one.long]
 
-    def within(self, bounds: WorkBounds, low: float = 0.0, high: float = 1.0) -> WorkBounds:
-        """``bounds`` and those of groups with between two shares of the full load."""
-        constant, slope = self.bound.chord(low * self.full, high * self.full)
-        rows = [(slope, constant)]
-        rows += [(slope - 1.0, constant + low * self.full)] if low > 0 else []
-        rows += [(slope + 1.0, constant - high * self.full)] if high < 1 else []
-        constant, slope, more = self._with_longest(low, high)
-        rows += [(slope, constant)] if self.long else []
-        shares = np.array([row[0] for row in rows])[:, None] * self.each
+    def within(
+        self, bounds: WorkBounds, low: float = 0.0, high: float = 1.0, one: LongClass | None = None
+    ) -> WorkBounds:
+        """``bounds`` and those of groups with between two shares of the full load, of one class if it is given."""
+        ends = low * self.full, high * self.full
+        rows = _chord_rows(ends, [self.bound.at(ends[0]), self.bound.at(ends[1])])
+        if one is not None:
+            rows += [row for values in self._ends(one, ends) for row in _chord_rows(ends, values)]
+        shares = np.array([slope for slope, _ in rows])[:, None] * self.each
         shares[:, ~np.isfinite(bounds.shares[0])] = np.inf
-        longest = [0.0] * len(rows)
-        longest[-1] = more
-        return WorkBounds(
-            np.concatenate([bounds.shares, shares]),
-            np.concatenate([bounds.constants, [row[1] for row in rows]]),
-            np.concatenate([bounds.longest, longest]),
-        )
+        shares = np.concatenate([bounds.shares, shares])
+        if one is not None:
+            shares[:, one.end :] = np.inf
+        return WorkBounds(shares, np.concatenate([bounds.constants, [constant for _, constant in rows]]))
+
+
+def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[float, float]]:
+    """(slope, constant) of the chord of a concave function between two loads, and of a flatter and a steeper line
+    below it there."""
+    (low, high), (slope, constant) = ends, chord(ends, values)
+    rows = [(slope, constant)]
+    rows += [(slope - 1.0, constant + low)] if low > 0 else []
+    return [*rows, (slope + 1.0, constant - high)]
 
 
 def work_bounds(tables: Tables, one: Sized, most_grains: int) -> WorkBounds:
@@ -192,7 +248,7 @@ def work_bounds(tables: Tables, one: Sized, most_grains: int) -> WorkBounds:
                 constants.append(ramp_ns + constant)
     table = np.array(shares) * _SAFETY
     table[:, grains > most_grains] = np.inf
-    return WorkBounds(table, np.array(constants) * _SAFETY, np.zeros(len(constants)))
+    return WorkBounds(table, np.array(constants) * _SAFETY)
 
 
 def _phase(

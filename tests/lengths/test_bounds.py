@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from milpplan.lengths.longest import long_bound
+from milpplan.lengths.longest import group_ns, long_bound
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
-from milpplan.lengths.screening import Bounded, mixed_ns, screened, split
-from milpplan.lengths.unequal import StageLoads, load_bound, path_bound
+from milpplan.lengths.screening import Bounded, branched, mixed_ns, screened, split
+from milpplan.lengths.unequal import StageLoads, chord, load_bound, path_bound
 from milpplan.lengths.work import WorkBounds, serial_times
 from tests.lengths.cases import pool, random_micro_batches
 
@@ -45,9 +47,10 @@ def test_a_load_is_bounded_whatever_the_number_of_micro_batches() -> None:
         shares = (float(random.uniform(0.1, 0.4)), float(random.uniform(0.3, 0.6)))
         one = StageLoads(np.ones(1), float(random.integers(1, 30)), shares, (3.0, 5.0), int(random.integers(0, 9)))
         ramp_ns = 2.0 * (stages - 1) * one.transfer_ns
-        found = [load_bound(one, stages, ramp_ns, load, exact=exact) for exact in (False, True)]
-        assert found[0].at(load) <= found[1].at(load)
-        constant, slope = found[1].chord(0.25 * load, load)
+        found = [load_bound(one, stages, ramp_ns, [load], 60, exact=exact) for exact in (False, True)]
+        assert found[0].at(load) <= found[1].at(load) * 1.001
+        ends = 0.25 * load, load
+        slope, constant = chord(ends, [found[1].at(end) for end in ends])
         for share in (0.25, 0.4, 0.7, 1.0):
             assert constant + slope * share * load <= found[1].at(share * load) * (1 + 1e-9)
         tight = 0.0
@@ -102,11 +105,10 @@ def test_a_replica_with_a_long_sequence_is_bounded_wherever_it_runs() -> None:
         load = 1e6
         shares = (float(random.uniform(0.25, 0.35)), float(random.uniform(0.5, 0.65)))
         one = StageLoads(np.ones(1), 4_000.0, shares, (1_000.0, 2_000.0), 50)
-        plain = load_bound(one, stages, 100.0, load)
+        plain = load_bound(one, stages, 100.0, [load])
         least = load * float(random.uniform(0.2, 0.5))
-        long = long_bound(one, stages, plain, least, load, float("inf"))
+        long = long_bound(one, stages, plain, least, load, float("inf"), 70)
         raised.append(long.at(load) / plain.at(load))
-        assert long.beyond(plain.chord(0.0, load), 0.0, load) <= long.at(load) - plain.at(load) + 1
         for number in (1, 2, 3, 5, 8, 13, 21, 34, 80):
             for _ in range(12):
                 total = load * float(random.choice([0.6, 1.0]))
@@ -128,6 +130,73 @@ def test_a_replica_with_a_long_sequence_is_bounded_wherever_it_runs() -> None:
     assert tight > 0.85, tight
 
 
+def test_the_last_stages_of_a_pipeline_bound_all_of_it() -> None:
+    """Random loads on a pipeline take no less than the bound of its last stages as a pipeline of their own."""
+    random = np.random.default_rng(13)
+    one = StageLoads(np.ones(1), 40.0, (0.3, 0.6), (10.0, 20.0), 7)
+    for stages in (5, 8):
+        for number in (1, 2, 4, 9, 20):
+            parts = random.dirichlet(np.full(number, 3.0)) * 1e6
+            forward = np.ceil(np.tile(0.3 * parts + 10, (stages, 1)))
+            backward = np.ceil(np.tile(0.6 * parts + 20, (stages, 1)))
+            forward[-1] = np.floor(parts / 3)
+            backward[-1] = np.ceil(parts + 40 - forward[-1])
+            lags = np.full(number, 7, np.int64)
+            exact = pipeline_ns(forward.astype(np.int64), backward.astype(np.int64), lags)
+            few = [path_bound(one, last, number, 1e6).at(1e6) for last in (2, 3, stages)]
+            assert few[0] <= few[1] * (1 + 1e-6)
+            assert few[1] <= few[2] * (1 + 1e-6)
+            assert few[2] <= exact
+
+
+def _random_replica(
+    random: np.random.Generator, total: float, least: float, shares: tuple[float, float], stages: int
+) -> int:
+    """The time of random micro-batches of a total load, one of which is at least ``least``."""
+    number = int(random.integers(1, 12))
+    parts = random.dirichlet(np.full(number, random.choice([0.5, 5.0, 50.0]))) * (total - least)
+    parts[random.integers(number)] += least
+    forward, backward = (np.ceil(np.tile(share * parts, (stages, 1))) for share in shares)
+    forward[-1] = np.floor(parts / 3)
+    backward[-1] = np.ceil(parts + 500 - forward[-1])
+    return pipeline_ns(forward.astype(np.int64), backward.astype(np.int64), np.full(number, 20, np.int64))
+
+
+def test_a_group_with_a_long_sequence_is_bounded_however_its_replicas_share() -> None:
+    """Replicas of random loads, one of them with a long sequence: the slowest takes no less than the bound of
+    their mean load, nor than its chord between two loads; with one replica that is the bound of the replica."""
+    random = np.random.default_rng(12)
+    tight = 0.0
+    for replicas in (1, 2, 4):
+        stages, load, shares = 2 + replicas // 2, 1e6, (0.3, 0.6)
+        one = StageLoads(np.ones(1), 500.0, shares, (0.0, 0.0), 20)
+        plain = load_bound(one, stages, 40.0, [load])
+        least = 0.35 * load
+        long = long_bound(one, stages, plain, least, load, float("inf"), 24)
+        ends = 0.5 * load, 1.2 * load
+        values = group_ns(long, plain, replicas, np.array([*ends, load]))
+        if replicas == 1:
+            assert values == pytest.approx([long.at(end) for end in (*ends, load)], rel=1e-6)
+        assert (values >= [plain.at(end) * (1 - 1e-6) for end in (*ends, load)]).all()
+        slope, constant = chord(ends, values[:2].tolist())
+        for _ in range(60):
+            mean = load * float(random.uniform(0.5, 1.2))
+            rest = np.maximum(0.0, random.dirichlet(np.full(replicas, 30.0)) * replicas * mean)
+            rest[0] = max(rest[0], least)
+            mean = float(rest.mean())
+            if not ends[0] <= mean <= ends[1]:
+                continue
+            exact = max(
+                _random_replica(random, total, least if not place else 0.0, shares, stages)
+                for place, total in enumerate(rest.tolist())
+            )
+            bound = float(group_ns(long, plain, replicas, np.array([mean]))[0])
+            assert constant + slope * mean <= bound * (1 + 1e-9)
+            assert bound <= exact
+            tight = max(tight, bound / exact)
+    assert tight > 0.75, tight
+
+
 def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
     """Random parts of the sequences in random micro-batches on random replicas: no exact time is below any bound,
     for pipelines with the bounds of the load and of every interval that it is in."""
@@ -141,7 +210,7 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
             # A third of the pipelines is enough: each asks for some programs.
             continue
         plain = found.bounds(member, beside=True)
-        long = found.loads(member, beside=True).lengthened(float("inf")) if layout.pp > 1 else None
+        long = found.classified(member) if layout.pp > 1 else None
         for _ in range(3):
             rows = random_micro_batches(found, one.beside_grains, random, layout.dp * int(random.integers(1, 5)))
             # No more than there are: a chord is proved for parts of the workload.
@@ -158,8 +227,11 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
                 bound = loads.within(plain, max(0.0, share - 0.2), min(1.0, share + 0.1)).at(held)
                 assert loads.within(plain).at(held) <= exact, one.candidate.name
                 assert long is not None
-                edges = (0.0, 1.0), (max(0.0, share - 0.2), min(1.0, share + 0.1))
-                assert max(long.within(plain, *edge).at(held) for edge in edges) <= exact, one.candidate.name
+                longest = int(np.flatnonzero(held)[-1])
+                mine = [kind for kind in long.classes if kind.first <= longest < kind.end]
+                assert len(mine) == 1, one.candidate.name
+                for edge in ((0.0, 1.0), (max(0.0, share - 0.2), min(1.0, share + 0.1))):
+                    assert long.within(plain, *edge, mine[0]).at(held) <= exact, one.candidate.name
             assert bound <= exact, one.candidate.name
             tight = max(tight, bound / exact)
             checked += 1
@@ -190,10 +262,7 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
     for _ in range(12):
         size = int(random.integers(2, 4))
         shares = random.integers(1, 30, (size, 3, 5)).astype(float)
-        bounds = [
-            WorkBounds(table, random.integers(0, 9, 3).astype(float), random.integers(0, 9, 3).astype(float))
-            for table in shares
-        ]
+        bounds = [WorkBounds(table, random.integers(0, 9, 3).astype(float)) for table in shares]
         serial = shares[:, :, -1].max(axis=1) + random.integers(0, 60, size)
         once, counts = random.integers(0, 9, size).astype(float), np.ones(5, dtype=np.int64)
         finish = random.integers(0, 9, size).astype(float)
@@ -202,7 +271,7 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
             total = finish.min() + once.sum()
             for one in range(size):
                 held = (np.array(chosen) == one).astype(float)
-                rows = bounds[one].shares @ held + bounds[one].constants + held[-1] * bounds[one].longest
+                rows = bounds[one].shares @ held + bounds[one].constants
                 total += max(float(rows.max()), float(serial[one]) if chosen[-1] == one else 0.0)
             least = min(least, total)
         problem = Bounded.of(bounds, serial, once, finish, counts)
@@ -212,7 +281,19 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
         close.append(bound / least)
         kept = screened(problem, size, least + 1e-6)
         assert used in [one.used for one in kept.left]
-        again = split(problem, [[one, one] for one in range(size)], kept.left, least + 1e-6)
+        again = split(problem, {one: [one, one] for one in range(size)}, kept.left, least + 1e-6)
         assert {one.used for one in again.left} == {one.used for one in kept.left}
+        # Cut in the first strategy, then in the last one, one part of which holds nothing but short sequences.
+        short = [replace(one, shares=np.where(np.arange(5) < 3, one.shares, np.inf)) for one in bounds]
+        cut = Bounded.of(
+            [*bounds, bounds[0], short[-1]],
+            np.append(serial, serial[[0, -1]]),
+            np.append(once, once[[0, -1]]),
+            np.append(finish, finish[[0, -1]]),
+            counts,
+        )
+        cuts = [(0, {0: [0, size]}), (size - 1, {size - 1: [size + 1, size - 1]})]
+        assert 0.97 * bound <= branched(cut, used, cuts, np.inf) <= least
+        assert branched(cut, used, cuts, bound * 0.9) >= bound * 0.9
         assert not [one for one in screened(problem, size, bound * 0.9).left if one.used == used]
     assert np.median(close) > 0.85

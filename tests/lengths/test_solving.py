@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter
 from functools import cache
 
@@ -13,6 +14,7 @@ from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.sequences import MAX_SEQUENCES
+from milpplan.lengths.several import Several, Step
 from milpplan.lengths.solving import solve_lengths
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
@@ -104,6 +106,8 @@ def test_bad_steps_are_refused() -> None:
     problem = small_problem(memory_gib=40)
     with pytest.raises(InfeasibleError, match="fits under no strategy"):
         solve_lengths(problem, workload_of([100_000_000], GRAIN), GRAIN)
+    with pytest.raises(InvalidInputError, match="--align 256"):
+        solve_lengths(small_problem(memory_gib=4_000), workload_of([GRAIN * 5_000], GRAIN), GRAIN)
     many = Workload(np.array([128]), np.array([MAX_SEQUENCES + 1]))
     with pytest.raises(InvalidInputError, match="8,193 sequences"):
         solve_lengths(problem, many, GRAIN)
@@ -115,3 +119,38 @@ def test_bad_steps_are_refused() -> None:
     fixed = small_problem(space={"zero_stage": (3,)})
     with pytest.raises(InvalidInputError, match="zero_stage"):
         solve_lengths(fixed, workload(), GRAIN)
+
+
+def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
+    """Sets with pipelines, priced, cut into intervals and into classes: no random share of the sequences, packed
+    and timed exactly, in its best order with its switches, is below any of the bounds."""
+    found, random = pool(), np.random.default_rng(9)
+    # A step that everything is shorter than closes nothing.
+    search = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search.deadline = time.perf_counter() + 60.0
+    pipelines = [member for member in search.members if found.num_stages(member) == 2]
+    others = [member for member in search.members if found.num_stages(member) == 1]
+    search.members = [*random.choice(pipelines, 3, replace=False).tolist(), *random.choice(others, 3).tolist()]
+    sets = search.screened(2).left
+    with_pipelines = [
+        one for one in sets if sum(found.num_stages(search.members[place]) == 2 for place in one.used) == 1
+    ]
+    checked, tight = 0, 0.0
+    for place in random.choice(len(with_pipelines), 3, replace=False).tolist():
+        left = search.left(with_pipelines[place], place)
+        bounds = [left.bound_ns]
+        for learn in left.ways[:3]:
+            learn(left)
+            bounds.append(left.bound_ns)
+        assert bounds == sorted(bounds)
+        held = [search.members[one] for one in with_pipelines[place].used]
+        for _ in range(4):
+            share = random.integers(0, found.load.counts + 1)
+            parts = {held[0]: share, held[1]: found.load.counts - share}
+            step = search.arranged(held, parts) if share.any() and (share < found.load.counts).any() else None
+            if step is not None:
+                assert left.bound_ns <= step.time_ns
+                tight = max(tight, left.bound_ns / step.time_ns)
+                checked += 1
+    assert checked > 5
+    assert tight > 0.7, tight

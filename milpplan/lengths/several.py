@@ -1,0 +1,277 @@
+"""Sets of strategies that take turns: the bound of all of them, and the best step found.
+
+Every set goes through the same few ways to know more of it, each dearer than the last, and always the set with
+the least bound is next: that is the one that the bound of the step is.
+
+ 1. *Screened* (``screening``): all sets at once, switches free; then with the loads of pipelines, in intervals.
+ 2. *Priced*: the cheapest order with the switches of the set.
+ 3. *Finer*: narrow intervals of the loads of its pipelines; each by the longest sequence that the pipeline holds,
+    and what that adds to its time, where this may be the longest of all.
+ 4. *Classified*: the same for all its pipelines.
+ 5. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
+    sets without pipelines are opened before all others: what they give is what these have to beat.
+
+Where the time is over, a set keeps the bound it has.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.search import solve_groups
+from milpplan.groups.strategies import Strategy, SwitchTimes
+from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
+from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.screening import Bounded, OpenSet, Screened, branched, screened, split
+from milpplan.lengths.switches import Switches
+from milpplan.lengths.teams import TeamStep
+from milpplan.lengths.work import DEEP, Loads, LongClass, WorkBounds
+
+# A set's tables are searched to this part of the gap, for this part of the time left or so long.
+GAP_SHARE = 0.5
+_SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
+# Ends of the intervals of a pipeline's load that are bounded one by one; and those of one set.
+_INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
+_NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
+# Sets without pipelines that are opened before all others.
+_FIRST_OPENED = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step at its exact time: members of the pool with their sequences, in order, and the home."""
+
+    home: int
+    order: tuple[int, ...]
+    packed: dict[int, Packed]
+    time_ns: int
+
+
+@dataclass(order=True, slots=True)
+class Left:
+    """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
+    what its cheapest order adds to that, and what is left to do."""
+
+    bound_ns: float
+    number: int
+    screened: OpenSet = field(compare=False)
+    order_ns: float = field(compare=False, default=0.0)
+    ways: list[Callable[[Left], None]] = field(compare=False, default_factory=list)
+
+    def raise_to(self, bound_ns: float) -> None:
+        """Take over a bound if it is higher."""
+        self.bound_ns = max(self.bound_ns, bound_ns)
+
+
+class Several:
+    """Steps of several strategies: the sets left, the switches between their strategies, the best step."""
+
+    def __init__(self, pool: Pool, static: Step, gap: float, backend: str) -> None:
+        self.pool = pool
+        self.best: Step | TeamStep = static
+        self.gap = gap
+        self.backend = backend
+        self.bound_ns = float("inf")
+        self.num_sets = 0
+        self.switches = Switches(pool)
+        self.members = [m for m, one in enumerate(pool.members) if one.beside_grains]
+        # By place among the members: linear bounds, and the loads of pipelines where they are known.
+        self.plain: list[WorkBounds] = []
+        self.known: dict[int, Loads] = {}
+        self.pieces: dict[tuple[int, str], list[list[WorkBounds]]] = {}
+        self.deadline = float("inf")
+
+    @property
+    def target_ns(self) -> float:
+        """A set with a bound of at least this is closed."""
+        return self.best.time_ns * (1.0 - self.gap)
+
+    def run(self, max_strategies: int, deadline: float) -> None:
+        """Screen all sets, and learn more of what is left, the least bound first."""
+        if len(self.members) < 2:
+            return
+        self.deadline = deadline
+        kept = self.screened(max_strategies)
+        self.bound_ns, self.num_sets = kept.dropped_ns, len(kept.left)
+        left = [self.left(one, number) for number, one in enumerate(kept.left)]
+        self._first(left)
+        heapq.heapify(left)
+        while left:
+            least = left[0]
+            if time.perf_counter() > deadline or least.bound_ns >= self.target_ns:
+                self.bound_ns = min(self.bound_ns, least.bound_ns)
+                break
+            if least.ways:
+                least.ways.pop(0)(least)
+                heapq.heapreplace(left, least)
+            else:
+                self.bound_ns = min(self.bound_ns, heapq.heappop(left).bound_ns)
+
+    def left(self, one: OpenSet, number: int) -> Left:
+        """A screened set with everything left to do."""
+        return Left(one.bound_ns, number, one, ways=[self._price, self._finer, self._classify, self._open])
+
+    def _first(self, left: list[Left]) -> None:
+        """Open the first sets without pipelines: their tables are tight, and what they give all have to beat."""
+        for one in [one for one in left if not self._pipelines(one)][:_FIRST_OPENED]:
+            if time.perf_counter() > self.deadline or one.bound_ns >= self.target_ns:
+                break
+            self._price(one)
+            if one.bound_ns < self.target_ns:
+                self._open(one)
+            one.ways = []
+
+    def _pipelines(self, one: Left) -> int:
+        """Strategies of the set that are pipelines."""
+        return sum(self.pool.num_stages(member) > 1 for member in self._held(one))
+
+    def screened(self, max_strategies: int) -> Screened:
+        """Sets that may be shorter than the best step by more than the gap: with what is cheap to prove, then with
+        the loads of pipelines, then with parts of these."""
+        pool, members, target_ns = self.pool, self.members, self.target_ns
+        self.plain = [pool.bounds(member, beside=True) for member in members]
+        kept = screened(self._bounded(list(range(len(members))), self.plain), max_strategies, target_ns)
+        dropped = kept.dropped_ns
+        end = time.perf_counter() + _REFINE_SHARE * (self.deadline - time.perf_counter())
+        # Those of the sets with the least bounds first.
+        for place in dict.fromkeys(one for held in kept.left for one in held.used):
+            if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
+                self.known[place] = pool.loads(members[place], beside=True)
+        kept = self._split(kept.left, _INTERVALS, target_ns)
+        return Screened(kept.left, min(dropped, kept.dropped_ns))
+
+    def _split(self, sets: tuple[OpenSet, ...], edges: FloatArray, target_ns: float) -> Screened:
+        """Sets bounded anew with the loads of their pipelines between two neighbours of ``edges`` each."""
+        parts: dict[int, list[int]] = {}
+        bounds: list[WorkBounds] = []
+        owners: list[int] = []
+        for place in sorted({one for held in sets for one in held.used}):
+            mine = [self.plain[place]]
+            if place in self.known:
+                pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+                mine = [self.known[place].within(mine[0], low, high) for low, high in pairs]
+            parts[place] = list(range(len(bounds), len(bounds) + len(mine)))
+            bounds += mine
+            owners += [place] * len(mine)
+        return split(self._bounded(owners, bounds), parts, sets, target_ns) if sets else Screened((), np.inf)
+
+    def _bounded(self, places: list[int], bounds: list[WorkBounds]) -> Bounded:
+        """What screening needs of so many strategies, or parts of them."""
+        members = [self.members[place] for place in places]
+        serial = np.array([self.pool.serial_ns(member) for member in members])
+        once = np.array([float(self.pool.reduce_ns(member)) for member in members])
+        finish = np.array([float(self.pool.finish_ns(member)) for member in members])
+        return Bounded.of(bounds, serial, once, finish, self.pool.load.counts)
+
+    def _held(self, one: Left) -> list[int]:
+        """Members of the pool."""
+        return [self.members[place] for place in one.screened.used]
+
+    def _price(self, one: Left) -> None:
+        """The cheapest order of the set in the place of what screening counts: reductions and the least finish."""
+        held = self._held(one)
+        self.switches.price(held)
+        problem = self._problem(held, self.switches.times(held), len(held))
+        once_ns = min(self.pool.finish_ns(member) for member in held)
+        once_ns += sum(self.pool.reduce_ns(member) for member in held)
+        one.order_ns = least_overhead_ns(self._exact(problem, held), tuple(range(len(held)))) - once_ns
+        one.raise_to(one.screened.bound_ns + one.order_ns)
+
+    def _finer(self, one: Left) -> None:
+        """Narrow intervals of the loads of its pipelines; those that may run the longest sequence by whether they
+        do, but for deep ones, whose programs are dear."""
+        self._branch(one, [self._pieces(place, "longest") for place in one.screened.used])
+
+    def _classify(self, one: Left) -> None:
+        """The same, and all groups told apart by their longest sequence."""
+        self._branch(one, [self._pieces(place, "all") for place in one.screened.used])
+
+    def _pieces(self, place: int, classes: Literal["longest", "all"]) -> list[list[WorkBounds]]:
+        """A pipeline's bounds in narrow intervals of its load: for each all groups, then those of each class;
+        nothing where it is no pipeline."""
+        key = (place, classes)
+        pool, member = self.pool, self.members[place]
+        if pool.num_stages(member) == 1:
+            return []
+        if key not in self.pieces:
+            able = bool(np.isfinite(pool.serial_ns(member))) and pool.num_stages(member) < DEEP
+            if able or classes == "all":
+                loads = pool.classified(member, only_longest=classes == "longest")
+            else:
+                loads = pool.finer(member)
+            plain, pairs = self.plain[place], list(pairwise(_NARROW.tolist()))
+            kinds: list[LongClass | None] = [None, *loads.classes]
+            self.pieces[key] = [[loads.within(plain, *pair, kind) for kind in kinds] for pair in pairs]
+        return self.pieces[key]
+
+    def _branch(self, one: Left, pieces: list[list[list[WorkBounds]]]) -> None:
+        """The set with its pipelines cut into intervals, then into classes."""
+        bounds = [self.plain[place] for place in one.screened.used]
+        owners = list(one.screened.used)
+        first: list[tuple[int, dict[int, list[int]]]] = []
+        then: list[tuple[int, dict[int, list[int]]]] = []
+        for position, intervals in enumerate(pieces):
+            if not intervals:
+                continue
+            places = np.cumsum([len(bounds), *(len(kinds) for kinds in intervals)]).tolist()
+            bounds += [bound for kinds in intervals for bound in kinds]
+            owners += [owners[position]] * (len(bounds) - len(owners))
+            first.append((position, {position: places[:-1]}))
+            if len(intervals[0]) > 1:
+                then.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
+        if first:
+            problem = self._bounded(owners, bounds)
+            whole, target_ns = list(range(len(pieces))), self.target_ns - one.order_ns
+            one.raise_to(branched(problem, whole, first + then, target_ns) + one.order_ns)
+
+    def _open(self, one: Left) -> None:
+        """Search the tables of the set, and time what they give exactly."""
+        held = self._held(one)
+        problem = self._problem(held, self.switches.times(held), len(held))
+        left = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
+        found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left)
+        step = self.arranged(held, {held[group.strategy]: group.counts for group in found.plan.groups})
+        if step is not None and step.time_ns < self.best.time_ns:
+            self.best = step
+        used = tuple(range(len(held)))
+        one.raise_to(max(float(record.bound_ns) for record in found.sets if record.used == used))
+
+    def _problem(self, members: list[int], switches: SwitchTimes, max_strategies: int) -> GroupedProblem:
+        return GroupedProblem(
+            self.pool.load.lengths,
+            self.pool.load.counts,
+            tuple(self.pool.strategy(member, beside=True) for member in members),
+            switches,
+            max_strategies=max_strategies,
+            finish_ns=tuple(self.pool.finish_ns(member) for member in members),
+        )
+
+    def arranged(self, members: list[int], counts: dict[int, IntArray]) -> Step | None:
+        """The groups packed and timed exactly, in the best order; none where one was not packed."""
+        packed = {}
+        for member, held in counts.items():
+            found = self.pool.packed(member, held, self.pool.members[member].beside_grains)
+            if found is None:
+                return None
+            packed[member] = found
+        exact = self._exact(self._problem(members, self.switches.times(members), len(members)), members)
+        times = {members.index(member): one.time_ns for member, one in packed.items()}
+        tour: Tour = best_tour(exact, tuple(sorted(times)), times)
+        return Step(members[tour.home], tuple(members[one] for one in tour.order), packed, tour.time_ns)
+
+    def _exact(self, problem: GroupedProblem, members: list[int]) -> GroupedProblem:
+        """The problem with the true reductions; tables of pipelines may have ramps in theirs."""
+        strategies = tuple(
+            Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
+            for one, member in zip(problem.strategies, members, strict=True)
+        )
+        return replace(problem, strategies=strategies)
