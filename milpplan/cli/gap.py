@@ -22,7 +22,9 @@ from milpplan.presets.catalog import load_hardware, load_model
 from milpplan.reports.document import document_text, read_plan
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.gap_document import Failed, Judged, gap_document
+from milpplan.reports.gap_page import gap_page
 from milpplan.reports.gap_text import gap_report, gaps_table
+from milpplan.reports.page_template import require_jinja
 from milpplan.reports.plan_file import PlanFile, plan_document
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
@@ -128,6 +130,8 @@ def _check(files: Sequence[Path], source: Source, wanted: Wanted) -> None:
             "Expected such options with a launcher's files only: a plan file says all of it.",
             "Name the launcher with --from, or leave them out.",
         )
+    if wanted.report is not None:
+        require_jinja()
     for path in (wanted.report, wanted.out):
         if path is not None:
             check_writable(path)
@@ -247,8 +251,6 @@ def _told(judged: Sequence[Judged], failed: Sequence[Failed], wanted: Wanted) ->
     if wanted.out is not None and judged:
         _write_best(judged[0], wanted.out)
     if wanted.report is not None:
-        from milpplan.reports.gap_page import gap_page
-
         write_whole(wanted.report, gap_page(document, judged))
         say(f"Written to {wanted.report}.")
 

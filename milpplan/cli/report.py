@@ -13,7 +13,8 @@ from milpplan.overview.gathering import plan_overview
 from milpplan.reports.claims import result_in, written_by_another
 from milpplan.reports.document import ResultDocument, read_plan
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.plan_page import plan_page, require_jinja
+from milpplan.reports.page_template import require_jinja
+from milpplan.reports.plan_page import plan_page
 from milpplan.reports.spaces import cost_model_text
 from milpplan.reports.trace import trace_text
 from milpplan.specs.plan import Plan

@@ -6,22 +6,18 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from milpplan.costs.report import StepReport
 from milpplan.insight.gap_records import Change, GapReport, SpaceGap
 from milpplan.reports.certificate import certificate_sentence
+from milpplan.reports.charts import Part, stacked_bar
 from milpplan.reports.clusters import cluster_text
+from milpplan.reports.document import document_text
+from milpplan.reports.fates_chart import fates_chart
 from milpplan.reports.gap_document import (
     GapDocument,
     Judged,
     PlanGapDocument,
     SpaceGapDocument,
-)
-from milpplan.reports.gap_figures import (
-    COLOURS,
-    ends_figure,
-    fates_figure,
-    memory_figure,
-    progress_figure,
-    times_figure,
 )
 from milpplan.reports.gap_text import (
     EFFORTS,
@@ -30,114 +26,46 @@ from milpplan.reports.gap_text import (
     verdict,
 )
 from milpplan.reports.layout_fates import WORDS
+from milpplan.reports.page_data import shown_ranks
+from milpplan.reports.page_template import rendered, script_json
+from milpplan.reports.plan_words import MEMORY_PARTS, TIME_PARTS, layout_text
 from milpplan.reports.spaces import cost_model_text
-from milpplan.reports.traffic_page import require_plotly
+from milpplan.reports.step_charts import (
+    counted_rows,
+    memory_rows,
+    memory_width,
+    search_chart,
+    time_bar,
+    time_colour,
+    time_names,
+)
+from milpplan.specs.plan import Plan
 from milpplan.units import gib_text, percent_text, seconds_text
 
 NEAR_FRACTION: Final = 0.05
 """Plans up to this share slower than the fastest are listed."""
-_PAGE: Final = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1"><title>{{ title }}</title>
-<style>
-:root { color-scheme: light dark; }
-body { font-family: system-ui, sans-serif; margin: 2em auto; max-width: 1060px; padding: 0 1em; }
-body { line-height: 1.45; }
-h2 { margin-top: 2.2em; border-top: 1px solid #8886; padding-top: 0.8em; } h3 { margin-top: 1.8em; }
-p { max-width: 54em; }
-.wide { overflow-x: auto; } .figure { background: #fff; border-radius: 6px; }
-table { border-collapse: collapse; margin: 0.6em 0; }
-td, th { padding: 0.25em 0.8em; text-align: right; border-bottom: 1px solid #8886; vertical-align: top; }
-td:first-child, th:first-child, .words { text-align: left; }
-td { white-space: nowrap; } td.words, td:first-child { white-space: normal; min-width: 12em; }
-code { word-break: break-all; }
-</style></head><body>
-<h1>{{ title }}</h1>
-<p>A gap says how much of a plan's step the best plan of a space saves. Its lower end is a plan that was simulated,
-its upper end a lower bound: proved, no plan of the space saves more. All of it speaks about the cost model.</p>
-{% if summary|length > 1 or failed %}<h2>All plans</h2>{{ table(summary_head, summary) }}
-{% for one in failed %}<p><b>{{ one.name }}</b> was not judged: {{ one.seen }} {{ one.expected }} {{ one.do }}</p>
-{% endfor %}{% endif %}
-{% for plan in plans %}
-<h2>{{ plan.name }}</h2>
-<p><b>{{ plan.headline }}</b></p>
-<ul>{% for line in plan.verdicts %}<li>{{ line }}</li>{% endfor %}<li>{{ plan.cost }}</li></ul>
-{{ plan.ends }}
-{{ table(best_head, plan.best) }}
-<h3>What closes the gap</h3>
-{% if plan.changes %}<p>Each change by itself, simulated; everything else stays as it is.</p>
-{{ table(change_head, plan.changes) }}{% else %}<p>No single change makes the plan faster.</p>{% endif %}
-{% if plan.chain|length > 1 %}<p>One after the other:</p>{{ table(change_head, plan.chain) }}{% endif %}
-<h3>Where the time goes</h3>{{ plan.times }}
-<h3>Memory of every stage</h3>{{ plan.memory }}
-{% for space in plan.spaces %}
-<h3>The proof for {{ space.name }}</h3>
-<p>{{ space.text }}</p>
-{{ space.progress }}
-<p>{{ space.layouts }}</p>
-{{ space.fates }}
-<p>{{ space.certificate }}</p>
-{% endfor %}
-<h3>Plans within {{ near_text }} of the fastest</h3>
-<p>{{ plan.near_text }}</p>
-{{ table(near_head, plan.near) }}
-{% if plan.flags %}<p>Not priced, by the file: {{ plan.flags }}</p>{% endif %}
-{% endfor %}
-<script type="application/json" id="gap-document">{{ document }}</script>
-</body></html>
-"""
+MAX_STAGES: Final = 16
+"""Stages of a plan that have a bar of memory."""
+Simulated = tuple[str, Plan, StepReport]
+"""A plan with its name and its simulation."""
 
 
 def gap_page(document: GapDocument, judged: Sequence[Judged]) -> str:
     """The whole page.
 
     Raises:
-        InvalidInputError: plotly or jinja2 is not installed.
+        InvalidInputError: jinja2 is not installed.
     """
-    _, writer, jinja2 = require_plotly()
-    drawn: list[str] = []
-    markup = jinja2.utils.markupsafe.Markup
-
-    def draw(figure: Any) -> Any:
-        """The first figure brings the library along for all."""
-        script: str | bool = False if drawn else "inline"
-        html = writer.to_html(
-            figure, full_html=False, include_plotlyjs=script == "inline", div_id=f"f{len(drawn)}"
-        )
-        drawn.append(html)
-        return markup(f'<div class="wide figure">{html}</div>')
-
-    escape = jinja2.utils.markupsafe.escape
-    plans = [_plan(one, said, draw) for one, said in zip(judged, document.plans, strict=True)]
-    title = f"Optimality gap: {judged[0].name}" if len(judged) == 1 else f"Optimality gaps of {len(judged)} plans"
-    template = jinja2.Environment(autoescape=True).from_string(_PAGE)
-    # In a script element only "</" and "<!" could end or change it.
-    text = json.dumps(document.model_dump(mode="json")).replace("<", "\\u003c")
-    return str(
-        template.render(
-            title=title,
-            table=lambda head, rows: markup(_table(escape, head, rows)),
-            summary_head=("plan", "step", "memory", "gap", "GPU-hours a run"),
-            summary=[_summary(one) for one in judged],
-            failed=document.failed,
-            plans=plans,
-            best_head=("space", "bound", "best known", "can be saved", "proof", "best known differs in"),
-            change_head=("change", "step", "memory", "saves", "of the gap", "takes"),
-            near_head=("step", "slower", "memory", "layout"),
-            near_text=percent_text(NEAR_FRACTION, 0),
-            document=markup(text),
-        )
+    return rendered(
+        "gap_page.html",
+        title=judged[0].name if len(judged) == 1 else f"Gaps of {len(judged)} plans",
+        summary=[_summary(one) for one in judged],
+        failed=document.failed,
+        plans=[_plan(one, said) for one, said in zip(judged, document.plans, strict=True)],
+        memory_keys=[(colour, label) for colour, (label, _) in enumerate(MEMORY_PARTS.values())],
+        near_text=percent_text(NEAR_FRACTION, 0),
+        document_html=script_json(json.loads(document_text(document))),
     )
-
-
-def _table(escape: Any, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose last column is words as well."""
-    heads = [*(f"<th>{escape(cell)}</th>" for cell in head[:-1]), f'<th class="words">{escape(head[-1])}</th>']
-    lines = ["".join(heads)]
-    for row in rows:
-        cells = [f"<td>{escape(cell)}</td>" for cell in row[:-1]]
-        lines.append("".join([*cells, f'<td class="words">{escape(row[-1])}</td>']))
-    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
 
 
 def _summary(one: Judged) -> tuple[str, ...]:
@@ -147,12 +75,12 @@ def _summary(one: Judged) -> tuple[str, ...]:
         one.name,
         seconds_text(told.report.step_time_s),
         memory if told.report.fits else f"{memory}: does not fit",
-        "; ".join(f"{space.name}: {verdict(told, space)}" for space in told.spaces),
         f"{told.spending.gpu_hours:,.0f}",
+        "; ".join(f"{space.name}: {verdict(told, space)}" for space in told.spaces),
     )
 
 
-def _plan(one: Judged, said: PlanGapDocument, draw: Any) -> dict[str, Any]:
+def _plan(one: Judged, said: PlanGapDocument) -> dict[str, Any]:
     """Everything that the page shows about a plan."""
     told = one.gap
     fits = "" if told.report.fits else "; it does not fit in memory, so the step is only what it would be"
@@ -160,22 +88,81 @@ def _plan(one: Judged, said: PlanGapDocument, draw: Any) -> dict[str, Any]:
         cluster_text(told.problem, told.plan.layout.num_gpus),
         seconds_text(told.report.step_time_s),
     )
+    simulated = _simulated(told)
+    reports = [report for _, _, report in simulated]
+    longest, width = max(report.step_time_s for report in reports), memory_width(reports)
     return {
         "name": one.name,
+        "layout": layout_text(told.plan),
         "headline": f"{told.problem.model.name} on {cluster}: {step} a step{fits}",
         "verdicts": [f"Gap to {space.name}: {verdict(told, space)}." for space in told.spaces],
         "cost": f"Cost: {spending_text(told)}.",
-        "ends": draw(ends_figure(told)),
+        "ends_html": _ends(told),
         "best": [space_row(told, space) for space in told.spaces],
         "changes": [_change_row(change) for change in told.changes],
         "chain": [_change_row(change) for change in told.chain],
-        "times": draw(times_figure(told)),
-        "memory": draw(memory_figure(told)),
-        "spaces": [_space(told, space, own, draw) for space, own in zip(told.spaces, said.spaces, strict=True)],
+        "times_html": counted_rows(
+            (name, time_bar(report.breakdown_s, longest), seconds_text(report.step_time_s))
+            for name, _, report in simulated
+        ),
+        "time_heads": [name for name, _, _ in simulated],
+        "time_rows": [
+            (
+                time_colour(part),
+                TIME_PARTS[part][0],
+                [seconds_text(report.breakdown_s[part]) for report in reports],
+            )
+            for part in time_names(reports)
+        ],
+        "memory": [_memory(*one, width) for one in simulated],
+        "spaces": [_space(told, space, own) for space, own in zip(told.spaces, said.spaces, strict=True)],
         "near": _near_rows(told),
         "near_text": _near_text(told, said.spaces[-1]),
         "flags": ", ".join((*one.unknown_flags, *one.ignored_flags)),
     }
+
+
+def _simulated(told: GapReport) -> list[Simulated]:
+    """The plan and, where it is another one, the best known plan of every space, with their simulations."""
+    found = [("this plan", told.plan, told.report)]
+    for space in told.spaces:
+        result = space.result
+        if result.plan is None or result.report is None or space.best != result.plan:
+            continue
+        if all(plan != result.plan for _, plan, _ in found):
+            found.append((f"best of {space.name}", result.plan, result.report))
+    return found
+
+
+def _ends(told: GapReport) -> str:
+    """The plan's step above best and bound of every space."""
+    ends = [("this plan", told.report.step_time_s, 2)]
+    for space in told.spaces:
+        for word, value, colour in (("best known", space.best_s, 4), ("bound", space.bound_s, 0)):
+            if value is not None:
+                ends.append((f"{space.name}: {word}", value, colour))
+    whole = max(value for _, value, _ in ends)
+    return counted_rows(
+        (name, stacked_bar([Part(name, value, seconds_text(value), colour)], whole), seconds_text(value))
+        for name, value, colour in ends
+    )
+
+
+def _memory(name: str, plan: Plan, report: StepReport, width: float) -> dict[str, str]:
+    """The bars of the stages of a plan."""
+    shown = [(_stage_name(plan, report, number), number) for number in shown_ranks(len(report.stages), MAX_STAGES)]
+    return {
+        "name": name,
+        "peak": gib_text(report.peak_memory_bytes),
+        "limit": gib_text(report.usable_memory_bytes),
+        "bars_html": memory_rows(report, shown, width),
+    }
+
+
+def _stage_name(plan: Plan, report: StepReport, number: int) -> str:
+    """``stage 3``; with replicas of different make on which nodes."""
+    stage = f"stage {number % plan.layout.pp}"
+    return f"{stage} on {report.stages[number].node_type}" if plan.layout.replica_micro_batches else stage
 
 
 def _change_row(change: Change) -> tuple[str, ...]:
@@ -189,7 +176,7 @@ def _change_row(change: Change) -> tuple[str, ...]:
     )
 
 
-def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument, draw: Any) -> dict[str, Any]:
+def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str, Any]:
     """The proof of one space: the search over time, what became of its layouts, the certificate."""
     layouts, certificate = said.layouts, said.certificate
     refused = (
@@ -202,7 +189,7 @@ def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument, draw: Any) 
     )
     words = ""
     if layouts is not None:
-        fates = ", ".join(f"{layouts.fates[fate]:,} {WORDS[fate]}" for fate in COLOURS if layouts.fates[fate])
+        fates = ", ".join(f"{layouts.fates[fate]:,} {WORDS[fate]}" for fate in WORDS if layouts.fates[fate])
         words = (
             f"{layouts.enumerated:,} partial layouts were listed, {layouts.legal:,} layouts are legal: {fates}. "
             f"Rules refused the others, most of them by {refused or 'none'}."
@@ -215,9 +202,15 @@ def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument, draw: Any) 
     return {
         "name": space.name,
         "text": f"Cost model {cost_model_text(told.problem)}; {said.space}; {said.status.replace('_', ' ')}.",
-        "progress": draw(progress_figure(told, said)),
+        "progress_html": search_chart(
+            [(line.wall_time_s, line.incumbent_s, line.bound_s) for line in said.log],
+            " s",
+            told.report.step_time_s,
+        ),
         "layouts": words,
-        "fates": draw(fates_figure(said)) if layouts is not None and space.best_s is not None else "",
+        "fates_html": ""
+        if layouts is None or space.best_s is None
+        else fates_chart(layouts.rejected, layouts.fates, layouts.bounds),
         "certificate": sealed,
     }
 

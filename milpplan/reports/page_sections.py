@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,16 @@ from milpplan.reports.evidence import evidence_sentence
 from milpplan.reports.fates_chart import fates_chart
 from milpplan.reports.page_data import shown_ranks
 from milpplan.reports.plan_words import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, difference_text, layout_text
+from milpplan.reports.step_charts import (
+    memory_rows,
+    memory_width,
+    named_rows,
+    search_chart,
+    time_bar,
+    time_colour,
+    time_names,
+    time_ticks,
+)
 from milpplan.reports.targets import target_price_text
 from milpplan.reports.traffic_text import NAMES
 from milpplan.units import (
@@ -40,8 +49,6 @@ LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6)
 """Of stages in the chart of memory over time; the grey that is left out shows too little."""
 SHOWN_PLANS: Final = 20
 SHOWN_RULES: Final = 5
-MOST_START: Final = 0.8
-"""A search that found its first plan later than this share of its time has no course to draw."""
 HOURS_A_DAY: Final = 24
 VERDICTS: Final = {"safe": "fits safely", "tight": "fits tightly", "does_not_fit": "does not fit"}
 
@@ -109,25 +116,16 @@ def time_section(overview: Overview) -> Section:
     """Where the step goes: a bar of the mean, and one of every stage."""
     report = overview.report
     step = report.step_time_s
-    used = [name for name, seconds in report.breakdown_s.items() if seconds > 0]
-    used += [name for stage in report.stages for name in stage.breakdown_s if stage.breakdown_s[name] > 0]
-    # The order of the breakdown gives a part the same colour on every page.
-    names = [name for name in TIME_PARTS if name in used]
-    colours = {name: _colour(name) for name in names}
-
-    def bar(seconds: dict[str, float]) -> str:
-        parts = [Part(TIME_PARTS[n][0], seconds[n], seconds_text(seconds[n]), colours[n]) for n in names]
-        return stacked_bar(parts, step)
-
+    names = time_names([report])
     hidden = [
         (HIDDEN_PARTS[name], seconds_text(seconds)) for name, seconds in report.hidden_s.items() if seconds > 0
     ]
     return {
         "step": seconds_text(step),
-        "bar_html": bar(report.breakdown_s),
+        "bar_html": time_bar(report.breakdown_s, step),
         "rows": [
             (
-                colours[name],
+                time_colour(name),
                 *TIME_PARTS[name],
                 seconds_text(report.breakdown_s[name]),
                 percent_text(report.breakdown_s[name] / step),
@@ -135,18 +133,10 @@ def time_section(overview: Overview) -> Section:
             for name in names
         ],
         "hidden": hidden,
-        "stages_html": _stage_bars(
-            [(_name(overview, rank), bar(report.stages[rank].breakdown_s)) for rank in _ranks(overview)]
+        "stages_html": named_rows(
+            (_name(overview, rank), time_bar(report.stages[rank].breakdown_s, step)) for rank in _ranks(overview)
         ),
     }
-
-
-def _colour(name: str) -> int:
-    """The colour of a part: compute, bubble and the big messages apart, small things share one."""
-    order = ("compute", "recompute", "tp_exposed", "cp_exposed", "ep_exposed", "bubble", "optimizer")
-    if name in order:
-        return order.index(name)
-    return 7 if name in ("param_gather_exposed", "grad_reduce_exposed", "zero_exposed") else 8
 
 
 def _ranks(overview: Overview) -> list[int]:
@@ -158,27 +148,13 @@ def _name(overview: Overview, rank: int) -> str:
     return overview.lanes.ranks[rank].name
 
 
-def _stage_bars(bars: list[tuple[str, str]]) -> str:
-    return "".join(f'<div class="row"><span>{escape(name)}</span>{drawn}</div>' for name, drawn in bars)
-
-
 def memory_section(overview: Overview) -> Section:
     """Peak by stage and part against the limit, and memory over time."""
     report = overview.report
-    limits = [stage.usable_memory_bytes for stage in report.stages]
-    peaks = [stage.memory.peak_bytes for stage in report.stages]
-    whole = 1.04 * max(*limits, *peaks)
-    bars = []
-    for rank in _ranks(overview):
-        memory = report.stages[rank].memory
-        parts = [
-            Part(label, getattr(memory, name), gib_text(getattr(memory, name)), colour)
-            for colour, (name, (label, _)) in enumerate(MEMORY_PARTS.items())
-        ]
-        bars.append((_name(overview, rank), stacked_bar(parts, whole, limits[rank])))
+    whole = memory_width([report])
     fullest = report.stages[report.tightest_stage].memory
     return {
-        "stages_html": _stage_bars(bars),
+        "stages_html": memory_rows(report, [(_name(overview, rank), rank) for rank in _ranks(overview)], whole),
         "rows": [
             (colour, *MEMORY_PARTS[name], gib_text(getattr(fullest, name)))
             for colour, name in enumerate(MEMORY_PARTS)
@@ -209,11 +185,7 @@ def _memory_chart(overview: Overview, high: float) -> str:
         lines.append(Line(f"limit {gib_text(limit)}", np.zeros(1), held, 9, dashed=True))
     levels = [(level * GIB, f"{level:g} GiB") for level in round_levels(0.0, high / GIB)]
     label = f"Memory of a GPU of each stage over the step, at most {gib_text(report.peak_memory_bytes)}"
-    return line_chart(lines, end, _time_ticks(end), levels, 0.0, high, label)
-
-
-def _time_ticks(end: float) -> list[tuple[float, str]]:
-    return [(place, seconds_text(place) if place else "0") for place in round_levels(0.0, end, 4)]
+    return line_chart(lines, end, time_ticks(end), levels, 0.0, high, label)
 
 
 def traffic_rows(report: TrafficReport | None) -> list[tuple[str, ...]]:
@@ -250,9 +222,12 @@ def search_section(result: ResultDocument | None) -> Section:
         "legal": f"{layouts.legal:,}",
         "enumerated": f"{layouts.enumerated:,}",
         "counts": [(what, f"{count:,}") for what, count in counts if count],
-        "chart_html": _search_chart(result),
+        "chart_html": search_chart(
+            [(line.wall_time_s, line.incumbent, line.bound) for line in result.log],
+            "" if result.objective.name == "gpu_hours" else " s",
+        ),
         "refused": _most_refused(layouts.rejected),
-        "fates_html": fates_chart(layouts),
+        "fates_html": fates_chart(layouts.rejected, layouts.model_dump(), layouts.bounds),
         "certificate": None if result.certificate is None else certificate_sentence(result.certificate),
     }
 
@@ -261,25 +236,6 @@ def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:
     """The rules that refused most."""
     most = sorted(((count, name) for name, count in rejected.items() if count), reverse=True)
     return [(name.replace("_", " "), f"{count:,}") for count, name in most[:SHOWN_RULES]]
-
-
-def _search_chart(result: ResultDocument) -> str:
-    """Incumbent and bound as the search went on; only where there is something to see."""
-    log = [line for line in result.log if line.incumbent is not None and line.bound is not None]
-    if len(log) < 2 or log[0].wall_time_s > MOST_START * log[-1].wall_time_s:
-        return ""
-    places = np.array([line.wall_time_s for line in log])
-    best = np.array([line.incumbent or 0.0 for line in log])
-    bound = np.array([line.bound or 0.0 for line in log])
-    end = float(places[-1]) or 1.0
-    room = 0.08 * (float(best.max()) - float(bound.min())) or 0.01 * float(best.max())
-    low, high = float(bound.min()) - room, float(best.max()) + room
-    unit = "" if result.objective.name == "gpu_hours" else " s"
-    levels = [(level, f"{level:,.6g}{unit}") for level in round_levels(low, high)]
-    lines = [Line("best plan so far", places, best, 2), Line("proved: no plan is below", places, bound, 0)]
-    return line_chart(
-        lines, end, _time_ticks(end), levels, low, high, "Best plan and proved bound over the search"
-    )
 
 
 def near_section(overview: Overview) -> Section:

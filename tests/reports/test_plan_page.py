@@ -137,7 +137,7 @@ def test_every_layout_is_in_the_picture() -> None:
     """The numbers behind the bars are all that was listed: refused, too large, or in a class of bounds, where no
     layout that was left open or solved is further away than those that bounds decided allow."""
     layouts = document().layouts
-    inside = re.search(r'<div class="rows fates">(.*?)<div class="keys">', page(), re.DOTALL)
+    inside = re.search(r'<div class="rows counted">(.*?)<div class="keys">', page(), re.DOTALL)
     assert inside is not None
     numbers = [int(text.replace(",", "")) for text in re.findall(r'class="number">([\d,]+)<', inside[1])]
     assert numbers[0] == sum(layouts.rejected.values())
@@ -153,7 +153,7 @@ def test_without_a_plan_there_is_no_picture() -> None:
     nothing = result_document(solve(small_problem(memory_gib=1)), 1e-4)
     assert nothing.plan is None
     assert nothing.layouts.bounds == ()
-    assert fates_chart(nothing.layouts) == ""
+    assert fates_chart(nothing.layouts.rejected, nothing.layouts.model_dump(), nothing.layouts.bounds) == ""
 
 
 def test_the_certificate_is_on_the_page() -> None:

@@ -1,0 +1,64 @@
+"""A page from its template: one style for all, nothing to fetch, every text escaped."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any, Final
+
+from milpplan.errors import InvalidInputError
+from milpplan.version import __version__
+
+STYLE: Final = "page.css"
+
+
+def require_jinja() -> Any:
+    """The template engine.
+
+    Raises:
+        InvalidInputError: it is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise InvalidInputError(
+            f"The page needs {error.name}, which is not installed.",
+            "Expected jinja2.",
+            "Install it: pip install 'milpplan[report]'.",
+        ) from error
+    return jinja2
+
+
+def asset(name: str) -> str:
+    """The text of a file that pages are made of."""
+    return files("milpplan.reports").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def rendered(template: str, **values: Any) -> str:
+    """The page of a template with its values. Texts are escaped; what a name that ends in ``_html`` holds, at any
+    depth, is a drawing and taken as it is.
+
+    Raises:
+        InvalidInputError: jinja2 is not installed.
+    """
+    jinja2 = require_jinja()
+    safe = jinja2.utils.markupsafe.Markup
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+    shown = {name: _marked(safe, name, value) for name, value in values.items()}
+    return str(
+        environment.from_string(asset(template)).render(style=safe(asset(STYLE)), version=__version__, **shown)
+    )
+
+
+def _marked(safe: Any, name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _marked(safe, key, inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_marked(safe, "", inner) for inner in value]
+    return safe(value) if name.endswith("_html") else value
+
+
+def script_json(data: Any) -> str:
+    """JSON that may stand inside a script element, which only ``</`` and ``<!`` could end or change."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
