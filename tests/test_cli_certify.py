@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,52 @@ def test_what_is_no_result_is_refused(solved: Path, tmp_path: Path) -> None:
     assert "9.9" in refused(run("certify", str(path)))
     assert "Did you mean" in refused(run("certify", str(solved), "--backend", "cpsta"))
     refused(run("certify", str(solved), "--time-limit", "-1"))
+
+
+@pytest.fixture
+def earlier(solved: Path, tmp_path: Path) -> Path:
+    """The result as milpplan would have written it before the host's time of a collective call was a constant."""
+    data = json.loads(solved.read_text())
+    del data["problem"]["hardware"]["software"]["collective_call_s"]
+    data["certificate"] |= {"problem_sha256": sha256(data["problem"]), "sha256": ""}
+    data["certificate"]["sha256"] = sha256(data)
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def sha256(data: Any) -> str:
+    """As the certificate defines it."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def test_results_before_a_constant_have_a_plan_and_no_proof(solved: Path, earlier: Path, tmp_path: Path) -> None:
+    """Nobody changed the file: its plan is read everywhere, its proof is about another cost model."""
+    assert "without some of the constants" in refused(run("certify", str(earlier)))
+    done = run("compare", str(solved), str(earlier), "--json")
+    assert done.exit_code == 0, done.output
+    first, second = json.loads(done.stdout)["plans"]
+    assert first["step_time_s"] == second["step_time_s"]
+    page = tmp_path / "page.html"
+    assert run("report", str(earlier), "-o", str(page), "--time-limit", "0").exit_code == 0
+    assert "with fewer constants" in page.read_text()
+    assert "not as it was written" not in run("export", str(earlier), "--to", "accelerate").output
+    data = json.loads(earlier.read_text())
+    earlier.write_text(json.dumps(data | {"step_time_s": data["step_time_s"] / 2}))
+    assert "not as it was written" in refused(run("certify", str(earlier)))
+
+
+def test_nothing_is_exported_from_a_changed_result(solved: Path, tmp_path: Path) -> None:
+    """A script that runs for weeks does not come from a file that somebody changed, unless it claims nothing."""
+    data = json.loads(solved.read_text())
+    path, launch = tmp_path / "changed.json", tmp_path / "launch"
+    path.write_text(json.dumps(data | {"step_time_s": data["step_time_s"] / 2}))
+    assert "not as it was written" in refused(run("export", str(path), "--to", "accelerate", "-o", str(launch)))
+    assert not launch.exists()
+    for whole in (data, data | {"certificate": None, "step_time_s": data["step_time_s"] / 2}):
+        path.write_text(json.dumps(whole))
+        done = run("export", str(path), "--to", "accelerate")
+        assert "not as it was written" not in done.output
 
 
 def test_programs_are_for_any_solver(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from milpplan.optimize.export import write_mps
 from milpplan.optimize.program import Program
 from milpplan.optimize.result import SolveOptions
 from milpplan.reports.certificate import certification_document, certification_report
+from milpplan.reports.claims import check_constants
 from milpplan.reports.document import ResultDocument, document_text, read_result
 from milpplan.reports.spaces import cost_model_text
 from milpplan.specs.reading import shown
@@ -39,6 +40,7 @@ def run(
     """Prove the result of a file again."""
     arguments.positive(time_limit_s, "--time-limit", "number of seconds")
     document = read_result(path)
+    check_constants(document, path)
     written = None if programs is None else Programs(_folder(programs))
     claim = claim_of(document, path)
     if claim.plan is not None:

@@ -42,12 +42,15 @@ def export(
     from milpplan.cli.solving import check_plan_of_file
     from milpplan.launchers.restriction import version_of
     from milpplan.launchers.targets import launch_document, target_named
+    from milpplan.reports.claims import result_in
     from milpplan.reports.document import read_plan
 
     target = target_named(to, "--to")
     version = version_of(target.capability, target_version)
     problem, decided = read_plan(plan)
     check_plan_of_file(problem, decided)
+    # A script that somebody launches for weeks is not made from a result that somebody has changed.
+    result_in(plan)
     launch = target.export(problem, decided, version)
     files = target.files(launch, __version__)
     if out is not None:

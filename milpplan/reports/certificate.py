@@ -90,8 +90,11 @@ def certificate_sentence(certificate: CertificateDocument) -> str:
 
 def digest(record: BaseModel) -> str:
     """SHA-256 of a record's JSON with its fields in order."""
-    text = json.dumps(record.model_dump(mode="json"), sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _digest(record.model_dump(mode="json"))
+
+
+def _digest(data: object) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def sealed(document: Document) -> Document:
@@ -103,10 +106,22 @@ def sealed(document: Document) -> Document:
     return document.model_copy(update={"certificate": certificate.model_copy(update={"sha256": digest(bare)})})
 
 
-def is_sealed(document: BaseModel) -> bool:
-    """Whether the document is as it was when its certificate was sealed."""
+def is_sealed(document: BaseModel, text: str) -> bool:
+    """Whether the document is as it was when its certificate was sealed, by its fields or, where the version that
+    wrote it had others, by those of its ``text``."""
     certificate = getattr(document, "certificate", None)
-    return certificate is not None and bool(certificate.sha256) and sealed(document) == document
+    if certificate is None or not certificate.sha256:
+        return False
+    data = json.loads(text)
+    bare = data | {"certificate": data["certificate"] | {"sha256": ""}}
+    return sealed(document) == document or bool(_digest(bare) == certificate.sha256)
+
+
+def lacks_constants(problem: BaseModel, certificate: CertificateDocument, text: str) -> bool:
+    """Whether a document's proof is about the problem in its ``text``, but that lacks constants which the problem
+    has here: a state of milpplan wrote it whose cost model had none of these."""
+    claimed = certificate.problem_sha256
+    return bool(_digest(json.loads(text)["problem"]) == claimed != digest(problem))
 
 
 def certification_document(done: Certification, claimed_gap: float | None, proof: str) -> CertificationDocument:

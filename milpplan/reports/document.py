@@ -331,18 +331,19 @@ def read_result(path: Path) -> ResultDocument:
     Raises:
         InvalidInputError: it is none, it has no certificate, or it was changed since.
     """
-    document = validated(ResultDocument, parse_json(read_text(path), str(path)), str(path))
+    text = read_text(path)
+    document = validated(ResultDocument, parse_json(text, str(path)), str(path))
     if document.certificate is None:
         raise InvalidInputError(
             f"{path} has no certificate.",
             "Expected the result of `milpplan solve --out` or `--json`.",
             "Solve the problem again and write the result to a file.",
         )
-    if not is_sealed(document):
+    if not is_sealed(document, text):
         raise InvalidInputError(
             f"{path} is not as it was written: its contents do not match the digest of its certificate.",
             "Expected a result that nobody has changed.",
-            "Take the original file, or solve the problem again.",
+            "Take the original file, or solve again; a plan of your own needs no certificate: delete that field.",
         )
     return document
 
