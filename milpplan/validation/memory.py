@@ -119,8 +119,34 @@ def predicted_memory(
     hardware = statement.problem.hardware
     context = hardware.reserved_bytes + framework.more_context_bytes if measure.kind == "device" else 0
     needed = peak / (1 - hardware.fragmentation_fraction) + context
-    held = needed + hardware.software.allocator_share * peak
-    return max(needed, min(held, hardware.accelerator.memory_bytes))
+    beyond = hardware.software.allocator_share * peak + held_ahead_bytes(statement, measure.stage, framework)
+    return max(needed, min(needed + beyond, hardware.accelerator.memory_bytes))
+
+
+def held_ahead_bytes(statement: Statement, stage: int | None, framework: Framework) -> float:
+    """Bytes of a stage (None: the first) that wait for communication streams while the warm-up is sent ahead.
+
+    a L (2 u h) (w - 1) [t > 1] for a ``held_ahead`` buffers a layer, L layers of the stage, u tokens of a
+    micro-batch, width h and w = min(P - 1 - stage, m) > 0 forwards of the warm-up, the first of which finds
+    nothing held.
+
+    Source: PyTorch's CUDA caching allocator (``record_stream``: a block is free again when the host has seen that
+    the stream has passed it); the number by stages is that of nanotron's runs (docs/accuracy.md).
+    """
+    plan, rank = statement.plan, stage or 0
+    layout = plan.layout
+    warm_up = min(layout.pp - 1 - rank, layout.num_micro_batches)
+    if layout.tp == 1 or warm_up < 2:
+        return 0.0
+    held = [plan.virtual_stages[j].layers for j in layout.rank_stages[rank]]
+    layers = sum(last - first for first, last in held)
+    return float(framework.held_ahead * layers * _gathered_bytes(statement) * (warm_up - 1))
+
+
+def _gathered_bytes(statement: Statement) -> int:
+    """A micro-batch's whole hidden states in 16 bits."""
+    tokens = statement.plan.layout.micro_batch_size * statement.problem.job.sequence_length
+    return _BF16_BYTES * tokens * statement.problem.model.hidden_size
 
 
 def update_bytes(memory: StageMemory, statement: Statement, framework: Framework) -> float:
@@ -135,11 +161,10 @@ def update_bytes(memory: StageMemory, statement: Statement, framework: Framework
     (all_gather_coalesced), parallel/utils.py (MemoryBuffer: one of the gathered inputs, one of the gathered
     gradients).
     """
-    layout, job = statement.plan.layout, statement.problem.job
+    layout = statement.plan.layout
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     copies = memory.weights_bytes * (1 + 1 / layout.dp) if layout.zero_stage in (1, 2) and layout.dp > 1 else 0.0
-    gathered = _BF16_BYTES * layout.micro_batch_size * job.sequence_length * statement.problem.model.hidden_size
-    kept = framework.kept_gathers * gathered if layout.tp > 1 else 0.0
+    kept = framework.kept_gathers * _gathered_bytes(statement) if layout.tp > 1 else 0.0
     return states + copies + kept + framework.workspace_bytes
 
 

@@ -11,7 +11,7 @@ from milpplan.costs.simulator import simulate
 from milpplan.units import GIB, MIB
 from milpplan.validation.comparison import Comparison, Validation, compare_run
 from milpplan.validation.frameworks import framework_of
-from milpplan.validation.memory import MemoryMeasure, memory_measures, predicted_memory
+from milpplan.validation.memory import MemoryMeasure, held_ahead_bytes, memory_measures, predicted_memory
 from milpplan.validation.statement import state
 from milpplan.validation.summary import summarise
 from tests.validation.cases import run
@@ -64,6 +64,41 @@ def test_nanotron_prints_what_is_allocated_at_the_update_and_what_was_reserved()
     held = 1 / (1 - hardware.fragmentation_fraction) + hardware.software.allocator_share
     assert hardware.software.allocator_share > 0
     assert one.predicted_peak(one.memories[1]) == pytest.approx(memory.peak_bytes * held)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "micro_batches", "forwards"),
+    [(2, 8, 16, 6), (2, 4, 16, 2), (2, 4, 1, 0), (2, 2, 16, 0), (1, 8, 16, 0)],
+)
+def test_forwards_sent_ahead_hold_what_their_streams_have_used(
+    tp: int, pp: int, micro_batches: int, forwards: int
+) -> None:
+    """Two whole hidden states a layer of the first stage for every forward of the warm-up but the first, with
+    tensor parallelism; the last stage has no such forward, and the tensors of the update are as before."""
+    one = nanotron(
+        5.0,
+        8.0,
+        parallel__tp=tp,
+        parallel__pp=pp,
+        parallel__dp=1,
+        parallel__grad_accum=None,
+        parallel__global_batch=micro_batches,
+        parallel__micro_batch=1,
+        hardware__gpus_total=tp * pp,
+    )
+    plan, model = one.statement.plan, one.statement.problem.model
+    assert plan.layout.num_micro_batches == micro_batches
+    layers, width = plan.virtual_stages[0].layers[1], 2 * 2048 * model.hidden_size
+    framework = framework_of(one.run)
+    assert held_ahead_bytes(one.statement, 0, framework) == 2 * layers * width * forwards
+    assert held_ahead_bytes(one.statement, pp - 1, framework) == 0
+    plain = replace(framework, held_ahead=0)
+    reserved, update = (
+        predicted_memory(one.report, one.statement, measure, framework)
+        - predicted_memory(one.report, one.statement, measure, plain)
+        for measure in (one.memories[1], one.memories[0])
+    )
+    assert (reserved, update) == (pytest.approx(2 * layers * width * forwards), 0)
 
 
 @pytest.mark.parametrize(
