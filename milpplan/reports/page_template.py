@@ -1,4 +1,5 @@
-"""A page from its template: one style for all, nothing to fetch, every text escaped."""
+"""A page from its template: one frame (``assets/page.html``) and one style for all, nothing to fetch, every text
+escaped."""
 
 from __future__ import annotations
 
@@ -43,11 +44,10 @@ def rendered(template: str, **values: Any) -> str:
     """
     jinja2 = require_jinja()
     safe = jinja2.utils.markupsafe.Markup
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, loader=jinja2.FunctionLoader(asset))
     shown = {name: _marked(safe, name, value) for name, value in values.items()}
-    return str(
-        environment.from_string(asset(template)).render(style=safe(asset(STYLE)), version=__version__, **shown)
-    )
+    page = environment.get_template(template)
+    return str(page.render(style=safe(asset(STYLE)), version=__version__, **shown))
 
 
 def _marked(safe: Any, name: str, value: Any) -> Any:
