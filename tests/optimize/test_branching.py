@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, product
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from milpplan import Layout, solve
+from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.simulator import rank_memory, simulate
@@ -71,6 +73,19 @@ def some(count: int) -> list[tuple[Problem, Setting, Costed]]:
     LISTED.extend(islice(CASES, max(count - len(LISTED), 0)))
     assert len(LISTED) >= count
     return LISTED[:count]
+
+
+def narrowed_somewhere(rng: random.Random, setting: Setting, plans: Costed) -> tuple[Setting, IntArray, BoolArray]:
+    """The setting with limits around a plan that fits, the layers of that plan [J], and which plans fit and are
+    within the limits."""
+    fits = plans.peak_bytes <= setting.capacity_bytes
+    split = plans.layers[rng.choice(np.flatnonzero(fits).tolist())]
+    least = np.maximum(split - rng.randint(0, 2), [low for low, _ in setting.layer_bounds])
+    most = split + rng.randint(0, 2)
+    narrow = replace(setting, layer_bounds=tuple(zip(least.tolist(), most.tolist(), strict=True)))
+    tight = narrow.tightened(np.full(setting.layout.pp, setting.problem.model.num_layers))
+    assert tight is not None
+    return tight, split, fits & (plans.layers >= least).all(axis=1) & (plans.layers <= most).all(axis=1)
 
 
 @pytest.fixture(scope="module")

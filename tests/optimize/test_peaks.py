@@ -21,7 +21,7 @@ from milpplan.optimize.seeds import analytic_paths, chunk_paths
 from milpplan.optimize.timed import TimedRelaxation
 from milpplan.specs.problem import Problem
 from tests.optimize.brute_force import Costed
-from tests.optimize.test_branching import free_cases, some, splits_of
+from tests.optimize.test_branching import free_cases, narrowed_somewhere, some, splits_of
 from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees
 
 
@@ -103,21 +103,15 @@ def test_the_least_peak_is_that_of_all_splits(cases: list[tuple[Problem, Setting
 def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem, Setting, Costed]]) -> None:
     """In any setting its bound is at most the fastest plan's step, and no less than that of the known paths."""
     rng, looked_at, higher = random.Random(5), 0, 0
-    for problem, setting, plans in cases:
+    for _, setting, plans in cases:
         graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
         fits = plans.peak_bytes <= setting.capacity_bytes
         slowest = int(plans.step_time_ns[fits].max())
         timed = TimedRelaxation(CompactRelaxation(setting, slowest), graph)
         inner = num_inner(setting.layout)
         for _ in range(8):
-            split = plans.layers[rng.choice(np.flatnonzero(fits).tolist())]
-            least = np.maximum(split - rng.randint(0, 2), [low for low, _ in setting.layer_bounds])
-            most = split + rng.randint(0, 2)
-            narrow = replace(setting, layer_bounds=tuple(zip(least.tolist(), most.tolist(), strict=True)))
-            tight = narrow.tightened(np.full(setting.layout.pp, problem.model.num_layers))
-            assert tight is not None
+            tight, split, within = narrowed_somewhere(rng, setting, plans)
             tight = replace(tight, peak=int(split[:inner].max()) if rng.random() < 0.5 else 0)
-            within = fits & (plans.layers >= least).all(axis=1) & (plans.layers <= most).all(axis=1)
             within &= plans.layers[:, :inner].max(axis=1) >= tight.peak
             proved, layers = timed.solve(tight)
             assert layers is not None

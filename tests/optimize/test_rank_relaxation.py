@@ -21,7 +21,7 @@ from milpplan.optimize.seeds import analytic_paths, chunk_paths
 from milpplan.specs.plan import Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Problem
 from tests.optimize.brute_force import Costed
-from tests.optimize.test_branching import some
+from tests.optimize.test_branching import narrowed_somewhere, some
 from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees
 
 Case = tuple[Problem, Setting, Costed]
@@ -78,7 +78,7 @@ def test_a_choice_serves_every_rank_of_every_plan(cases: list[Case]) -> None:
 def test_whole_ranks_bound_every_plan_and_more_nearly(cases: list[Case]) -> None:
     """In any setting at most the fastest plan's step, and no less than the compact relaxation says."""
     rng, higher = random.Random(8), 0
-    for problem, setting, plans in cases:
+    for _, setting, plans in cases:
         graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
         fits = plans.peak_bytes <= setting.capacity_bytes
         slowest = int(plans.step_time_ns[fits].max())
@@ -87,13 +87,7 @@ def test_whole_ranks_bound_every_plan_and_more_nearly(cases: list[Case]) -> None
         ranks = RankRelaxation.of(compact, setting, pool, slowest)
         assert ranks is not None
         for _ in range(8):
-            split = plans.layers[rng.choice(np.flatnonzero(fits).tolist())]
-            least = np.maximum(split - rng.randint(0, 2), [low for low, _ in setting.layer_bounds])
-            most = split + rng.randint(0, 2)
-            narrow = replace(setting, layer_bounds=tuple(zip(least.tolist(), most.tolist(), strict=True)))
-            tight = narrow.tightened(np.full(setting.layout.pp, problem.model.num_layers))
-            assert tight is not None
-            within = fits & (plans.layers >= least).all(axis=1) & (plans.layers <= most).all(axis=1)
+            tight, _, within = narrowed_somewhere(rng, setting, plans)
             attempt = Attempt(tight, graph, pool, slowest, 0, 0.0, None, Counters())
             known = bound_of(replace(attempt), compact.narrowed(tight))
             proved = bound_of(attempt, ranks)
