@@ -23,7 +23,7 @@ from milpplan.optimize.pricing import (
     price_corners,
     priced_layers,
 )
-from milpplan.optimize.row_costs import RowCosts
+from milpplan.optimize.row_costs import OPTIONAL, RowCosts
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
 
 HALVINGS = 24
@@ -89,10 +89,10 @@ def least_costs(costs: Sequence[RowCosts]) -> RowCosts:
     """The least of several node types' constants, one by one, and of the tail without its reduction."""
     if len(costs) == 1:
         return costs[0]
-    names = [part.name for part in fields(RowCosts) if part.name != "saved"]
+    names = [part.name for part in fields(RowCosts) if part.name not in OPTIONAL]
     least = {name: np.minimum.reduce([getattr(one, name) for one in costs]) for name in names}
     least["end_reduce"] = least["tail"] - np.minimum.reduce([one.tail - one.end_reduce for one in costs])
-    return RowCosts(**least, saved=None)
+    return RowCosts(**least, saved=None, late=None)
 
 
 def _lines(group: Group, capacity: float, price: FloatArray, before: RowCosts) -> Lines:

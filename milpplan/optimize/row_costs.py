@@ -12,6 +12,12 @@ from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import LayoutCosts
 from milpplan.costs.stages import EMBEDDING, HEAD
 
+OPTIONAL = ("saved", "late")
+"""Fields of ``RowCosts`` that are None where no layout has what they are about."""
+
+OPTIONAL = ("saved", "late")
+"""Fields of ``RowCosts`` that are None where no layout has what they are about."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
@@ -19,9 +25,10 @@ class RowCosts:
     modes in the space's order.
 
     Nanoseconds: ``forward``, ``backward`` (the least of all modes), ``weight`` (gradients that run apart) and
-    ``optimizer`` [K, r] a layer, ``extra`` [M, K, r] of recomputing one; ``embedding`` and ``head`` [3, r] a
-    micro-batch; ``end_optimizer`` [2, r]; ``transfer`` [r]; ``tail`` [r], the embedding's gather and reduction and
-    the barrier; ``end_reduce`` [r], of that the reduction.
+    ``optimizer`` [K, r] a layer, ``extra`` [M, K, r] of recomputing one, ``late`` [M, K, r] what its forward takes
+    beyond the least (None where nothing is offloaded: nothing); ``embedding`` and ``head`` [3, r] a micro-batch;
+    ``end_optimizer`` [2, r]; ``transfer`` [r]; ``tail`` [r], the embedding's gather and reduction and the barrier;
+    ``end_reduce`` [r], of that the reduction.
 
     Bytes: ``states`` [K, r] and ``kept`` [M, K, r] a layer (kept a live micro-batch); ``deferred`` [K, r] a
     micro-batch that waits for weight gradients, ``head_deferred`` [r] of the head; ``buffers`` [r]; ``end_states``
@@ -50,6 +57,7 @@ class RowCosts:
     end_states: FloatArray
     end_kept: FloatArray
     saved: FloatArray | None
+    late: FloatArray | None
 
     @staticmethod
     def of(costs: LayoutCosts, modes: tuple[str, ...]) -> RowCosts:
@@ -83,7 +91,9 @@ class RowCosts:
             "end_kept": np.stack([costs.embedding_kept_bytes, costs.head_kept_bytes]),
         }
         saved = _saved_in_pairs(costs) if costs.runs_pairs else None
-        return RowCosts(**{name: value.astype(np.float64) for name, value in values.items()}, saved=saved)
+        late = _late_forwards(costs, modes) if costs.offloads else None
+        floats = {name: value.astype(np.float64) for name, value in values.items()}
+        return RowCosts(**floats, saved=saved, late=late)
 
     @staticmethod
     def of_layers(layers: FloatArray) -> RowCosts:
@@ -96,14 +106,22 @@ class RowCosts:
         values |= dict.fromkeys(("embedding", "head"), np.zeros((3, none.shape[1])))
         values |= dict.fromkeys(("end_optimizer", "end_states", "end_kept"), np.zeros((2, none.shape[1])))
         values |= {"forward": layers[:, Phase.FORWARD], "backward": layers[:, Phase.BACKWARD]}
-        return RowCosts(**values | {"weight": layers[:, Phase.WEIGHT], "saved": None})
+        return RowCosts(**values | {"weight": layers[:, Phase.WEIGHT], "saved": None, "late": None})
 
     def take(self, rows: IntArray) -> RowCosts:
         """The chosen layouts."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        saved = values.pop("saved")
-        taken = {name: value.take(rows, axis=-1) for name, value in values.items()}
-        return RowCosts(**taken, saved=None if saved is None else saved.take(rows, axis=-1))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken: dict[str, Any] = {
+            name: None if value is None else value.take(rows, axis=-1) for name, value in values.items()
+        }
+        return RowCosts(**taken)
+
+
+def _late_forwards(costs: LayoutCosts, modes: tuple[str, ...]) -> FloatArray:
+    """``RowCosts.late``."""
+    alone = costs.duration_ns[:, Phase.FORWARD]
+    replayed = {"selective": costs.replayed_forward_ns[0], "full": costs.replayed_forward_ns[1]}
+    return np.stack([alone + replayed.get(mode, 0) - costs.least_ns[0] for mode in modes]).astype(np.float64)
 
 
 def _saved_in_pairs(costs: LayoutCosts) -> FloatArray:
