@@ -29,8 +29,10 @@ from milpplan.optimize.uniform_steps import FIRST, GROWTH, MOST, KnownTables
 from milpplan.specs.plan import Plan
 from milpplan.units import NS_PER_S
 
-FIRST_CHUNK, CHUNK = 8_192, 65_536
-"""Layouts bounded together: few until there is an incumbent."""
+FIRST_CHUNK, FIRST_UNIFORM_CHUNK, CHUNK = 8_192, 2_048, 65_536
+"""Layouts bounded together: few until there is an incumbent, fewer where bounds are near the plans' steps."""
+CHUNK_GROWTH = 8
+"""Each time so many times as many as the time before."""
 PROMISING = 5000
 """Layouts of the free space whose uniform plans are looked at for a first incumbent."""
 FIRST_PLANS = 12
@@ -78,13 +80,13 @@ class Search(LookedAt):
     def _bound_all(self) -> None:
         """Bounds with memory and sharding, in the order of the bounds without them, and uniform plans as
         incumbents on the way; until whatever is left computes for longer than the incumbent takes."""
-        size = FIRST_CHUNK
+        size = FIRST_UNIFORM_CHUNK if self.problem.space.kind == "uniform" else FIRST_CHUNK
         while not self.solver.out_of_time():
             rows = self._next(size)
             if not len(rows):
                 break
             self._bound(np.sort(rows))
-            size = CHUNK
+            size = min(CHUNK, CHUNK_GROWTH * size)
             if self.problem.space.kind == "uniform" and not self._any_left():
                 # All plans are simulated in their order from here on.
                 break
