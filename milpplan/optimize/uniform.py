@@ -15,7 +15,7 @@ from milpplan.costs.layout_costs import CostTable, LayoutCosts, layer_durations_
 from milpplan.costs.stages import EMBEDDING, HEAD
 from milpplan.costs.uniform_stages import uniform_plan
 from milpplan.optimize.bounds import SAFETY, path_coefficients
-from milpplan.optimize.pricing import Group, Sort, end_bytes, groups, groups_of
+from milpplan.optimize.pricing import Group, Sort, end_bytes, groups, groups_of, over_kinds
 from milpplan.optimize.row_costs import RowCosts
 from milpplan.specs.problem import Problem
 
@@ -42,13 +42,19 @@ def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -
     passing = None if problem.other_hardware else _Passing.of(costs.distinct, modes)
     for rows, group in groups(problem, columns, costs):
         held = _HeldLayers.of(problem, group)
+        passes = None if passing is None else passing.take(costs.place[rows])
+        peaks = _memory(group, held, passes)
+        memory[rows] = peaks
+        fits = peaks * SAFETY <= capacity
+        some = np.flatnonzero(fits.any(axis=1))
+        if not len(some):
+            continue
+        group, held, rows, fits = group.take(some), held.take(some), rows[some], fits[some]
         around = _Around.of(problem, group, held, columns.take(rows), costs.take(rows))
         for index in range(len(modes)):
-            peak = _memory(group, held, index, passing and passing.take(costs.place[rows]))
-            memory[rows, index] = peak
-            fits = np.flatnonzero(peak * SAFETY <= capacity)
-            if len(fits):
-                time[rows[fits], index] = _time(group.take(fits), held.take(fits), index, around.take(fits))
+            own = np.flatnonzero(fits[:, index])
+            if len(own):
+                time[rows[own], index] = _time(group.take(own), held.take(own), index, around.take(own))
     return UniformBounds(time * SAFETY, memory * SAFETY)
 
 
@@ -109,10 +115,6 @@ class _HeldLayers:
     def in_first_chunks(self, per_layer: FloatArray) -> FloatArray:
         """The same of the first chunk of each rank."""
         return _over(self.first, self.place, per_layer)
-
-    def in_last_chunks(self, per_layer: FloatArray) -> FloatArray:
-        """The same of the last chunk of each rank."""
-        return _over(self.last, self.place, per_layer)
 
 
 def _over(held: FloatArray, place: IntArray, per_layer: FloatArray) -> FloatArray:
@@ -275,9 +277,14 @@ def _passing_bytes(group: Group, held: _HeldLayers, passing: _Passing, mode: int
     """What passes on every rank at the peak, beside the head's temporary bytes, [P, r]: with one chunk exact where
     all layers are of one kind, with several the least of any virtual stage."""
     if group.sort is Sort.PLAIN:
-        there, layers = held.total[:, :, held.place] > 0, held.total.sum(axis=0)[:, held.place]
-        bytes_ = np.where(there, passing.alone[mode][:, None], 0.0).max(axis=0)
-        bytes_[-1] = np.where(there[:, -1], passing.beyond_head[mode], 0.0).max(axis=0)
+        layers = held.total.sum(axis=0)[:, held.place]
+        if (held.total > 0).all():
+            bytes_ = np.repeat(passing.alone[mode].max(axis=0)[None], group.num_ranks, axis=0)
+            bytes_[-1] = passing.beyond_head[mode].max(axis=0)
+        else:
+            there = held.total[:, :, held.place] > 0
+            bytes_ = np.where(there, passing.alone[mode][:, None], 0.0).max(axis=0)
+            bytes_[-1] = np.where(there[:, -1], passing.beyond_head[mode], 0.0).max(axis=0)
     else:
         layers = held.fewest[held.place][None]
         bytes_ = np.repeat(passing.alone[mode].min(axis=0)[None], group.num_ranks, axis=0)
@@ -286,22 +293,29 @@ def _passing_bytes(group: Group, held: _HeldLayers, passing: _Passing, mode: int
     return np.asarray(bytes_ + np.where(layers > 1, passing.beside[mode].min(axis=0), 0.0))
 
 
-def _memory(group: Group, held: _HeldLayers, mode: int, passing: _Passing | None) -> FloatArray:
-    """Bytes of the fullest rank when its warm-up ends; exact for gpipe and 1f1b, but for what passes
-    (``_passing_bytes``; None: nothing)."""
-    costs, kept = group.costs, group.costs.kept[mode]
-    total = held.on_ranks(group.held_states)
+def _live_layers(group: Group, held: _HeldLayers) -> FloatArray:
+    """Layers of each kind times the micro-batches alive in them when a rank's warm-up ends, [K, P, r]."""
+    total, first, last = (chunks[:, :, held.place] for chunks in (held.total, held.first, held.last))
     if group.sort is Sort.PLAIN:
-        total = total + held.on_ranks(kept[:, None] * group.live[0])
-    else:
-        last, first = group.live[:2]
-        other = group.live[2] if group.interleaved else np.zeros_like(first)
-        total = total + other * held.on_ranks(kept) + (first - other) * held.in_first_chunks(kept)
-        total += (last - other) * held.in_last_chunks(kept)
-    total += costs.buffers
+        return np.asarray(total * group.live[0])
+    in_last, in_first = group.live[:2]
+    if not group.interleaved:
+        return np.asarray(in_first * first + in_last * last)
+    other = group.live[2]
+    return np.asarray(other * total + (in_first - other) * first + (in_last - other) * last)
+
+
+def _memory(group: Group, held: _HeldLayers, passing: _Passing | None) -> FloatArray:
+    """Bytes of the fullest rank when its warm-up ends, [r, M]; exact for gpipe and 1f1b, but for what passes
+    (``_passing_bytes``; None: nothing)."""
+    live, peaks = _live_layers(group, held), []
+    states = held.on_ranks(group.held_states) + group.costs.buffers
     embedding, head = end_bytes(group)
-    total[0] += embedding
-    total[group.head_rank] += head
-    if passing is not None:
-        total += _passing_bytes(group, held, passing, mode)
-    return np.asarray(total.max(axis=0))
+    states[0] += embedding
+    states[group.head_rank] += head
+    for mode, kept in enumerate(group.costs.kept):
+        total = states + over_kinds(kept[:, None], live)
+        if passing is not None:
+            total += _passing_bytes(group, held, passing, mode)
+        peaks.append(total.max(axis=0))
+    return np.stack(peaks, axis=1)
