@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -33,16 +33,38 @@ PROVED: Final = ("optimal", "infeasible", "impossible")
 ROOMS: Final = ("specs", "costs", "optimize")
 """Where the code is that a result rests on."""
 KEY_CHARACTERS: Final = 24
+OTHER_CODE: Final = (
+    "The worker has another milpplan than the program that started the sweep: {}. Install the same one on every "
+    "node, start the sweep from a directory without a milpplan of its own, and add --retry-failed."
+)
+"""Ray's workers look for modules where the sweep was started before they look among those installed."""
 SHOWN_RULES: Final = 3
+
+
+@cache
+def code_digest() -> str:
+    """Of the cost model and the search as they are installed: an edited formula gives other keys."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for entry in sorted(_sources(resources.files("milpplan") / room), key=lambda one: one.name):
+            digest.update(f"{room}/{entry.name}\n".encode())
+            digest.update(entry.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(directory: Traversable) -> list[Traversable]:
+    return [entry for entry in directory.iterdir() if entry.name.endswith(".py")]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker needs: a problem and how to solve it. ``key`` names both, and the code that solves them."""
+    """What a worker needs: a problem and how to solve it. ``key`` names both, and the ``code`` that is to solve
+    them (``code_digest``)."""
 
     key: str
     problem: Problem
     settings: SolveSettings
+    code: str = field(default_factory=code_digest)
 
 
 class Outcome(Record):
@@ -94,24 +116,11 @@ def _digest(record: BaseModel) -> str:
     return hashlib.sha256(json.dumps(record.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
-@cache
-def code_digest() -> str:
-    """Of the cost model and the search as they are installed: an edited formula gives other keys."""
-    digest = hashlib.sha256()
-    for room in ROOMS:
-        for entry in sorted(_sources(resources.files("milpplan") / room), key=lambda one: one.name):
-            digest.update(f"{room}/{entry.name}\n".encode())
-            digest.update(entry.read_bytes())
-    return digest.hexdigest()
-
-
-def _sources(directory: Traversable) -> list[Traversable]:
-    return [entry for entry in directory.iterdir() if entry.name.endswith(".py")]
-
-
 def solved(task: Task) -> Outcome:
     """The outcome of a task; whatever goes wrong becomes a failed one with its message."""
     started = time.monotonic()
+    if task.code != code_digest():
+        return failed(task.key, OTHER_CODE.format(resources.files("milpplan")))
     try:
         # Numbers that leave the range of floats or 64-bit integers raise instead of becoming nonsense.
         with np.errstate(over="raise", invalid="raise", divide="raise"):

@@ -207,6 +207,15 @@ def test_what_goes_wrong_in_a_solve_is_an_outcome() -> None:
     assert "Error" in odd.message
 
 
+def test_a_worker_with_other_code_solves_nothing() -> None:
+    """What it found would be filed as the result of the code that started the sweep."""
+    task = next(iter(reference().tasks.values()))
+    other = solved(Task(task.key, task.problem, task.settings, code="of another version"))
+    assert (other.status, other.key, other.step_time_s) == ("failed", task.key, None)
+    assert "another milpplan" in other.message
+    assert solved(task).status != "failed"
+
+
 def test_infeasible_cells_have_the_least_peak(tmp_path: Path) -> None:
     """Without enough memory: the bound is above what is usable; without a legal layout: no bound, and a reason."""
     table: list[Row] = [row for row in rows(reference()) if row["status"] == "infeasible"]
