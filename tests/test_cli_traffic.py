@@ -73,11 +73,11 @@ def test_tables_and_the_page(plan_path: Path, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_without_plotly_the_page_is_refused_before_the_work(
+def test_without_jinja_the_page_is_refused_before_the_work(
     plan_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message says what to install, nothing is printed and nothing written."""
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     page = tmp_path / "traffic.html"
     result = run("traffic", str(plan_path), "--html", str(page))
     assert result.exit_code == 2

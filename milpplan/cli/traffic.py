@@ -11,7 +11,8 @@ from milpplan.communication.traffic import traffic
 from milpplan.communication.wires import ALGORITHMS
 from milpplan.reports.document import read_plan
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.traffic_page import require_plotly, traffic_page
+from milpplan.reports.page_template import require_jinja
+from milpplan.reports.traffic_page import traffic_page
 from milpplan.reports.traffic_text import traffic_document, traffic_tables
 
 
@@ -19,7 +20,7 @@ def run(path: Path, algorithm: str, as_json: bool, out: Path | None, html: Path 
     """Count, print, write the document and the page."""
     chosen = next(one for one in ALGORITHMS if one == arguments.choice(algorithm, "--algorithm", ALGORITHMS))
     if html is not None:
-        require_plotly()
+        require_jinja()
     for target in (out, html):
         if target is not None:
             check_writable(target)

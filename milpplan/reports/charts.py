@@ -32,13 +32,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """Values that hold from their place to the next one: arrays [n], places not descending."""
+    """Values that hold from their place to the next one, or where ``sloped`` are joined by straight lines: arrays
+    [n], places not descending."""
 
     name: str
     places: FloatArray
     values: FloatArray
     colour: int
     dashed: bool = False
+    sloped: bool = False
 
 
 def stacked_bar(parts: Sequence[Part], whole: float, limit: float | None = None) -> str:
@@ -119,12 +121,13 @@ def round_levels(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def _path(line: Line, end: float, low: float, high: float) -> str:
-    """Horizontal from place to place, then vertical; to the end of the chart."""
+    """Horizontal from place to place, then vertical, to the end of the chart; or straight."""
     points: list[str] = []
     for place, value in zip(line.places.tolist(), line.values.tolist(), strict=True):
         x, y = 1000 * place / end if end > 0 else 0.0, _y(value, low, high)
-        points.append(f"H{x:.1f}V{y:.1f}" if points else f"M{x:.1f} {y:.1f}")
-    return "".join([*points, "H1000"])
+        on = f"L{x:.1f} {y:.1f}" if line.sloped else f"H{x:.1f}V{y:.1f}"
+        points.append(on if points else f"M{x:.1f} {y:.1f}")
+    return "".join(points if line.sloped else [*points, "H1000"])
 
 
 def _y(value: float, low: float, high: float) -> float:

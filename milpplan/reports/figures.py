@@ -1,5 +1,5 @@
 """A plan as plotly figures, for notebooks: time, memory, time line and search. The traffic's are in
-``traffic_page.traffic_figures``."""
+``traffic_figures``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from milpplan.optimize.result import PlanResult
 from milpplan.reports.charts import envelope
 from milpplan.reports.page_data import MAX_ITEMS, shown_ranks
 from milpplan.reports.plan_words import MEMORY_PARTS, TIME_PARTS
-from milpplan.reports.traffic_page import require_plotly
+from milpplan.reports.traffic_figures import require_plotly
 from milpplan.units import GIB, NS_PER_S
 
 COLOURS: Final = {
@@ -29,7 +29,7 @@ COLOURS: Final = {
 
 def time_figure(report: StepReport) -> Any:
     """Where the step goes: a bar for every stage, whose parts add up to the step time."""
-    figures, _, _ = require_plotly()
+    figures = require_plotly()
     stages = [f"stage {rank}" for rank in range(len(report.stages))]
     figure = figures.Figure()
     for name, (label, _) in TIME_PARTS.items():
@@ -43,7 +43,7 @@ def time_figure(report: StepReport) -> Any:
 
 def memory_parts_figure(report: StepReport) -> Any:
     """The peak of every stage by part, and what can be used."""
-    figures, _, _ = require_plotly()
+    figures = require_plotly()
     stages = [f"stage {rank}" for rank in range(len(report.stages))]
     figure = figures.Figure()
     for name, (label, _) in MEMORY_PARTS.items():
@@ -60,7 +60,7 @@ def memory_parts_figure(report: StepReport) -> Any:
 
 def memory_figure(lanes: StepLanes) -> Any:
     """Memory of a GPU of every stage over the step, and what can be used."""
-    figures, _, _ = require_plotly()
+    figures = require_plotly()
     end = lanes.step_time_ns / NS_PER_S
     figure = figures.Figure()
     for rank in lanes.ranks:
@@ -88,7 +88,7 @@ def timeline_figure(lanes: StepLanes) -> Any:
     Raises:
         InvalidInputError: more work items than a notebook draws.
     """
-    figures, _, _ = require_plotly()
+    figures = require_plotly()
     ranks = [lanes.ranks[rank] for rank in shown_ranks(len(lanes.ranks))]
     works = [(rank.name, lane) for rank in ranks if (lane := rank.lane("compute")) is not None]
     count = sum(len(lane) for _, lane in works)
@@ -129,7 +129,7 @@ def timeline_figure(lanes: StepLanes) -> Any:
 
 def search_figure(result: PlanResult) -> Any:
     """Best plan and proved bound as the search went on."""
-    figures, _, _ = require_plotly()
+    figures = require_plotly()
     figure = figures.Figure()
     times = [line.wall_time_s for line in result.log]
     for name, values, colour in (

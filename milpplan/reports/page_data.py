@@ -99,17 +99,17 @@ def _by_gaps(columns: list[IntArray]) -> list[int]:
     return numbers
 
 
-def matrix_data(report: TrafficReport) -> dict[str, Any]:
-    """Bytes from place to place: for each parallelism that sends, cells (distance from the cell before, number of
-    the value) and the values, four digits each."""
-    rows = row_of_gpu(report, MAX_PLACES)
-    places, each = int(rows.max()) + 1, gpus_per_row(report, MAX_PLACES)
+def matrix_data(report: TrafficReport, most: int = MAX_PLACES) -> dict[str, Any]:
+    """Bytes from place to place, of at most so many places: for each parallelism that sends, cells (distance from
+    the cell before, number of the value) and the values, four digits each."""
+    rows = row_of_gpu(report, most)
+    places, each = int(rows.max()) + 1, gpus_per_row(report, most)
     wide = report.gpus_per_domain >= 2 * each
     shown = {"all together": report.all_pairs} | {NAMES[name]: pairs for name, pairs in report.pairs.items()}
     return {
         "places": places,
         "each": each,
-        "word": row_word(report, MAX_PLACES),
+        "word": row_word(report, most),
         "edges": [int(rows[edge]) for edge in domain_edges(report)] if wide else [],
         "maps": {
             name: _cells(pairs, places, rows) | {"total": float(pairs.total_bytes)}

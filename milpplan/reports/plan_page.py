@@ -54,5 +54,5 @@ def plan_page(overview: Overview, result: ResultDocument | None = None, notes: t
         exports=overview.exports,
         data_html=script_json(timeline_data(overview.lanes)),
         matrix_html="" if traffic is None else script_json(matrix_data(traffic)),
-        script_html=asset("plan_page.js"),
+        script_html="".join(asset(name) for name in ("page.js", "plan_page.js", "matrix.js")),
     )

@@ -1,68 +1,59 @@
-"""The traffic of a plan as one HTML page: heat maps, time line, links and bandwidth, with nothing to fetch."""
+"""The traffic of a plan as one HTML page: matrix, time line, links and bandwidth, with nothing to fetch."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.costs.columns import FloatArray
-from milpplan.errors import InvalidInputError
-from milpplan.reports.traffic_rows import domain_edges, gpus_per_row, row_of_gpu, row_word
+from milpplan.reports.charts import Line, Part, line_chart, round_levels, stacked_bar
+from milpplan.reports.page_data import matrix_data
+from milpplan.reports.page_template import asset, rendered, script_json
+from milpplan.reports.step_charts import counted_rows, time_ticks
+from milpplan.reports.traffic_rows import MAX_PLACES
 from milpplan.reports.traffic_text import NAMES, cluster_words
 from milpplan.units import bytes_text, percent_text, seconds_text
 
-HEIGHT: Final = 760
-DECADES: Final = 5
-"""Powers of ten that the colours of a heat map tell apart."""
-COLOURS: Final = {"exposed": "#d62728", "hidden": "#9ecae1"}
 OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
-
-_PAGE: Final = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Traffic: {{ title }}</title>
-<style>
-body { font-family: sans-serif; margin: 2em auto; max-width: 1100px; color: #222; }
-table { border-collapse: collapse; margin: 1em 0; }
-td, th { padding: 0.25em 0.9em; text-align: right; border-bottom: 1px solid #ddd; }
-td:first-child, th:first-child { text-align: left; }
-</style></head><body>
-<h1>Traffic of one step: {{ title }}</h1>
-<p>{{ summary }}</p>
-<table><tr><th>parallelism</th><th>all GPUs</th><th>inside domains</th><th>between</th><th>pairs</th></tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
-{% for figure in figures %}<div>{{ figure }}</div>{% endfor %}
-</body></html>
-"""
-
-
-def require_plotly() -> tuple[Any, Any, Any]:
-    """plotly's figures and HTML writer, and jinja2.
-
-    Raises:
-        InvalidInputError: one of them is not installed.
-    """
-    try:
-        import jinja2
-        import plotly.graph_objects as figures
-        import plotly.io as writer
-    except ImportError as error:
-        raise InvalidInputError(
-            f"The page needs {error.name}, which is not installed.",
-            "Expected plotly and jinja2.",
-            "Install them: pip install 'milpplan[report]'.",
-        ) from error
-    return figures, writer, jinja2
+HEAD: Final = ("parallelism", "all GPUs", "inside domains", "between", "pairs")
+ROOM: Final = 1.05
+"""The height of a chart, as a multiple of its largest value."""
+EXPOSED, HIDDEN = 9, 5
+"""Colours."""
 
 
 def traffic_page(report: TrafficReport, title: str) -> str:
-    """The whole page."""
-    _, writer, jinja2 = require_plotly()
-    parts = []
-    for number, figure in enumerate(traffic_figures(report)):
-        script = "inline" if number == 0 else False
-        parts.append(writer.to_html(figure, full_html=False, include_plotlyjs=script == "inline"))
-    rows = [
+    """The whole page.
+
+    Raises:
+        InvalidInputError: jinja2 is not installed.
+    """
+    summary = (
+        f"{bytes_text(sum(report.wire_bytes.values()))} a step of {seconds_text(report.step_time_s)} on "
+        f"{cluster_words(report)}; {report.algorithm} algorithms."
+    )
+    return rendered(
+        "traffic_page.html",
+        title=title,
+        summary=summary,
+        head=HEAD,
+        rows=_rows(report),
+        busy=percent_text(float(np.mean([use.busy_fraction for use in report.utilisation]))),
+        over_step_html=_over_step(report),
+        links_html=_links(report),
+        overheads_html=_overheads(report),
+        bandwidths=_bandwidths(report),
+        matrix_html=script_json(matrix_data(report, MAX_PLACES)),
+        script_html=asset("page.js") + asset("matrix.js"),
+    )
+
+
+def _rows(report: TrafficReport) -> list[tuple[str, ...]]:
+    """What every parallelism sends."""
+    return [
         (
             NAMES[name],
             bytes_text(wire),
@@ -72,194 +63,97 @@ def traffic_page(report: TrafficReport, title: str) -> str:
         for name, wire in report.wire_bytes.items()
         if wire
     ]
-    summary = (
-        f"{bytes_text(sum(report.wire_bytes.values()))} a step of {seconds_text(report.step_time_s)} on "
-        f"{cluster_words(report)}; {report.algorithm} algorithms."
-    )
-    template = jinja2.Environment(autoescape=True).from_string(_PAGE)
-    safe = [jinja2.utils.markupsafe.Markup(part) for part in parts]
-    return str(template.render(title=title, summary=summary, rows=rows, figures=safe))
 
 
-def traffic_figures(report: TrafficReport) -> list[Any]:
-    """Heat map, time line, links, overheads and bandwidth as plotly figures."""
-    return [_heat_map(report), _time_line(report), _links(report), _overheads(report), _bandwidth(report)]
-
-
-def _heat_map(report: TrafficReport) -> Any:
-    """Bytes from row to column, logarithmic colours; a button for every parallelism."""
-    figures, _, _ = require_plotly()
-    rows, word = row_of_gpu(report), row_word(report)
-    places = int(rows.max()) + 1
-    shown = {"all": report.all_pairs} | {NAMES[name]: pairs for name, pairs in report.pairs.items()}
-    shown = {name: pairs for name, pairs in shown.items() if len(pairs.sender)}
-    matrices = {name: pairs.matrix(places, rows) for name, pairs in shown.items()}
-    figure = figures.Figure()
-    for number, (name, matrix) in enumerate(matrices.items()):
-        figure.add_trace(_heat(figures, name, matrix, word, visible=number == 0))
-    buttons = [
-        {
-            "label": name,
-            "method": "update",
-            "args": [{"visible": [other == name for other in matrices]}, {"title.text": _heat_title(name, word)}],
-        }
-        for name in matrices
-    ]
-    figure.update_layout(
-        title={"text": _heat_title("all", word), "y": 0.98},
-        height=HEIGHT,
-        width=HEIGHT + 140,
-        margin={"t": 110},
-        xaxis={"title": f"receiving {word}", "constrain": "domain", "showgrid": False, "zeroline": False},
-        yaxis={
-            "title": f"sending {word}",
-            "autorange": "reversed",
-            "scaleanchor": "x",
-            "constrain": "domain",
-            "showgrid": False,
-            "zeroline": False,
-        },
-        updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.09, "yanchor": "top"}],
-    )
-    if gpus_per_row(report) == 1:
-        _domain_lines(figure, report)
-    return figure
-
-
-def _heat_title(name: str, word: str) -> str:
-    return f"Bytes a step from {word} to {word}: {name}"
-
-
-def _heat(figures: Any, name: str, matrix: FloatArray, word: str, *, visible: bool) -> Any:
-    """One heat map; pairs that exchange nothing stay empty."""
-    powers = np.where(matrix > 0, np.log10(np.maximum(matrix, 1.0)), np.nan)
-    high = np.ceil(np.nanmax(powers))
-    # The norm of the gradients, a few bytes, would take all contrast from the rest.
-    low = min(high - 1, max(np.floor(np.nanmin(powers)), high - DECADES))
-    ticks = np.arange(low, high + 1)
-    labels = [bytes_text(10.0**tick) for tick in ticks]
-    labels[0] += " or less" if np.nanmin(powers) < low else ""
-    return figures.Heatmap(
-        z=powers,
-        customdata=matrix,
-        name=name,
-        visible=visible,
-        zmin=low,
-        zmax=high,
-        colorscale="Viridis",
-        colorbar={
-            "tickvals": ticks.tolist(),
-            "ticktext": labels,
-            "title": "bytes",
-        },
-        hovertemplate=f"{word} %{{y}} to {word} %{{x}}: %{{customdata:.4s}}B<extra>{name}</extra>",
-    )
-
-
-def _domain_lines(figure: Any, report: TrafficReport) -> None:
-    """Where one fast domain ends and the next begins."""
-    lines = []
-    for edge in domain_edges(report):
-        style = {"type": "line", "line": {"color": "rgba(120,120,120,0.5)", "width": 1}}
-        lines.append(style | {"x0": edge - 0.5, "x1": edge - 0.5, "y0": -0.5, "y1": report.num_gpus - 0.5})
-        lines.append(style | {"y0": edge - 0.5, "y1": edge - 0.5, "x0": -0.5, "x1": report.num_gpus - 0.5})
-    figure.update_layout(shapes=lines)
-
-
-def _time_line(report: TrafficReport) -> Any:
+def _over_step(report: TrafficReport) -> str:
     """Rate of all GPUs together by tier."""
-    figures, _, _ = require_plotly()
     edges = report.timeline.edges_s
-    length = edges[1] - edges[0]
-    figure = figures.Figure()
-    for name, values in (
-        ("inside domains", report.timeline.inside_bytes),
-        ("between domains", report.timeline.between_bytes),
-    ):
-        figure.add_trace(
-            figures.Scatter(x=edges[:-1], y=values / length, name=name, line={"shape": "hv"}, fill="tozeroy")
-        )
-    figure.update_layout(
-        title="Traffic over one step, all GPUs together",
-        xaxis={"title": "time", "ticksuffix": " s"},
-        yaxis={"title": "bytes a second", "exponentformat": "SI", "ticksuffix": "B/s", "rangemode": "tozero"},
-    )
-    return figure
+    length, end = float(edges[1] - edges[0]), float(edges[-1])
+    tiers = (report.timeline.inside_bytes / length, report.timeline.between_bytes / length)
+    names = ("inside domains", "between domains")
+    lines = [
+        Line(name, edges[:-1], values, colour)
+        for colour, (name, values) in enumerate(zip(names, tiers, strict=True))
+    ]
+    return _from_zero(lines, end, time_ticks(end), "Bytes a second over the step", a_second=True)
 
 
-def _links(report: TrafficReport) -> Any:
-    """Bytes out of and into every node's network, and out of every GPU where those are few."""
-    figures, _, _ = require_plotly()
-    figure = figures.Figure()
-    for name, values in (
-        ("out to the network", report.node_links.out_between),
-        ("in from the network", report.node_links.in_between),
-    ):
-        figure.add_trace(figures.Bar(y=values, name=name))
-    figure.update_layout(
-        title="Bytes a step over the network, by node",
-        xaxis={"title": "node"},
-        yaxis={"title": "bytes a step", "exponentformat": "SI", "ticksuffix": "B", "rangemode": "tozero"},
-        bargap=0.1,
-    )
-    return figure
+def _links(report: TrafficReport) -> str:
+    """Bytes out of and into the network of every node."""
+    links, places = report.node_links, np.arange(len(report.node_links.out_between), dtype=np.float64)
+    lines = [
+        Line("out to the network", places, links.out_between, 0),
+        Line("in from the network", places, links.in_between, 2, dashed=True),
+    ]
+    ticks = [(level, f"{level:,.0f}") for level in round_levels(0.0, len(places), 8) if level == round(level)]
+    return _from_zero(lines, float(len(places)), ticks, "Bytes a step over the network, by node")
 
 
-def _overheads(report: TrafficReport) -> Any:
+def _from_zero(
+    lines: Sequence[Line], end: float, ticks: list[tuple[float, str]], label: str, *, a_second: bool = False
+) -> str:
+    """Lines above zero with levels in bytes, or in bytes a second."""
+    high = ROOM * max(float(line.values.max(initial=0.0)) for line in lines) or 1.0
+    levels = [(level, bytes_text(level) + ("/s" if a_second else "")) for level in round_levels(0.0, high)]
+    return line_chart(lines, end, ticks, levels, 0.0, high, label)
+
+
+def _overheads(report: TrafficReport) -> str:
     """Exposed and hidden communication as shares of the step."""
-    figures, _, _ = require_plotly()
-    step = report.step_time_s
-    parts = {
-        kind: [100 * values.get(f"{name}_{kind}", 0.0) / step for name in OVERHEADS]
-        for kind, values in (("exposed", report.exposed_s), ("hidden", report.hidden_s))
+    times = {
+        name: (report.exposed_s.get(f"{name}_exposed", 0.0), report.hidden_s.get(f"{name}_hidden", 0.0))
+        for name in OVERHEADS
     }
-    figure = figures.Figure(
-        [
-            figures.Bar(x=list(OVERHEADS), y=values, name=kind, marker={"color": COLOURS[kind]})
-            for kind, values in parts.items()
-        ]
-    )
-    busy = float(np.mean([use.busy_fraction for use in report.utilisation]))
-    figure.update_layout(
-        title=f"Communication beside the step (GPUs are busy {percent_text(busy)} of it)",
-        xaxis={"title": "communication"},
-        yaxis={"title": "share of the step", "ticksuffix": " %"},
-        barmode="stack",
-    )
-    return figure
-
-
-def _bandwidth(report: TrafficReport) -> Any:
-    """Bus bandwidth over the message, a line for every group, a button for every operation."""
-    figures, _, _ = require_plotly()
-    figure, of_trace = figures.Figure(), []
-    lines: dict[tuple[str, str, int, int, str], list[Bandwidth]] = {}
-    for row in report.bandwidths:
-        lines.setdefault((row.operation, row.nodes, row.num_gpus, row.stride, row.tier), []).append(row)
-    several = len(report.blocks) > 1
-    for (operation, nodes, num_gpus, stride, tier), rows in lines.items():
-        where = (tier if stride == 1 else "one a domain") + (f", {nodes}" if several else "")
-        figure.add_trace(
-            figures.Scatter(
-                x=[row.message_bytes for row in rows],
-                y=[row.bus_bandwidth_bytes_per_s for row in rows],
-                name=f"{num_gpus} GPUs, {where}",
-                visible=operation == "all_reduce",
-                line={"dash": "solid" if tier == "inside" else "dot"},
+    whole = max(report.step_time_s, *(sum(both) for both in times.values()))
+    bars = []
+    for name, both in times.items():
+        texts = [percent_text(seconds / report.step_time_s) for seconds in both]
+        exposed, hidden = (
+            Part(word, seconds, text, colour)
+            for word, seconds, text, colour in zip(
+                ("exposed", "hidden"), both, texts, (EXPOSED, HIDDEN), strict=True
             )
         )
-        of_trace.append(operation)
-    shown = {name: [one == name for one in of_trace] for name in dict.fromkeys(of_trace)}
-    buttons = [
-        {"label": name.replace("_", "-"), "method": "update", "args": [{"visible": visible}]}
-        for name, visible in shown.items()
+        bars.append((name.replace("_", " "), stacked_bar([exposed, hidden], whole), " + ".join(texts)))
+    return counted_rows(bars)
+
+
+def _bandwidths(report: TrafficReport) -> list[dict[str, str]]:
+    """Bus bandwidth over the message, a chart for every operation and a line for every group."""
+    groups: dict[str, dict[str, list[Bandwidth]]] = {}
+    for row in report.bandwidths:
+        where = row.tier if row.stride == 1 else "one a domain"
+        of_type = f", {row.nodes}" if len(report.blocks) > 1 else ""
+        lines = groups.setdefault(row.operation, {})
+        lines.setdefault(f"{row.num_gpus} GPUs, {where}{of_type}", []).append(row)
+    return [
+        {"name": name.replace("_", "-"), "chart_html": _bandwidth_chart(name, lines)}
+        for name, lines in groups.items()
     ]
-    figure.update_layout(
-        title={"text": "Effective (bus) bandwidth per GPU, from the cost model", "y": 0.97},
-        margin={"t": 110},
-        height=560,
-        xaxis={"title": "message", "type": "log", "exponentformat": "SI", "ticksuffix": "B"},
-        yaxis={"title": "bytes a second", "type": "log", "exponentformat": "SI", "ticksuffix": "B/s"},
-        updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.14, "yanchor": "top"}],
-    )
-    return figure
+
+
+def _bandwidth_chart(operation: str, groups: dict[str, list[Bandwidth]]) -> str:
+    """One operation, both scales logarithmic."""
+    messages = sorted({row.message_bytes for rows in groups.values() for row in rows})
+    first, end = float(np.log10(messages[0])), float(np.log10(messages[-1] / messages[0]))
+    lines = [
+        Line(
+            name,
+            _logs([row.message_bytes for row in rows]) - first,
+            _logs([row.bus_bandwidth_bytes_per_s for row in rows]),
+            colour,
+            dashed=rows[0].tier == "between",
+            sloped=True,
+        )
+        for colour, (name, rows) in enumerate(groups.items())
+    ]
+    low = float(np.floor(min(line.values.min() for line in lines)))
+    high = float(np.ceil(max(line.values.max() for line in lines)))
+    levels = [(power, f"{bytes_text(10.0**power)}/s") for power in np.arange(low, high + 1).tolist()]
+    ticks = [(float(np.log10(size)) - first, bytes_text(size)) for size in messages[:: max(1, len(messages) // 6)]]
+    return line_chart(lines, end, ticks, levels, low, high, f"Bus bandwidth of {operation.replace('_', '-')}")
+
+
+def _logs(values: list[float]) -> FloatArray:
+    """Powers of ten."""
+    return np.log10(np.array(values, dtype=np.float64))
