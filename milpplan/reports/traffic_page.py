@@ -21,6 +21,7 @@ OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
 HEAD: Final = ("parallelism", "all GPUs", "inside domains", "between", "pairs")
 ROOM: Final = 1.05
 """The height of a chart, as a multiple of its largest value."""
+MOST_TICKS: Final = 4
 EXPOSED, HIDDEN = 9, 5
 """Colours."""
 
@@ -31,6 +32,7 @@ def traffic_page(report: TrafficReport, title: str) -> str:
     Raises:
         InvalidInputError: jinja2 is not installed.
     """
+    rows = _rows(report)
     summary = (
         f"{bytes_text(sum(report.wire_bytes.values()))} a step of {seconds_text(report.step_time_s)} on "
         f"{cluster_words(report)}; {report.algorithm} algorithms."
@@ -40,13 +42,13 @@ def traffic_page(report: TrafficReport, title: str) -> str:
         title=title,
         summary=summary,
         head=HEAD,
-        rows=_rows(report),
+        rows=rows,
         busy=percent_text(float(np.mean([use.busy_fraction for use in report.utilisation]))),
         over_step_html=_over_step(report),
         links_html=_links(report),
         overheads_html=_overheads(report),
         bandwidths=_bandwidths(report),
-        matrix_html=script_json(matrix_data(report, MAX_PLACES)),
+        matrix_html=script_json(matrix_data(report, MAX_PLACES)) if rows else "",
         script_html=asset("page.js") + asset("matrix.js"),
     )
 
@@ -104,7 +106,8 @@ def _overheads(report: TrafficReport) -> str:
         name: (report.exposed_s.get(f"{name}_exposed", 0.0), report.hidden_s.get(f"{name}_hidden", 0.0))
         for name in OVERHEADS
     }
-    whole = max(report.step_time_s, *(sum(both) for both in times.values()))
+    times = {name: both for name, both in times.items() if any(both)}
+    whole = max([report.step_time_s, *(sum(both) for both in times.values())])
     bars = []
     for name, both in times.items():
         texts = [percent_text(seconds / report.step_time_s) for seconds in both]
@@ -150,7 +153,9 @@ def _bandwidth_chart(operation: str, groups: dict[str, list[Bandwidth]]) -> str:
     low = float(np.floor(min(line.values.min() for line in lines)))
     high = float(np.ceil(max(line.values.max() for line in lines)))
     levels = [(power, f"{bytes_text(10.0**power)}/s") for power in np.arange(low, high + 1).tolist()]
-    ticks = [(float(np.log10(size)) - first, bytes_text(size)) for size in messages[:: max(1, len(messages) // 6)]]
+    # Few, and none at the right edge, beyond which its text would reach.
+    some = messages[: -1 : -(-len(messages) // MOST_TICKS)]
+    ticks = [(float(np.log10(size)) - first, bytes_text(size)) for size in some]
     return line_chart(lines, end, ticks, levels, low, high, f"Bus bandwidth of {operation.replace('_', '-')}")
 
 

@@ -5,8 +5,6 @@ Run with ``pytest -m browser``; docs/extending.md says where the browser comes f
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
@@ -18,15 +16,14 @@ import pytest
 from milpplan import Layout, plan_overview
 from milpplan.launchers.targets import TARGETS
 from milpplan.reports.plan_page import plan_page
+from tests.browser.opening import Opened, assert_opens_alone, open_page
 from tests.costs.cases import even_plan, problem_of
 from tests.reports.pages import piped
 
 pytestmark = pytest.mark.browser
 
-ROOT = Path(__file__).parents[2]
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
-MOST_OPEN_S = 2.0
 MOST_BYTES = 3_000_000
 
 
@@ -43,54 +40,21 @@ def pages() -> dict[str, str]:
     return {"small": plan_page(small), "large": plan_page(large)}
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """The browser: CHROMIUM names it, or it is in .browser, or installed."""
-    from playwright.sync_api import sync_playwright
-
-    found = os.environ.get("CHROMIUM")
-    own = ROOT / ".browser" / "chromium"
-    program = found or (str(own) if own.exists() else shutil.which("chromium") or shutil.which("google-chrome"))
-    assert program, "There is no Chromium: see docs/extending.md, or set CHROMIUM to its path."
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 CASES = list(product(("small", "large"), WIDTHS, SCHEMES))
-Opened = tuple[Any, list[str], list[str]]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
 def opened(request: pytest.FixtureRequest, chromium: Any, tmp_path: Path) -> Iterator[Opened]:
     """An open page, what its console said, and the addresses that it asked for."""
     name, width, scheme = request.param
-    path = tmp_path / "page.html"
-    path.write_text(pages()[name])
-    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page, said, asked = context.new_page(), [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda one: asked.append(one.url))
-    page.goto(path.as_uri())
-    yield page, said, asked
-    context.close()
+    yield from open_page(chromium, tmp_path, pages()[name], width, scheme)
 
 
 def test_it_opens_alone_and_at_once(opened: Opened) -> None:
     """One request, for the file itself; nothing in the console; loaded and drawn in less than two seconds; nothing
     is wider than the screen; dark where the reader wants it dark."""
-    page, said, asked = opened
-    assert asked == [page.url]
-    assert said == []
-    timing = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert 0 < timing < 1000 * MOST_OPEN_S
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
-    paper = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)")
-    assert (sum(paper) < 200) == dark
+    assert_opens_alone(opened)
+    page, _, _ = opened
     assert len(page.content().encode()) < MOST_BYTES
 
 

@@ -132,7 +132,8 @@ def test_the_page_draws_what_the_tables_say() -> None:
     for operation in {row.operation for row in report().bandwidths}:
         groups = {(row.num_gpus, row.stride) for row in report().bandwidths if row.operation == operation}
         assert lines[f"Bus bandwidth of {operation.replace('_', '-')}"] == len(groups)
-    assert page.count('<div class="row">') == 6
+    # Tensor parallelism, gathers and reductions are all that this plan has.
+    assert page.count('<div class="row">') == 3
     exposed = report().exposed_s["tp_exposed"] / report().step_time_s
     assert percent_text(exposed) in page
 
@@ -143,6 +144,16 @@ def test_a_page_of_many_gpus_has_a_row_a_node() -> None:
     data = read_page(traffic_page(many, "any"))
     assert (data["word"], data["places"]) == ("node", 64)
     assert data["maps"]["all together"]["total"] == pytest.approx(sum(many.wire_bytes.values()))
+
+
+def test_a_page_of_one_gpu_has_nothing_to_draw() -> None:
+    """No pairs, no matrix, and no script that misses them."""
+    problem = problem_of("llama2-7b", "dgx-h100", num_gpus=1, sequence_length=2048)
+    alone = traffic(problem, even_plan(problem, Layout(global_batch_size=8)))
+    page = traffic_page(alone, "any")
+    assert not sum(alone.wire_bytes.values())
+    assert 'id="matrix"' not in page
+    assert re.search(r'id="matrix-data">\s*</script>', page)
 
 
 @pytest.mark.parametrize(
