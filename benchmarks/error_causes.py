@@ -19,8 +19,8 @@ from milpplan.costs.simulator import simulate
 from milpplan.presets.catalog import load_overlay
 from milpplan.presets.overlays import applied
 from milpplan.validation.comparison import Comparison, scored
-from milpplan.validation.frameworks import framework_of, stack_of
 from milpplan.validation.ranking import Sweep, competitions, sweeps
+from milpplan.validation.recognition import framework_of, stack_of
 
 WORST_AIM = 0.12
 FAR_TOO_FAST = -0.3

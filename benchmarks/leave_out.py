@@ -110,9 +110,9 @@ def tables(rows: Sequence[LeftOut], least: int) -> str:
             row.source,
             len(row.without),
             ", ".join(f"{count} of {name}" for name, count in row.others.items()),
-            _figures(row.without),
-            _figures(row.left_out),
-            _figures(row.fitted),
+            figures(row.without),
+            figures(row.left_out),
+            figures(row.fitted),
         )
         for row in rows
         if row.possible
@@ -149,7 +149,7 @@ def _why(row: LeftOut, least: int) -> str:
     return f"the others have {sum(row.others.values())} runs, fewer than {least}"
 
 
-def _figures(values: FloatArray) -> str:
+def figures(values: FloatArray) -> str:
     """Mean / mean absolute / worst absolute, per cent."""
     mean = float(np.mean(values))
     sign = "+" if mean >= 0 else "-"

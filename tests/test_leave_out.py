@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import fit_stacks, validation_tables
+from benchmarks import fit_plain, fit_stacks, validation_tables
 from benchmarks.leave_out import errors, left_out, tables
 from benchmarks.tables import replace_section
-from milpplan.calibration import Observation, observations
+from milpplan.calibration import Observation, fit, observations
 from milpplan.costs.simulator import simulate
 from milpplan.presets.overlays import with_constants
 from milpplan.validation.comparison import compare
@@ -25,6 +25,7 @@ from tests.validation.cases import exact_record, record, written
 
 CONSTANTS = ("gemm_efficiency",)
 SLOWER = 0.8
+SLOWER_MEMORY = 0.4
 
 
 def runs_of(group: str, count: int, gpu: str = "H100") -> list[Observation]:
@@ -149,3 +150,25 @@ def test_the_table_of_lines_has_a_row_a_source(tmp_path: Path) -> None:
     assert cells[:5] == ["micro-batches", "simumax-b200", "1", "3", "50.0 %"]
     assert cells[6] == "50.0 %"
     assert cells[4:8] == cells[8:]
+
+
+def test_a_plain_source_is_predicted_by_the_others() -> None:
+    """Two sources whose memory is as much slower as each other's predict each other exactly; one common factor
+    is fitted, and the table says what it was."""
+    found = [replace(run, step_time_s=slow_memory_s(run)) for run in (*runs_of("a", 8), *runs_of("b", 8))]
+    result = fit(found, constants=(fit_plain.CONSTANT,), num_folds=1, hops=False)
+    rows = list(fit_plain.left_out(found, found, result))
+    assert [(row.generation, row.source, row.others) for row in rows] == [("Hopper", "a", 8), ("Hopper", "b", 8)]
+    for row in rows:
+        assert np.all(row.without < -0.02)
+        assert np.abs(row.left_out).max() < 0.01
+        assert row.factor == pytest.approx(SLOWER_MEMORY, rel=0.1)
+    text = fit_plain.table(rows)
+    assert "| Hopper | b | 8 | 8 runs of the others | 0.4" in text
+    assert "Mean of these 2 rows' mean absolute errors: " in text
+
+
+def slow_memory_s(run: Observation) -> float:
+    """Seconds of the run's step with slower memory."""
+    hardware = with_constants(run.problem.hardware, {fit_plain.CONSTANT: SLOWER_MEMORY}, {})
+    return simulate(run.problem.model_copy(update={"hardware": hardware}), run.plan).step_time_s

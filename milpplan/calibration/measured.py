@@ -19,9 +19,9 @@ from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 from milpplan.validation.comparison import UNSCORED_FLAGS
-from milpplan.validation.frameworks import stack_of
 from milpplan.validation.measures import step_measure
 from milpplan.validation.reading import RunFile
+from milpplan.validation.recognition import stack_of
 from milpplan.validation.statement import state
 from milpplan.validation.unstated import UnstatedError
 

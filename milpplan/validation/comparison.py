@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
 from milpplan.validation.clusters import generation_of
-from milpplan.validation.frameworks import framework_of
 from milpplan.validation.measures import StepMeasure, rates, step_measure
 from milpplan.validation.memory import MemoryMeasure, memory_measures, not_compared, predicted_memory
 from milpplan.validation.reading import RunFile
+from milpplan.validation.recognition import framework_of
 from milpplan.validation.records import Run
 from milpplan.validation.statement import Statement, state
 from milpplan.validation.unstated import UnstatedError

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from milpplan.specs.hardware import Software
 from milpplan.specs.model import ModelSpec
 from milpplan.units import GIB, MIB
-from milpplan.validation.records import Run
 from milpplan.validation.splits import ceil_split, even_split, split_by_cost, split_by_cost_with_ties
 
 Recompute = Literal["none", "selective", "full"]
@@ -21,6 +20,7 @@ Split = Callable[[ModelSpec, int], tuple[int, ...]]
 FlopCount = Literal["causal", "full"]
 
 
+PLAIN_STACK: Final = "plain"
 CORE = Software(name="Megatron-Core with Transformer Engine")
 PLAIN = Software(name="without Transformer Engine", dummy_weight_gradients=False)
 ALONE = Software(
@@ -69,6 +69,9 @@ class Framework:
     """Flags of records whose layers were dealt in another way, and how."""
     stack: str = ""
     """Name of the constants fitted to this framework: ``hardware/stacks`` has them by hardware."""
+    plain: bool = False
+    """Whether it launches single operators where Megatron-LM and Transformer Engine have fused kernels: on
+    hardware without constants of its own it has those fitted to all such frameworks, ``PLAIN_STACK``."""
     slow_calls_below_bytes_per_s: float = 0.0
     """Bus bandwidth of an all-gather inside a node, measured by the source before the run, below which every call
     of a collective cost the hosts a time for each rank: runs with constants of their own, ``slow_calls_stack``."""
@@ -130,6 +133,7 @@ MEGATRON_2021 = Framework(
 MEGATRON_DEEPSPEED = replace(
     MEGATRON_2021,
     name="Megatron-DeepSpeed",
+    plain=True,
     stack="megatron-deepspeed",
     zero=1,
     gpt_dropout=False,
@@ -145,6 +149,7 @@ MEGATRON_DEEPSPEED = replace(
 # PyTorch FSDP with mixed precision: the shards are those of the fp32 parameters (torch.distributed.fsdp).
 FSDP = Framework(
     "PyTorch FSDP",
+    plain=True,
     zero=3,
     sequence_parallel=False,
     software=ALONE.model_copy(update={"master_shards_only": True}),
@@ -154,6 +159,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "nanotron-bench": Framework(
         "nanotron",
         stack="nanotron",
+        plain=True,
         # Of the runs without flags 408 have at most 246 GB/s, 216 at least 253 (medians 242 and 262). Between
         # nodes the two differ more: an all-gather over 8, 16, 32, 64 nodes reached 52, 26, 13, 6.5 GB/s in the
         # first state, a constant time for every rank, and 180, 124, 75, 44 in the second.
@@ -173,8 +179,8 @@ FRAMEWORKS: dict[str, Framework] = {
         memory="reserved",
         resets_peak=True,
         kept_gathers=2,
-        # One of the attention and one of the feed-forward block. Read off the same 657 runs (2.2 a layer and warm-up
-        # forward, rounded): with these the missing bytes grow no more with the stages (docs/accuracy.md).
+        # One of the attention and one of the feed-forward block. Read off the same 657 runs (2.2 a layer and
+        # warm-up forward, rounded): with these the missing bytes grow no more with the stages (docs/accuracy.md).
         held_ahead=2,
         workspace_bytes=64 * MIB,
         split=split_by_cost_with_ties,
@@ -202,6 +208,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "hagemann-layouts": Framework(
         "Aleph Alpha's framework",
         stack="aleph-alpha",
+        plain=True,
         # Fitted to the same runs: a norm in single operators moves four times what the fused kernel does, and
         # flash attention 1 reaches 0.41 of the rate of version 2.
         kernels=(
@@ -260,6 +267,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "dgxc-benchmarking/MaxText/JAX": replace(
         FSDP,
         name="MaxText",
+        plain=False,
         grad_dtype="bf16",
         notes=("gathers and reductions of JAX's compiler are priced as those of FSDP",),
     ),
@@ -297,11 +305,12 @@ FRAMEWORKS: dict[str, Framework] = {
         software=FSDP.software.model_copy(update={"fused_activation": False, "fp8_weights_only": True}),
     ),
     "nemo-automodel": replace(FSDP, name="NeMo AutoModel"),
-    "llama3-paper": replace(FSDP, name="Meta's framework", sequence_parallel=True, zero=2),
+    "llama3-paper": replace(FSDP, name="Meta's framework", plain=False, sequence_parallel=True, zero=2),
     "internevo": replace(
         MEGATRON,
         name="InternEvo",
         stack="internevo",
+        plain=True,
         # InternLM/InternEvo@00de61348 configs/7B_sft.py: tensor parallelism in mode "mtp", without sequence
         # parallelism; overlap_sync_grad but not overlap_sync_param; a model, and so its gradients, in bf16.
         sequence_parallel=False,
@@ -317,6 +326,7 @@ FRAMEWORKS: dict[str, Framework] = {
         MEGATRON,
         name="FlagPerf (PaddleNLP)",
         stack="flagperf",
+        plain=True,
         sequence_parallel=False,
         overlap_grad_reduce=False,
         overlap_param_gather=False,
@@ -330,37 +340,15 @@ FRAMEWORKS: dict[str, Framework] = {
         software=ALONE.model_copy(update={"fused_activation": False, "copied_inputs": True}),
     ),
     "paddlenlp": replace(
-        MEGATRON, name="PaddleNLP", stack="", overlap_grad_reduce=False, overlap_param_gather=False, software=ALONE
+        MEGATRON,
+        name="PaddleNLP",
+        plain=True,
+        stack="",
+        overlap_grad_reduce=False,
+        overlap_param_gather=False,
+        software=ALONE,
     ),
 }
 UNKNOWN = replace(MEGATRON, name="an unknown framework, taken as Megatron-LM")
-
-
-def framework_of(run: Run) -> Framework:
-    """The framework that the run names among several of its source, or that of its source; Megatron-LM's habits
-    for one that is not known."""
-    named = FRAMEWORKS.get(f"{run.group}/{run.parallel.noted('framework')}")
-    return named or FRAMEWORKS.get(run.group, UNKNOWN)
-
-
-def stack_of(run: Run) -> str:
-    """Name of the constants of a run's framework: of its pipeline engine's age, and in the state that the source
-    measured its nodes in. Neither is told by the step time."""
-    framework = framework_of(run)
-    if _earlier_engine(run, framework):
-        return framework.earlier_engine_stack
-    slow = _measured_below(run, framework.slow_calls_below_bytes_per_s)
-    return framework.slow_calls_stack if slow else framework.stack
-
-
-def _earlier_engine(run: Run, framework: Framework) -> bool:
-    marked = framework.earlier_engine_flags & set(run.flags)
-    if not marked and not _measured_below(run, framework.earlier_engine_below_bytes_per_s):
-        return False
-    return (run.parallel.pp or 1) > 1
-
-
-def _measured_below(run: Run, limit_bytes_per_s: float) -> bool:
-    """Whether the source measured less than that in an all-gather inside a node before the run."""
-    measured = (run.hardware.measured_busbw_GBps or {}).get("allgather_intra")
-    return isinstance(measured, int | float) and measured * 1e9 < limit_bytes_per_s
+UNKNOWN_SHARDED = replace(FSDP, name="an unknown framework that shards states, taken as PyTorch FSDP")
+DEEPSPEED = replace(FSDP, name="DeepSpeed", zero=1)

@@ -15,7 +15,8 @@ from typing import Final
 
 from milpplan.costs.flops import model_flops_per_token
 from milpplan.specs.problem import Problem
-from milpplan.validation.frameworks import FlopCount, framework_of
+from milpplan.validation.frameworks import FlopCount
+from milpplan.validation.recognition import framework_of
 from milpplan.validation.records import Measured, Run
 from milpplan.validation.statement import Statement
 

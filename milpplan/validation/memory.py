@@ -13,7 +13,8 @@ from typing import Any, Final, Literal, TypeGuard
 
 from milpplan.costs.report import StageMemory, StepReport
 from milpplan.units import GIB, MIB
-from milpplan.validation.frameworks import Framework, framework_of
+from milpplan.validation.frameworks import Framework
+from milpplan.validation.recognition import framework_of
 from milpplan.validation.records import Run
 from milpplan.validation.statement import Statement
 

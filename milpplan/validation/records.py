@@ -122,11 +122,13 @@ class Measured(Sourced):
 class Run(Sourced):
     """One measured run.
 
+    ``framework``: its name, where ``group`` does not tell it.
     ``grade``: A, every field a simulator needs is known; B and C, some or many are missing.
     """
 
     id: Name
     group: Name
+    framework: Name | None = None
     kind: Name = "pretrain"
     sweep_id: Name | None = None
     cluster: Text | None = None

@@ -19,8 +19,9 @@ from milpplan.specs.overlay import Overlay
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Job, Problem
 from milpplan.validation.clusters import hardware_of
-from milpplan.validation.frameworks import UNKNOWN, Framework, framework_of, stack_of
+from milpplan.validation.frameworks import UNKNOWN, UNKNOWN_SHARDED, Framework
 from milpplan.validation.models import model_of
+from milpplan.validation.recognition import framework_of, stacks_of
 from milpplan.validation.records import Run
 from milpplan.validation.splits import split_with_embeddings
 from milpplan.validation.unstated import UnstatedError
@@ -66,7 +67,7 @@ def state(
     _refuse_features(run)
     framework = framework_of(run)
     told += framework.notes
-    if framework is UNKNOWN:
+    if framework in (UNKNOWN, UNKNOWN_SHARDED):
         told.append(f"source {run.group!r} belongs to {framework.name}")
     told_hardware: list[str] = []
     if hardware is None:
@@ -103,11 +104,11 @@ def _with_software(
         fields |= {"sharding_group": group}
         told.append(f"ZeRO within groups of {group} replicas")
     hardware = hardware.model_copy(update={"software": framework.software.model_copy(update=fields)})
-    name = f"{hardware.name}+{stack_of(run)}"
-    if not stacks or name not in _stack_names():
+    names = [name for stack in stacks_of(run) if (name := f"{hardware.name}+{stack}") in _stack_names()]
+    if not stacks or not names:
         told.append(f"no constants fitted to {framework.name} on {hardware.name}")
         return hardware
-    return _with_stack(hardware, name, told)
+    return _with_stack(hardware, names[0], told)
 
 
 def _with_stack(hardware: HardwareSpec, name: str, told: list[str]) -> HardwareSpec:

@@ -8,7 +8,8 @@ import pytest
 
 from milpplan.presets.catalog import hardware_names, load_hardware, load_overlay, stack_names
 from milpplan.validation.comparison import UNSCORED_FLAGS, compare_run
-from milpplan.validation.frameworks import FRAMEWORKS, framework_of, stack_of
+from milpplan.validation.frameworks import FRAMEWORKS, PLAIN_STACK
+from milpplan.validation.recognition import framework_of, stack_of, stacks_of
 from tests.validation.cases import shipped_runs
 
 
@@ -18,7 +19,7 @@ def test_a_stack_is_hardware_and_a_framework(name: str) -> None:
     base, stack = name.split("+")
     assert base in hardware_names()
     names = [(known.stack, known.slow_calls_stack, known.earlier_engine_stack) for known in FRAMEWORKS.values()]
-    assert stack in {one for known in names for one in known}
+    assert stack in {PLAIN_STACK, *(one for known in names for one in known)}
     overlay = load_overlay(name)
     assert overlay is not None
     assert overlay.name == name
@@ -42,11 +43,13 @@ def test_constants_predict_runs_they_were_not_fitted_to(name: str) -> None:
     [
         ("dgx-a100-40+composer", 0.04),
         ("dgx-a100-40+flagperf", 0.08),
+        ("dgx-a100-40+plain", 0.13),
         ("dgx-a100-80+aleph-alpha", 0.04),
         ("dgx-a100-80+composer", 0.04),
         ("dgx-a100-80+flagperf", 0.04),
         ("dgx-a100-80+internevo", 0.03),
         ("dgx-a100-80+megatron-deepspeed", 0.04),
+        ("dgx-a100-80+plain", 0.13),
         ("dgx-a100-80+zero-bubble", 0.04),
         ("dgx-b200+megatron-core", 0.04),
         ("dgx-h100+composer", 0.03),
@@ -54,6 +57,8 @@ def test_constants_predict_runs_they_were_not_fitted_to(name: str) -> None:
         ("dgx-h100+nanotron-earlier-engine", 0.11),
         ("dgx-h100+nanotron-slow-calls", 0.12),
         ("dgx-h100+nemo", 0.045),
+        ("dgx-h100+plain", 0.13),
+        ("dgx-h200+plain", 0.13),
     ],
 )
 def test_runs_left_out_are_no_worse_than_before(name: str, most: float) -> None:
@@ -134,3 +139,19 @@ def test_runs_say_whose_constants_they_use() -> None:
     assert any("constants dgx-a100-80+composer" in told for told in fitted.statement.assumptions)
     assert any("no constants fitted" in told for told in plain.statement.assumptions)
     assert fitted.report.step_time_ns != plain.report.step_time_ns
+
+
+def test_a_plain_framework_without_a_stack_has_those_of_all_plain_ones() -> None:
+    """torchtitan has no constants of its own: it has those fitted to all frameworks without fused kernels, and is
+    nearer with them. Composer has its own where its hardware has them, and the common ones elsewhere; Megatron-LM,
+    whose kernels are fused, never has the common ones."""
+    runs = {run.id: run for run in shipped_runs().runs}
+    titan = runs["torchtitan-t3-0"]
+    fitted, bare = compare_run(titan), compare_run(titan, stacks=False)
+    assert any("constants dgx-h100+plain" in told for told in fitted.statement.assumptions)
+    assert abs(fitted.error_fraction or 1.0) < abs(bare.error_fraction or 1.0) - 0.1
+    composer = runs["foundry-L176"]
+    assert stacks_of(composer) == ("composer", "plain")
+    elsewhere = composer.model_copy(update={"hardware": composer.hardware.model_copy(update={"gpu": "H200"})})
+    assert any("constants dgx-h200+plain" in told for told in compare_run(elsewhere).statement.assumptions)
+    assert "plain" not in stacks_of(next(run for run in runs.values() if run.group == "megatron-2021"))
