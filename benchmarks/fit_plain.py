@@ -45,7 +45,7 @@ TFLOP/s at 512 to 16,384 tokens, FlashAttention-3 (Shah et al. 2024) figure 5; o
 A100 the description has FlashAttention-2 itself. Not fitted."""
 SPECIAL: Final = ("nanotron-slow-calls", "nanotron-earlier-engine")
 """Stacks of nodes and engines in a state that no other source has."""
-RUNS_A_SOURCE: Final = 15
+RUNS_A_SOURCE: Final = 30
 SEED: Final = 0
 HEADER: Final = ("generation", "source", "runs", "fitted to", "factor", "no stack", "left out", "with it")
 
@@ -63,22 +63,25 @@ class Row:
     fitted: npt.NDArray[np.float64]
 
 
-def plain_runs() -> tuple[list[Observation], list[Observation]]:
-    """As many runs of every source with such a framework on each generation: as described, and with the older
-    attention kernel."""
+def plain_runs() -> list[Observation]:
+    """The runs of all sources with such a framework, on hardware as described."""
     file = read_runs(None)
     plain = {run.id for run in file.runs if framework_of(run).plain}
     found, _ = observations(file)
+    usual = [run for run in found if run.id in plain and run.stack not in SPECIAL]
+    return [run for run in usual if run.problem.hardware.name in HARDWARE]
+
+
+def sample(runs: Sequence[Observation]) -> list[Observation]:
+    """As many runs of every source on each generation, with the attention kernel that PyTorch calls there."""
     groups: dict[tuple[str, str], list[Observation]] = defaultdict(list)
-    for run in found:
-        if run.id in plain and run.stack not in SPECIAL:
-            groups[generation_of(run.problem.hardware), run.group].append(run)
-    rng = np.random.default_rng(SEED)
+    for run in runs:
+        groups[generation_of(run.problem.hardware), run.group].append(_with_older_kernel(run))
     chosen = []
-    for _, runs in sorted(groups.items()):
-        rows = rng.choice(len(runs), min(RUNS_A_SOURCE, len(runs)), replace=False)
-        chosen += [runs[row] for row in sorted(rows)]
-    return chosen, [_with_older_kernel(run) for run in chosen]
+    for _, own in sorted(groups.items()):
+        rows = np.random.default_rng(SEED).choice(len(own), min(RUNS_A_SOURCE, len(own)), replace=False)
+        chosen += [own[row] for row in sorted(rows)]
+    return chosen
 
 
 def _with_older_kernel(run: Observation) -> Observation:
@@ -89,28 +92,26 @@ def _with_older_kernel(run: Observation) -> Observation:
     return replace(run, problem=run.problem.model_copy(update={"hardware": hardware}))
 
 
-def left_out(described: Sequence[Observation], runs: Sequence[Observation], everything: Fit) -> Iterator[Row]:
-    """Every source predicted by the others; its runs on two generations are left out together.
-
-    ``described``: the runs on hardware as described; ``runs``: the same with their generation's attention kernel.
-    """
-    bare = {run.id: run for run in described}
+def left_out(runs: Sequence[Observation], everything: Fit) -> Iterator[Row]:
+    """Every source, all its runs, predicted by a factor fitted to a sample of the others; its runs on two
+    generations are left out together."""
     whole = _overlay(everything, runs[0].problem.hardware.name, len(runs), "")
     for source in sorted({run.group for run in runs}):
-        others = [run for run in runs if run.group != source]
+        others = sample([run for run in runs if run.group != source])
         result = fit(others, constants=(CONSTANT,), num_folds=1, hops=False)
         without = _overlay(result, runs[0].problem.hardware.name, len(others), "")
         for generation in ("Ampere", "Hopper"):
             own = [run for run in runs if (run.group, generation_of(run.problem.hardware)) == (source, generation)]
+            older = [_with_older_kernel(run) for run in own]
             if own:
                 yield Row(
                     generation,
                     source,
                     len(others),
                     result.constant(CONSTANT).value,
-                    errors([bare[run.id] for run in own], None),
-                    errors(own, without),
-                    errors(own, whole),
+                    errors(own, None),
+                    errors(older, without),
+                    errors(older, whole),
                 )
 
 
@@ -162,11 +163,12 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="write no overlay")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="put the table there")
     arguments = parser.parse_args()
-    described, runs = plain_runs()
-    result = fit(runs, constants=(CONSTANT,), groups=[run.group for run in runs], hops=False)
+    runs = plain_runs()
+    fitted_to = sample(runs)
+    result = fit(fitted_to, constants=(CONSTANT,), groups=[run.group for run in fitted_to], hops=False)
     constant = result.constant(CONSTANT)
     print(f"{CONSTANT} {constant.value:.3f} +- {constant.one_sigma:.3f}", file=sys.stderr)
-    text = table(list(left_out(described, runs, result)))
+    text = table(list(left_out(runs, result)))
     print(text)
     if arguments.write is not None:
         replace_section(arguments.write, "plain frameworks left out", text)
@@ -174,7 +176,7 @@ def main() -> None:
         return
     for hardware in HARDWARE:
         generation = "Ampere" if hardware.startswith("dgx-a100") else "Hopper"
-        overlay = _overlay(result, hardware, len(runs), ", ".join(sorted({run.group for run in runs})))
+        overlay = _overlay(result, hardware, len(fitted_to), ", ".join(sorted({run.group for run in runs})))
         write_overlay(TARGET / f"{hardware}+{PLAIN_STACK}.toml", _with_kernel(overlay, generation))
 
 

@@ -10,20 +10,8 @@ from milpplan.specs.hardware import HardwareSpec
 from milpplan.units import GIB, TERA
 from milpplan.validation.records import Cluster
 from milpplan.validation.unstated import UnstatedError
+from milpplan.validation.variants import VARIANTS, described, varied
 
-PRESETS: Final = {
-    "a100": "dgx-a100-80",
-    "a100-sxm4": "dgx-a100-80",
-    "h100": "dgx-h100",
-    "h100-sxm": "dgx-h100",
-    "h200": "dgx-h200",
-    "b200": "dgx-b200",
-    "gb200": "gb200-nvl72",
-    "mi300x": "mi300x",
-    "l40s": "l40s",
-    "rtx4090": "rtx4090",
-    "rtx 4090": "rtx4090",
-}
 GENERATIONS: Final = {
     "dgx-a100-40": "Ampere",
     "dgx-a100-80": "Ampere",
@@ -44,6 +32,13 @@ NETWORKS: Final = (
 MEMORIES: Final = (("dgx-h100", "96gb hbm2e", 2.4e12),)
 """Description, words of the source, and bytes/s of the memory that they mean (pytorch/torchtitan@31a17bfd
 benchmarks/llama3_h100_202412_torchtitan.md)."""
+EXACT: Final = frozenset({"a100", "a100-sxm4", "h100", "h100-sxm", "h200", "b200", "gb200", "mi300x", "l40s"}) | {
+    "rtx4090",
+    "rtx 4090",
+}
+"""Words for an accelerator that mean a shipped description and nothing else."""
+MOST_TIMES_MEMORY: Final = 2.5
+"""No product of one name has so much more memory than another: what is printed is a node's."""
 _MEMORY_TOLERANCE: Final = 0.08
 """GB or GiB, and what the driver keeps: differences below this are not another product."""
 
@@ -54,25 +49,47 @@ def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
     Raises:
         UnstatedError: no description of this accelerator ships with milpplan.
     """
-    gpu = cluster.gpu.strip().lower()
-    name = PRESETS.get(gpu)
+    name = described(cluster.gpu)
     if name is None:
         raise UnstatedError(f"no hardware description for {cluster.gpu}")
     memory = cluster.gpu_mem_GB
     if name == "dgx-a100-80" and memory is not None and memory <= 40:
         name = "dgx-a100-40"
-    spec, told = _preset(name), []
-    if memory is not None and abs(memory * 1e9 / spec.accelerator.memory_bytes - 1) > 2 * _MEMORY_TOLERANCE:
-        usable = int(memory * GIB * (1 - _MEMORY_TOLERANCE / 4))
-        told.append(f"{name} with {memory:g} GB of memory; speed as in the description")
-        accelerator = spec.accelerator.model_copy(update={"memory_bytes": usable})
-        spec = spec.model_copy(update={"accelerator": accelerator})
+    told: list[str] = []
+    words = cluster.gpu.strip().lower()
+    if words not in EXACT:
+        told.append(f"{cluster.gpu.strip()} read as {name}")
+    variant = VARIANTS.get(name)
+    if variant is not None:
+        told.append(variant.told(name))
+    spec = _with_capacity(_preset(name), memory, told)
     spec = _with_memory(spec, cluster.interconnect, told)
     spec, network = _with_network(spec, cluster.interconnect)
-    nodes_differ = cluster.gpus_per_node not in (None, spec.gpus_per_node)
-    if nodes_differ:
-        told.append(f"{cluster.gpus_per_node} GPUs a node in the source, {spec.gpus_per_node} in {name}")
-    return spec, told + network
+    return _with_nodes(spec, cluster.gpus_per_node, told), told + network
+
+
+def _with_capacity(spec: HardwareSpec, memory: float | None, told: list[str]) -> HardwareSpec:
+    """The description with the memory that the source prints, where that is another product's."""
+    if memory is None or abs(memory * 1e9 / spec.accelerator.memory_bytes - 1) <= 2 * _MEMORY_TOLERANCE:
+        return spec
+    if memory * 1e9 > MOST_TIMES_MEMORY * spec.accelerator.memory_bytes:
+        told.append(f"{memory:g} GB taken as the memory of a node, as much a GPU as {spec.name} has")
+        return spec
+    told.append(f"{spec.name} with {memory:g} GB of memory; speed as in the description")
+    usable = int(memory * GIB * (1 - _MEMORY_TOLERANCE / 4))
+    return spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"memory_bytes": usable})})
+
+
+def _with_nodes(spec: HardwareSpec, gpus: int | None, told: list[str]) -> HardwareSpec:
+    """The description with smaller nodes, where the source has such and the fast domain is the node."""
+    if gpus is None or gpus == spec.gpus_per_node:
+        return spec
+    if gpus > spec.gpus_per_node or spec.scale_up.num_gpus != spec.gpus_per_node:
+        told.append(f"{gpus} GPUs a node in the source, {spec.gpus_per_node} in {spec.name}")
+        return spec
+    told.append(f"{spec.name} with {gpus} GPUs a node")
+    inside = spec.scale_up.model_copy(update={"num_gpus": gpus})
+    return spec.model_copy(update={"gpus_per_node": gpus, "scale_up": inside})
 
 
 def _with_memory(spec: HardwareSpec, words: str | None, told: list[str]) -> HardwareSpec:
@@ -98,9 +115,11 @@ def _with_network(spec: HardwareSpec, interconnect: str | None) -> tuple[Hardwar
 
 def generation_of(spec: HardwareSpec) -> str:
     """The architecture's name, for summaries."""
-    return GENERATIONS.get(spec.name, spec.name)
+    variant = VARIANTS.get(spec.name)
+    return GENERATIONS.get(spec.name, spec.name) if variant is None else variant.generation
 
 
 @lru_cache(maxsize=32)
 def _preset(name: str) -> HardwareSpec:
-    return load_hardware(name)
+    variant = VARIANTS.get(name)
+    return load_hardware(name) if variant is None else varied(load_hardware(variant.base), name, variant)

@@ -15,6 +15,7 @@ from milpplan.validation.recognition import framework_of
 from milpplan.validation.records import Run
 from milpplan.validation.statement import Statement, state
 from milpplan.validation.unstated import UnstatedError
+from milpplan.validation.variants import VARIANTS
 
 UNSCORED_FLAGS = frozenset({"old_pp_engine", "conflicting_reruns", "modified_model", "heterogeneous_stages"})
 """Flags of runs that say nothing about the model: another engine, contradictory reruns, another model."""
@@ -66,8 +67,10 @@ class Comparison:
 
     @property
     def scored(self) -> bool:
-        """Whether the run counts for accuracy: complete, measured, nothing wrong with it."""
-        return self.step is not None and self.run.grade == "A" and not UNSCORED_FLAGS & set(self.run.flags)
+        """Whether the run counts for accuracy: complete, measured, nothing wrong with it, on an accelerator that
+        has a description of its own."""
+        own = self.statement.problem.hardware.name not in VARIANTS
+        return self.step is not None and self.run.grade == "A" and own and not UNSCORED_FLAGS & set(self.run.flags)
 
     @property
     def decides_fit(self) -> bool:

@@ -133,7 +133,6 @@ MEGATRON_2021 = Framework(
 MEGATRON_DEEPSPEED = replace(
     MEGATRON_2021,
     name="Megatron-DeepSpeed",
-    plain=True,
     stack="megatron-deepspeed",
     zero=1,
     gpt_dropout=False,
@@ -291,6 +290,8 @@ FRAMEWORKS: dict[str, Framework] = {
         FSDP,
         name="torchtitan",
         stack="torchtitan",
+        # pytorch/torchtitan config_manager.py and train_configs: activation_checkpoint.mode = "selective".
+        recompute="selective",
         sequence_parallel=True,
         memory="reserved",
         # pytorch/torchtitan models/llama3 (parallelize.py: no resharding after forward in a pipeline; model.py:

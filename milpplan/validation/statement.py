@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Final, Literal
 
@@ -11,18 +10,16 @@ from pydantic import ValidationError
 
 from milpplan.costs.simulator import check_plan
 from milpplan.errors import IllegalPlanError
-from milpplan.presets.catalog import load_overlay, stack_names
-from milpplan.presets.overlays import applied
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.overlay import Overlay
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.specs.problem import Job, Problem
 from milpplan.validation.clusters import hardware_of
 from milpplan.validation.frameworks import UNKNOWN, UNKNOWN_SHARDED, Framework
 from milpplan.validation.models import model_of
-from milpplan.validation.recognition import framework_of, stacks_of
+from milpplan.validation.recognition import framework_of
 from milpplan.validation.records import Run
+from milpplan.validation.software import with_software
 from milpplan.validation.splits import split_with_embeddings
 from milpplan.validation.unstated import UnstatedError
 
@@ -72,7 +69,7 @@ def state(
     told_hardware: list[str] = []
     if hardware is None:
         hardware, told_hardware = hardware_of(run.hardware)
-    hardware = _with_software(run, framework, hardware, stacks, told)
+    hardware = with_software(run, framework, hardware, stacks, told)
     degrees = _degrees(run, told)
     model, told_model = model_of(run, framework, degrees["tp"])
     try:
@@ -86,49 +83,6 @@ def state(
     except IllegalPlanError as error:
         raise UnstatedError(f"{error.seen} {error.expected}".strip()) from error
     return Statement(problem, plan, tuple(dict.fromkeys(told_model + told_hardware + told)))
-
-
-def _with_software(
-    run: Run, framework: Framework, hardware: HardwareSpec, stacks: bool, told: list[str]
-) -> HardwareSpec:
-    """The description with the framework's habits, its kernels, and the constants fitted to it."""
-    noted = (run.parallel.noted("attention_kernel"), run.parallel.noted("mode"), run.parallel.precision)
-    kernel = ", ".join(str(word or "") for word in noted)
-    if run.parallel.noted("fused_rms_norm") is False:
-        kernel += ", norm in single operators"
-    fields: dict[str, float] = {
-        name: value for word, values in framework.kernels if word in kernel for name, value in values
-    }
-    group = run.parallel.noted("zero1_group")
-    if isinstance(group, int) and 0 < group <= MAX_DEGREE:
-        fields |= {"sharding_group": group}
-        told.append(f"ZeRO within groups of {group} replicas")
-    hardware = hardware.model_copy(update={"software": framework.software.model_copy(update=fields)})
-    names = [name for stack in stacks_of(run) if (name := f"{hardware.name}+{stack}") in _stack_names()]
-    if not stacks or not names:
-        told.append(f"no constants fitted to {framework.name} on {hardware.name}")
-        return hardware
-    return _with_stack(hardware, names[0], told)
-
-
-def _with_stack(hardware: HardwareSpec, name: str, told: list[str]) -> HardwareSpec:
-    """The description with a stack's constants, and before them those of the stack that it lies on."""
-    overlay = _overlay(name)
-    if overlay is None:
-        return hardware
-    told.append(f"constants {name}, fitted to {overlay.provenance.data}")
-    return applied(_with_stack(hardware, overlay.base, told), overlay)
-
-
-@lru_cache(maxsize=1)
-def _stack_names() -> frozenset[str]:
-    return frozenset(stack_names())
-
-
-@lru_cache(maxsize=64)
-def _overlay(name: str) -> Overlay | None:
-    """Read once for all runs of a file."""
-    return load_overlay(name)
 
 
 def _problem(model: ModelSpec, hardware: HardwareSpec, job: Job) -> Problem:
@@ -149,6 +103,8 @@ def _refuse_features(run: Run) -> None:
         raise UnstatedError(f"schedule {run.parallel.schedule} is not modelled")
     if "heterogeneous_stages" in run.flags or run.parallel.noted("uniform") is False:
         raise UnstatedError("stages differ in degrees or recompute single operators")
+    if run.parallel.recompute is None and (run.parallel.recompute_detail or "").startswith("per-op"):
+        raise UnstatedError("stages recompute single operators")
     if "layout_unknown" in run.flags:
         raise UnstatedError("the layout is not known")
     for key, values, reason in _FEATURES:
