@@ -60,7 +60,7 @@ def observations(
             left_out.append(f"{run.id}: flagged {', '.join(sorted(flags))}")
             continue
         try:
-            statement = state(run, file.unknown.get(run.id, ()), hardware, stacks)
+            statement = state(run, file.told.get(run.id, ()), hardware, stacks)
             measure = step_measure(run, statement)
         except UnstatedError as error:
             left_out.append(f"{run.id}: {error}")

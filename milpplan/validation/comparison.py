@@ -116,7 +116,7 @@ def compare(file: RunFile, progress: Callable[[int], None] | None = None, stacks
     comparisons, unstated = [], []
     for done, run in enumerate(file.runs, start=1):
         try:
-            comparisons.append(compare_run(run, file.unknown.get(run.id, ()), stacks))
+            comparisons.append(compare_run(run, file.told.get(run.id, ()), stacks))
         except UnstatedError as error:
             unstated.append(Unstated(run, str(error)))
         except (ArithmeticError, MemoryError) as error:
@@ -126,13 +126,13 @@ def compare(file: RunFile, progress: Callable[[int], None] | None = None, stacks
     return Validation(tuple(comparisons), tuple(unstated), tuple(str(error) for error in file.rejected))
 
 
-def compare_run(run: Run, unknown: tuple[str, ...] = (), stacks: bool = True) -> Comparison:
+def compare_run(run: Run, told: tuple[str, ...] = (), stacks: bool = True) -> Comparison:
     """Simulate one run.
 
     Raises:
         UnstatedError: it cannot be stated as a problem and a plan.
     """
-    statement = state(run, unknown, stacks=stacks)
+    statement = state(run, told, stacks=stacks)
     report = simulate(statement.problem, statement.plan)
     if report.step_time_ns <= 0 or report.peak_memory_bytes < 0:
         raise UnstatedError("its numbers leave the range of 64-bit integers")

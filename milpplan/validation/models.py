@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
-from milpplan.presets.catalog import load_model
+from milpplan.presets.catalog import load_model, model_names
 from milpplan.specs.model import (
     Attention,
     DenseMlp,
@@ -68,6 +69,8 @@ def model_of(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list[s
         told = (
             [] if dims.vocab in (None, preset.vocab_size) else [f"vocabulary of {dims.vocab:,} as in the source"]
         )
+        if dims.layers is None or dims.hidden is None:
+            told.append(f"dimensions of the shipped {preset.name} (not printed)")
         if dims.moe is not None and preset.name == "deepseek-v3":
             told.append("without multi-token prediction")
         return preset.model_copy(update={"vocab_size": dims.vocab or preset.vocab_size}), told
@@ -90,6 +93,8 @@ def _preset(name: str) -> ModelSpec:
 
 def _agreeing_preset(dims: ModelDims) -> ModelSpec | None:
     name = PRESETS.get(dims.name.lower())
+    if name is None and (dims.layers is None or dims.hidden is None):
+        name = next((known for known in model_names() if _bare(known) == _bare(dims.name)), None)
     if name is None:
         return None
     model = _preset(name)
@@ -100,6 +105,12 @@ def _agreeing_preset(dims: ModelDims) -> ModelSpec | None:
         and dims.heads in (None, attention.num_attention_heads)
     )
     return model if same else None
+
+
+def _bare(name: str) -> str:
+    """A model's name without its owner, signs, and words that change no size."""
+    short = name.lower().rsplit("/", 1)[-1].replace("llama-3.1", "llama-3").replace("llama 3.1", "llama 3")
+    return re.sub(r"[^a-z0-9]|meta|instruct|base$|-hf$|-v0\.\d$", "", short)
 
 
 def _from_dims(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list[str]]:

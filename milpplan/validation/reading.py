@@ -18,6 +18,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.specs.reading import shown, validated, whole_or_float
 from milpplan.units import MIB
 from milpplan.validation.records import Cluster, Measured, ModelDims, Parallel, Run
+from milpplan.validation.spelling import respelled
 
 MAX_FILE_BYTES: Final = 64 * MIB
 MAX_TEXT_BYTES: Final = 256 * MIB
@@ -26,7 +27,7 @@ MAX_RUNS: Final = 200_000
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_DO = "Give a JSON file of runs, plain or gzipped, as described in docs/validation.md."
+_DO = "Give a JSON file of runs, or one record a line, plain or gzipped, as described in docs/validation.md."
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": Run,
     "model": ModelDims,
@@ -40,12 +41,12 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 class RunFile:
     """Records of one or more files.
 
-    ``unknown`` maps the id of a run to the fields of it that were ignored; ``rejected`` are the records that
-    could not be read, each with its reason.
+    ``told`` maps the id of a run to what was ignored in its record, or read as something else; ``rejected`` are
+    the records that could not be read, each with its reason.
     """
 
     runs: tuple[Run, ...]
-    unknown: dict[str, tuple[str, ...]]
+    told: dict[str, tuple[str, ...]]
     rejected: tuple[InvalidInputError, ...]
 
 
@@ -57,23 +58,26 @@ def read_runs(path: Path | None) -> RunFile:
     """
     files = [(path, str(path))] if path is not None else [(entry, entry.name) for entry in shipped_files()]
     runs: dict[str, Run] = {}
-    unknown: dict[str, tuple[str, ...]] = {}
+    told: dict[str, tuple[str, ...]] = {}
     rejected: list[InvalidInputError] = []
     for file, name in files:
-        for source, data in _records(_text(file, name), name):
+        for source, given in _records(_text(file, name), name):
             try:
+                if isinstance(given, InvalidInputError):
+                    raise given
+                data, read_as = respelled(given)
                 run = validated(Run, data, source)
                 _refuse_second(run, runs, source)
             except InvalidInputError as error:
                 rejected.append(InvalidInputError(error.seen, error.expected, "Correct or remove the record."))
                 continue
             runs[run.id] = run
-            ignored = tuple(_unknown_fields(data))
-            if ignored:
-                unknown[run.id] = ignored
+            ignored = [f"field {field} of the record is not known and was ignored" for field in _unknown(data)]
+            if read_as or ignored:
+                told[run.id] = (*read_as, *ignored)
     if not runs and not rejected:
         raise InvalidInputError(f"{files[0][1]} holds no record.", "Expected one at least.", _DO)
-    return RunFile(tuple(runs.values()), unknown, tuple(rejected))
+    return RunFile(tuple(runs.values()), told, tuple(rejected))
 
 
 def shipped_files() -> tuple[Traversable, ...]:
@@ -118,14 +122,8 @@ def _too_large(name: str, limit: int) -> InvalidInputError:
 
 
 def _records(text: str, name: str) -> Iterator[tuple[str, object]]:
-    """Every record of a text with the words that name it in messages."""
-    try:
-        data = json.loads(text, parse_float=whole_or_float)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidInputError(f"{name} is not valid JSON: {reason}.", "Expected JSON.", _DO) from error
-    if not isinstance(data, list):
-        raise InvalidInputError(f"{name} holds {shown(data)}.", "Expected a list of records at its top.", _DO)
+    """Every record of a text with the words that name it in messages; an error in place of a line that is none."""
+    data = _parsed(text, name)
     if len(data) > MAX_RUNS:
         raise InvalidInputError(f"{name} holds {len(data):,} records.", f"Expected at most {MAX_RUNS:,}.", _DO)
     for index, record in enumerate(data):
@@ -133,7 +131,35 @@ def _records(text: str, name: str) -> Iterator[tuple[str, object]]:
         yield f"{name}, record {index} ({shown(label) if label is not None else 'no id'})", record
 
 
-def _unknown_fields(data: Any) -> Iterator[str]:
+def _parsed(text: str, name: str) -> list[Any]:
+    """The records of a list, of a list under ``runs``, of a single record, or of one record a line."""
+    try:
+        data = json.loads(text, parse_float=whole_or_float)
+    except (ValueError, RecursionError) as error:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+        if len(lines) > 1 and all(line.lstrip().startswith("{") for _, line in lines[:2]):
+            return [_line(line, f"{name}, line {number}") for number, line in lines]
+        raise _no_json(name, error) from error
+    if isinstance(data, dict):
+        data = data["runs"] if isinstance(data.get("runs"), list) else [data] if "measured" in data else data
+    if not isinstance(data, list):
+        raise InvalidInputError(f"{name} holds {shown(data)}.", "Expected a list of records at its top.", _DO)
+    return data
+
+
+def _line(text: str, source: str) -> Any:
+    try:
+        return json.loads(text, parse_float=whole_or_float)
+    except (ValueError, RecursionError) as error:
+        return _no_json(source, error)
+
+
+def _no_json(source: str, error: Exception) -> InvalidInputError:
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return InvalidInputError(f"{source} is not valid JSON: {reason}.", "Expected JSON.", _DO)
+
+
+def _unknown(data: Any) -> Iterator[str]:
     for section, record in _SECTIONS.items():
         part = data[section] if section else data
         yield from (f"{section}.{name}".lstrip(".") for name in part if name not in record.model_fields)

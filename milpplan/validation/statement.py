@@ -50,17 +50,18 @@ class Statement:
 
 
 def state(
-    run: Run, unknown: tuple[str, ...] = (), hardware: HardwareSpec | None = None, stacks: bool = True
+    run: Run, read_as: tuple[str, ...] = (), hardware: HardwareSpec | None = None, stacks: bool = True
 ) -> Statement:
     """The problem and the plan of a run.
 
-    ``unknown`` are fields of the record that were ignored. ``hardware`` replaces the description that the record's
-    words would choose. ``stacks``: with the constants fitted to its framework, where there are some.
+    ``read_as``: what was ignored in the record, or read as something else, in words. ``hardware`` replaces the
+    description that the record's words would choose. ``stacks``: with the constants fitted to its framework, where
+    there are some.
 
     Raises:
         UnstatedError: something the run uses cannot be said, or too little of it is known.
     """
-    told = [f"field {name} of the record is not known and was ignored" for name in unknown]
+    told = list(read_as)
     _refuse_features(run)
     framework = framework_of(run)
     told += framework.notes
@@ -121,6 +122,7 @@ def _degrees(run: Run, told: list[str]) -> dict[str, int]:
         known = {name: value or 1 for name, value in known.items()}
     if known["cp"] is None:
         told.append("cp=1")
+    gpus = _completed(known, gpus, parallel.dp, told)
     missing = [name for name in ("tp", "pp") if known[name] is None]
     if missing or gpus is None:
         missing += ["the number of GPUs"] if gpus is None else []
@@ -132,6 +134,22 @@ def _degrees(run: Run, told: list[str]) -> dict[str, int]:
     if parallel.dp is not None and parallel.dp * model_parallel != gpus:
         told.append(f"dp={gpus // model_parallel} from the number of GPUs, not dp={parallel.dp} as printed")
     return degrees | {"dp": gpus // model_parallel}
+
+
+def _completed(known: dict[str, int | None], gpus: int | None, dp: int | None, told: list[str]) -> int | None:
+    """The number of GPUs; what the product of the degrees leaves for the one that is not printed is put into
+    ``known``."""
+    missing = [name for name, value in known.items() if value is None and name != "cp"]
+    given = prod(value or 1 for value in known.values())
+    if gpus is None and not missing and dp is not None:
+        told.append(f"{given * dp:,} GPUs = dp x tp x pp x cp (not printed)")
+        return given * dp
+    if gpus is not None and dp is not None and missing and gpus % (given * dp) == 0:
+        left = gpus // (given * dp)
+        if left == 1 or len(missing) == 1:
+            known |= dict.fromkeys(missing, 1) | {missing[0]: left}
+            told.append(f"{', '.join(f'{name}={known[name]}' for name in missing)} from the number of GPUs and dp")
+    return gpus
 
 
 def _job(run: Run, framework: Framework, degrees: dict[str, int], told: list[str]) -> Job:

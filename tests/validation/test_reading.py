@@ -24,7 +24,7 @@ def test_the_shipped_runs_are_all_readable() -> None:
     file = read_runs(None)
     assert len(file.runs) > 3000
     assert file.rejected == ()
-    assert file.unknown == {}
+    assert file.told == {}
 
 
 def test_the_shipped_runs_name_their_source() -> None:
@@ -78,7 +78,11 @@ def test_fields_of_the_source_pass_and_are_told(tmp_path: Path) -> None:
     """An unknown field is kept out and named in the run's assumptions."""
     path = written(tmp_path / "runs.json", [record(parallel__zp=3, weather="fine")])
     file = read_runs(path)
-    assert file.unknown == {"case-1": ("weather", "parallel.zp")}
+    assert file.told == {
+        "case-1": tuple(
+            f"field {name} of the record is not known and was ignored" for name in ("weather", "parallel.zp")
+        )
+    }
     assert any("parallel.zp" in text for text in compare(file).comparisons[0].statement.assumptions)
 
 

@@ -75,9 +75,9 @@ def test_every_assumption_is_told(changes: dict[str, Any], word: str) -> None:
     ("changes", "word"),
     [
         ({"hardware__gpu": "TPUv4"}, "TPUv4"),
-        ({"hardware__gpus_total": None}, "number of GPUs"),
+        ({"hardware__gpus_total": None, "parallel__dp": None}, "number of GPUs"),
         ({"hardware__gpus_total": 15}, "do not divide"),
-        ({"parallel__tp": None}, "tp"),
+        ({"parallel__tp": None, "parallel__dp": None}, "tp"),
         ({"parallel__schedule": "ZB-1p"}, "ZB-1p"),
         ({"parallel__precision": "NVFP4"}, "NVFP4"),
         ({"parallel__global_batch": 66}, "does not divide"),
