@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import fit_plain, fit_stacks, validation_tables
+from benchmarks import fifths, fit_plain, fit_stacks, validation_tables
 from benchmarks.leave_out import errors, left_out, tables
 from benchmarks.tables import replace_section
 from milpplan.calibration import Observation, fit, observations
@@ -175,3 +175,34 @@ def slow_memory_s(run: Observation) -> float:
     """Seconds of the run's step with slower memory."""
     hardware = with_constants(run.problem.hardware, {fit_plain.CONSTANT: SLOWER_MEMORY}, {})
     return simulate(run.problem.model_copy(update={"hardware": hardware}), run.plan).step_time_s
+
+
+def test_sweeps_are_held_out_whole() -> None:
+    """Runs of a sweep have one label, others that of their model; where that is one label for all, layouts."""
+    found = runs_of("nemo-docs", 4)
+    sweeps = {found[0].id: "a", found[1].id: "a", found[2].id: "b"}
+    assert fifths.labels(found, sweeps) == ["a", "a", "b", found[3].problem.model.name]
+    layouts = fifths.labels(found, dict.fromkeys(sweeps, "a") | {found[3].id: "a"})
+    assert layouts == [str(run.plan.layout) for run in found]
+
+
+def test_the_stacks_that_are_held_out() -> None:
+    """All of one framework and of runs without flags, nanotron's, which take longest, first."""
+    names = fifths.stacks()
+    assert names[0].startswith("dgx-h100+nanotron")
+    assert "dgx-h100+nemo" in names
+    assert not {"dgx-h100+plain", "dgx-h100+nanotron-earlier-engine"} & set(names)
+
+
+def test_the_table_of_runs_held_out(tmp_path: Path) -> None:
+    """Two sources, twice as slow as simulated: one with an error of its own where it is held out."""
+    records = []
+    for name, gpu in (("a", "H100"), ("b", "H100")):
+        one = exact_record(id=name, group=f"new-{name}", hardware__gpu=gpu, sweep_id=None)
+        one["measured"]["step_time_s"] *= 2
+        records.append(one)
+    found = compare(read_runs(written(tmp_path / "runs.json", records))).comparisons
+    lines = fifths.table(found, {"a": -0.3}).splitlines()[2:]
+    assert lines[0].startswith("| Hopper | new-a | 1 | 1 | -50.0 / 50.0 / 50.0 % | -30.0 / 30.0 / 30.0 % |")
+    assert lines[1].startswith("| Hopper | new-b | 1 | 0 | -50.0 / 50.0 / 50.0 % | -50.0 / 50.0 / 50.0 % |")
+    assert lines[2].endswith("| 50.0 % | 40.0 % |")

@@ -98,6 +98,9 @@ VARIANTS: Final = {
     "mi250x": Variant(
         "mi300x", "CDNA 2", 64e9, 1.6e12, "MI250X data sheet, one GCD", 191.5e12, 0.0, 175e9, 12.5e9, False
     ),
+    "ampere": Variant("dgx-a100-80", "Ampere", 85899345920, 2.039e12, "the model is not stated"),
+    "hopper": Variant("dgx-h100", "Hopper", 85520809984, 3.35e12, "the model is not stated"),
+    "blackwell": Variant("dgx-b200", "Blackwell", 192265846784, 7.7e12, "the model is not stated"),
 }
 """Accelerators by name; for the sources, see ``source``."""
 _WORDS: Final = (
@@ -126,9 +129,9 @@ _WORDS: Final = (
     ("mi325x?", "mi325x"),
     ("mi35[05]x?", "mi355x"),
     ("mi250x?", "mi250x"),
-    ("blackwell", "dgx-b200"),
-    ("hopper", "dgx-h100"),
-    ("ampere", "dgx-a100-80"),
+    ("blackwell", "blackwell"),
+    ("hopper", "hopper"),
+    ("ampere", "ampere"),
 )
 _PATTERNS: Final = tuple((re.compile(rf"(?<![a-z0-9])(?:{words})(?![a-z0-9])"), name) for words, name in _WORDS)
 

@@ -40,7 +40,7 @@ from tests.validation.cases import record, shipped_runs
         ("GeForce RTX 4090", "rtx4090"),
         ("RTX4090", "rtx4090"),
         ("AMD Instinct MI325X", "mi325x"),
-        ("Ampere (model not stated)", "dgx-a100-80"),
+        ("Ampere (model not stated)", "ampere"),
         ("TPU v5p", None),
         ("Trainium2", None),
         ("", None),
