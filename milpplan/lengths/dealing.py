@@ -1,17 +1,19 @@
-"""Improving the packing of a pipelined strategy at its own times.
+"""Improving the packing of a strategy at its own times.
 
 Heuristics only; answers are timed exactly by ``replicas``. ``groups.packing`` makes packings for equal stages and
 one table of work; here every stage has its own layers and ends, and a micro-batch takes what ``tables`` says of
-its tokens and its attention: per phase the larger of *ring exposed* and *ring hidden*, which is the exact time but
-for waits of the host and last tiles.
+its tokens and its attention, last tiles of its longest sequence included: per phase the larger of *ring exposed*
+and *ring hidden*, which is the exact time.
 
-Sequences of the slowest replica move or are exchanged, inside it or with the fastest one; its micro-batches change
-places. Of some random changes the best is made in every round. The same packing gives the same answer.
+Sequences of the slowest replica move or are exchanged, inside it or with another one, or open a micro-batch of
+their own; its micro-batches change places. Of some random changes the best is made in every round, also where it
+is longer by no more than a threshold, which falls to nothing (threshold accepting: Dueck and Scheuer 1990): few
+packings have a single change that makes them shorter, and many are far from the best. The same packing gives the
+same answer.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +24,13 @@ from milpplan.lengths.tables import Tables, ring_times
 
 @dataclass(frozen=True, eq=False)
 class Timer:
-    """Times of micro-batches of one strategy on every stage: ``base`` [2 ways, 2 phases, P, G] by grains, and
-    ``attention`` [2 ways, 2 phases, P, n] what each sequence adds, ns; ``transfer`` [G]."""
+    """Times of micro-batches of one strategy on every stage: ``base`` [2 ways, 2 phases, P, G] by grains,
+    ``attention`` [2 ways, 2 phases, P, n] what each sequence adds, and ``once`` what its length adds if it is the
+    longest, ns; ``transfer`` [G]."""
 
     base: FloatArray
     attention: FloatArray
+    once: FloatArray
     transfer: FloatArray
     grains: IntArray
 
@@ -36,11 +40,12 @@ class Timer:
         stages = range(tables.candidate.layout.pp)
         times = ring_times(tables.problem, tables.candidate, np.arange(1, most_grains + 1), launches=True)
         base = [[one.forward, one.backward] for one in times]
-        each = np.stack([[tables.attention([stage], phase, most_grains) for stage in stages] for phase in (0, 1)])
+        each = np.stack([[tables.kernels([stage], phase) for stage in stages] for phase in (0, 1)])
         slopes = np.array(tables.slopes)[:, None, None, None]
         return Timer(
             np.array(base, dtype=np.float64),
-            slopes * each,
+            slopes * each[:, :, 0],
+            slopes * each[:, :, 1],
             tables.bare.transfer[:most_grains].astype(np.float64),
             tables.load.lengths // tables.load.grain,
         )
@@ -50,27 +55,30 @@ class Timer:
         """Grains of a full micro-batch."""
         return int(self.base.shape[-1])
 
-    def phases(self, grains: IntArray, attention: FloatArray) -> FloatArray:
-        """Forward and backward [2, P, ...] of micro-batches with ``grains`` [...] and summed ``attention``
-        [2, 2, P, ...]; nothing takes no time."""
-        place = np.maximum(grains, 1) - 1
-        return np.where(grains > 0, (self.base[..., place] + attention).max(axis=0), 0.0)
+    def phases(self, packed: IntArray) -> FloatArray:
+        """Forward and backward [2, P, v] of micro-batches [v, n]; nothing takes no time, and what does not fit no
+        more tokens than the most."""
+        grains, longest = packed @ self.grains, packed.shape[1] - 1 - (packed[:, ::-1] > 0).argmax(axis=1)
+        ways = (
+            self.base[..., grains.clip(1, self.most_grains) - 1]
+            + self.attention @ packed.T
+            + self.once[..., longest]
+        )
+        return np.where(grains > 0, ways.max(axis=0), 0.0)
 
-    def held(self, packed: IntArray) -> tuple[IntArray, FloatArray]:
-        """Grains [v] and attention [2, 2, P, v] of micro-batches [v, n]."""
-        return packed @ self.grains, self.attention @ packed.T
-
-    def time(self, packed: IntArray) -> float:
-        """Time of one replica, ns."""
-        grains, attention = self.held(packed)
-        return float(self.times(self.phases(grains, attention), self.transfer[np.maximum(grains, 1) - 1]))
+    def lags(self, grains: IntArray) -> FloatArray:
+        """Transfers of micro-batches with ``grains`` [...]."""
+        return np.asarray(self.transfer[np.maximum(grains, 1) - 1])
 
     def times(self, phases: FloatArray, lags: FloatArray) -> FloatArray:
         """Times of replicas [...] with phases [2, P, ..., v] and lags [..., v]: the recursion of ``replicas``, all
         of them together."""
         forward, backward = phases
         num_stages, number = forward.shape[0], forward.shape[-1]
+        if num_stages == 1:
+            return np.asarray((forward[0] + backward[0]).sum(axis=-1))
         shape = forward.shape[1:-1]
+        forward, backward, lags = (np.moveaxis(one, -1, 0).copy() for one in (forward, backward, lags))
         ends = [np.zeros(shape) for _ in range(num_stages)]
         done = [np.zeros(shape) for _ in range(num_stages + 1)]
         for turn in range(number + num_stages):
@@ -79,115 +87,179 @@ class Timer:
                 old = turn - num_stages + stage
                 if 0 <= old < number:
                     if stage + 1 < num_stages:
-                        ends[stage] = np.maximum(ends[stage], done[stage + 1] + lags[..., old])
-                    ends[stage] = done[stage] = ends[stage] + backward[stage, ..., old]
+                        ends[stage] = np.maximum(ends[stage], done[stage + 1] + lags[old])
+                    ends[stage] = done[stage] = ends[stage] + backward[old, stage]
                 if turn < number:
                     if stage:
-                        ends[stage] = np.maximum(ends[stage], arrival + lags[..., turn])
-                    ends[stage] = arrival = ends[stage] + forward[stage, ..., turn]
+                        ends[stage] = np.maximum(ends[stage], arrival + lags[turn])
+                    ends[stage] = arrival = ends[stage] + forward[turn, stage]
         return ends[0]
 
 
-# Rounds of changes, and changes looked at in each.
-_ROUNDS, _CHANGES = 80, 240
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One replica: micro-batches ``packed`` [v, n] in order, and what follows from them."""
+
+    timer: Timer
+    packed: IntArray
+    grains: IntArray
+    phases: FloatArray
+    time_ns: float
+
+    @staticmethod
+    def of(timer: Timer, packed: IntArray) -> Replica:
+        """With its time, ns."""
+        packed = packed[packed.any(axis=1)]
+        grains, phases = packed @ timer.grains, timer.phases(packed)
+        return Replica(timer, packed, grains, phases, float(timer.times(phases, timer.lags(grains))))
+
+    def opened(self, place: int) -> Replica:
+        """With one more micro-batch, with nothing in it."""
+        packed, grains = np.insert(self.packed, place, 0, axis=0), np.insert(self.grains, place, 0)
+        return Replica(self.timer, packed, grains, np.insert(self.phases, place, 0.0, axis=-1), self.time_ns)
+
+    def chosen(self, random: np.random.Generator, number: int) -> IntArray:
+        """Random pairs (micro-batch, length) of sequences that are there, [number, 2]."""
+        places = np.argwhere(self.packed > 0)
+        return places[random.integers(0, len(places), number)]
+
+    def changed(self, parts: list[tuple[IntArray, IntArray]]) -> FloatArray:
+        """Times [rows] after changes: (micro-batches [rows], sequences that come [rows, n])."""
+        timer, rows = self.timer, np.arange(len(parts[0][0]))
+        phases = np.repeat(self.phases[..., None, :], len(rows), axis=-2)
+        lags = np.tile(timer.lags(self.grains), (len(rows), 1))
+        for place, comes in parts:
+            phases[..., rows, place] = timer.phases(self.packed[place] + comes)
+            lags[rows, place] = timer.lags(self.grains[place] + comes @ timer.grains)
+        return timer.times(phases, lags)
+
+    def ordered(self, orders: IntArray) -> FloatArray:
+        """Times [rows] with its micro-batches in ``orders`` [rows, v]."""
+        return self.timer.times(self.phases[:, :, orders], self.timer.lags(self.grains)[orders])
 
 
-def improved(timer: Timer, replicas: list[IntArray], deadline: float = float("inf")) -> list[IntArray]:
-    """Moves and swaps of sequences of the slowest replica, inside it or with the fastest, and of its
-    micro-batches' places; the best of some of them in every round."""
+# Changes looked at in a round; what share of the rounds changes places, opens a micro-batch, has one sequence
+# exchanged for many, and stays inside the slowest replica; of those for one how many are for none.
+_CHANGES, _PLACES, _OPENS, _MANY, _WITHIN, _NOTHING = 24, 0.25, 0.05, 0.2, 0.5, 0.4
+# What a round takes by itself, in work of one stage for one micro-batch.
+_ROUND = 30
+# The threshold at first and in the end, as parts of the time.
+_FIRST, _LAST = 3e-3, 1e-5
+
+
+def improved(timer: Timer, replicas: list[IntArray], effort: int) -> list[IntArray]:
+    """The best packing met in rounds of changes of the slowest replica, as many as ``effort`` allows."""
     random = np.random.default_rng(1)
-    held = list(replicas)
-    times = [timer.time(one) for one in held]
-    idle = 0
-    for turn in range(_ROUNDS):
+    held = [Replica.of(timer, one) for one in replicas]
+    num_stages, number = timer.base.shape[2], max(len(one.packed) for one in held)
+    rounds = effort // (_ROUND + (num_stages * (num_stages + number) if num_stages > 1 else 0))
+    best, least = list(held), max(one.time_ns for one in held)
+    for turn in range(rounds):
+        threshold = _FIRST * (_LAST / _FIRST) ** (turn / rounds)
+        times = [one.time_ns for one in held]
         slow = int(np.argmax(times))
-        other = (slow, int(np.argmin(times)))[turn % 2] if len(held) > 1 else slow
-        found = _best_change(timer, held[slow], held[other] if other != slow else None, times[slow], random)
-        idle = 0 if found is not None else idle + 1
-        if found is not None:
-            held[slow] = found[0]
-            times[slow] = timer.time(held[slow])
-            if other != slow:
-                held[other] = found[1]
-                times[other] = timer.time(held[other])
-        if idle > 5 or time.perf_counter() > deadline:
-            break
-    return held
+        limit = times[slow] * (1.0 + threshold)
+        kind = random.random()
+        if kind < _PLACES and timer.base.shape[2] > 1:
+            found = _moved(held[slow], limit, random)
+            if found is not None:
+                held[slow] = found
+        else:
+            other = slow if random.random() < _WITHIN or len(held) == 1 else int(random.integers(len(held)))
+            pair = _exchanged(held[slow], held[other], kind, limit, random)
+            if pair is not None:
+                held[slow], held[other] = pair
+        now = max(one.time_ns for one in held)
+        if now < least:
+            best, least = list(held), now
+    return [one.packed for one in best]
 
 
-def _best_change(
-    timer: Timer, here: IntArray, there: IntArray | None, time_ns: float, random: np.random.Generator
-) -> tuple[IntArray, IntArray] | None:
-    """The change that leaves the slower of the two least time, if that is less than ``time_ns``."""
-    same = there is None
-    second = here if there is None else there
-    give, take = _chosen(here, random), _chosen(second, random)
-    nothing = random.random(_CHANGES) < 0.4
-    taken = np.where(nothing, -1, take[:, 1])
-    extra = timer.grains[give[:, 1]] - np.where(nothing, 0, timer.grains[take[:, 1]])
-    fits = (here @ timer.grains)[give[:, 0]] - extra <= timer.most_grains
-    fits &= (second @ timer.grains)[take[:, 0]] + extra <= timer.most_grains
+def _exchanged(
+    here: Replica, there: Replica, kind: float, limit: float, random: np.random.Generator
+) -> tuple[Replica, Replica] | None:
+    """Sequences of ``here`` in the place of some of ``there``, which may be the same replica; the best of some
+    changes, if it is below the limit."""
+    timer, same = here.timer, here is there
+    if kind > 1.0 - _OPENS or not len(there.packed):
+        kind = 1.0
+        there = there.opened(int(random.integers(len(there.packed) + 1)))
+        here = there if same else here
+    make = _for_many if 1.0 - _OPENS - _MANY < kind <= 1.0 - _OPENS else _for_one
+    source, target, goes = make(here, there, random)
+    grains = goes @ timer.grains
+    fits = (here.grains[source] - grains <= timer.most_grains) & (
+        there.grains[target] + grains <= timer.most_grains
+    )
+    fits &= goes.any(axis=1)
     if same:
-        fits &= give[:, 0] != take[:, 0]
-    rows = np.flatnonzero(fits)
-    if not len(rows):
+        fits &= source != target
+    source, target, goes = source[fits], target[fits], goes[fits]
+    if not len(source):
         return None
-    give, target, taken = give[rows], take[rows, 0], taken[rows]
     if same:
-        times = _changed(timer, here, [(give[:, 0], give[:, 1], taken, -1), (target, give[:, 1], taken, 1)])
+        times = here.changed([(source, -goes), (target, goes)])
     else:
-        times = np.maximum(
-            _changed(timer, here, [(give[:, 0], give[:, 1], taken, -1)]),
-            _changed(timer, second, [(target, give[:, 1], taken, 1)]),
-        )
+        times = np.maximum(here.changed([(source, -goes)]), there.changed([(target, goes)]))
     best = int(times.argmin())
-    if times[best] >= time_ns * (1.0 - 1e-9):
-        return _turned(timer, here, time_ns, random) if same else None
-    first, last = here.copy(), here.copy() if same else second.copy()
-    last = first if same else last
-    first[give[best, 0], give[best, 1]] -= 1
-    last[target[best], give[best, 1]] += 1
-    if taken[best] >= 0:
-        last[target[best], taken[best]] -= 1
-        first[give[best, 0], taken[best]] += 1
-    return first[first.any(axis=1)], last[last.any(axis=1)]
+    if times[best] >= limit:
+        return None
+    first = here.packed.copy()
+    second = first if same else there.packed.copy()
+    first[source[best]] -= goes[best]
+    second[target[best]] += goes[best]
+    one = Replica.of(timer, first)
+    return one, one if same else Replica.of(timer, second)
 
 
-def _chosen(packed: IntArray, random: np.random.Generator) -> IntArray:
-    """Random pairs (micro-batch, length) of sequences that are there, [changes, 2]."""
-    places = np.argwhere(packed > 0)
-    return places[random.integers(0, len(places), _CHANGES)]
+_Change = tuple[IntArray, IntArray, IntArray]
 
 
-_Part = tuple[IntArray, IntArray, IntArray, int]
+def _for_one(here: Replica, there: Replica, random: np.random.Generator) -> _Change:
+    """Random sequences of ``here``, each for one of ``there`` or for none: (from [rows], to [rows], goes [rows,
+    n])."""
+    rows = np.arange(_CHANGES)
+    give = here.chosen(random, _CHANGES)
+    empty = np.flatnonzero(~there.packed.any(axis=1))
+    if len(empty):
+        take, some = np.full((_CHANGES, 2), empty[0]), np.zeros(_CHANGES, dtype=bool)
+    else:
+        take, some = there.chosen(random, _CHANGES), random.random(_CHANGES) >= _NOTHING
+    goes = np.zeros((_CHANGES, here.packed.shape[1]), dtype=np.int64)
+    goes[rows, give[:, 1]] = 1
+    goes[rows[some], take[some, 1]] -= 1
+    return give[:, 0], take[:, 0], goes
 
 
-def _changed(timer: Timer, packed: IntArray, parts: list[_Part]) -> FloatArray:
-    """Times of a replica [rows] after changes: (micro-batch, length that comes, one that goes or -1, sign)."""
-    grains, attention = timer.held(packed)
-    number = len(parts[0][0])
-    rows = np.arange(number)
-    grains = np.tile(grains, (number, 1))
-    attention = np.repeat(attention[..., None, :], number, axis=-2)
-    lengths = np.append(timer.grains, 0)
-    cores = np.concatenate([timer.attention, np.zeros((*timer.attention.shape[:-1], 1))], axis=-1)
-    for place, comes, goes, sign in parts:
-        grains[rows, place] += sign * (lengths[comes] - lengths[goes])
-        attention[..., rows, place] += sign * (cores[..., comes] - cores[..., goes])
-    lags = timer.transfer[np.maximum(grains, 1) - 1]
-    return timer.times(timer.phases(grains, attention), lags)
+def _for_many(here: Replica, there: Replica, random: np.random.Generator) -> _Change:
+    """One sequence of ``here`` or of ``there`` for random others that make room for it: as in ``_for_one``."""
+    back = random.random() < 0.5
+    one, other = (there, here) if back else (here, there)
+    source, length = one.chosen(random, 1)[0].tolist()
+    target = int(random.integers(len(other.packed)))
+    missing = other.grains[target] + one.timer.grains[length] - one.timer.most_grains
+    goes = np.zeros((_CHANGES, one.packed.shape[1]), dtype=np.int64)
+    goes[:, length] = 1
+    held = np.repeat(np.arange(len(one.timer.grains)), other.packed[target])
+    held = held[held < length]
+    if len(held):
+        mixed = held[random.random((_CHANGES, len(held))).argsort(axis=1)]
+        before = np.cumsum(one.timer.grains[mixed], axis=1) - one.timer.grains[mixed]
+        rows, columns = np.nonzero(before < missing)
+        np.subtract.at(goes, (rows, mixed[rows, columns]), 1)
+    places = np.full(_CHANGES, source), np.full(_CHANGES, target)
+    return (places[1], places[0], -goes) if back else (*places, goes)
 
 
-def _turned(
-    timer: Timer, packed: IntArray, time_ns: float, random: np.random.Generator
-) -> tuple[IntArray, IntArray] | None:
-    """The micro-batches of a replica with two of them in each other's place, if that is shorter."""
-    number = len(packed)
+def _moved(one: Replica, limit: float, random: np.random.Generator) -> Replica | None:
+    """Micro-batches in another order: two exchanged, or one elsewhere; the best of some below the limit."""
+    number = len(one.packed)
     orders = np.tile(np.arange(number), (_CHANGES, 1))
-    rows, pair = np.arange(_CHANGES), random.integers(0, number, (2, _CHANGES))
-    orders[rows, pair[0]], orders[rows, pair[1]] = pair[1], pair[0]
-    grains, attention = timer.held(packed)
-    phases = timer.phases(grains, attention)[:, :, orders]
-    times = timer.times(phases, timer.transfer[grains - 1][orders])
+    for order, (a, b) in zip(orders, random.integers(0, number, (_CHANGES, 2)).tolist(), strict=True):
+        if random.random() < 0.5:
+            order[a], order[b] = order[b], order[a]
+        else:
+            order[:] = np.insert(np.delete(order, a), b, a)
+    times = one.ordered(orders)
     best = int(times.argmin())
-    return (packed[orders[best]],) * 2 if times[best] < time_ns * (1.0 - 1e-9) else None
+    return Replica.of(one.timer, one.packed[orders[best]]) if times[best] < limit else None

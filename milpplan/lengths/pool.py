@@ -32,8 +32,10 @@ from milpplan.specs.problem import Problem
 MAX_GRAINS = 4096
 
 
-# Moves of sequences that a packing is improved by.
+# Moves of sequences that a packing begins with, and work of its improvement at its own times: in the search, and
+# of the packings that count most.
 _ROUNDS = 30
+_EFFORT, _MOST_EFFORT = 60_000, 600_000
 
 
 class _RoughCuts(KindCuts):
@@ -184,10 +186,18 @@ class Pool:
         found = pack(kind, _RoughCuts(kind), counts[chosen], _ROUNDS)
         if found is None:
             return None
-        whole = self._whole(chosen, found.replicas)
-        if layout.pp > 1:
-            whole = tuple(improved(Timer.of(self.tables[member], most_grains), list(whole)))
-        return self.timed(member, whole, most_grains)
+        return self._improved(member, self._whole(chosen, found.replicas), most_grains, _EFFORT)
+
+    def polished(self, member: int, packed: Packed, most_grains: int) -> Packed:
+        """A packing improved for longer: some seconds."""
+        if self.load.rules.padded:
+            return packed
+        found = self._improved(member, packed.replicas, most_grains, _MOST_EFFORT)
+        return min(packed, found, key=_time_ns)
+
+    def _improved(self, member: int, replicas: tuple[IntArray, ...], most_grains: int, effort: int) -> Packed:
+        timer = Timer.of(self.tables[member], most_grains)
+        return self.timed(member, tuple(improved(timer, list(replicas), effort)), most_grains)
 
     def _whole(self, chosen: IntArray, replicas: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         """Replicas over the lengths ``chosen`` as replicas over all."""

@@ -23,7 +23,7 @@ from milpplan.groups.strategies import SwitchTimes
 from milpplan.groups.workload import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps, bucketed_step
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.pool import Pool
+from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_step
 from milpplan.lengths.several import GAP_SHARE, Several, Step
@@ -36,6 +36,8 @@ from milpplan.units import NS_PER_S
 
 # Share of the time for the static step; the least time of its programs.
 _STATIC_SHARE, _LEAST_S = 0.3, 2.0
+# Strategies whose packings are improved for longer, where it may matter.
+_MOST_POLISHED = 3
 # Degrees side by side may take this share of the time; the baselines' programs this one once more.
 _TEAMS_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
@@ -133,11 +135,12 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
     """The best step of one strategy, exactly timed, and the proved bound of all of them in ns."""
     number, deadline = len(pool.members), time.perf_counter() + time_limit_s
     best: Step | None = None
+    packed: dict[int, Packed] = {}
     # One stage packs in milliseconds: what pipelines have to beat, before more is proved of them.
     least = {member: pool.least_ns(member, beside=False) for member in range(number)}
     for member in sorted(range(number), key=lambda one: least[one]):
         if pool.num_stages(member) == 1:
-            best = _shorter(pool, member, best)
+            best = _shorter(pool, member, best, packed)
     best = _bucketed(pool, best, deadline)
     # The least bound first: proved better, packed, proved better still.
     steps = {member: 0 for member in range(number) if pool.num_stages(member) > 1}
@@ -150,7 +153,7 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
             del steps[member]
             continue
         if steps[member] == 1:
-            best = _shorter(pool, member, best)
+            best = _shorter(pool, member, best, packed)
         elif steps[member] == 3 and best is not None:
             once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
             pool.lengthened(member, best.time_ns - once_ns)
@@ -158,6 +161,7 @@ def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tu
             pool.loads(member, beside=False, exact=steps[member] == 2)
         least[member] = pool.least_ns(member, beside=False)
         steps[member] += 1
+    best = _polished(pool, best, packed, min(least.values()) / (1.0 - gap), deadline)
     if best is None:
         raise InfeasibleError(
             f"No packing of {pool.load.counts.sum()} sequences was found under {number} strategies.",
@@ -196,7 +200,7 @@ def _proved_in_integers(
     return {member: max(least[member], proved.get(member, 0)) for member in members}
 
 
-def _shorter(pool: Pool, member: int, best: Step | None) -> Step | None:
+def _shorter(pool: Pool, member: int, best: Step | None, known: dict[int, Packed]) -> Step | None:
     """The step of one strategy, if its least time leaves room and its exact time is shorter than the best."""
     least_ns = pool.least_ns(member, beside=False)
     if not np.isfinite(least_ns) or (best is not None and least_ns >= best.time_ns):
@@ -204,8 +208,28 @@ def _shorter(pool: Pool, member: int, best: Step | None) -> Step | None:
     packed = pool.packed(member, pool.load.counts, pool.grains(member, beside=False))
     if packed is None:
         return best
+    known[member] = packed
+    step = _alone(pool, member, packed)
+    return step if best is None or step.time_ns < best.time_ns else best
+
+
+def _polished(
+    pool: Pool, best: Step | None, known: dict[int, Packed], enough_ns: float, deadline: float
+) -> Step | None:
+    """The best step after its strategy and the next best are packed with more care, until it is short enough."""
+    steps = sorted((_alone(pool, *one) for one in known.items()), key=lambda one: one.time_ns)
+    for step in steps[:_MOST_POLISHED]:
+        if best is None or best.time_ns <= enough_ns or time.perf_counter() > deadline:
+            break
+        packed = pool.polished(step.home, known[step.home], pool.grains(step.home, beside=False))
+        best = min(best, _alone(pool, step.home, packed), key=lambda one: one.time_ns)
+    return best
+
+
+def _alone(pool: Pool, member: int, packed: Packed) -> Step:
+    """The step of one strategy."""
     total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
-    return Step(member, (member,), {member: packed}, total) if best is None or total < best.time_ns else best
+    return Step(member, (member,), {member: packed}, total)
 
 
 def _bucketed(pool: Pool, best: Step | None, deadline: float) -> Step | None:
@@ -215,9 +239,7 @@ def _bucketed(pool: Pool, best: Step | None, deadline: float) -> Step | None:
     found = bucketed_step(pool, float("inf") if best is None else best.time_ns, deadline)
     if found is None:
         return best
-    member, packed = found
-    total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
-    return Step(member, (member,), {member: packed}, total)
+    return _alone(pool, *found)
 
 
 def _group(pool: Pool, step: Step, member: int) -> LengthGroup:

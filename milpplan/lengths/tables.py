@@ -172,13 +172,17 @@ class Tables:
 
     def attention(self, stages: list[int], phase: int, most_grains: int) -> FloatArray:
         """Nanoseconds of attention that a sequence of every length adds to any of ``stages``, at least, [n]."""
+        sequence, once = self.kernels(stages, phase)
+        return np.asarray(sequence + once * self.load.lengths / (most_grains * self.load.grain))
+
+    def kernels(self, stages: list[int], phase: int) -> FloatArray:
+        """Nanoseconds of attention on any of ``stages``, at least, that a sequence of every length adds, and that
+        a micro-batch takes once if that is its longest, [2, n]; the latter grows with the length."""
         layers = stage_layers(self.problem, self.candidate)[stages].min(axis=0)
         # Where the whole layer is replayed, its backward has the forward's attention, too.
         replayed = self.candidate.recompute == "full" and phase == 1
-        sequence, once = (one[phase] + (one[0] if replayed else 0.0) for one in self.cores)
-        least = np.minimum.accumulate(once[:, ::-1], axis=1)[:, ::-1]
-        share = self.load.lengths / (most_grains * self.load.grain)
-        return np.asarray(layers @ (sequence + least * share) * NS_PER_S)
+        cores = self.cores[:, phase] + (self.cores[:, 0] if replayed else 0.0)
+        return np.asarray(layers @ cores * NS_PER_S)
 
     @property
     def rounding_ns(self) -> float:

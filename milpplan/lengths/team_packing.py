@@ -13,7 +13,7 @@ teams of more seats around it, and small teams level what large ones leave uneve
  4. *Levelling.* A sequence of a team of the seat that ends last moves to another team, of any degree, as long as
     that makes the step shorter.
 
-Times are those of ``dealing.Timer``: exact but for waits of the host and last tiles. Random numbers are seeded and
+Times are those of ``dealing.Timer``, which are exact. Random numbers are seeded and
 attempts counted, so that the same sequences get the same step unless time runs out.
 """
 
@@ -125,10 +125,7 @@ class Packer:
     def _times(self, member: int, rows: IntArray) -> FloatArray:
         """Time of every micro-batch, infinite where it does not fit, [v]."""
         timer = self.family.timer(member)
-        grains, attention = timer.held(rows)
-        fits = grains <= timer.most_grains
-        phases = timer.phases(np.where(fits, grains, 1), attention).sum(axis=(0, 1))
-        return np.where(fits, phases, np.inf)
+        return np.where(rows @ timer.grains <= timer.most_grains, timer.phases(rows).sum(axis=(0, 1)), np.inf)
 
 
 def _full(grains: IntArray, held: IntArray, room: IntArray) -> IntArray:

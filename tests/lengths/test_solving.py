@@ -74,7 +74,7 @@ def test_no_step_of_two_strategies_is_below_the_bound() -> None:
         member for member, one in enumerate(found.members) if one.beside_grains and one.candidate.layout.pp == 1
     ]
     timed = 0
-    for _ in range(40):
+    for _ in range(20):
         pair = random.choice(several, 2, replace=False)
         share = random.integers(0, found.load.counts + 1)
         parts = [
