@@ -142,7 +142,7 @@ class Replica:
 # exchanged for many, and stays inside the slowest replica; of those for one how many are for none.
 _CHANGES, _PLACES, _OPENS, _MANY, _WITHIN, _NOTHING = 24, 0.25, 0.05, 0.2, 0.5, 0.4
 # What a round takes by itself, in work of one stage for one micro-batch.
-_ROUND = 30
+_ROUND = 60
 # The threshold at first and in the end, as parts of the time.
 _FIRST, _LAST = 3e-3, 1e-5
 

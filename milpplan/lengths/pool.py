@@ -35,7 +35,7 @@ MAX_GRAINS = 4096
 # Moves of sequences that a packing begins with, and work of its improvement at its own times: in the search, and
 # of the packings that count most.
 _ROUNDS = 30
-_EFFORT, _MOST_EFFORT = 60_000, 600_000
+_EFFORT, _MOST_EFFORT = 90_000, 900_000
 
 
 class _RoughCuts(KindCuts):

@@ -40,7 +40,7 @@ from milpplan.groups.strategies import Pipeline, Strategy
 from milpplan.lengths.candidates import Candidate, Sized
 from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replicas import StageTimes, stage_layers, stage_times
-from milpplan.lengths.unequal import StageLoads
+from milpplan.lengths.unequal import MAX_MICRO_BATCHES, StageLoads
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -50,6 +50,8 @@ _LONG_S = 100.0
 _PARTS = 48
 # Passes over a table before its hull is taken point by point.
 _PASSES = 40
+# What rounding of sums may take from what micro-batches hold at most.
+_MORE = 1.0 + 1e-9
 # Rounded parts of a layer's phases, of the ends and of attention: half a nanosecond each.
 _ROUNDED_PARTS = 16
 
@@ -275,7 +277,24 @@ def stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) ->
         (shares[0], shares[1]),
         (others[0].constant, others[1].constant),
         int(tables.bare.transfer[:most_grains].min()),
+        heaviest(last.sequence, tables.load, most_grains),
     )
+
+
+def heaviest(each: FloatArray, load: Load, most_grains: int) -> FloatArray:
+    """How much more j micro-batches hold at most than j - 1, of what ``each`` [n] of the workload's sequences
+    weighs: the heaviest for their tokens, cut where a micro-batch ends; [MAX_MICRO_BATCHES], falling.
+
+    Of sequences that fit, all together in j times the tokens of one: whichever the micro-batches hold, no more.
+    """
+    grains = load.lengths / load.grain
+    fits = grains <= most_grains
+    order = np.argsort(-(each / grains)[fits], kind="stable")
+    held = (load.counts * grains)[fits][order]
+    weights = (load.counts * each)[fits][order]
+    room = np.arange(MAX_MICRO_BATCHES + 1.0) * most_grains
+    sums = np.interp(room, np.append(0.0, np.cumsum(held)), np.append(0.0, np.cumsum(weights)))
+    return np.asarray(np.diff(sums) * _MORE)
 
 
 def typical_pipeline(tables: Tables, one: Sized, most_grains: int) -> TabledPipeline:

@@ -25,6 +25,15 @@ there is not there either.) So a ``Window`` around one micro-batch has from a to
 to c' behind it; and if that one has a load of at least l, and weighs w on the mixture, the bound is higher by
 (w - slope) l.
 
+**Capacity.** A micro-batch holds so many tokens, so j of them hold no more load than the workload's heaviest
+sequences that fit there, K_j, cut where they do not fit whole. K is concave in j, and with the weights ascending
+
+    sum_m w_m y_m >= s Y - sum_j max(0, s - w_j) (K_j - K_{j-1})        for every s:
+
+of a load that is above all K_j - K_{j-1} the least weights cannot take all. s is chosen for a load, and holds for
+all. The programs themselves know just that no micro-batch has more than an even share of the K_j that the load
+needs.
+
 **Any pipeline.** A mixture is a bound whatever the shares, constants and links are; only how tight it is depends
 on them. So programs are solved for pipelines without constants, of rounded shares, once for all strategies; the
 ranges that give least are halved, and where it is worth it have programs of their own.
@@ -37,7 +46,7 @@ function: between two loads it is above its chord (``chord``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -48,6 +57,10 @@ from milpplan.costs.columns import FloatArray, IntArray
 # Numbers of micro-batches from here on have no program, and where ranges begin.
 MAX_MICRO_BATCHES = 129
 _FIRSTS = (1, 2, 3, 5, 9, 17, 33, 65, MAX_MICRO_BATCHES)
+# Numbers of full micro-batches that programs are shared for.
+_FULL = (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128)
+# Programs leave a little more room than there is.
+_ROOM = 1.0 + 1e-6
 # What floats may add to sums of flows.
 _SAFETY = 1.0 - 1e-9
 
@@ -56,13 +69,23 @@ _SAFETY = 1.0 - 1e-9
 class StageLoads:
     """A pipeline's least times under one line: ``last`` [n] ns of a sequence on the last stage, ``last_ns`` of a
     micro-batch beyond; the other stages take ``shares`` (forward, backward) of the former and ``others_ns`` of the
-    latter; ``transfer_ns`` between stages."""
+    latter; ``transfer_ns`` between stages. Any j micro-batches hold no more than the first j of ``most`` (falling)
+    together; more than these, any load."""
 
     last: FloatArray
     last_ns: float
     shares: tuple[float, float]
     others_ns: tuple[float, float]
     transfer_ns: int
+    most: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def full(self, load: float) -> float:
+        """Micro-batches that a load fills, at least; 0 where there is no telling."""
+        sums = np.cumsum(self.most)
+        if not len(sums) or load > sums[-1]:
+            return 0.0
+        number = int(np.searchsorted(sums, load)) + 1
+        return load * number / float(sums[number - 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +143,21 @@ class Mixture:
     links: FloatArray
     window: Window
 
-    def bound(self, stages: StageLoads, least: float = 0.0) -> PathBound:
-        """What it proves of a pipeline; constants and links only of micro-batches that are there. The one that the
-        window is around has a load of at least ``least``."""
+    def bound(self, stages: StageLoads, load: float, least: float = 0.0) -> PathBound:
+        """What it proves of a pipeline, highest for a ``load``; constants and links only of micro-batches that are
+        there. The one that the window is around has a load of at least ``least``."""
         weights = np.array([1.0, *stages.shares]) @ self.flows
         constants = np.array([stages.last_ns, *stages.others_ns]) @ self.flows + stages.transfer_ns * self.links
-        slope = float(weights.min())
-        more = (float(weights[self.window.ahead[1]]) - slope) * least
-        return PathBound(float(constants[slice(*self.window.there)].sum()) + more, slope)
+        constant = float(constants[slice(*self.window.there)].sum())
+        slopes = np.sort(weights)
+        most = stages.most[: len(slopes) - 1]
+        slopes = slopes[: len(most) + 1]
+        # The first j weights are below slope j.
+        beyond = np.append(0.0, np.cumsum(most)) * slopes - np.append(0.0, np.cumsum(most * slopes[: len(most)]))
+        more = np.maximum(0.0, weights[self.window.ahead[1]] - slopes) * least
+        values = constant - beyond + more
+        best = int((values + slopes * load).argmax())
+        return PathBound(float(values[best]), float(slopes[best]))
 
 
 def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: float, least: float = 0.0) -> Mixture:
@@ -157,11 +187,14 @@ def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: floa
     )
     cost = np.zeros(nodes + number)
     cost[nodes - 1] = 1.0
-    lower = np.zeros(nodes + number)
+    lower, upper = np.zeros(nodes + number), np.full(nodes + number, np.inf)
     lower[nodes + window.ahead[1]] = min(1.0, least / load)
+    full = stages.full(load)
+    if full > 0:
+        upper[nodes:] = max(1.0 / full, 1.0 / number, lower[nodes + window.ahead[1]]) * _ROOM
     total = np.concatenate([np.zeros(nodes), np.ones(number)])[None]
     sides = -(lags + constants[graph.heads]) / load
-    limits = np.stack([lower, np.full(nodes + number, np.inf)], axis=1)
+    limits = np.stack([lower, upper], axis=1)
     answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=limits, method="highs")
     duals = -np.asarray(answer.ineqlin.marginals) if answer.status == 0 else np.ones(arcs)
     return graph.mixture(np.maximum(duals, 0.0), window)
@@ -173,7 +206,7 @@ def path_bound(
     """The bound of ``number`` micro-batches (or of ``first`` and more up to that) that is highest for loads that
     add up to ``load``."""
     window = Window.of(number if first is None else first, number)
-    return best_mixture(stages, num_stages, window, load).bound(stages)
+    return best_mixture(stages, num_stages, window, load).bound(stages, load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +307,13 @@ def chord(ends: tuple[float, float], values: Sequence[float]) -> tuple[float, fl
 
 
 @lru_cache(maxsize=4096)
-def _plain_mixture(num_stages: int, first: int, last: int, forward: float, backward: float) -> Mixture:
-    """The mixture for stages of such shares without constants; any mixture is a bound for any stages."""
-    plain = StageLoads(np.ones(1), 0.0, (forward, backward), (0.0, 0.0), 0)
+def _plain_mixture(
+    num_stages: int, first: int, last: int, forward: float, backward: float, full: int
+) -> Mixture:
+    """The mixture for stages of such shares without constants, of a load that fills ``full`` micro-batches; any
+    mixture is a bound for any stages."""
+    most = np.full(full, _ROOM / full) if full else np.zeros(0)
+    plain = StageLoads(np.ones(1), 0.0, (forward, backward), (0.0, 0.0), 0, most)
     return best_mixture(plain, num_stages, Window.of(first, last), 1.0)
 
 
@@ -284,26 +321,31 @@ def load_bound(
     stages: StageLoads,
     num_stages: int,
     ramp_ns: float,
-    loads: Sequence[float],
-    effort: int = 8,
+    load: float,
+    effort: int = 16,
     *,
     step: float = 0.01,
     exact: bool = False,
+    known: LoadBound | None = None,
 ) -> LoadBound:
-    """The bound of any packing; highest near ``loads``, for each of which ``effort`` ranges are halved.
+    """The bound of any packing; highest near ``load``, for which at most ``effort`` ranges get programs; those of
+    ``known`` are where it begins.
 
     A range has the last stage's work and constants, or what the wider one had, until it is the one that gives
-    least. Programs are solved once for all pipelines whose shares are the same in multiples of ``step``. Where
-    ``exact``, programs have everything in them: dearer, and a little higher.
+    least. Programs are solved once for all pipelines whose shares are the same in multiples of ``step``, and that
+    fill about as many micro-batches. Where ``exact``, programs have everything in them: dearer, and a little
+    higher.
     """
     forward, backward = (round(round(share / step) * step, 6) for share in stages.shares)
+    full = max(one for one in _FULL if one <= stages.full(load))
 
-    def proved(one: Range, load: float) -> Range:
+    def proved(one: Range) -> Range:
         assert one.last is not None
         if exact:
             found = path_bound(stages, num_stages, one.last, load, one.first)
         else:
-            found = _plain_mixture(num_stages, one.first, one.last, forward, backward).bound(stages)
+            mixture = _plain_mixture(num_stages, one.first, one.last, forward, backward, full)
+            found = mixture.bound(stages, load)
         return Range(one.first, one.last, max(found, one.bound, key=lambda bound: bound.at(load)), True)
 
     def work(first: int) -> PathBound:
@@ -311,20 +353,20 @@ def load_bound(
 
     ranges = [Range(first, end - 1, work(first)) for first, end in pairwise(_FIRSTS)]
     ranges.append(Range(_FIRSTS[-1], None, work(_FIRSTS[-1])))
-    for load in loads:
-        halved = 0
-        while halved < effort:
-            worst = min(ranges, key=lambda one: one.bound.at(load))
-            if worst.last is None or (worst.solved and worst.first == worst.last):
-                break
-            ranges.remove(worst)
-            if not worst.solved:
-                ranges.append(proved(worst, load))
-                halved += exact
-                continue
-            middle = (worst.first + worst.last) // 2
-            for first, last in ((worst.first, middle), (middle + 1, worst.last)):
-                bound = max(worst.bound, work(first), key=lambda bound: bound.at(load))
-                ranges.append(Range(first, last, bound))
-            halved += 1
+    if known is not None:
+        ranges = [replace(one, solved=False) for one in known.ranges]
+    solved = 0
+    while solved < effort:
+        worst = min(ranges, key=lambda one: one.bound.at(load))
+        if worst.last is None or (worst.solved and worst.first == worst.last):
+            break
+        ranges.remove(worst)
+        if not worst.solved:
+            ranges.append(proved(worst))
+            solved += 1
+            continue
+        middle = (worst.first + worst.last) // 2
+        for first, last in ((worst.first, middle), (middle + 1, worst.last)):
+            bound = max(worst.bound, work(first), key=lambda bound: bound.at(load))
+            ranges.append(Range(first, last, bound))
     return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))

@@ -42,6 +42,7 @@ to others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -56,16 +57,16 @@ from milpplan.lengths.unequal import LoadBound, StageLoads, chord, load_bound
 # Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
 _LOADS = (1.0, 0.25)
 _THETAS = (0.0, 0.3, 0.6, 0.85)
-# Shares of a pipeline's whole load near which its bound is high, and ranges halved for each; and with more effort:
+# Shares of a pipeline's whole load near which its bound is high, and programs for each; and with more effort:
 # groups of sets hold parts of the workload.
 BESIDE_SHARE = 0.3
-_ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 10), ((1.0, BESIDE_SHARE), 3), 60
+_ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 18), ((1.0, BESIDE_SHARE), 7), 40
 # Shares of stages are rounded to this in programs: to more in the first ones of pipelines of so many stages, which
 # are dear, and to less in the finer ones.
 DEEP = 8
 _STEP, _DEEP_STEP = 0.01, 0.04
-# Shares, ranges and steps of finer ones.
-_FINER, _DEEP_FINER = ((0.8, 0.4, 0.25, 0.15), 14, 0.002), ((0.5, 0.25), 6, _DEEP_STEP)
+# Shares, programs and steps of finer ones.
+_FINER, _DEEP_FINER = ((0.8, 0.4, 0.25, 0.15), 8, 0.005), ((0.5, 0.25), 5, _DEEP_STEP)
 # Stages that programs of sets are for: the last ones.
 _MOST_STAGES = 8
 # Classes of groups by their longest sequence begin at these parts of the load of the longest that fits.
@@ -105,10 +106,11 @@ class LongClass:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """A pipeline's ``bound`` by the mean load of its last stages, to which a sequence adds ``each`` [n] ns;
-    ``full`` is the load of the whole workload. ``classes``: what is known of groups with long sequences."""
+    """A pipeline's ``bounds`` by the mean load of its last stages, each highest at another load, to which a
+    sequence adds ``each`` [n] ns; ``full`` is the load of the whole workload. ``classes``: what is known of groups
+    with long sequences."""
 
-    bound: LoadBound
+    bounds: tuple[LoadBound, ...]
     each: FloatArray
     full: float
     stages: StageLoads
@@ -137,23 +139,38 @@ class Loads:
             each = stages.last / layout.dp
             full = float(load.counts @ each)
             if full not in tried:
-                aims = [aim * full for aim in shares]
                 step = _STEP if num_stages < DEEP else _DEEP_STEP
-                bound = load_bound(stages, num_stages, ramp_ns, aims, effort, step=step)
-                tried[full] = Loads(bound, each, full, stages, num_stages, layout.dp, ramp_ns)
-        found = max(tried.values(), key=lambda one: one.bound.at(share * one.full))
+                plain = Loads((), each, full, stages, num_stages, layout.dp, ramp_ns)
+                tried[full] = plain.bounded(shares, effort, step, capped=False)
+        found = max(tried.values(), key=lambda one: one.at(share * one.full))
         if not exact:
             return found
-        return replace(
-            found, bound=load_bound(found.stages, num_stages, ramp_ns, [found.full], _EXACT_EFFORT, exact=True)
-        )
+        bound = load_bound(found.stages, num_stages, ramp_ns, found.full, _EXACT_EFFORT, exact=True)
+        return replace(found, bounds=(bound,))
+
+    def bounded(self, shares: Sequence[float], effort: int, step: float, *, capped: bool) -> Loads:
+        """With bounds that are high at these shares of the full load; whether they know what micro-batches hold
+        at most: programs without are shared by more pipelines."""
+        stages = self.stages if capped else replace(self.stages, most=np.zeros(0))
+        bounds = []
+        for load in (share * self.full for share in shares):
+            known = self.near(load) if self.bounds else None
+            bounds.append(
+                load_bound(stages, self.num_stages, self.ramp_ns, load, effort, step=step, known=known)
+            )
+        return replace(self, bounds=tuple(bounds))
+
+    def near(self, load: float) -> LoadBound:
+        """The bound that is highest for a load."""
+        return max(self.bounds, key=lambda one: one.at(load))
+
+    def at(self, load: float) -> float:
+        """What a replica takes at least for a load, ns."""
+        return self.near(load).at(load)
 
     def finer(self) -> Loads:
         """With a bound that is high for parts of the load, too."""
-        shares, effort, step = _DEEP_FINER if self.num_stages >= DEEP else _FINER
-        aims = [share * self.full for share in shares]
-        bound = load_bound(self.stages, self.num_stages, self.ramp_ns, aims, effort, step=step)
-        return replace(self, bound=bound)
+        return self.bounded(*(_DEEP_FINER if self.num_stages >= DEEP else _FINER), capped=True)
 
     def lengthened(self, enough_ns: float) -> Loads:
         """With what the longest sequence of the workload adds, highest for the whole of it."""
@@ -167,7 +184,7 @@ class Loads:
         """What is known of a replica with a sequence of length number ``first`` or longer, highest near a load."""
         least = float(self.stages.last[first])
         load = max(load, _CLASS_LEAST * least)
-        return long_bound(self.stages, self.num_stages, self.bound, least, load, enough_ns, effort)
+        return long_bound(self.stages, self.num_stages, self.near(load), least, load, enough_ns, effort)
 
     def classified(self, fitting: int, *, only_longest: bool = False) -> Loads:
         """With groups told apart by the longest sequence that they hold, of the first ``fitting`` lengths; or only
@@ -190,7 +207,7 @@ class Loads:
     @property
     def highest(self) -> float:
         """The bound of the whole workload, ns."""
-        found = [self.bound.at(self.full)]
+        found = [self.at(self.full)]
         for one in self.classes:
             if one.end == len(self.each):
                 found += [values[0] for values in self._ends(one, (self.full, self.full))]
@@ -198,15 +215,16 @@ class Loads:
 
     def _ends(self, one: LongClass, ends: tuple[float, float]) -> list[list[float]]:
         """Bounds of a group of the class at two loads, ns."""
-        loads = np.array(ends)
-        return [group_ns(long, self.bound, self.num_replicas, loads).tolist() for long in one.long]
+        loads, near = np.array(ends), self.near(sum(ends) / 2)
+        return [group_ns(long, near, self.num_replicas, loads).tolist() for long in one.long]
 
     def within(
         self, bounds: WorkBounds, low: float = 0.0, high: float = 1.0, one: LongClass | None = None
     ) -> WorkBounds:
         """``bounds`` and those of groups with between two shares of the full load, of one class if it is given."""
         ends = low * self.full, high * self.full
-        rows = _chord_rows(ends, [self.bound.at(ends[0]), self.bound.at(ends[1])])
+        near = self.near(sum(ends) / 2)
+        rows = _chord_rows(ends, [near.at(ends[0]), near.at(ends[1])])
         if one is not None:
             rows += [row for values in self._ends(one, ends) for row in _chord_rows(ends, values)]
         shares = np.array([slope for slope, _ in rows])[:, None] * self.each

@@ -11,6 +11,7 @@ import pytest
 from milpplan.lengths.longest import group_ns, long_bound
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
 from milpplan.lengths.screening import Bounded, branched, mixed_ns, screened, split
+from milpplan.lengths.tables import Load, heaviest
 from milpplan.lengths.unequal import StageLoads, chord, load_bound, path_bound
 from milpplan.lengths.work import WorkBounds, serial_times
 from tests.lengths.cases import pool, random_micro_batches
@@ -47,7 +48,7 @@ def test_a_load_is_bounded_whatever_the_number_of_micro_batches() -> None:
         shares = (float(random.uniform(0.1, 0.4)), float(random.uniform(0.3, 0.6)))
         one = StageLoads(np.ones(1), float(random.integers(1, 30)), shares, (3.0, 5.0), int(random.integers(0, 9)))
         ramp_ns = 2.0 * (stages - 1) * one.transfer_ns
-        found = [load_bound(one, stages, ramp_ns, [load], 60, exact=exact) for exact in (False, True)]
+        found = [load_bound(one, stages, ramp_ns, load, 60, exact=exact) for exact in (False, True)]
         assert found[0].at(load) <= found[1].at(load) * 1.001
         ends = 0.25 * load, load
         slope, constant = chord(ends, [found[1].at(end) for end in ends])
@@ -96,6 +97,82 @@ def test_one_mixture_of_paths_bounds_a_range_of_numbers() -> None:
                 assert bound.at(float(loads.sum())) <= exact + 2
 
 
+def _sequences(random: np.random.Generator, kinds: int) -> Load:
+    """Some sequences of lengths in grains of one token."""
+    lengths = np.sort(random.choice(np.arange(5, 60), kinds, replace=False))
+    return Load(lengths, random.integers(1, 5, kinds), 1)
+
+
+def _random_packing(random: np.random.Generator, load: Load, room: int) -> np.ndarray:
+    """All sequences in micro-batches of at most ``room`` grains [v, n], some of them growing and falling."""
+    items = random.permutation(np.repeat(np.arange(len(load.lengths)), load.counts))
+    rows: list[np.ndarray] = []
+    limits = [int(random.integers(room // 3, room + 1)) for _ in items]
+    for k in items.tolist():
+        fit = [
+            row for row, limit in zip(rows, limits, strict=False) if row @ load.lengths + load.lengths[k] <= limit
+        ]
+        if not fit or random.random() < 0.05:
+            fit = [np.zeros(len(load.lengths), dtype=np.int64)]
+            rows.append(fit[0])
+        fit[0][k] += 1
+    packed = np.array(rows)
+    return packed if random.random() < 0.5 else packed[np.argsort(-packed @ load.lengths)]
+
+
+def test_no_micro_batches_hold_more_than_the_heaviest() -> None:
+    """Any j micro-batches of random packings weigh no more than the bound of j, which falls from one to the next;
+    full ones of the heaviest sequences weigh just that."""
+    random, tight = np.random.default_rng(21), 0.0
+    for _ in range(60):
+        load, room = _sequences(random, int(random.integers(1, 7))), 60
+        each = random.integers(1, 9, len(load.lengths)) * load.lengths + random.integers(0, 50, len(load.lengths))
+        most = heaviest(each.astype(float), load, room)
+        assert (np.diff(most) <= 1e-6).all()
+        for _ in range(10):
+            weights = np.sort(_random_packing(random, load, room) @ each)[::-1]
+            sums = np.cumsum(most)[: len(weights)]
+            assert (np.cumsum(weights) <= sums).all()
+            tight = max(tight, float(weights[0] / sums[0]))
+        assert np.cumsum(most)[-1] == pytest.approx(float(load.counts @ each))
+    assert tight > 0.99
+
+
+def test_bounds_that_know_what_fits_hold_for_every_packing() -> None:
+    """Random packings of sequences into micro-batches that hold so much take no less than the bounds that know it,
+    by programs of their own or shared ones, highest for this load or another; where micro-batches are full, these
+    are well above those that do not know."""
+    random, raised = np.random.default_rng(22), []
+    for turn in range(12):
+        stages, load, room = int(random.integers(2, 5)), _sequences(random, 6), 60
+        each = (random.integers(4, 7, 6) * load.lengths * 10).astype(float)
+        total, lag = float(load.counts @ each), int(random.integers(0, 50))
+        shares = (float(random.uniform(0.2, 0.4)), float(random.uniform(0.4, 0.7)))
+        most = heaviest(each, load, room)
+        one = StageLoads(each, float(random.integers(0, 90)), shares, (20.0, 30.0), lag, most)
+        aim = total * float(random.choice([0.4, 1.0]))
+        ramp_ns = 2.0 * (stages - 1) * lag
+        without = load_bound(replace(one, most=np.zeros(0)), stages, ramp_ns, aim, 30)
+        bounds = [load_bound(one, stages, ramp_ns, aim, 30, exact=exact, known=without) for exact in (False, True)]
+        longest = float(each.max())
+        long = long_bound(one, stages, bounds[0], longest, aim, float("inf"), 12) if turn % 4 == 0 else None
+        raised.append(bounds[1].at(aim) / without.at(aim))
+        for _ in range(40):
+            packed = _random_packing(random, load, room)
+            loads = packed @ each
+            forward, backward = (
+                np.ceil(np.tile(share * loads + constant, (stages, 1)))
+                for share, constant in zip(shares, one.others_ns, strict=True)
+            )
+            forward[-1] = np.floor(loads / 3)
+            backward[-1] = np.ceil(loads + one.last_ns - forward[-1])
+            lags = np.full(len(packed), lag, np.int64)
+            exact = pipeline_ns(forward.astype(np.int64), backward.astype(np.int64), lags)
+            assert max(bound.at(total) for bound in bounds) <= exact
+            assert long is None or long.at(total) <= exact
+    assert max(raised) > 1.02, raised
+
+
 def test_a_replica_with_a_long_sequence_is_bounded_wherever_it_runs() -> None:
     """Random loads, one of them long, at any place of any number of micro-batches, take no less than the bound of
     their sum; beside few others the long one raises the bound well above that without it."""
@@ -105,7 +182,7 @@ def test_a_replica_with_a_long_sequence_is_bounded_wherever_it_runs() -> None:
         load = 1e6
         shares = (float(random.uniform(0.25, 0.35)), float(random.uniform(0.5, 0.65)))
         one = StageLoads(np.ones(1), 4_000.0, shares, (1_000.0, 2_000.0), 50)
-        plain = load_bound(one, stages, 100.0, [load])
+        plain = load_bound(one, stages, 100.0, load)
         least = load * float(random.uniform(0.2, 0.5))
         long = long_bound(one, stages, plain, least, load, float("inf"), 70)
         raised.append(long.at(load) / plain.at(load))
@@ -170,7 +247,7 @@ def test_a_group_with_a_long_sequence_is_bounded_however_its_replicas_share() ->
     for replicas in (1, 2, 4):
         stages, load, shares = 2 + replicas // 2, 1e6, (0.3, 0.6)
         one = StageLoads(np.ones(1), 500.0, shares, (0.0, 0.0), 20)
-        plain = load_bound(one, stages, 40.0, [load])
+        plain = load_bound(one, stages, 40.0, load)
         least = 0.35 * load
         long = long_bound(one, stages, plain, least, load, float("inf"), 24)
         ends = 0.5 * load, 1.2 * load
