@@ -71,6 +71,7 @@ class Pool:
     known: dict[tuple[int, int], Strategy] = field(default_factory=dict)
     bounded: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
     loaded: dict[tuple[int, int, bool], Loads] = field(default_factory=dict)
+    fine: dict[int, Loads] = field(default_factory=dict)
 
     @staticmethod
     def of(problem: Problem, load: Load) -> Pool:
@@ -138,7 +139,9 @@ class Pool:
 
     def finer(self, member: int) -> Loads:
         """``loads`` beside other strategies, with a bound that is high for parts of the load, too."""
-        return self.loads(member, beside=True).finer()
+        if member not in self.fine:
+            self.fine[member] = self.loads(member, beside=True).finer()
+        return self.fine[member]
 
     def serial_ns(self, member: int) -> float:
         """Least time of a group with the longest sequence, beside other strategies."""

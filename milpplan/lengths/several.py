@@ -5,9 +5,9 @@ the least bound is next: that is the one that the bound of the step is.
 
  1. *Screened* (``screening``): all sets at once, switches free; then with the loads of pipelines, in intervals.
  2. *Priced*: the cheapest order with the switches of the set.
- 3. *Finer*: narrow intervals of the loads of its pipelines; each by the longest sequence that the pipeline holds,
-    and what that adds to its time, where this may be the longest of all.
- 4. *Classified*: the same for all its pipelines.
+ 3. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most.
+ 4. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
+    this may be the longest of all; then for all its pipelines.
  5. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
     sets without pipelines are opened before all others: what they give is what these have to beat.
 
@@ -118,7 +118,8 @@ class Several:
 
     def left(self, one: OpenSet, number: int) -> Left:
         """A screened set with everything left to do."""
-        return Left(one.bound_ns, number, one, ways=[self._price, self._finer, self._classify, self._open])
+        ways: list[Callable[[Left], None]] = [self._price, self._finer, self._longest, self._classify, self._open]
+        return Left(one.bound_ns, number, one, ways=ways)
 
     def _first(self, left: list[Left]) -> None:
         """Open the first sets without pipelines: their tables are tight, and what they give all have to beat."""
@@ -187,27 +188,33 @@ class Several:
         one.raise_to(one.screened.bound_ns + one.order_ns)
 
     def _finer(self, one: Left) -> None:
-        """Narrow intervals of the loads of its pipelines; those that may run the longest sequence by whether they
-        do, but for deep ones, whose programs are dear."""
+        """Narrow intervals of the loads of its pipelines, with what their micro-batches hold at most."""
+        self._branch(one, [self._pieces(place, "none") for place in one.screened.used])
+
+    def _longest(self, one: Left) -> None:
+        """The same; those that may run the longest sequence by whether they do, but for deep ones, whose programs
+        are dear."""
         self._branch(one, [self._pieces(place, "longest") for place in one.screened.used])
 
     def _classify(self, one: Left) -> None:
         """The same, and all groups told apart by their longest sequence."""
         self._branch(one, [self._pieces(place, "all") for place in one.screened.used])
 
-    def _pieces(self, place: int, classes: Literal["longest", "all"]) -> list[list[WorkBounds]]:
+    def _pieces(self, place: int, classes: Literal["none", "longest", "all"]) -> list[list[WorkBounds]]:
         """A pipeline's bounds in narrow intervals of its load: for each all groups, then those of each class;
         nothing where it is no pipeline."""
-        key = (place, classes)
         pool, member = self.pool, self.members[place]
         if pool.num_stages(member) == 1:
             return []
+        able = bool(np.isfinite(pool.serial_ns(member))) and pool.num_stages(member) < DEEP
+        if classes == "longest" and not able:
+            classes = "none"
+        key = (place, classes)
         if key not in self.pieces:
-            able = bool(np.isfinite(pool.serial_ns(member))) and pool.num_stages(member) < DEEP
-            if able or classes == "all":
-                loads = pool.classified(member, only_longest=classes == "longest")
-            else:
+            if classes == "none":
                 loads = pool.finer(member)
+            else:
+                loads = pool.classified(member, only_longest=classes == "longest")
             plain, pairs = self.plain[place], list(pairwise(_NARROW.tolist()))
             kinds: list[LongClass | None] = [None, *loads.classes]
             self.pieces[key] = [[loads.within(plain, *pair, kind) for kind in kinds] for pair in pairs]

@@ -307,9 +307,7 @@ def chord(ends: tuple[float, float], values: Sequence[float]) -> tuple[float, fl
 
 
 @lru_cache(maxsize=4096)
-def _plain_mixture(
-    num_stages: int, first: int, last: int, forward: float, backward: float, full: int
-) -> Mixture:
+def _plain_mixture(num_stages: int, first: int, last: int, forward: float, backward: float, full: int) -> Mixture:
     """The mixture for stages of such shares without constants, of a load that fills ``full`` micro-batches; any
     mixture is a bound for any stages."""
     most = np.full(full, _ROOM / full) if full else np.zeros(0)

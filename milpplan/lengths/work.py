@@ -155,9 +155,7 @@ class Loads:
         bounds = []
         for load in (share * self.full for share in shares):
             known = self.near(load) if self.bounds else None
-            bounds.append(
-                load_bound(stages, self.num_stages, self.ramp_ns, load, effort, step=step, known=known)
-            )
+            bounds.append(load_bound(stages, self.num_stages, self.ramp_ns, load, effort, step=step, known=known))
         return replace(self, bounds=tuple(bounds))
 
     def near(self, load: float) -> LoadBound:
