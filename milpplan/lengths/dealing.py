@@ -152,6 +152,8 @@ def improved(timer: Timer, replicas: list[IntArray], effort: int) -> list[IntArr
     random = np.random.default_rng(1)
     held = [Replica.of(timer, one) for one in replicas]
     num_stages, number = timer.base.shape[2], max(len(one.packed) for one in held)
+    if not number:
+        return replicas
     rounds = effort // (_ROUND + (num_stages * (num_stages + number) if num_stages > 1 else 0))
     best, least = list(held), max(one.time_ns for one in held)
     for turn in range(rounds):
@@ -160,7 +162,7 @@ def improved(timer: Timer, replicas: list[IntArray], effort: int) -> list[IntArr
         slow = int(np.argmax(times))
         limit = times[slow] * (1.0 + threshold)
         kind = random.random()
-        if kind < _PLACES and timer.base.shape[2] > 1:
+        if kind < _PLACES and num_stages > 1:
             found = _moved(held[slow], limit, random)
             if found is not None:
                 held[slow] = found
@@ -188,9 +190,7 @@ def _exchanged(
     make = _for_many if 1.0 - _OPENS - _MANY < kind <= 1.0 - _OPENS else _for_one
     source, target, goes = make(here, there, random)
     grains = goes @ timer.grains
-    fits = (here.grains[source] - grains <= timer.most_grains) & (
-        there.grains[target] + grains <= timer.most_grains
-    )
+    fits = np.maximum(here.grains[source] - grains, there.grains[target] + grains) <= timer.most_grains
     fits &= goes.any(axis=1)
     if same:
         fits &= source != target
