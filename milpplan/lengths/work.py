@@ -66,7 +66,7 @@ _ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 18), ((1.0, BESIDE_SHARE), 7), 40
 DEEP = 8
 _STEP, _DEEP_STEP = 0.01, 0.04
 # Shares, programs and steps of finer ones.
-_FINER, _DEEP_FINER = ((0.7, 0.3, 0.17), 16, 0.005), ((0.5, 0.25), 8, _DEEP_STEP)
+_FINER, _DEEP_FINER = ((0.6, 0.25), 28, 0.005), ((0.5, 0.25), 12, _DEEP_STEP)
 # Stages that programs of sets are for: the last ones.
 _MOST_STAGES = 8
 # Classes of groups by their longest sequence begin at these parts of the load of the longest that fits.
