@@ -36,9 +36,9 @@ EVEN_SPLITS = 4
 """At most so many even splits are tried where the first node leaves a layout open."""
 NEAR = 1.015
 """Plans of a layout that are slower than so many times the cutoff are not worth a search around them."""
-NODE_ROUNDS = 10
+NODE_ROUNDS = 20
 """Most rounds on the relaxation of a node."""
-MOST_PATHS, KEPT_PATHS = 400, 150
+MOST_PATHS, KEPT_PATHS = 1000, 500
 """Paths in the relaxation before it is made anew, and of how many (besides the tight ones) then."""
 FEW_SPLITS = 256
 """Splits of a node that are decided one by one where its relaxation says nothing."""
