@@ -172,6 +172,16 @@ SolveGap = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2_147_483_647, metavar="N", help="Solvers' seed.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        metavar="N",
+        help="Processes that prove, for --space any; 1: this one.",
+        show_default="CPUs, at most 4",
+    ),
+]
 Witness = Annotated[
     bool, typer.Option("--witness/--no-witness", help="A second solver confirms every bound that decides.")
 ]

@@ -42,6 +42,7 @@ def solve(
     time_limit: o.TimeLimit = None,
     gap: o.SolveGap = None,
     seed: o.Seed = 1,
+    workers: o.Workers = None,
     witness: o.Witness = True,
     warm_start: o.WarmStart = None,
     check_ends: o.CheckEnds = False,

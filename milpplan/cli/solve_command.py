@@ -50,6 +50,7 @@ class SolveWords:
     time_limit: float | None
     gap: float | None
     seed: int
+    workers: int | None
     witness: bool
     warm_start: Path | None
     check_ends: bool
@@ -126,6 +127,7 @@ class SolveWords:
             gap=DEFAULT_GAP if self.gap is None else self.gap,
             time_limit_s=self.time_limit,
             seed=self.seed,
+            workers=self.workers,
             witness=self.witness,
             warm_start=start,
             forbid=arguments.forbidden_values(self.forbid or []),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.optimize.worker_process import usable_cpus
 from milpplan.reports.document import document_text
 from milpplan.reports.terminal import printable
 from milpplan.specs.records import Count, Record
@@ -79,14 +79,9 @@ def _runner(workers: int | None, ray: bool) -> Runner:
     def solve_all(tasks: Sequence[Task]) -> Generator[Outcome]:
         if ray:
             return ray_cluster.run(tasks, workers)
-        return processes.run(tasks, workers or _cpus())
+        return processes.run(tasks, workers or usable_cpus())
 
     return solve_all
-
-
-def _cpus() -> int:
-    """CPUs that this program may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _code(sweep: Sweep, interrupted: bool) -> ExitCode:

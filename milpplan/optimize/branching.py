@@ -176,7 +176,7 @@ class Tree:
 
     def _timed_bound(self, timed: TimedRelaxation, part: Attempt) -> FloatArray | None:
         proved, layers = timed.solve(part.setting)
-        part.counters.relaxations += 1
+        part.counters.relaxed(timed.relaxation.program, timed.iterations)
         part.bound_ns = max(part.bound_ns, proved)
         return layers
 

@@ -21,6 +21,7 @@ from milpplan.costs.stages import durations, plan_stages
 from milpplan.costs.term import PAIRED, WORK
 from milpplan.optimize.compact import RESOLUTION as COMPACT_RESOLUTION
 from milpplan.optimize.compact import CompactRelaxation
+from milpplan.optimize.counters import Counters
 from milpplan.optimize.formulation import LayoutProgram
 from milpplan.optimize.menus import Menu, Prices, Setting, stage_menu
 from milpplan.optimize.peaks import PeakPath
@@ -38,18 +39,6 @@ MAX_POOL = 96
 CONVERGED = 5e-6
 STALL_ROUNDS, STALL_SHARE = 6, 0.02
 """Rounds stop when so many of them closed less than this share of what was left to the cutoff."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """How much work was done."""
-
-    relaxations: int = 0
-    integer_programs: int = 0
-    witnessed: int = 0
-    paths: int = 0
-    simulations: int = 0
-    unwitnessed: int = 0
 
 
 @dataclass(slots=True)
@@ -93,7 +82,7 @@ class Attempt:
         """Critical paths and step times of duration matrices [B, Term, J]."""
         paths = critical_paths(self.graph, points)
         transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
-        self.counters.simulations += len(points)
+        self.counters.simulated(len(points), self.graph)
         steps = [int(path.length_ns(point, transfer, barrier)) for path, point in zip(paths, points, strict=True)]
         return list(paths), steps
 
@@ -192,7 +181,7 @@ class Rounds:
         """Solve; None when the solver stopped or time is up. The bound is proved where it passes the cutoff: a
         proof takes as long as a solution, and only the last one counts."""
         solution = self.relaxation.solve()
-        self.attempt.counters.relaxations += 1
+        self.attempt.counters.relaxed(self.relaxation.program, solution.iterations)
         if solution.status != "optimal" or self.attempt.out_of_time():
             return None
         self.bound_ns, self.unproved = self.base + self.unit * solution.objective, solution

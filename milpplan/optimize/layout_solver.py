@@ -24,11 +24,12 @@ from milpplan.errors import SolverError
 from milpplan.optimize.backends import backend
 from milpplan.optimize.bounds import path_coefficients
 from milpplan.optimize.branching import Tree
+from milpplan.optimize.counters import Counters
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.fates import Fate
 from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
-from milpplan.optimize.kelley import Attempt, Counters, compact_rounds, menu_rounds, try_choice
+from milpplan.optimize.kelley import Attempt, compact_rounds, menu_rounds, try_choice
 from milpplan.optimize.menus import Menu, Setting
 from milpplan.optimize.program import Program
 from milpplan.optimize.recompute_parts import PartKey, part_key
@@ -228,7 +229,7 @@ class LayoutSolver:
             current, unit = _scaled(program, base, unit, solver.name == "cpsat")
             limits = replace(self._limits(self.seconds_left()), relative_gap=gap)
             solution = solver.solve(current, limits)
-            self.counters.integer_programs += 1
+            self.counters.solved()
             if solution.status == "infeasible":
                 above = int(current.upper[-1]) + 1
                 return self._settle(attempt, current, solution, above, base, unit)

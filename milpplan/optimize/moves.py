@@ -13,7 +13,8 @@ from milpplan.costs.layers import ONCE
 from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.stages import StageMemo, durations, plan_stages
 from milpplan.costs.term import PAIRED, WORK
-from milpplan.optimize.kelley import Attempt, Counters
+from milpplan.optimize.counters import Counters
+from milpplan.optimize.kelley import Attempt
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.rounding import fitted_plan
 from milpplan.specs.plan import Plan

@@ -24,25 +24,13 @@ from milpplan.optimize.moves import moved
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status
 from milpplan.optimize.search import Search
-from milpplan.optimize.solution import Backend
 from milpplan.optimize.wider import bound_of_any_chunks
+from milpplan.optimize.witnesses import witnesses
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Job, Problem, Space
 from milpplan.units import NS_PER_S, gpu_hours
 
 LOGGER = logging.getLogger("milpplan.search")
-WITNESSES = {
-    "highs": ("cbc", "cpsat"),
-    "auto": ("cbc", "cpsat", "highs"),
-    "cbc": ("cpsat", "highs"),
-    "cpsat": ("highs", "cbc"),
-}
-"""Who confirms a bound that rests on an integer program; the next is asked where one cannot, and never the solver
-that gave the bound."""
-OWN_WITNESSES = ("highs", "cbc", "cpsat")
-"""Who confirms what a plug-in proves."""
-
-
 START_GAP = 1e-3
 """How well the even plan is proved from which the search for splits of any kind starts."""
 MOVED_PLANS = 6
@@ -152,6 +140,10 @@ def _check(options: SolveOptions) -> None:
         raise InvalidInputError(
             f"time_limit_s={options.time_limit_s}.", "Expected a positive number of seconds.", ""
         )
+    if options.workers is not None and options.workers < 1:
+        raise InvalidInputError(
+            f"workers={options.workers}.", "Expected at least 1, which is this process.", "Leave it out."
+        )
     for partial in options.forbid:
         unknown = set(partial) - set(Layout.model_fields)
         if unknown or not partial:
@@ -162,16 +154,11 @@ def _check(options: SolveOptions) -> None:
             )
 
 
-def _witnesses(options: SolveOptions) -> list[Backend]:
-    names = WITNESSES.get(options.backend, OWN_WITNESSES) if options.witness else ()
-    return [backend_named(name) for name in names]
-
-
 def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) -> PlanResult:
     """One search; ``known`` are plans to start from, beside the caller's."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
-    solver = LayoutSolver(options, backend_named(options.backend), _witnesses(options), deadline)
+    solver = LayoutSolver(options, backend_named(options.backend), witnesses(options), deadline)
     space = layout_space(problem, options.forbid)
     starts = [*([] if options.warm_start is None else [options.warm_start]), *known]
     search = Search(problem, space, solver, started, tuple(starts))

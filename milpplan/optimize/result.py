@@ -35,13 +35,17 @@ class SolveOptions:
     interleaved chunks of any size as well, where the space has even ones. ``on_program`` is given every integer
     program that a bound rests on, as the statement that nothing lies below the bound: it has no solution.
     ``cancelled``, such as the ``is_set`` of a ``threading.Event``, is asked several times a second, also while a
-    solver runs; from when it says yes on, the solve ends as by Ctrl-C, with the best plan so far.
+    solver runs; from when it says yes on, the solve ends as by Ctrl-C, with the best plan so far. ``workers``:
+    processes that branch on layouts over interleaved chunks of any size, this one included; None: as many as
+    there are usable CPUs, at most ``crew.MOST_WORKERS``. Others are started only where there is more to do than
+    their start takes.
     """
 
     backend: str = "auto"
     gap: float = 1e-4
     time_limit_s: float | None = None
     seed: int = 1
+    workers: int | None = None
     witness: bool = True
     any_chunks: bool = True
     warm_start: Plan | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import time
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,19 +12,18 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
 from milpplan.costs.mixed_costs import AnyTable, cluster_costs
-from milpplan.optimize.evaluation import fitting_step_ns, settings_of
+from milpplan.optimize.crew import Crew
+from milpplan.optimize.evaluation import fitting_step_ns
 from milpplan.optimize.fates import FATES, LayoutFates
 from milpplan.optimize.known_costs import KnownCosts
-from milpplan.optimize.layout_solver import AIM, LayoutSolver
-from milpplan.optimize.longest import longest_step_ns
+from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.looked_at import LookedAt
 from milpplan.optimize.membership import in_space
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.offers import KEPT_PLANS, with_plan
-from milpplan.optimize.part_solving import PartBounds, resolve_in_parts
-from milpplan.optimize.recompute_parts import in_parts
-from milpplan.optimize.replica_solver import resolve_replicas
+from milpplan.optimize.part_solving import PartBounds
 from milpplan.optimize.result import Progress
+from milpplan.optimize.share import Case, Finding, Share, cutoff_ns, decided, threshold
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.optimize.uniform_steps import FIRST, GROWTH, MOST, KnownTables
 from milpplan.specs.plan import Plan
@@ -187,12 +187,7 @@ class Search(LookedAt):
 
     def _thresholds(self, best: FloatArray | float) -> FloatArray:
         """The same of any incumbent's objective."""
-        return np.maximum(np.asarray(best) * (1.0 - self.solver.options.gap), self.keep_below)
-
-    def _cutoff_ns(self, row: int) -> int:
-        target = self.best_value * (1.0 - AIM * self.solver.options.gap)
-        limit = min(target / float(self.weights[row]), float(self.limits_ns[row]))
-        return int(min(limit, 2.0**53))
+        return threshold(best, self.solver.options.gap, self.keep_below)
 
     def _offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
         value = step_time_ns * float(self.weights[row])
@@ -326,24 +321,32 @@ class Search(LookedAt):
         left in full, the incumbent's layout before the others, which a better incumbent makes cheaper. Layouts
         with free interleaved splits are branched a few nodes at a time, always the one with the least bound."""
         self._queue()
-        any_chunks = self.problem.interleaved_layers == "any"
-        branched = (self.space.take(self.queue).vpp > 1) & any_chunks
+        branched = (self.space.take(self.queue).vpp > 1) & self._any_chunks
         for row in self.queue[~branched].tolist():
             if self.solver.out_of_time():
                 return
-            if self._hopeful(row):
-                self._resolve(row, 0)
+            if self._value(row) < self._threshold():
+                self._relax(row)
         self._queue()
+        share = Share(self.problem, self.solver, self._case, self.part_bounds, self.best_value, self.keep_below)
         # In the order of the queue, which is that of the bounds but for the first.
-        heap = [(self._value(row), place, row) for place, row in enumerate(self.queue.tolist())]
-        heap = [(-np.inf if row == self.best_row else value, place, row) for value, place, row in heap]
-        heapq.heapify(heap)
-        while heap and not self.solver.out_of_time():
-            _, place, row = heapq.heappop(heap)
-            if self._hopeful(row):
-                self._resolve(row, 1)
-                if self.solver.unfinished(self.space.at(row)):
-                    heapq.heappush(heap, (self._value(row), place, row))
+        values = [-np.inf if row == self.best_row else self._value(row) for row in self.queue.tolist()]
+        share.add(zip(values, range(len(values)), self.queue.tolist(), strict=True))
+        with closing(self._decided(share)) as findings:
+            for finding in findings:
+                self._take(finding)
+                if finding.fate == "open" and self._value(finding.row) >= self._threshold():
+                    self.fates[finding.row] = FATES.index("solved")
+                self._note()
+
+    @property
+    def _any_chunks(self) -> bool:
+        """Whether interleaved chunks may have any size."""
+        return self.problem.interleaved_layers == "any"
+
+    def _decided(self, share: Share) -> Generator[Finding]:
+        """What becomes of layouts; only branching takes so long that processes of its own pay."""
+        return Crew(share, lambda: self.best_value).run() if self._any_chunks else share.run()
 
     def _queue(self) -> None:
         self.queue = self._by_value(self.candidates, self.values(self.candidates))
@@ -351,27 +354,21 @@ class Search(LookedAt):
     def _value(self, row: int) -> float:
         return float(self.bounds_ns[row] * self.weights[row])
 
-    def _hopeful(self, row: int) -> bool:
-        return self._value(row) < self._threshold()
+    def _case(self, row: int) -> Case:
+        costs = self.known.at(self.space, row, self.queue)
+        bound, limit = int(self.bounds_ns[row]), float(self.limits_ns[row])
+        return Case(row, self.space.at(row), costs, bound, float(self.weights[row]), limit)
 
-    def _resolve(self, row: int, effort: int) -> None:
-        layout = self.space.at(row)
-        settings = settings_of(self.problem, layout, self.known.at(self.space, row, self.queue))
-        cutoff, longest = self._cutoff_ns(row), max(longest_step_ns(setting) for setting in settings)
-        limit, bound = min(cutoff, longest), int(self.bounds_ns[row])
-        if layout.replica_micro_batches:
-            resolution = resolve_replicas(self.solver, layout, settings, limit, bound, effort)
-        elif in_parts(self.problem):
-            resolution = resolve_in_parts(self.solver, self.part_bounds, settings[0], limit, bound, effort)
-        else:
-            resolution = self.solver.resolve(settings[0], limit, bound, effort)
-        self.bounds_ns[row] = max(self.bounds_ns[row], float(resolution.bound_ns))
-        self.fates[row] = FATES.index(resolution.fate)
-        if resolution.plan is None and resolution.fate != "open" and longest <= cutoff:
-            # Not even the longest step that any plan takes: no plan fits.
-            self.fates[row] = FATES.index("does_not_fit")
-        if resolution.plan is not None and resolution.step_time_ns is not None:
-            self._offer(row, resolution.step_time_ns, resolution.plan)
-        if effort and resolution.fate == "open" and not self._hopeful(row):
-            self.fates[row] = FATES.index("solved")
+    def _relax(self, row: int) -> None:
+        case = self._case(row)
+        cutoff = cutoff_ns(self.best_value, self.solver.options.gap, case.weight, case.limit_ns)
+        self._take(decided(self.problem, self.solver, self.part_bounds, case, cutoff, 0))
         self._note()
+
+    def _take(self, finding: Finding) -> None:
+        """Write down what became of a layout."""
+        row, found = finding.row, finding.resolution
+        self.bounds_ns[row] = max(self.bounds_ns[row], float(found.bound_ns))
+        self.fates[row] = FATES.index(finding.fate)
+        if found.plan is not None and found.step_time_ns is not None:
+            self._offer(row, found.step_time_ns, found.plan)

@@ -47,6 +47,8 @@ class TimedRelaxation:
     graph: StepGraph
     unit: int = field(init=False)
     relaxation: Relaxation = field(init=False)
+    iterations: int = 0
+    """Of the last solution."""
     _moments: int = field(init=False)
     """The first column of a moment: ends of all items, then of reductions, ready, updated, down, up."""
     _entries: list[tuple[int, int, int]] = field(default_factory=list)
@@ -99,6 +101,7 @@ class TimedRelaxation:
         if solution.status != "optimal":
             # What a solver gives up it often ends from where it stood.
             solution = self.relaxation.solve()
+        self.iterations = solution.iterations
         proved = self.relaxation.proved_bound(solution)
         layers = self.compact.layers(solution.values) if solution.status == "optimal" else None
         return (0 if proved is None else proved * self.unit), layers

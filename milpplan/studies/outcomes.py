@@ -93,8 +93,8 @@ Solve = Callable[[Task], Outcome]
 
 
 def settings_options(settings: SolveSettings) -> SolveOptions:
-    """The options of a solve."""
-    return SolveOptions(**settings.model_dump())
+    """The options of a solve, which is one of several at a time."""
+    return SolveOptions(**settings.model_dump(), workers=1)
 
 
 def task_of(problem: Problem, settings: SolveSettings) -> Task:

@@ -6,7 +6,7 @@ import pytest
 
 from milpplan.errors import SolverError
 from milpplan.optimize.layout_solver import LayoutSolver
-from milpplan.optimize.planner import WITNESSES
+from milpplan.optimize.witnesses import WITNESSES
 from milpplan.optimize.program import Program, ProgramBuilder
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solution import Limits, Solution, Status
