@@ -109,16 +109,15 @@ class Crew:
             fresh.sort()
 
     def _deal(self, fresh: Sequence[Entry]) -> list[Entry]:
-        """Begin a round: the next layouts go around, first to those that have begun fewest. Where these are too few,
-        or somebody has begun none, begun ones go where fewer are. Returns the layouts that are left for later."""
+        """Begin a round: the next layouts go around, first to those that have begun fewest; who has begun none takes
+        over one of another's. Returns the layouts that are left for later."""
         number = len(self.helpers) + 1
         begun = [list(self.own.begun()), *(list(helper.begun) for helper in self.helpers)]
         order = sorted(range(number), key=lambda place: len(begun[place]))
         dealt, rest = fresh[: number * DEALT], list(fresh[number * DEALT :])
         hands = {place: list(dealt[turn::number]) for turn, place in enumerate(order)}
         dropped: dict[int, list[int]] = {place: [] for place in order}
-        scarce = len(fresh) < number or not all(begun)
-        for giver, taker, entry in moves(begun) if scarce else []:
+        for giver, taker, entry in moves(begun):
             dropped[giver].append(entry[-1])
             hands[taker].append(entry)
         for place, helper in enumerate(self.helpers, 1):
@@ -158,15 +157,13 @@ def num_workers(options: SolveOptions) -> int:
 
 
 def moves(begun: Sequence[Sequence[Begun]]) -> list[tuple[int, int, Entry]]:
-    """Begun layouts that are to go from one process to another, which begins anew with what is proved: those with
-    fewest nodes behind them, until no process has two more than another."""
+    """Begun layouts that are to go from one process to another, which begins anew with what is proved: to each
+    that has none the one with fewest nodes behind it, of the process that has most."""
     held = [sorted(own) for own in begun]
     found: list[tuple[int, int, Entry]] = []
-    while True:
-        sizes = [len(own) for own in held]
-        giver, taker = sizes.index(max(sizes)), sizes.index(min(sizes))
-        if sizes[giver] - sizes[taker] < 2:
-            return found
-        _, entry = held[giver].pop(0)
-        held[taker].append((0, entry))
-        found.append((giver, taker, entry))
+    for taker in [place for place, own in enumerate(held) if not own]:
+        giver = max(range(len(held)), key=lambda place: len(held[place]))
+        if len(held[giver]) > 1:
+            _, entry = held[giver].pop(0)
+            found.append((giver, taker, entry))
+    return found

@@ -20,8 +20,8 @@ from milpplan.costs.simulator import rank_memory, simulate
 from milpplan.costs.stages import plan_stages
 from milpplan.optimize.backends import backend
 from milpplan.optimize.branching import Tree, parts
-from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.counters import Counters
+from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.kelley import Attempt
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space

@@ -6,10 +6,10 @@ import pytest
 
 from milpplan.errors import SolverError
 from milpplan.optimize.layout_solver import LayoutSolver
-from milpplan.optimize.witnesses import WITNESSES
 from milpplan.optimize.program import Program, ProgramBuilder
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solution import Limits, Solution, Status
+from milpplan.optimize.witnesses import WITNESSES
 
 
 class Scripted:
