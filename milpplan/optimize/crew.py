@@ -109,8 +109,8 @@ class Crew:
             fresh.sort()
 
     def _deal(self, fresh: Sequence[Entry]) -> list[Entry]:
-        """Begin a round: the next layouts go around, first to those that have begun fewest; who has begun none takes
-        over one of another's. Returns the layouts that are left for later."""
+        """Begin a round: the next layouts go around, first to those that have begun fewest; who has begun none is
+        given one of another's. Returns the layouts that are left for later."""
         number = len(self.helpers) + 1
         begun = [list(self.own.begun()), *(list(helper.begun) for helper in self.helpers)]
         order = sorted(range(number), key=lambda place: len(begun[place]))
