@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray
+from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.stages import StageMemo
 from milpplan.optimize.compact import CompactRelaxation
@@ -22,7 +23,8 @@ from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.kelley import Attempt, Rounds, rounds_on
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.moves import fastest_of, improve
-from milpplan.optimize.peaks import has_peaks, peak_parts, peak_paths
+from milpplan.optimize.parting import halves, num_splits, parts, strongest, ways
+from milpplan.optimize.peaks import has_peaks, peak_paths
 from milpplan.optimize.rank_relaxation import RankRelaxation
 from milpplan.optimize.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.seeds import chunk_paths
@@ -38,14 +40,14 @@ NEAR = 1.015
 """Plans of a layout that are slower than so many times the cutoff are not worth a search around them."""
 NODE_ROUNDS = 20
 """Most rounds on the relaxation of a node."""
+ASKED_NODES = 12
+"""The first nodes whose parts are compared by relaxations other than those of whole ranks."""
 MOST_PATHS, KEPT_PATHS = 1000, 500
 """Paths in the relaxation before it is made anew, and of how many (besides the tight ones) then."""
 FEW_SPLITS = 256
 """Splits of a node that are decided one by one where its relaxation says nothing."""
 SOME = 0.01
 """Layers from which on a fractional number of them counts as some."""
-WHOLE = 1e-6
-"""Numbers of layers this near to an integer are one."""
 
 Decide = Callable[[Attempt, tuple[int, ...]], None]
 """Raise the bound of an attempt at one split of the layers, or find its best plan."""
@@ -78,6 +80,10 @@ class Tree:
     memory_binds: bool = False
     """Whether the last node's optimum recomputes layers."""
     rounds: Rounds | None = None
+    most: tuple[int, IntArray] | None = None
+    """A cutoff, and the most layers that each rank holds below it, [P]."""
+    asks: bool = False
+    """Whether relaxations of the parts are asked how to part a node."""
     nearest_ns: float = field(init=False)
     """The fastest plan found; at first what plans must be near for a search around them."""
     memo: StageMemo = field(init=False)
@@ -125,12 +131,38 @@ class Tree:
 
     def _open(self, bound: int, settings: list[Setting]) -> None:
         """Add nodes that counting does not close."""
-        most = most_on_ranks(self.attempt.setting, self.attempt.cutoff_ns).max(axis=0)
         for setting in settings:
-            narrower = setting.tightened(most)
+            narrower = self._tightened(setting)
             if narrower is not None:
                 heapq.heappush(self.heap, (bound, self.numbered, narrower))
                 self.numbered += 1
+
+    def _tightened(self, setting: Setting) -> Setting | None:
+        """With the limits that follow, also from counting below the cutoff; None where nothing is left."""
+        cutoff = self.attempt.cutoff_ns
+        if self.most is None or self.most[0] != cutoff:
+            self.most = (cutoff, most_on_ranks(self.attempt.setting, cutoff).max(axis=0))
+        return setting.tightened(self.most[1])
+
+    def _parts(self, part: Attempt, layers: FloatArray) -> list[Setting]:
+        """What takes a node's place. Where memory binds, relaxations with the paths known so far say which way to
+        part it raises the bound most. Those of whole ranks are small; others pay only near the top of the tree."""
+        asks = self.asks and (self.by_ranks is not None or self.looked_at <= ASKED_NODES)
+        if not asks or self.rounds is None:
+            return parts(part.setting, layers)
+        left = float(part.cutoff_ns - part.bound_ns)
+        return strongest(ways(part.setting, layers), partial(self._rise, self.rounds, part), left)
+
+    def _rise(self, run: Rounds, part: Attempt, setting: Setting) -> float:
+        """How much the relaxation with the paths known so far rises from a node to a part of it."""
+        narrower = self._tightened(setting)
+        if narrower is None:
+            return float(part.cutoff_ns - part.bound_ns)
+        if part.out_of_time():
+            return 0.0
+        run.narrow((self.by_ranks or self.compact).narrowed(narrower), narrower, self.paths)
+        part.counters.relaxations += 1
+        return run.value_ns() - part.bound_ns
 
     def _look(self, bound: int, setting: Setting) -> None:
         """Bound a node; where it stays open, its parts take its place."""
@@ -143,7 +175,7 @@ class Tree:
         self.attempt.take_best(part)
         if part.bound_ns <= self.attempt.cutoff_ns:
             if layers is not None:
-                self._open(part.bound_ns, parts(setting, layers, self.by_ranks is not None))
+                self._open(part.bound_ns, self._parts(part, layers))
                 if self.looked_at == 1:
                     self._near_even(layers)
                     self._look_at_ranks(setting)
@@ -155,7 +187,8 @@ class Tree:
 
     def _look_at_ranks(self, setting: Setting) -> None:
         """Bound nodes by what whole ranks hold from now on, where memory binds and paths bound them."""
-        if self.memory_binds and not self.can_be_timed:
+        self.asks = self.memory_binds and not self.can_be_timed
+        if self.asks:
             cutoff = self.attempt.cutoff_ns
             self.by_ranks = RankRelaxation.of(self.compact, setting, self.paths, cutoff)
             self.rounds = None if self.by_ranks else self.rounds
@@ -189,8 +222,7 @@ class Tree:
             return None
         run, compact = self.rounds, (self.by_ranks or self.compact).narrowed(part.setting)
         run.begin(part, compact)
-        run.relaxation.set_sides(*compact.limits(part.setting))
-        run.relaxation.set_sides(*compact.path_limits(part.setting, self.paths, run.base, run.unit))
+        run.narrow(compact, part.setting, self.paths)
         layers = None
         for _ in range(NODE_ROUNDS):
             known = len(self.paths)
@@ -226,73 +258,6 @@ class Tree:
         self.rounds = rounds_on(replace(self.attempt, pool=self.paths), self.by_ranks or self.compact)
 
 
-def parts(setting: Setting, layers: FloatArray, ranks_first: bool = False) -> list[Setting]:
-    """The node's parts by what the fullest inner virtual stage, one virtual stage, or one rank holds at a
-    fractional point: layers [J].
-
-    ``ranks_first``: by the last rank whose sum is broken, before all others. Where memory binds, the last ranks
-    hold least activations and so, of fractions, most layers.
-    """
-    # Where layers stay unplaced a point may be outside of the limits: at the limit the parts are smaller still.
-    sums = np.clip(layers[setting.places].sum(axis=0), *np.array(setting.rank_bounds).T)
-    broken = np.flatnonzero(_fraction(sums) > WHOLE)
-    if ranks_first and len(broken):
-        return _rank_parts(setting, int(broken[-1]), float(sums[broken[-1]]))
-    if has_peaks(setting) and (by_peak := peak_parts(setting)):
-        return by_peak
-    layers = np.clip(layers, *np.array(setting.layer_bounds).T)
-    ends = (0, setting.num_stages - 1)
-    for stage in ends:
-        low, high = setting.layer_bounds[stage]
-        if low == 0 < high:
-            # Reductions and gathers that nothing hides are known only where an end holds layers or none.
-            return [setting.with_stage(stage, 1, high), setting.with_stage(stage, 0, 0)]
-    for stage in ends:
-        if _fraction(layers[stage]) > WHOLE:
-            return _stage_parts(setting, stage, float(layers[stage]))
-    if len(broken):
-        rank = int(np.argmax(_fraction(sums)))
-        return _rank_parts(setting, rank, float(sums[rank]))
-    for stage in np.argsort(-_fraction(layers), kind="stable").tolist():
-        low, high = setting.layer_bounds[stage]
-        if low < high:
-            return _stage_parts(setting, stage, float(layers[stage]))
-    raise AssertionError("a node with one split has no parts")
-
-
-def _rank_parts(setting: Setting, rank: int, value: float) -> list[Setting]:
-    """Below and above a fraction."""
-    (low, high), most = setting.rank_bounds[rank], int(np.floor(value))
-    return [setting.with_rank(rank, low, most), setting.with_rank(rank, most + 1, high)]
-
-
-def num_splits(setting: Setting) -> float:
-    """At most so many splits of the layers are within a node's limits."""
-    return float(np.prod([most - fewest + 1.0 for fewest, most in setting.layer_bounds]))
-
-
-def halves(setting: Setting) -> list[Setting]:
-    """The node's parts by half of what one virtual stage may hold; the first one that has a choice."""
-    stage = next(j for j, (fewest, most) in enumerate(setting.layer_bounds) if fewest < most)
-    return _stage_parts(setting, stage, sum(setting.layer_bounds[stage]) / 2 + 0.25)
-
-
 def recomputes(compact: CompactRelaxation, values: FloatArray) -> bool:
     """Whether a fractional point recomputes anything."""
     return bool(values[compact.num_counts // 3 : compact.num_counts].max() > SOME)
-
-
-def _stage_parts(setting: Setting, stage: int, value: float) -> list[Setting]:
-    """Below and above a fraction; below, at and above a whole number."""
-    low, high = setting.layer_bounds[stage]
-    whole = round(value)
-    if _fraction(np.array(value)) <= WHOLE:
-        ranges = [(low, whole - 1), (whole, whole), (whole + 1, high)]
-    else:
-        ranges = [(low, int(np.floor(value))), (int(np.floor(value)) + 1, high)]
-    return [setting.with_stage(stage, least, most) for least, most in ranges if least <= most]
-
-
-def _fraction(values: FloatArray) -> FloatArray:
-    """Distance to the nearest integer."""
-    return np.asarray(np.abs(values - np.rint(values)))

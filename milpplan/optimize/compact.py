@@ -5,8 +5,8 @@
     minimise z + price * unplaced
     kinds_are_placed     sum_j n_jk + unplaced_k = N_k                                     for every kind
     recompute_is_held    f_jk + s_jk <= n_jk                                               for every j, k
-    stage_holds_layers   least_j - unplaced <= sum_k n_jk <= most_j                        for every j
-    rank_holds_layers    the same for all chunks of a rank, and for each kind what counting allows (v > 1)
+    stage_holds_layers, rank_holds_layers, kinds_begin, kinds_end                          as in ``layer_rows``
+    rank_holds_kind      layers of a kind in all chunks of a rank <= what counting allows  (v > 1)
     rank_fits            bytes at every live vector of every rank <= capacity
     rank_fits_on_host    the same on the host, where something is offloaded
     rank_recomputes_enough  a rank's recomputation >= the least that fits, where the layers are fixed
@@ -16,8 +16,9 @@
                          at least, where splits are free and interleaved (``peaks``)       for every peak path
     critical_path        z >= path(x)                                                      for every path
 
-It forgets integrality, the order of kinds, and all but the mean of the replayed bytes, so its optimum bounds every
-plan of the layout from below; ``Relaxation.proved_bound`` makes that exact. It is solved before any menu is built.
+It forgets integrality, most of the order of kinds, and all but the mean of the replayed bytes, so its optimum
+bounds every plan of the layout from below; ``Relaxation.proved_bound`` makes that exact. It is solved before any
+menu is built.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ from milpplan.costs.pipeline import Term
 from milpplan.costs.stages import EMBEDDING, HEAD, least_edges, stage_options
 from milpplan.costs.term import PAIRED
 from milpplan.optimize.counting import most_on_ranks
+from milpplan.optimize.layer_rows import held_rows, held_sides, order_rows, order_sides
 from milpplan.optimize.menus import FLOOR_UNITS, Setting
 from milpplan.optimize.peaks import PeakPath, least_passes, least_peak
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, Rows
+from milpplan.optimize.relaxation import Relaxation
 
 RESOLUTION = 2_000_000
 """Units between the base and the cutoff."""
@@ -192,8 +195,7 @@ class CompactRelaxation:
         rows = [
             self._placed(total),
             self._held(),
-            *self._inner(),
-            *self._ranks(),
+            *self._layers(),
             self._memory(),
             *self._host(),
             self._recomputed(),
@@ -212,15 +214,13 @@ class CompactRelaxation:
     def limits(self, setting: Setting) -> tuple[IntArray, IntArray, IntArray]:
         """Rows, lower and upper sides that make the program one of a narrower setting."""
         _, J, K = self.slope.shape[1:]
-        first, P = K + J * K, setting.layout.pp
-        parts: list[tuple[IntArray, IntArray]] = []
-        for bounds in (setting.layer_bounds, setting.rank_bounds):
-            least, most = np.array(bounds, dtype=np.int64).T
-            count = len(bounds)
-            parts.append((np.full(count, MINUS_INFINITY), most))
-            parts.append((least, np.full(count, INFINITY)))
-        lower, upper = (np.concatenate(side) for side in zip(*parts, strict=True))
-        return np.arange(first, first + 2 * (J + P)), lower, upper
+        sides = zip(held_sides(setting), order_sides(setting), strict=True)
+        lower, upper = (np.concatenate(side) for side in sides)
+        return K + J * K + np.arange(len(lower)), lower, upper
+
+    def narrow(self, relaxation: Relaxation, setting: Setting) -> None:
+        """Make the rows but those of paths, in a relaxation of the program, those of a narrower setting."""
+        relaxation.set_sides(*self.limits(setting))
 
     def path_limits(
         self, setting: Setting, paths: Sequence[CriticalPath], base: int, unit: int
@@ -247,42 +247,27 @@ class CompactRelaxation:
         names = [f"recompute_is_held[{row}]" for row in range(size)]
         return Rows.dense(names, np.hstack([-eye, eye, eye]), lower, 0)
 
-    def _inner(self) -> list[Rows]:
-        """stage_holds_layers: least - unplaced <= sum_k n_jk <= most. With layers unplaced there is always an
-        optimum, and so always a dual that proves something."""
+    def _layers(self) -> list[Rows]:
+        """The rows of ``limits``, with their sides."""
         _, J, K = self.slope.shape[1:]
-        matrix = np.zeros((J, self.num_counts + 1 + K), dtype=np.int64)
-        for j in range(J):
-            matrix[j, j * K : (j + 1) * K] = 1
-        least, most = np.array(self.setting.layer_bounds, dtype=np.int64).T
-        return self._elastic("stage", matrix, least, most)
+        kinds = np.zeros((J, K, self.num_counts + 1 + K), dtype=np.int64)
+        kinds[:, :, : J * K] = np.eye(J * K, dtype=np.int64).reshape(J, K, J * K)
+        unplaced = np.zeros((K, self.num_counts + 1 + K), dtype=np.int64)
+        unplaced[:, self.num_counts + 1 :] = np.eye(K, dtype=np.int64)
+        held = held_rows(self.setting, kinds.sum(axis=1), unplaced.sum(axis=0))
+        rows = Rows.concatenate([*held, *order_rows(self.setting, kinds, unplaced)])
+        _, lower, upper = self.limits(self.setting)
+        return [replace(rows, lower=lower, upper=upper), *self._of_kinds(kinds)]
 
-    def _ranks(self) -> list[Rows]:
-        """rank_holds_layers (interleaved): of each kind what a plan at or below the cutoff can hold, and of all
-        together what the setting allows."""
-        _, J, K = self.slope.shape[1:]
-        P = self.setting.layout.pp
+    def _of_kinds(self, kinds: IntArray) -> list[Rows]:
+        """rank_holds_kind (interleaved): of each kind what a plan at or below the cutoff can hold; ``kinds``
+        [J, K, columns]."""
         if self.setting.layout.vpp == 1:
             return []
-        matrix = np.zeros((K, P, self.num_counts + 1 + K), dtype=np.int64)
-        for kind, rank in np.ndindex(K, P):
-            matrix[kind, rank, : J * K].reshape(J, K)[list(self.setting.layout.rank_stages[rank]), kind] = 1
-        names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(K, P)]
-        kinds = np.maximum(most_on_ranks(self.setting, self.cutoff_ns), 0).reshape(-1)
-        least, most = np.array(self.setting.rank_bounds, dtype=np.int64).T
-        return [
-            *self._elastic("rank", matrix.sum(axis=0), least, most),
-            Rows.dense(names, matrix.reshape(K * P, -1), MINUS_INFINITY, kinds),
-        ]
-
-    def _elastic(self, name: str, matrix: IntArray, least: IntArray, most: IntArray) -> list[Rows]:
-        """Rows with an upper side, and rows with a lower side that unplaced layers may stand in for."""
-        enough = matrix.copy()
-        enough[:, self.num_counts + 1 :] = 1
-        return [
-            Rows.dense([f"{name}_holds_layers[{n}]" for n in range(len(most))], matrix, MINUS_INFINITY, most),
-            Rows.dense([f"{name}_holds_enough[{n}]" for n in range(len(least))], enough, least, INFINITY),
-        ]
+        matrix = kinds[self.setting.places].sum(axis=0).swapaxes(0, 1)
+        names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(matrix.shape[:2])]
+        most = np.maximum(most_on_ranks(self.setting, self.cutoff_ns), 0).reshape(-1)
+        return [Rows.dense(names, matrix.reshape(len(names), -1), MINUS_INFINITY, most)]
 
     def _memory(self) -> Rows:
         """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation. What

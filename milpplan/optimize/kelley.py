@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.formulation import LayoutProgram
 from milpplan.optimize.menus import Menu, Prices, Setting, stage_menu
-from milpplan.optimize.peaks import PeakPath
-from milpplan.optimize.program import Program, Rows
+from milpplan.optimize.path_relaxation import PathRelaxation
+from milpplan.optimize.program import Rows
 from milpplan.optimize.relaxation import Relaxation, RelaxationSolution
 from milpplan.optimize.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.seeds import Choice, analytic_paths, best_choice, rank_costs
@@ -118,33 +117,6 @@ class Attempt:
         return nearby
 
 
-class PathRelaxation(Protocol):
-    """A relaxation of one layout without its paths, z above a base in units."""
-
-    @property
-    def program(self) -> Program:
-        """All rows but the paths and peaks."""
-
-    @property
-    def peaks(self) -> Sequence[PeakPath]:
-        """Rows of peaks, right after those of the program."""
-
-    def base_ns(self, paths: list[CriticalPath]) -> int:
-        """Where z starts."""
-
-    def peak_rows(self, base: int, unit: int) -> Rows:
-        """Rows of the peaks."""
-
-    def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
-        """Rows of paths."""
-
-    def durations(self, values: FloatArray) -> IntArray:
-        """Duration matrix [Term, J] of a fractional point."""
-
-    def layers(self, values: FloatArray) -> FloatArray:
-        """Layers of every virtual stage at a fractional point, [J]."""
-
-
 @dataclass(slots=True)
 class Rounds:
     """One relaxation and the best point found for it."""
@@ -169,6 +141,16 @@ class Rounds:
         self.attempt, self.center, self.center_ns, self.left = attempt, None, np.inf, []
         self.bound_ns, self.unproved = 0.0, None
         self.matrix, self.rows = compact.durations, partial(compact.path_rows, base=self.base, unit=self.unit)
+
+    def narrow(self, compact: PathRelaxation, setting: Setting, paths: Sequence[CriticalPath]) -> None:
+        """Make the relaxation, which has rows of ``paths``, one of a narrower setting."""
+        compact.narrow(self.relaxation, setting)
+        self.relaxation.set_sides(*compact.path_limits(setting, paths, self.base, self.unit))
+
+    def value_ns(self) -> float:
+        """What the relaxation says in floating point, with the paths known: no bound, and 0 where it fails."""
+        solution = self.relaxation.solve()
+        return self.base + self.unit * solution.objective if solution.status == "optimal" else 0.0
 
     def stalled(self) -> bool:
         """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""

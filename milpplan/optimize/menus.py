@@ -17,7 +17,7 @@ from milpplan.costs.mixed_costs import RankCosts, rank_capacities
 from milpplan.costs.pipeline import Term
 from milpplan.costs.schedule import LiveProfile, live_profiles, placement
 from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, stage_options
-from milpplan.optimize.splits import layer_bounds, model_runs, run_counts
+from milpplan.optimize.splits import layer_bounds, layers_up_to, model_runs, place_bounds, run_counts
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 
@@ -186,6 +186,24 @@ class Setting:
         ordered[self.places] = values
         return ordered
 
+    def placed_counts(self, stage: int, most: int) -> list[tuple[int, ...]]:
+        """Layers of each run that a virtual stage can hold, at most ``most``, such that the other virtual stages
+        leave a place in the model for them."""
+        counts = list(run_counts(self.runs, self.min_layers(stage), most))
+        if not counts or len(self.runs) == 1:
+            return counts
+        total = self.problem.model.num_layers
+        first, last = layers_up_to(self.layer_bounds, total)
+        earliest, latest = place_bounds(self.runs, np.array(counts))
+        size = np.array(counts).sum(axis=1)
+        earliest = np.maximum(earliest, first[stage] - size)
+        latest = np.minimum(latest, total - last[stage])
+        if stage > 0:
+            earliest = np.maximum(earliest, first[stage - 1])
+        if stage + 1 < self.num_stages:
+            latest = np.minimum(latest, total - last[stage + 1] - size)
+        return [held for held, fits in zip(counts, earliest <= latest, strict=True) if fits]
+
     def ends_fit(self) -> bool:
         """Whether the ranks that hold the ends of the model have room for them without layers."""
         last = self.layout.stage_ranks[-1]
@@ -225,10 +243,11 @@ class Prices:
 
 
 def stage_menu(setting: Setting, stage: int, most: int, prices: Prices | None = None) -> Menu:
-    """All items of a virtual stage with at most ``most`` layers that fit into its rank's memory alone."""
+    """All items of a virtual stage with at most ``most`` layers that fit into its rank's memory alone, and for
+    whose layers the other virtual stages leave a place in the model."""
     kinds = np.array([kind for kind, _ in setting.runs])
     parts = []
-    for counts in run_counts(setting.runs, setting.min_layers(stage), most):
+    for counts in setting.placed_counts(stage, most):
         if prices is not None and float(prices.price[0, kinds] @ np.array(counts)) > prices.slack:
             continue
         options = recompute_options(setting, stage, counts, prices)

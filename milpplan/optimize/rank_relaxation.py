@@ -6,10 +6,11 @@
     one_choice_per_rank     sum_i x_si + undecided_s = 1                                      every rank s
     layers_are_placed_once  sum_si runs_sir x_si + unplaced_r = N_r                           every run r
     runs_in_order           sum of the runs r up to virtual stage j + unplaced_r >= N_r [j has layers after r]
-    stage_holds_layers, rank_holds_layers, fullest_stage, critical_path                       as in ``compact``
+    fullest_stage, critical_path                                                              as in ``compact``
 
 A choice is whole and fits into its rank's memory exactly, so what fractions of recomputed layers save is gone:
-only the mean of whole choices is left. It serves where ranks have few choices, and memory binds.
+only the mean of whole choices is left. Limits to the layers of stages and ranks leave the choices within them.
+It serves where ranks have few choices, and memory binds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from milpplan.costs.schedule import held_bytes
 from milpplan.optimize.compact import MOST_UNITS, UNPLACED_PRICE, CompactRelaxation
 from milpplan.optimize.menus import Menu, Setting, stage_menu
 from milpplan.optimize.peaks import PeakPath
-from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
+from milpplan.optimize.program import INFINITY, Program, ProgramBuilder, Rows
+from milpplan.optimize.relaxation import Relaxation
+from milpplan.optimize.splits import layers_up_to, place_bounds
 
 MOST_PRODUCTS = 300_000
 """Combinations of a rank's chunks that are looked at."""
@@ -141,7 +144,9 @@ class RankRelaxation:
             if own is None:
                 return None
             choices.append(own)
-        found = RankRelaxation(compact, choices)._without_hopeless(paths, cutoff_ns)
+        made = RankRelaxation(compact, choices)
+        found = made._take(made._within(setting))
+        found = None if found is None else found._without_hopeless(paths, cutoff_ns)
         return found if found is not None and int(found.offsets[-1]) <= MOST_CHOICES else None
 
     def _without_hopeless(self, paths: Sequence[CriticalPath], cutoff_ns: int) -> RankRelaxation | None:
@@ -150,6 +155,10 @@ class RankRelaxation:
         for path in paths:
             above, least = self._above(path)
             kept &= least + above <= cutoff_ns
+        return self._take(kept)
+
+    def _take(self, kept: BoolArray) -> RankRelaxation | None:
+        """With the chosen choices; None where a rank has none left."""
         if not np.logical_or.reduceat(kept, self.offsets[:-1]).all():
             return None
         ends = zip(self.offsets[:-1], self.offsets[1:], self.choices, strict=True)
@@ -243,7 +252,6 @@ class RankRelaxation:
             columns = np.append(np.arange(self.offsets[rank], self.offsets[rank + 1]), z + 1 + R + rank)
             builder.add_row(f"one_choice_per_rank[{rank}]", columns, np.ones_like(columns), 1, 1)
         self._placed(builder)
-        self._limited(builder)
         built = builder.build()
         return replace(built, is_integer=np.zeros(len(built.upper), dtype=np.bool_))
 
@@ -261,23 +269,26 @@ class RankRelaxation:
                 row = np.append(before[stage] - length * later, 1)
                 builder.add_row(f"runs_in_order[{run},{stage}]", np.append(columns, unplaced), row, 0)
 
-    def _limited(self, builder: ProgramBuilder) -> None:
-        """stage_holds_layers and rank_holds_layers, in the order of ``limits``; unplaced layers stand in for what
-        is missing."""
-        z, setting = int(self.offsets[-1]), self.compact.setting
-        columns = np.arange(z)
-        unplaced = z + 1 + np.arange(len(setting.runs))
-        by_rank = np.stack([self._held[list(rank.stages)].sum(axis=0) for rank in self.choices])
-        for name, held in (("stage", self._held), ("rank", by_rank)):
-            for number, row in enumerate(held):
-                builder.add_row(f"{name}_holds_layers[{number}]", columns, row, MINUS_INFINITY, INFINITY)
-            for number, row in enumerate(held):
-                more = np.append(row, np.ones_like(unplaced))
-                builder.add_row(
-                    f"{name}_holds_enough[{number}]", np.append(columns, unplaced), more, MINUS_INFINITY
-                )
+    def narrow(self, relaxation: Relaxation, setting: Setting) -> None:
+        """Leave, in a relaxation that holds the program, the choices within a narrower setting."""
+        columns = np.arange(int(self.offsets[-1]))
+        relaxation.set_upper_bounds(columns, self._within(setting).astype(np.int64))
 
-    def limits(self, setting: Setting) -> tuple[IntArray, IntArray, IntArray]:
-        """Rows, lower and upper sides that make the program one of a narrower setting."""
-        lower, upper = self.compact.limits(setting)[1:]
-        return self.program.num_rows - len(lower) + np.arange(len(lower)), lower, upper
+    def _within(self, setting: Setting) -> BoolArray:
+        """Which choices are within a setting's limits to stages and ranks, and have a place in the model."""
+        least, most = np.array(setting.layer_bounds, dtype=np.int64).T
+        total, parts = setting.problem.model.num_layers, []
+        first, last = layers_up_to(setting.layer_bounds, total)
+        for choices, (fewest, upper) in zip(self.choices, setting.rank_bounds, strict=True):
+            own = np.array(choices.stages)
+            held = choices.runs.sum(axis=2)
+            earliest, latest = place_bounds(setting.runs, choices.runs)
+            # Before and after a chunk are what other stages hold at least, and the rank's own other chunks.
+            more = held - least[own]
+            before = np.maximum(first[own] - held, least.cumsum()[own] - held + more.cumsum(axis=1))
+            behind = least[::-1].cumsum()[::-1][own] - held + more[:, ::-1].cumsum(axis=1)[:, ::-1]
+            after = np.maximum(last[own] - held, behind)
+            fits = (np.maximum(earliest, before) <= np.minimum(latest, total - held - after)).all(axis=1)
+            fits &= ((held >= least[own]) & (held <= most[own])).all(axis=1)
+            parts.append(fits & (held.sum(axis=1) >= fewest) & (held.sum(axis=1) <= upper))
+        return np.concatenate(parts)

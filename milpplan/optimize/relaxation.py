@@ -82,10 +82,13 @@ class Relaxation:
         if len(rows):
             self._pending.append(rows)
 
-    def set_upper_bound(self, column: int, value: int) -> None:
-        """Tighten the upper bound of a variable."""
-        self._program = self._program.with_upper_bound(column, value)
-        self._upper.add(column)
+    def set_upper_bounds(self, columns: IntArray, values: IntArray) -> None:
+        """Give variables other upper bounds, no less than their lower ones."""
+        upper = self._program.upper.copy()
+        upper[columns] = values
+        assert (upper >= self._program.lower).all()
+        self._program = replace(self._program, upper=upper)
+        self._upper.update(columns.tolist())
 
     def set_sides(self, rows: IntArray, lower: IntArray, upper: IntArray) -> None:
         """Give rows other sides; the solver gets them at the next ``solve``."""

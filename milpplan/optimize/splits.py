@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from milpplan.costs.columns import IntArray
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 
@@ -69,6 +72,27 @@ def run_positions(runs: tuple[tuple[int, int], ...], first: int, last: int) -> t
         counts.append(max(0, min(last, start + length) - max(first, start)))
         start += length
     return tuple(counts)
+
+
+def layers_up_to(bounds: Sequence[tuple[int, int]], total: int) -> tuple[IntArray, IntArray]:
+    """Layers that the virtual stages up to each one hold together at least, and those from each one on, [J].
+    ``bounds``: fewest and most layers of every virtual stage; ``total``: of the model."""
+    least, most = np.array(bounds, dtype=np.int64).T
+    first = np.maximum(least.cumsum(), total - (most[::-1].cumsum()[::-1] - most))
+    last = np.maximum(least[::-1].cumsum()[::-1], total - (most.cumsum() - most))
+    return np.clip(first, 0, total), np.clip(last, 0, total)
+
+
+def place_bounds(runs: tuple[tuple[int, int], ...], counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Fewest and most layers before a stretch of the model with ``counts`` layers of each run, [..., R]."""
+    lengths = np.array([length for _, length in runs], dtype=np.int64)
+    used, total = counts > 0, int(lengths.sum())
+    first = used.argmax(axis=-1)
+    head = np.take_along_axis(counts, first[..., None], axis=-1)[..., 0]
+    latest = lengths.cumsum()[first] - head
+    earliest = np.where(used.sum(axis=-1) > 1, latest, latest - lengths[first] + head)
+    empty = ~used.any(axis=-1)
+    return np.where(empty, 0, earliest), np.where(empty, total, latest)
 
 
 def run_counts(runs: tuple[tuple[int, int], ...], fewest: int, most: int) -> Iterator[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from milpplan.costs.pipeline import StepGraph
 from milpplan.costs.simulator import rank_memory, simulate
 from milpplan.costs.stages import plan_stages
 from milpplan.optimize.backends import backend
-from milpplan.optimize.branching import Tree, parts
+from milpplan.optimize.branching import Tree
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.kelley import Attempt
@@ -27,6 +27,7 @@ from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.moves import improve
+from milpplan.optimize.parting import parts, strongest, ways
 from milpplan.optimize.peaks import num_inner
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.rounding import fitted_plan
@@ -161,10 +162,32 @@ def test_parts_share_out_every_split(count: int) -> None:
             weights = np.array([rng.random() for _ in range(4)])
             points = np.array(rng.choices(whole, k=4))
             layers = points[0].astype(float) if rng.random() < 0.5 else weights / weights.sum() @ points
-            pieces = parts(setting, layers, ranks_first=rng.random() < 0.5)
-            assert sorted(split for piece in pieces for split in splits_of(piece)) == sorted(whole)
-            assert all(piece != setting for piece in pieces)
+            for pieces in (parts(setting, layers), *ways(setting, layers)):
+                assert sorted(split for piece in pieces for split in splits_of(piece)) == sorted(whole)
+                assert all(piece != setting for piece in pieces)
     assert shared > 3
+
+
+def test_the_strongest_way_raises_its_weaker_part_most() -> None:
+    """By the product of the two least rises; rises beyond the cutoff count no more than reaching it, and a way
+    that closes all its parts is taken without a look at the others."""
+    _, setting, _ = some(1)[0]
+    nodes = [replace(setting, peak=number) for number in range(6)]
+    found, asked = [nodes[0:2], nodes[2:4], nodes[4:6]], []
+
+    def by(rises: list[float]) -> int:
+        def rise(node: Setting) -> float:
+            asked.append(node.peak)
+            return rises[node.peak]
+
+        return found.index(strongest(found, rise, 10.0))
+
+    assert by([0.0, 90.0, 2.0, 3.0, 1.0, 5.0]) == 1
+    assert by([4.0, 4.0, 2.0, 70.0, 3.0, 5.0]) == 1
+    assert asked == [0, 1, 2, 3, 4, 5] * 2
+    asked.clear()
+    assert by([4.0, 4.0, 12.0, 10.0, 3.0, 5.0]) == 1
+    assert asked == [0, 1, 2, 3]
 
 
 def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, Setting, Costed]]) -> None:

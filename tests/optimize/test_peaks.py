@@ -14,7 +14,8 @@ from milpplan.costs.columns import FloatArray
 from milpplan.costs.pipeline import StepGraph, Term, step_time_ns
 from milpplan.optimize import branching
 from milpplan.optimize.compact import CompactRelaxation
-from milpplan.optimize.kelley import Attempt, Counters, compact_start
+from milpplan.optimize.counters import Counters
+from milpplan.optimize.kelley import Attempt, compact_start
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.peaks import least_peak, num_inner, peak_parts, peak_paths
 from milpplan.optimize.seeds import analytic_paths, chunk_paths

@@ -13,7 +13,8 @@ from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.optimize import branching
 from milpplan.optimize.compact import CompactRelaxation
-from milpplan.optimize.kelley import Attempt, Counters, PathRelaxation, rounds_on
+from milpplan.optimize.counters import Counters
+from milpplan.optimize.kelley import Attempt, rounds_on
 from milpplan.optimize.menus import Setting
 from milpplan.optimize.peaks import peak_paths
 from milpplan.optimize.rank_relaxation import RankRelaxation, rank_choices
@@ -44,13 +45,12 @@ def stage_terms(setting: Setting, plans: Costed, row: int) -> IntArray:
     return durations(plan_stages(setting.costs, setting.problem.model.layer_kinds, plan))
 
 
-def bound_of(attempt: Attempt, relaxation: PathRelaxation) -> int:
+def bound_of(attempt: Attempt, relaxation: CompactRelaxation | RankRelaxation) -> int:
     """Proved with the known paths."""
     run = rounds_on(attempt, relaxation)
     assert run is not None
-    for name in ("limits", "path_limits"):
-        more = () if name == "limits" else (attempt.pool, run.base, run.unit)
-        run.relaxation.set_sides(*getattr(relaxation, name)(attempt.setting, *more))
+    relaxation.narrow(run.relaxation, attempt.setting)
+    run.relaxation.set_sides(*relaxation.path_limits(attempt.setting, attempt.pool, run.base, run.unit))
     run.solve()
     run.prove()
     return attempt.bound_ns

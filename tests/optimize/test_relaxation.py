@@ -109,17 +109,16 @@ def test_adding_rows_only_raises_the_optimum() -> None:
     assert last > 0
 
 
-def test_tightening_an_upper_bound_is_seen() -> None:
-    """A cutoff on the objective variable turns the relaxation infeasible just below its optimum."""
-    program = nanosecond_program(3)
-    relaxation = Relaxation(program)
+def test_other_upper_bounds_are_seen() -> None:
+    """A cutoff on the objective variable turns the relaxation infeasible just below its optimum, and a higher one
+    feasible again."""
+    relaxation, column = Relaxation(nanosecond_program(3)), np.zeros(1, dtype=np.int64)
     best = relaxation.solve().objective
-    relaxation.set_upper_bound(0, int(best * 1.001))
-    assert relaxation.solve().objective == pytest.approx(best)
-    relaxation.set_upper_bound(0, int(best * 0.999))
-    solution = relaxation.solve()
-    assert (solution.status, solution.objective) == ("infeasible", np.inf)
-    assert relaxation.proved_bound(solution) is None
+    for factor, status in ((1.001, "optimal"), (0.999, "infeasible"), (1.001, "optimal")):
+        relaxation.set_upper_bounds(column, np.array([int(best * factor)]))
+        solution = relaxation.solve()
+        assert (solution.status, relaxation.proved_bound(solution) is None) == (status, status == "infeasible")
+        assert solution.objective == (pytest.approx(best) if status == "optimal" else np.inf)
 
 
 def test_no_objective_and_no_rows() -> None:

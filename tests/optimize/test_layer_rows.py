@@ -1,0 +1,129 @@
+"""What follows from the order of the layers: rows of relaxations, items of menus, choices of ranks."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from milpplan.costs.columns import IntArray
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.optimize.compact import CompactRelaxation
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.menus import Setting
+from milpplan.optimize.rank_relaxation import RankRelaxation, rank_choices
+from milpplan.optimize.splits import layers_up_to, run_counts, run_positions
+from tests.optimize.brute_force import constants
+from tests.optimize.problems import random_problem
+from tests.optimize.test_branching import NEVER, splits_of
+
+
+def settings(count: int) -> list[Setting]:
+    """Interleaved layouts with free splits, of models with several kinds of layers."""
+    found: list[Setting] = []
+    for seed in range(1000):
+        problem = random_problem(seed, family=("mixed", "window")[seed % 2])
+        space = problem.space.model_copy(update={"interleaved_layers": "any"})
+        problem = problem.model_copy(update={"space": space})
+        columns = layout_space(problem).columns
+        rows = np.flatnonzero(columns.vpp > 1)
+        if len(rows):
+            layout = columns.at(int(rows[seed % len(rows)]))
+            found.append(Setting.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem)))
+        if len(found) == count:
+            break
+    return found
+
+
+SETTINGS = settings(8)
+
+
+def narrowed(setting: Setting, rng: random.Random) -> tuple[Setting, list[tuple[int, ...]]]:
+    """Tighter limits to some virtual stages, and all splits within them, of which there are some."""
+    while True:
+        narrow = setting
+        for stage in rng.sample(range(setting.num_stages), 3):
+            low, high = sorted(rng.choices(range(setting.min_layers(stage), setting.max_layers(stage) + 1), k=2))
+            narrow = narrow.with_stage(stage, low, high)
+        if splits := splits_of(narrow):
+            return narrow, splits
+
+
+def runs_of(setting: Setting, split: tuple[int, ...]) -> IntArray:
+    """Layers of each run in every virtual stage, [J, R]."""
+    ends = np.cumsum((0, *split)).tolist()
+    return np.array([run_positions(setting.runs, *pair) for pair in pairwise(ends)])
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_limits_of_stages_say_how_many_layers_are_up_to_each(setting: Setting) -> None:
+    """Exactly the fewest of any split."""
+    rng = random.Random(3)
+    for _ in range(20):
+        narrow, splits = narrowed(setting, rng)
+        first, last = layers_up_to(narrow.layer_bounds, setting.problem.model.num_layers)
+        held = np.array(splits)
+        assert (first == held.cumsum(axis=1).min(axis=0)).all()
+        assert (last == held[:, ::-1].cumsum(axis=1)[:, ::-1].min(axis=0)).all()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_rows_of_layers_hold_for_every_split(setting: Setting) -> None:
+    """The same layers on other virtual stages break some often."""
+    rng, J = random.Random(4), setting.num_stages
+    compact = CompactRelaxation(setting, NEVER)
+    names, K = compact.program.rows.names, len(setting.problem.model.kinds)
+    kinds = [kind for kind, _ in setting.runs]
+    broken = 0
+    for _ in range(10):
+        narrow, splits = narrowed(setting, rng)
+        rows, lower, upper = compact.limits(narrow)
+        assert {names[row].split("[")[0] for row in (rows[0], rows[-1])} == {"stage_holds_layers", "kinds_end"}
+        for split in rng.sample(splits, min(20, len(splits))):
+            layers = np.zeros((J, K), dtype=np.int64)
+            np.add.at(layers.T, kinds, runs_of(narrow, split).T)
+            for place, counts in enumerate((layers, layers[rng.sample(range(J), J)])):
+                values = np.zeros(compact.program.num_variables, dtype=np.int64)
+                values[: J * K] = counts.reshape(-1)
+                activity = compact.program.rows.activities(values)[rows]
+                holds = bool(((lower <= activity) & (activity <= upper)).all())
+                assert holds or place == 1
+                broken += not holds
+    assert broken > 5
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_menus_hold_what_has_a_place_in_the_model(setting: Setting) -> None:
+    """A virtual stage may hold so many layers of each run exactly where some split says so."""
+    rng, left_out = random.Random(5), 0
+    for _ in range(20):
+        narrow, splits = narrowed(setting, rng)
+        held = np.stack([runs_of(narrow, split) for split in splits])
+        for stage, (fewest, most) in enumerate(narrow.layer_bounds):
+            counts = narrow.placed_counts(stage, most)
+            assert set(counts) == {tuple(row) for row in held[:, stage].tolist()}
+            left_out += len(set(run_counts(narrow.runs, fewest, most))) - len(counts)
+    assert left_out > 0
+
+
+def test_choices_of_ranks_within_limits_are_those_of_splits() -> None:
+    """Of every rank all choices are left that hold what some split has there, and many others are not."""
+    rng, left_out = random.Random(6), 0
+    for setting in SETTINGS:
+        choices = [rank_choices(setting, rank) for rank in range(setting.layout.pp)]
+        known = [own for own in choices if own is not None]
+        if len(known) < len(choices):
+            continue
+        relaxation = RankRelaxation(CompactRelaxation(setting, NEVER), known)
+        for _ in range(10):
+            narrow, splits = narrowed(setting, rng)
+            within = np.split(relaxation._within(narrow), relaxation.offsets[1:-1])
+            held = np.stack([runs_of(narrow, split) for split in splits])
+            for own, kept in zip(known, within, strict=True):
+                possible = {part.tobytes() for part in held[:, list(own.stages)]}
+                said = [part.tobytes() in possible for part in np.ascontiguousarray(own.runs)]
+                assert (kept >= said).all()
+                left_out += int((~kept).sum())
+    assert left_out > 50
