@@ -40,7 +40,7 @@ NEAR = 1.015
 """Plans of a layout that are slower than so many times the cutoff are not worth a search around them."""
 NODE_ROUNDS = 20
 """Most rounds on the relaxation of a node."""
-ASKED_NODES = 12
+ASKED_NODES = 4
 """The first nodes whose parts are compared by relaxations other than those of whole ranks."""
 MOST_PATHS, KEPT_PATHS = 1000, 500
 """Paths in the relaxation before it is made anew, and of how many (besides the tight ones) then."""
