@@ -35,7 +35,7 @@ LATE_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class Helper:
+class Mate:
     """Another process, the layouts that it has begun, and what it has counted."""
 
     process: WorkerProcess
@@ -50,7 +50,7 @@ class Crew:
 
     own: Share
     best_value: Callable[[], float]
-    helpers: list[Helper] = field(default_factory=list)
+    mates: list[Mate] = field(default_factory=list)
 
     @property
     def options(self) -> SolveOptions:
@@ -67,7 +67,7 @@ class Crew:
             return
         try:
             for _ in range(others):
-                self.helpers.append(Helper(WorkerProcess(self._hello())))
+                self.mates.append(Mate(WorkerProcess(self._hello())))
             yield from self.own.run(STARTING_S)
             yield from self._rounds()
         finally:
@@ -75,11 +75,11 @@ class Crew:
 
     def close(self) -> None:
         """End the others."""
-        for helper in self.helpers:
-            helper.process.stop()
-        for helper in self.helpers:
-            helper.process.close()
-        self.helpers.clear()
+        for mate in self.mates:
+            mate.process.stop()
+        for mate in self.mates:
+            mate.process.close()
+        self.mates.clear()
 
     def _hello(self) -> Hello:
         options = replace(self.options, callback=None, cancelled=None, on_program=None, warm_start=None)
@@ -87,21 +87,21 @@ class Crew:
 
     def _rounds(self) -> Iterator[Finding]:
         everything = sorted(self.own.heap)
-        mine = {row for _, _, row in everything[:: len(self.helpers) + 1]}
+        mine = {row for _, _, row in everything[:: len(self.mates) + 1]}
         self.own.drop(entry[-1] for _, entry in self.own.begun() if entry[-1] not in mine)
         fresh = [entry for entry in everything if entry[-1] not in self.own.begun_rows]
         self.own.give_back()
         while not self.own.solver.out_of_time():
             least = float(threshold(self.best_value(), self.options.gap, self.own.keep_below))
             fresh = [entry for entry in fresh if entry[0] < least]
-            if not (fresh or self.own.heap or any(helper.begun for helper in self.helpers)):
+            if not (fresh or self.own.heap or any(mate.begun for mate in self.mates)):
                 break
             fresh = self._deal(fresh)
             yield from self.own.run(ROUND_S)
             fresh += self.own.give_back()
-            for helper in self.helpers:
-                if helper.asked:
-                    reply = self._answer(helper)
+            for mate in self.mates:
+                if mate.asked:
+                    reply = self._answer(mate)
                     if reply is None:
                         return
                     fresh += reply.left
@@ -111,8 +111,8 @@ class Crew:
     def _deal(self, fresh: Sequence[Entry]) -> list[Entry]:
         """Begin a round: the next layouts go around, first to those that have begun fewest; who has begun none is
         given one of another's. Returns the layouts that are left for later."""
-        number = len(self.helpers) + 1
-        begun = [list(self.own.begun()), *(list(helper.begun) for helper in self.helpers)]
+        number = len(self.mates) + 1
+        begun = [list(self.own.begun()), *(list(mate.begun) for mate in self.mates)]
         order = sorted(range(number), key=lambda place: len(begun[place]))
         dealt, rest = fresh[: number * DEALT], list(fresh[number * DEALT :])
         hands = {place: list(dealt[turn::number]) for turn, place in enumerate(order)}
@@ -120,10 +120,10 @@ class Crew:
         for giver, taker, entry in moves(begun):
             dropped[giver].append(entry[-1])
             hands[taker].append(entry)
-        for place, helper in enumerate(self.helpers, 1):
-            helper.asked = bool(hands[place] or helper.begun)
-            if helper.asked:
-                helper.process.send(self._round(hands[place], dropped[place]))
+        for place, mate in enumerate(self.mates, 1):
+            mate.asked = bool(hands[place] or mate.begun)
+            if mate.asked:
+                mate.process.send(self._round(hands[place], dropped[place]))
         self.own.best_value = self.best_value()
         self.own.drop(dropped[0])
         self.own.add(hands[0])
@@ -135,16 +135,16 @@ class Crew:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return Round(cases, tuple(dropped), self.best_value(), ROUND_S, left)
 
-    def _answer(self, helper: Helper) -> Reply | None:
+    def _answer(self, mate: Mate) -> Reply | None:
         """What a process has done in this round; None where the time limit came first."""
         deadline = self.own.solver.deadline
         until = None if deadline is None else deadline + LATE_S
-        reply: Reply | None = helper.process.answer(until, self.options.cancelled)
+        reply: Reply | None = mate.process.answer(until, self.options.cancelled)
         if reply is None:
             return None
-        helper.begun = reply.begun
-        self.own.solver.counters.add(reply.counters, helper.counted)
-        helper.counted = reply.counters
+        mate.begun = reply.begun
+        self.own.solver.counters.add(reply.counters, mate.counted)
+        mate.counted = reply.counters
         if self.options.on_program is not None:
             for program in reply.programs:
                 self.options.on_program(program)
