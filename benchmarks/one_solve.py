@@ -10,7 +10,9 @@ from typing import Any
 from benchmarks.problems import Case, Kind
 from benchmarks.rules_of_thumb import layout_text
 from milpplan import PlanResult, solve
+from milpplan.optimize.crew import num_workers
 from milpplan.optimize.fates import FATES
+from milpplan.optimize.result import SolveOptions
 
 RU_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of getrusage's ru_maxrss."""
@@ -40,8 +42,15 @@ def summary(result: PlanResult) -> dict[str, Any]:
         "relaxations": result.work.relaxations,
         "simulations": result.work.simulations,
         "proof": result.work.proof,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RU_MAXRSS_BYTES,
+        "peak_bytes": peak_bytes(),
     }
+
+
+def peak_bytes() -> int:
+    """The most memory of this process, and of its largest child as often as it may have had children: at least
+    what they held at the same time."""
+    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return (own + child * (num_workers(SolveOptions()) - 1)) * RU_MAXRSS_BYTES
 
 
 def run(case: Case, kind: Kind, time_limit_s: float) -> dict[str, Any]:

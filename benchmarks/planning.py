@@ -1,8 +1,8 @@
 """How fast plans are proved, and what the freedom is worth, on the problems of ``benchmarks.problems``.
 
-    python -m benchmarks.planning [--only NAME ...] [--space uniform free] [--time-limit 60] [--json]
+    python -m benchmarks.planning [--only NAME ...] [--space uniform free any] [--time-limit 60] [--json]
 
-Prints two Markdown tables. The first: every problem in both spaces, each solve in a fresh Python process;
+Prints two Markdown tables. The first: every problem in three spaces, each solve in a fresh Python process;
 the time is that of the whole process, interpreter start-up and imports included. Plain enumeration simulates
 every plan of the uniform space with ``milpplan.simulate``: measured where all plans fit into the sample,
 otherwise extrapolated from a random sample. The second: step time of the launcher's rule of thumb against the
@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from milpplan.optimize.uniform import uniform_plan
 from milpplan.units import gap_text, gib_text, percent_text, seconds_text
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS: tuple[Kind, ...] = ("uniform", "free")
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 PATIENCE = 2.0
 """A process that takes this many times its time limit has overrun it: killed, and reported as that."""
 NOTHING = {
@@ -165,23 +165,24 @@ def enumeration_text(enumeration: dict[str, Any] | None) -> str:
 
 
 def freedom_table(measured: Sequence[dict[str, Any]]) -> str:
-    """Step time by rule of thumb, best uniform, best free, and what the best free plan saves."""
+    """Step time by rule of thumb and of the best plan of every space, and what more freedom saves."""
     rows = []
     for one in measured:
         rule = one["rule_of_thumb"]
         times = {kind: solve["step_time_s"] for kind, solve in one["solves"].items()}
         rule_s = rule["step_time_s"] if rule else None
-        uniform_s, free_s = times.get("uniform"), times.get("free")
-        gap = one["solves"].get("free", {}).get("gap")
+        uniform_s, free_s, any_s = (times.get(kind) for kind in KINDS)
         rows.append(
             (
                 Case(**one["case"]).text(),
                 f"{_seconds(rule_s)} ({rule['layout']})" if rule else "nothing fits",
                 _seconds(uniform_s),
-                f"{_seconds(free_s)} (gap {gap_text(gap)})" if gap is not None else "-",
+                _with_gap(one["solves"].get("free")),
+                _with_gap(one["solves"].get("any")),
                 _saved(rule_s, uniform_s),
                 _saved(rule_s, free_s),
                 _saved(uniform_s, free_s),
+                _saved(free_s, any_s),
             )
         )
     header = (
@@ -189,15 +190,23 @@ def freedom_table(measured: Sequence[dict[str, Any]]) -> str:
         "rule of thumb",
         "best uniform",
         "best free",
+        "best any",
         "uniform saves on the rule",
         "free saves on the rule",
         "free saves on uniform",
+        "any saves on free",
     )
     return markdown_table(header, rows)
 
 
 def _share(fraction: float | None) -> str:
     return "-" if fraction is None else percent_text(fraction, 3)
+
+
+def _with_gap(solve: dict[str, Any] | None) -> str:
+    if solve is None or solve["gap"] is None:
+        return "-"
+    return f"{_seconds(solve['step_time_s'])} (gap {gap_text(solve['gap'])})"
 
 
 def _seconds(value: float | None) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from milpplan import Job, Problem, Space, load_hardware, load_model
+from milpplan import Job, Problem, load_hardware, load_model
+from milpplan.specs.problem import SPACES
 
-Kind = Literal["uniform", "free"]
+Kind = Literal["uniform", "free", "any"]
+"""Spaces as `milpplan solve --space` names them; "any": free, with interleaved chunks of any size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Case:
     sequence_length: int
 
     def problem(self, kind: Kind) -> Problem:
-        """The problem in one of the two spaces, all else at its default (bf16, flash attention, ZeRO 0-3)."""
+        """The problem in one of the spaces, all else at its default (bf16, flash attention, ZeRO 0-3)."""
         return Problem(
             model=load_model(self.model),
             hardware=load_hardware(self.hardware),
@@ -31,7 +33,7 @@ class Case:
                 global_batch_size=self.global_batch_size,
                 sequence_length=self.sequence_length,
             ),
-            space=Space(kind=kind),
+            space=SPACES[kind],
         )
 
     def text(self) -> str:

@@ -118,7 +118,7 @@ def test_planning_reports_a_solve_that_overruns(
     monkeypatch.setitem(CASES, "gpt3-1k", TINY)
     monkeypatch.setattr(planning, "PATIENCE", 1e-6)
     planning.main(["--only", "gpt3-1k", "--sample", "0"])
-    assert capsys.readouterr().out.count("overran") == 2
+    assert capsys.readouterr().out.count("overran") == 3
 
 
 def test_enumeration_of_everything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_nothing_is_exported_from_a_changed_result(solved: Path, tmp_path: Path)
 def test_programs_are_for_any_solver(tmp_path: Path) -> None:
     """What bounds leave open is written as MPS files that another reader and solver call infeasible; with the
     objective free they have a solution, so it is the bound that makes them so."""
-    problem = random_problem(5)
+    problem = random_problem(14)
     result = tmp_path / "result.json"
     result.write_text(document_text(result_document(solve(problem), 1e-4)))
     folder = tmp_path / "programs"
