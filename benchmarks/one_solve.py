@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from benchmarks.problems import Case, Kind
 from benchmarks.rules_of_thumb import layout_text
 from milpplan import PlanResult, solve
-from milpplan.optimize.crew import num_workers
 from milpplan.optimize.fates import FATES
-from milpplan.optimize.result import SolveOptions
 
 RU_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of getrusage's ru_maxrss."""
 
 
-def summary(result: PlanResult) -> dict[str, Any]:
+def summary(result: PlanResult, peak_bytes: int) -> dict[str, Any]:
     """What the tables need of a result, as plain data.
 
     ``bounded_fraction``: layouts that closed-form bounds on memory or time decided, without a simulation, a
@@ -42,20 +44,41 @@ def summary(result: PlanResult) -> dict[str, Any]:
         "relaxations": result.work.relaxations,
         "simulations": result.work.simulations,
         "proof": result.work.proof,
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": peak_bytes,
     }
 
 
-def peak_bytes() -> int:
-    """The most memory of this process, and of its largest child as often as it may have had children: at least
-    what they held at the same time."""
-    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return (own + child * (num_workers(SolveOptions()) - 1)) * RU_MAXRSS_BYTES
+@contextmanager
+def watched() -> Iterator[Callable[[], int]]:
+    """Gives a function that says the most memory so far: of this process, or of it and its children together as
+    seen ten times a second (Linux; a child's own ``ru_maxrss`` begins with what its parent held)."""
+    seen, ended = [0], Event()
+
+    def look() -> None:
+        while not ended.wait(0.1):
+            # A process or thread that ends meanwhile is gone.
+            with suppress(OSError):
+                seen[0] = max(seen[0], sum(_resident_bytes(pid) for pid in ("self", *_children())))
+
+    watcher = Thread(target=look, daemon=True)
+    watcher.start()
+    yield lambda: max(seen[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RU_MAXRSS_BYTES)
+    ended.set()
+    watcher.join()
+
+
+def _children() -> list[str]:
+    return [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+
+
+def _resident_bytes(pid: str) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def run(case: Case, kind: Kind, time_limit_s: float) -> dict[str, Any]:
     """Solve a case in this process."""
-    return summary(solve(case.problem(kind), time_limit_s=time_limit_s))
+    with watched() as peak_bytes:
+        return summary(solve(case.problem(kind), time_limit_s=time_limit_s), peak_bytes())
 
 
 if __name__ == "__main__":

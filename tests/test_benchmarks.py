@@ -108,6 +108,7 @@ def test_planning_json_is_one_document(
     assert solve["status"] == "optimal"
     assert solve["step_time_s"] >= solve["lower_bound_s"] * (1 - 1e-12)
     assert sum(solve["fates"].values()) == solve["legal"]
+    assert solve["peak_bytes"] > 30e6  # an interpreter with NumPy
     assert one["enumeration"] is None
 
 
