@@ -255,7 +255,7 @@ class CompactRelaxation:
         unplaced = np.zeros((K, self.num_counts + 1 + K), dtype=np.int64)
         unplaced[:, self.num_counts + 1 :] = np.eye(K, dtype=np.int64)
         held = held_rows(self.setting, kinds.sum(axis=1), unplaced.sum(axis=0))
-        rows = Rows.concatenate([*held, *order_rows(self.setting, kinds, unplaced)])
+        rows = Rows.concatenate([*held, *order_rows(kinds, unplaced)])
         _, lower, upper = self.limits(self.setting)
         return [replace(rows, lower=lower, upper=upper), *self._of_kinds(kinds)]
 

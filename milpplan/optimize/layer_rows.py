@@ -48,7 +48,7 @@ def held_sides(setting: Setting) -> Sides:
     return np.concatenate(lower), np.concatenate(upper)
 
 
-def order_rows(setting: Setting, kinds: IntArray, unplaced: IntArray) -> list[Rows]:
+def order_rows(kinds: IntArray, unplaced: IntArray) -> list[Rows]:
     """Rows of the order of kinds: ``kinds`` [J, K, columns] of every virtual stage, ``unplaced`` [K, columns]."""
     J, K, width = kinds.shape
     if K == 1:

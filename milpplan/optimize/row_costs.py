@@ -15,9 +15,6 @@ from milpplan.costs.stages import EMBEDDING, HEAD
 OPTIONAL = ("saved", "late")
 """Fields of ``RowCosts`` that are None where no layout has what they are about."""
 
-OPTIONAL = ("saved", "late")
-"""Fields of ``RowCosts`` that are None where no layout has what they are about."""
-
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
