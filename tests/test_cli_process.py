@@ -183,3 +183,43 @@ def test_ctrl_c_prints_the_best_plan_so_far(tmp_path: Path) -> None:
     assert document.gap is not None
     assert 0 < document.gap < 1
     assert out.read_text() == stdout
+
+
+LEFT = """
+import random, sys, threading, time, types
+from ortools.sat.python import cp_model
+from milpplan.cli import app, main
+from milpplan.optimize.solution import run_interruptibly
+
+model, draw = cp_model.CpModel(), random.Random(1)
+numbers = [model.new_int_var(0, 1000, "") for _ in range(400)]
+for _ in range(300):
+    chosen = draw.sample(numbers, 40)
+    model.add(sum(draw.randint(1, 999) * one for one in chosen) >= draw.randint(100_000, 2_000_000))
+model.minimize(sum(draw.randint(1, 99) * one for one in numbers))
+solver = cp_model.CpSolver()
+solver.parameters.max_time_in_seconds, solver.parameters.num_workers = 1.0, 1
+
+def run():
+    try:
+        run_interruptibly(lambda: solver.solve(model), lambda: None, grace_s=0.0, cancelled=lambda: True)
+    except KeyboardInterrupt:
+        print("the best plan so far", threading.active_count())
+    sys.exit(4)
+
+class Winding:
+    # Python takes as long as the solver to wind up.
+    def __del__(self, sleep=time.sleep):
+        sleep(2.0)
+
+sys.modules["winding"] = types.ModuleType("winding")
+sys.modules["winding"].up = Winding()
+app.run = run
+main()
+"""
+
+
+def test_a_solver_that_cannot_be_stopped_does_not_abort_the_program() -> None:
+    """One that comes back from C++ while Python winds up would: the result is out, so the program leaves."""
+    ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (4, "the best plan so far 2\n", "")

@@ -17,4 +17,8 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     from milpplan.cli.app import run
 
-    run()
+    try:
+        run()
+    except SystemExit as end:
+        interrupts.leave_solvers(end.code)
+        raise

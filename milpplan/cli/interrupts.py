@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 MESSAGE: Final = "Interrupted before anything was found."
@@ -36,6 +37,23 @@ def raised() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def leave_solvers(code: object) -> None:
+    """Leave at once, with the exit code ``code``, where a solver that was interrupted still runs.
+
+    A solver that comes back from C++ while Python winds up ends its thread there, which aborts the program.
+    """
+    if threading.active_count() == 1 or not isinstance(code, int):
+        return
+    from milpplan.optimize.solution import solver_runs
+
+    if solver_runs():
+        for stream in (sys.stdout, sys.stderr):
+            # Nobody reads it any more, then.
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 def _leave(signum: int, frame: Any) -> None:

@@ -21,6 +21,8 @@ INTEGRALITY_TOLERANCE: Final = 1e-5
 ROW_TOLERANCE: Final = 1e-6
 # How often a running solver is asked whether it was cancelled.
 POLL_S: Final = 0.1
+# Name of the threads that solvers run in.
+SOLVER_THREAD: Final = "milpplan-solver"
 # Floating-point solvers get only numbers that a double holds exactly.
 EXACT_FLOAT: Final = 2**53
 
@@ -173,7 +175,7 @@ def run_interruptibly(
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=body, daemon=True)
+    thread = threading.Thread(target=body, name=SOLVER_THREAD, daemon=True)
     thread.start()
     try:
         while thread.is_alive():
@@ -186,6 +188,11 @@ def run_interruptibly(
     if failures:
         raise failures[0]
     return results[0]
+
+
+def solver_runs() -> bool:
+    """Whether a solver that was interrupted has not ended yet."""
+    return any(thread.name == SOLVER_THREAD for thread in threading.enumerate())
 
 
 def _rounded(program: Program, solution: Solution) -> Values:
