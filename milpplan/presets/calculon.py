@@ -137,7 +137,13 @@ def notes(files: CalculonFiles) -> tuple[str, ...]:
             system.processing_mode == "roofline"
         ),
         "optimizer_sharding is ZeRO stage 1; Calculon also shards gradients, and reduces them once a step.": (
-            execution.optimizer_sharding
+            execution.optimizer_sharding and execution.training
+        ),
+        "Forwards alone run without interleaving here: whole stages fill and drain the pipeline.": (
+            not execution.training and execution.pipeline_interleaving > 1
+        ),
+        "A forward without a backward keeps no activations and has no optimizer: nothing to offload or shard.": (
+            not execution.training and (execution.activations_offload or execution.optimizer_sharding)
         ),
         "float8 here means fp8 products; Calculon halves all tensors.": execution.datatype == "float8",
         "Between domains a ring all-reduce moves 2 (n - 1) / n of the bytes; the system file says less.": (
@@ -186,9 +192,17 @@ def switch_values(files: CalculonFiles, record: type[Record]) -> dict[str, objec
     }
 
 
+def _chunks(execution: CalculonExecution) -> int:
+    """Virtual stages of a processor; forwards alone fill and drain the pipeline with whole stages."""
+    return execution.pipeline_interleaving if execution.training else 1
+
+
 def _effective(execution: CalculonExecution, switch: Switch) -> object:
-    """The value, or the plain one where there is nothing to switch: no tensor ranks, no stage borders."""
+    """The value, or the plain one where there is nothing to switch: no tensor ranks, no stage borders, nothing
+    that a forward keeps for a backward."""
     value = getattr(execution, switch.theirs)
+    if switch.theirs == "activations_offload":
+        return value and execution.training
     if switch.theirs == "tensor_par_comm_type":
         idle = execution.tensor_par == 1 or (value == "p2p_rs_ag" and execution.pipeline_par == 1)
         return "ar" if idle else value
@@ -222,21 +236,22 @@ def _problem(files: CalculonFiles, domain: int | None, space: Space) -> Problem:
 def _keeps_gathered(execution: CalculonExecution) -> bool:
     """Whether the inputs of products stay gathered from forward to backward."""
     sequence_parallel = execution.tensor_par_comm_type == "rs_ag" and execution.tensor_par > 1
-    return sequence_parallel and not execution.seq_par_ag_redo
+    return execution.training and sequence_parallel and not execution.seq_par_ag_redo
 
 
 def _layout(files: CalculonFiles, order: str | None) -> dict[str, object]:
     """The layout as plain data."""
-    execution = files.execution
+    execution, chunks = files.execution, _chunks(files.execution)
+    pipelined = "interleaved" if chunks > 1 else "1f1b"
     values: dict[str, object] = {
         "tp": execution.tensor_par,
         "pp": execution.pipeline_par,
         "dp": execution.data_par,
-        "vpp": execution.pipeline_interleaving,
+        "vpp": chunks,
         "micro_batch_size": execution.microbatch_size,
         "global_batch_size": execution.batch_size,
-        "zero_stage": 1 if execution.optimizer_sharding else 0,
-        "schedule": "interleaved" if execution.pipeline_interleaving > 1 else "1f1b",
+        "zero_stage": 1 if execution.optimizer_sharding and execution.training else 0,
+        "schedule": pipelined if execution.training else "gpipe",
         "overlap_grad_reduce": execution.data_par_overlap,
         "overlap_param_gather": execution.data_par_overlap and execution.optimizer_sharding,
         "gather_again": not _keeps_gathered(execution),
@@ -329,11 +344,12 @@ def _network_error(files: CalculonFiles, index: int, reason: str) -> InvalidInpu
 def _stages(files: CalculonFiles, layout: dict[str, object]) -> list[dict[str, object]]:
     """Equal virtual stages; without interleaving the first ones hold a block more where it does not come out."""
     blocks, execution = files.model.num_blocks, files.execution
-    number = execution.pipeline_par * execution.pipeline_interleaving
-    if number > blocks or (blocks % number and execution.pipeline_interleaving > 1):
+    chunks = _chunks(execution)
+    number = execution.pipeline_par * chunks
+    if number > blocks or (blocks % number and chunks > 1):
         raise InvalidInputError(
             f"{files.names[1]}: pipeline_par={execution.pipeline_par} with "
-            f"pipeline_interleaving={execution.pipeline_interleaving} makes {number} virtual stages of "
+            f"pipeline_interleaving={chunks} makes {number} virtual stages of "
             f"{blocks} blocks.",
             "Expected at least a block in each, and with interleaving the same number.",
             "Change pipeline_par or pipeline_interleaving.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,15 +195,49 @@ def test_a_switch_lands_in_its_field(theirs: str) -> None:
     assert getattr(calculon_run(changed)[1].layout, ours) == expected
 
 
+def inference(**execution: Any) -> CalculonFiles:
+    """The files as forwards alone."""
+    plain = {"activation_recompute": "none", "data_par_overlap": False, "seq_par_ag_redo": False}
+    return files(training=False, **plain, **execution)
+
+
 def test_inference_is_a_kind_of_job() -> None:
-    """training false becomes Job.kind."""
-    forward = files(
-        training=False,
-        activation_recompute="none",
-        data_par_overlap=False,
-        seq_par_ag_redo=False,
-    )
-    assert calculon.switch_values(forward, Job) == {"kind": "inference"}
+    """training false becomes Job.kind, and its step is that of the forwards."""
+    assert calculon.switch_values(inference(), Job) == {"kind": "inference"}
+    problem, plan = calculon_run(inference())
+    assert (plan.layout.schedule, plan.layout.zero_stage, plan.layout.gather_again) == ("gpipe", 0, True)
+    assert simulate(problem, plan).breakdown_s["optimizer"] == 0
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [
+        {"weight_offload": True},
+        {"activations_offload": True},
+        {"optimizer_sharding": True},
+        {"pipeline_interleaving": 1},
+        {"tensor_par_comm_type": "ar"},
+        {"tensor_par_comm_type": "p2p_rs_ag"},
+        {"tensor_par_overlap": "ring"},
+        {"tensor_par_overlap": "pipe"},
+        {"seq_par_ag_redo": True},
+    ],
+)
+def test_inference_runs_with_every_switch(execution: dict[str, Any]) -> None:
+    """Whatever else Calculon lets forwards alone have: a plan without a broken rule, shorter than the training."""
+    found = replace(inference(), execution=inference().execution.model_copy(update=execution))
+    problem, plan = calculon_run(found)
+    assert broken_rules(problem, plan.layout) == []
+    assert 0 < simulate(problem, plan).step_time_s < 0.5 * simulate(*calculon_run(files())).step_time_s
+
+
+def test_what_forwards_leave_out_is_told() -> None:
+    """Interleaving, and what there is not to offload or to shard; of sharded gradients nothing is said."""
+    said = " ".join(calculon.notes(inference()))
+    assert "without interleaving" in said
+    assert "nothing to offload or shard" in said
+    assert "ZeRO" not in said
+    assert "interleaving" not in " ".join(calculon.notes(files()))
 
 
 def test_plain_values_are_the_layouts_own() -> None:
