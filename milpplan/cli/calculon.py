@@ -41,8 +41,8 @@ def simulate(files: Files | None, plan: Path | None, as_json: bool) -> ExitCode:
     return code
 
 
-def _say_notes(files: CalculonFiles) -> None:
-    for note in notes(files):
+def _say_notes(files: CalculonFiles, free: bool = False) -> None:
+    for note in notes(files, free):
         say(note)
 
 
@@ -91,7 +91,7 @@ def problem_of(
     problem = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
     arguments.check_size(problem.job)
     problem = arguments.narrowed(problem, fix, allow, schedule)
-    _say_notes(read)
+    _say_notes(read, free=True)
     return problem
 
 

@@ -34,13 +34,12 @@ def cluster_bandwidths(problem: Problem, layout: Layout, blocks: tuple[NodeBlock
 
 def effective_bandwidths(hardware: Sequence[HardwareSpec], num_gpus: int, nodes: str) -> list[Bandwidth]:
     """All operations among 2, 4, 8, ... neighbours up to ``num_gpus``, and among as many GPUs with one in each
-    domain, the slowest of the types each."""
+    domain (each pod), the slowest of the types each."""
     sizes = [2**power for power in range(1, num_gpus.bit_length()) if 2**power <= num_gpus]
     domain = max(one.scale_up.num_gpus for one in hardware)
-    shapes = [(size, stride) for stride in (1, domain) for size in sizes if size * stride <= max(num_gpus, domain)]
+    apart = [1, domain, *(one.pods.num_gpus for one in hardware if one.pods is not None)]
+    shapes = [(size, stride) for stride in apart for size in sizes if size * stride <= max(num_gpus, domain)]
     shapes = list(dict.fromkeys(shapes))
-    if domain == 1:
-        shapes = [(size, 1) for size in sizes]
     found = []
     for operation in OPERATIONS:
         for size, stride in shapes:

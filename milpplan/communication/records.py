@@ -100,7 +100,8 @@ class TrafficReport:
     """Traffic of one step of a plan.
 
     By parallelism: ``pairs``, ``wire_bytes`` (the collectives' own, in closed form; equal to the sum over pairs)
-    and ``tier_bytes``. ``rail_change_bytes``: of those between domains, between different places in them.
+    and ``tier_bytes``. ``rail_change_bytes``: of those between domains, between different places in them;
+    ``pod_change_bytes``: between different pods, where the hardware has some.
     ``blocks``: which GPUs are on which node type; ``type_bytes`` [from, to]: bytes between the types, by their
     numbers. ``gpus_per_domain`` and ``gpus_per_node``: the most of any type.
     ``exposed_s`` and ``hidden_s`` are the mean over the pipeline's ranks of communication that adds to the step,
@@ -117,6 +118,7 @@ class TrafficReport:
     wire_bytes: dict[str, float]
     tier_bytes: dict[str, dict[Tier, float]]
     rail_change_bytes: float
+    pod_change_bytes: float
     type_bytes: FloatArray
     gpu_links: Links
     node_links: Links

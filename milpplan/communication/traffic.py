@@ -95,6 +95,7 @@ def traffic(
         wire_bytes={name: float(made.closed[name]) for name in PARALLELISMS},
         tier_bytes={name: _tier_bytes(part, places) for name, part in pairs.items()},
         rail_change_bytes=_rail_change_bytes(everything, places),
+        pod_change_bytes=_pod_change_bytes(problem, everything),
         type_bytes=everything.matrix(len(problem.node_types), places.node_type),
         gpu_links=links_of(everything, places, np.arange(num_gpus)),
         node_links=links_of(everything, places, places.node),
@@ -226,6 +227,14 @@ def _rail_change_bytes(pairs: Pairs, places: Places) -> float:
     between = places.between(pairs.sender, pairs.receiver)
     changes = places.place[pairs.sender] != places.place[pairs.receiver]
     return float((pairs.num_bytes * between * changes).sum())
+
+
+def _pod_change_bytes(problem: Problem, pairs: Pairs) -> float:
+    """Bytes between pods; clusters of several node types have none."""
+    pods = problem.hardware.pods
+    if pods is None:
+        return 0.0
+    return float(pairs.num_bytes[pairs.sender // pods.num_gpus != pairs.receiver // pods.num_gpus].sum())
 
 
 def links_of(pairs: Pairs, places: Places, place_of: IntArray) -> Links:

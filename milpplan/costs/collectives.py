@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from milpplan.costs import pods
 from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.costs.compute import FloatArray, Numbers, grid_position, log_of
 from milpplan.costs.domains import GroupPlace, group_place, same_rail
@@ -97,12 +98,12 @@ def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArra
 
 
 def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
-    """What the NICs of the members carry out of a domain together."""
+    """What the NICs of the members carry out of a domain together, or out of a pod if that is less."""
     network = group.members * hardware.scale_out.bandwidth_bytes_per_s * hardware.scale_out.efficiency
     rails = hardware.scale_out.rails
-    if rails is None:
-        return np.asarray(network)
-    return np.asarray(network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction))
+    if rails is not None:
+        network = network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction)
+    return pods.network_bandwidth(hardware, group, np.asarray(network))
 
 
 def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, group: GroupPlace) -> FloatArray:
@@ -134,15 +135,13 @@ def _variant_latency_s(
     that changes rails adds their latency to every network hop.
     Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel).
     """
-    if variant.shape == "ring":
-        inside, network = group.size - group.domains, group.domains - 1
-    else:
-        inside = group.members - 1
-        network = np.ceil(np.log2(group.domains)).astype(np.int64)
+    inside = group.size - group.domains if variant.shape == "ring" else group.members - 1
+    network, between_pods = pods.hops(group, variant.shape)
     hops = inside * variant.scale_up_hop_latency_s + network * variant.scale_out_hop_latency_s
+    hops = hops + pods.hop_latency_s(hardware, between_pods)
     if hardware.scale_out.rails is not None:
         hops = hops + np.where(group.one_rail, 0.0, network * hardware.scale_out.rails.latency_s)
-    return variant.base_latency_s + PASSES[operation] * hops
+    return pods.base_latency_s(hardware, group, variant.base_latency_s) + PASSES[operation] * hops
 
 
 def _in_network_s(hardware: HardwareSpec, num_bytes: FloatArray, group: GroupPlace) -> FloatArray:
@@ -171,8 +170,8 @@ def _across_s(
         for variant in (_ring_of(hardware), *hardware.scale_out.variants)
         if variant.shape == "ring" or operation == "all_reduce"
     ]
-    if hardware.scale_out.in_network_reduction and operation == "all_reduce":
-        times.append(_in_network_s(hardware, num_bytes, group))
+    if operation == "all_reduce" and (adding := pods.adds_up(hardware, group)).any():
+        times.append(np.where(adding, _in_network_s(hardware, num_bytes, group), np.inf))
     return np.asarray(np.minimum.reduce(times))
 
 
@@ -284,6 +283,8 @@ def all_to_all_s(
         changes = np.where(group.one_rail, 0.0 if copies is not None else 1 - 1 / group.members, 1.0)
         network_s = network_s * (1 - changes + changes / out.rails.bandwidth_fraction)
         latency_s = latency_s + np.where(changes > 0, out.rails.latency_s, 0.0)
+    network_s, far_s = pods.all_to_all_s(hardware, group, network, network_s, _PEERS_AT_ONCE)
+    latency_s = latency_s + far_s
     inside = _inside_s(hardware, "all_to_all", message, group.size)
     time = np.where(outside == 0, inside, np.maximum(network_s, links_s) + latency_s)
     return np.where(nothing, 0.0, time)
@@ -307,13 +308,18 @@ def all_to_all_bytes(
 
 
 def p2p_s(
-    hardware: HardwareSpec, num_bytes: Numbers, stride: Numbers, inside: BoolArray | None = None
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    stride: Numbers,
+    inside: BoolArray | None = None,
+    same_pod: BoolArray | None = None,
 ) -> FloatArray:
     """Time to send ``num_bytes`` from rank r to rank r + stride.
 
     bytes / (rate * efficiency) + latency with the links of the domain where 2 * stride <= D, so that a domain
     holds both, else one accelerator's NIC share, less between rails; 0 where bytes = 0. Ranks at the edge leave
-    the domain although they count as inside: a lower bound for those. ``inside`` says otherwise which stay.
+    the domain although they count as inside: a lower bound for those. ``inside`` says otherwise which stay, and
+    ``same_pod``, alike, which stay in a pod, where there are some.
     num_bytes, stride: any shapes that broadcast; returns seconds. Source: latency-bandwidth (Hockney) model.
     """
     up, out = hardware.scale_up, hardware.scale_out
@@ -325,6 +331,9 @@ def p2p_s(
         crossing = message / (out.rate_bytes_per_s * out.rails.bandwidth_fraction)
         crossing = crossing + out.p2p_latency_s + out.rails.latency_s
         network_s = np.where(same_rail(hardware, stride), network_s, crossing)
+    if hardware.pods is not None:
+        near = 2 * np.asarray(stride) <= hardware.pods.num_gpus if same_pod is None else same_pod
+        network_s = pods.message_s(hardware, message, network_s, near)
     time = np.where(stays, links_s, network_s)
     return np.where(message == 0, 0.0, time)
 
@@ -338,11 +347,12 @@ def processor_fraction(
     Source: Isaev et al. 2023 (Calculon), processor usage of a network.
     """
     up, out = hardware.scale_up.processor_fraction, hardware.scale_out.processor_fraction
-    if up == out:
+    if up == out and hardware.pods is None:
         return np.full(np.shape(np.asarray(size) * blocks), up)
     group = group_place(hardware, size, stride, blocks, block_stride)
     inside = group.members == group.size
-    return np.where(inside, up, np.where(group.members > 1, max(up, out), out))
+    across = np.where(group.members > 1, max(up, out), out)
+    return np.where(inside, up, pods.processor_fraction(hardware, group, across))
 
 
 def overlap_s(

@@ -33,7 +33,9 @@ def distinct_layers(problem: Problem, columns: LayoutColumns) -> tuple[IntArray,
         return distinct(columns, LAYER_KEYS, ("rank_order", "dp", "pp"))
     group = placement.tensor(columns)
     places = [group_place(hardware, group.size, group.stride) for hardware in problem.node_types]
-    keys = [key for place in places for key in (place.members, place.domains, place.one_rail)]
+    keys = [
+        key for place in places for key in (place.members, place.domains, place.one_rail, *(place.beyond or ()))
+    ]
     return unique_rows(*(getattr(columns, name) for name in LAYER_KEYS), *keys)
 
 

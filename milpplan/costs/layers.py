@@ -20,7 +20,7 @@ from milpplan.costs.calls import call_s
 from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.compute import Numbers
 from milpplan.costs.cost_models import replaced_seconds
-from milpplan.costs.domains import neighbours_share_domain
+from milpplan.costs.domains import neighbours_share
 from milpplan.costs.shard import BF16_BYTES, FP32_BYTES, CoreSeconds, Product, Shard
 from milpplan.costs.tally import EXPOSED, ONCE, REPLAYS, Part, Phase, Tally
 from milpplan.costs.tensor_parallel import linear_pair
@@ -238,12 +238,14 @@ def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes
         tally.compute(forward, backward, selective=True)
     steps = (shard.columns.cp - 1).astype(np.float64)
     ring = placement.context(shard.columns)
-    inside = neighbours_share_domain(shard.problem.hardware, ring.size, ring.stride, shard.columns.tp)
-    send = collectives.p2p_s(shard.problem.hardware, ring_bytes, ring.stride, inside)
-    send_back = collectives.p2p_s(shard.problem.hardware, 2 * ring_bytes, ring.stride, inside)
+    hardware = shard.problem.hardware
+    near = neighbours_share(hardware, ring.size, ring.stride, shard.columns.tp)
+    send, send_back = (
+        collectives.p2p_s(hardware, size, ring.stride, *near) for size in (ring_bytes, 2 * ring_bytes)
+    )
     cover, cover_back = forward / shard.columns.cp, backward / shard.columns.cp
     parts = (Part.CP, Part.CP_HIDDEN)
-    share = collectives.processor_fraction(shard.problem.hardware, *ring)
+    share = collectives.processor_fraction(hardware, *ring)
     tally.overlapped(parts, Phase.FORWARD, steps * send, steps * cover, share)
     tally.overlapped(parts, Phase.BACKWARD, steps * send_back, steps * cover_back, share)
 

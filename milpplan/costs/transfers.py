@@ -8,7 +8,7 @@ import numpy as np
 from milpplan.costs import collectives, placement
 from milpplan.costs.calls import call_s
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns
-from milpplan.costs.domains import neighbours_share_domain
+from milpplan.costs.domains import neighbours_share
 from milpplan.costs.shard import BF16_BYTES, FP32_BYTES
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.problem import Problem
@@ -23,8 +23,8 @@ def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
     Both hosts take their time for a message: + 2 ``message_s``.
     """
     stages, usual = placement.pipeline(columns), columns.tp * columns.cp * columns.dp
-    inside = neighbours_share_domain(problem.hardware, stages.size, stages.stride, usual)
-    return _sent_s(problem, columns, problem.hardware, inside)
+    near = neighbours_share(problem.hardware, stages.size, stages.stride, usual)
+    return _sent_s(problem, columns, problem.hardware, *near)
 
 
 def crossing_transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
@@ -38,14 +38,20 @@ def crossing_transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
     return np.asarray(np.max(seconds, axis=0))
 
 
-def _sent_s(problem: Problem, columns: LayoutColumns, hardware: HardwareSpec, inside: BoolArray) -> FloatArray:
+def _sent_s(
+    problem: Problem,
+    columns: LayoutColumns,
+    hardware: HardwareSpec,
+    inside: BoolArray,
+    same_pod: BoolArray | None = None,
+) -> FloatArray:
     """Sent, and gathered where only parts are sent, with the network of one node type."""
     tp = columns.tp
     tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
     gathered = columns.pp_scatter_gather & ~columns.sequence_parallel
     message = BF16_BYTES * tokens * problem.model.hidden_size
     share = np.where(columns.sequence_parallel | gathered, tp, 1)
-    seconds = collectives.p2p_s(hardware, message / share, placement.pipeline(columns).stride, inside)
+    seconds = collectives.p2p_s(hardware, message / share, placement.pipeline(columns).stride, inside, same_pod)
     if columns.any_of("pp_scatter_gather"):
         gather = collectives.all_gather_s(hardware, message, *placement.tensor(columns))
         seconds = seconds + np.where(gathered, gather, 0.0)

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.costs.collectives import members_per_domain
+from milpplan.costs.domains import group_place
 from milpplan.costs.report import StepReport
 from milpplan.insight.records import Exposed, Limits
 from milpplan.insight.rules import rule_effects
@@ -56,6 +56,9 @@ def group_shape(layout: Layout, part: str) -> tuple[int, int]:
 def tier(problem: Problem, num_ranks: int, stride: int) -> str:
     """The slowest tier that a group of ranks needs, on the first node type where it leaves the domain."""
     for hardware in problem.node_types:
-        if int(members_per_domain(hardware, num_ranks, stride)) < num_ranks:
+        place = group_place(hardware, num_ranks, stride)
+        if hardware.pods is not None and place.beyond is not None and place.beyond.pods > 1:
+            return hardware.pods.name
+        if int(place.members) < num_ranks:
             return hardware.scale_out.name
     return problem.hardware.scale_up.name

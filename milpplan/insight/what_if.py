@@ -11,7 +11,7 @@ from milpplan.insight.optima import Yardstick, saved_share
 from milpplan.insight.records import Interval, Optimum, Worth
 from milpplan.optimize.alternatives import with_job
 from milpplan.optimize.layouts import broken_rules
-from milpplan.specs.hardware import BusTable, HardwareSpec, ScaleOut, ScaleUp
+from milpplan.specs.hardware import BusTable, HardwareSpec, ScaleUp
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import GIB
@@ -86,9 +86,14 @@ def _faster_table(table: BusTable) -> BusTable:
 
 
 def _faster_network(hardware: HardwareSpec) -> HardwareSpec:
-    out = hardware.scale_out
-    scale_out: ScaleOut = out.model_copy(update={"bandwidth_bytes_per_s": out.bandwidth_bytes_per_s * MORE})
-    return hardware.model_copy(update={"scale_out": scale_out})
+    """Between domains and, where there are some, between pods."""
+    tiers = {"scale_out": hardware.scale_out, "pods": hardware.pods}
+    faster = {
+        name: one.model_copy(update={"bandwidth_bytes_per_s": one.bandwidth_bytes_per_s * MORE})
+        for name, one in tiers.items()
+        if one is not None
+    }
+    return hardware.model_copy(update=faster)
 
 
 def _without_latency(hardware: HardwareSpec) -> HardwareSpec:
@@ -99,7 +104,9 @@ def _without_latency(hardware: HardwareSpec) -> HardwareSpec:
     variants = tuple(variant.model_copy(update=none) for variant in out.variants)
     network = {"p2p_latency_s": 0.0, "collective_base_latency_s": 0.0, "hop_latency_s": 0.0, "variants": variants}
     scale_up = hardware.scale_up.model_copy(update={"p2p_latency_s": 0.0, "hop_latency_s": 0.0})
-    links = {"scale_up": scale_up, "scale_out": out.model_copy(update=network)}
+    far = {name: 0.0 for name in network if name != "variants"}
+    pods = None if hardware.pods is None else hardware.pods.model_copy(update=far)
+    links = {"scale_up": scale_up, "scale_out": out.model_copy(update=network), "pods": pods}
     return _with_accelerator(hardware, kernel_latency_s=0.0).model_copy(update=links)
 
 

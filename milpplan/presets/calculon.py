@@ -5,7 +5,7 @@ Calculon's words on the left, ours on the right, of those that are more than ano
     activation_recompute   full: every layer wholly; attn_only: every layer selectively (its unfused scores)
     optimizer_sharding     zero_stage 1: shards the optimizer and communicates once a step
     pipeline_interleaving  vpp, schedule 1f1b or interleaved
-    *_net                  the domain is the part of network 0 that the execution uses (``_domain``)
+    *_net                  the domain is the part of network 0 that the execution uses (``calculon_networks``)
     the others             ``SWITCHES``
 
 Calculon has no embedding, head or loss; its own count of parameters has 51,200 tied tokens and learned positions,
@@ -14,25 +14,25 @@ which the model gets. What differs in the costs is in docs/calculon.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
+from milpplan.presets.calculon_files import CalculonFiles, read_calculon
+from milpplan.presets.calculon_networks import free_wholes, placed, used_networks
 from milpplan.presets.calculon_system import hardware_of, slowest_scalar
-from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSystem
+from milpplan.specs.calculon import CalculonExecution
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Job, Problem, Space
-from milpplan.specs.reading import RecordType, invalid_fields, parse_json, read_text, validated
+from milpplan.specs.reading import RecordType, invalid_fields, validated
 from milpplan.specs.records import Record
 
 VOCABULARY: Final = 51_200
 """Calculon counts its parameters with so many tokens (calculon/llm/llm.py, ``num_parameters``)."""
-INSIDE_OUT: Final = {"tensor": "tp", "data": "dp", "pipeline": "pp"}
-"""Parallelisms from neighbouring ranks outwards, as milpplan places them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +57,6 @@ SWITCHES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CalculonFiles:
-    """The three files, checked, and their names."""
-
-    model: CalculonModel
-    execution: CalculonExecution
-    system: CalculonSystem
-    names: tuple[str, str, str] = ("model", "execution", "system")
-
-
-def read_calculon(model: Path, execution: Path, system: Path) -> CalculonFiles:
-    """Read and check three files of Calculon.
-
-    Raises:
-        InvalidInputError: the file and the field that are wrong.
-    """
-    return CalculonFiles(
-        _read(CalculonModel, model),
-        _read(CalculonExecution, execution),
-        _read(CalculonSystem, system),
-        (str(model), str(execution), str(system)),
-    )
-
-
-def _read(record: type[RecordType], path: Path) -> RecordType:
-    return validated(record, parse_json(read_text(path), str(path)), str(path))
-
-
 def calculon_run(files: CalculonFiles) -> tuple[Problem, Plan]:
     """The execution as a plan, on the system with its networks as the execution uses them.
 
@@ -92,9 +64,9 @@ def calculon_run(files: CalculonFiles) -> tuple[Problem, Plan]:
         InvalidInputError: an assignment of networks or a split of blocks that cannot be.
     """
     files = used_networks(files)
-    domain, order = _domain(files)
+    wholes, order = placed(files)
     layout = _layout(files, order)
-    problem = _problem(files, domain, Space())
+    problem = _problem(files, wholes, Space())
     stages = _stages(files, layout)
     return problem, validated(Plan, {"layout": layout, "virtual_stages": stages}, files.names[1])
 
@@ -103,31 +75,17 @@ def calculon_problem(files: CalculonFiles, space: Space) -> Problem:
     """Model, system, number of processors, batch and number format; the layout is free. Networks keep their sizes.
 
     Raises:
-        InvalidInputError: more networks than two, or two that are not listed from the inside outwards.
+        InvalidInputError: more networks than three, or some that are not listed from the inside outwards.
     """
-    networks = files.system.networks
-    if len(networks) > 2:
-        raise InvalidInputError(
-            f"{files.names[2]}: networks has {len(networks)} entries, and the layout is free.",
-            "Expected one or two to choose among: a domain, and what joins domains.",
-            "Leave the two in the file that the search may use, or simulate an execution, which names its own.",
-        )
-    inner, outer = networks[0].size, networks[-1].size
-    procs = files.execution.num_procs
-    if outer < inner or procs > (inner * outer if len(networks) > 1 else inner):
-        raise InvalidInputError(
-            f"{files.names[2]}: networks has the sizes {[one.size for one in networks]}.",
-            f"Expected the smaller network first, and sizes for num_procs={procs:,} processors together.",
-            "Correct the sizes, or num_procs in the execution file.",
-        )
-    return _problem(files, None, space)
+    return _problem(files, free_wholes(files), space)
 
 
-def notes(files: CalculonFiles) -> tuple[str, ...]:
-    """What of the files is priced in another way here, in sentences."""
-    files = used_networks(files)
-    execution, system = files.execution, files.system
-    outer = system.networks[-1]
+def notes(files: CalculonFiles, free: bool = False) -> tuple[str, ...]:
+    """What of the files is priced in another way here, in sentences; ``free``: the layout is not the execution's,
+    and nothing is said of what it decides."""
+    files = files if free else used_networks(files)
+    execution, outer = files.execution, files.system.networks[1:]
+    system = files.system
     said = {
         "The model gets an embedding and a head of 51,200 tokens, which Calculon's estimates leave out.": True,
         "Operators without a matrix product are priced by their bytes; Calculon adds the time of their FLOPs.": (
@@ -137,22 +95,22 @@ def notes(files: CalculonFiles) -> tuple[str, ...]:
             system.processing_mode == "roofline"
         ),
         "optimizer_sharding is ZeRO stage 1; Calculon also shards gradients, and reduces them once a step.": (
-            execution.optimizer_sharding and execution.training
+            execution.optimizer_sharding and execution.training and not free
         ),
         "Forwards alone run without interleaving here: whole stages fill and drain the pipeline.": (
-            not execution.training and execution.pipeline_interleaving > 1
+            not execution.training and execution.pipeline_interleaving > 1 and not free
         ),
         "A forward without a backward keeps no activations and has no optimizer: nothing to offload or shard.": (
-            not execution.training and (execution.activations_offload or execution.optimizer_sharding)
+            not (execution.training or free) and (execution.activations_offload or execution.optimizer_sharding)
         ),
         "float8 here means fp8 products; Calculon halves all tensors.": execution.datatype == "float8",
-        "Between domains a ring all-reduce moves 2 (n - 1) / n of the bytes; the system file says less.": (
-            outer.ops.all_reduce[0] < 2 and len(system.networks) > 1
-        ),
-        f"The outer network's operations all get the rate of its slowest, 1/{slowest_scalar(outer):g}.": (
-            slowest_scalar(outer) > 1 and len(system.networks) > 1
+        "Between domains a ring all-reduce moves 2 (n - 1) / n of the bytes; the system file says less.": any(
+            network.ops.all_reduce[0] < 2 for network in outer
         ),
     }
+    rates = {f"1/{slowest_scalar(network):g}" for network in outer if slowest_scalar(network) > 1}
+    for rate in sorted(rates):
+        said[f"An outer network's operations all get the rate of its slowest, {rate}."] = True
     return tuple(text for text, applies in said.items() if applies)
 
 
@@ -209,7 +167,7 @@ def _effective(execution: CalculonExecution, switch: Switch) -> object:
     return value
 
 
-def _problem(files: CalculonFiles, domain: int | None, space: Space) -> Problem:
+def _problem(files: CalculonFiles, wholes: tuple[int, ...], space: Space) -> Problem:
     execution = files.execution
     job = {
         "num_gpus": execution.num_procs,
@@ -221,7 +179,7 @@ def _problem(files: CalculonFiles, domain: int | None, space: Space) -> Problem:
         **switch_values(files, Job),
     }
     name = f"calculon {Path(files.names[2]).stem}"[:200]
-    hardware = hardware_of(files.system, execution.datatype, domain, files.names[2], name)
+    hardware = hardware_of(files.system, execution.datatype, wholes, files.names[2], name)
     # Layouts say themselves whether inputs are gathered again (``gather_again``), the framework need not.
     software = hardware.software.model_copy(update={"fused_activation": execution.fused_activation})
     parts = {
@@ -258,87 +216,6 @@ def _layout(files: CalculonFiles, order: str | None) -> dict[str, object]:
         **switch_values(files, Layout),
     }
     return values if order is None else values | {"rank_order": order}
-
-
-def used_networks(files: CalculonFiles) -> CalculonFiles:
-    """The files with at most two networks, those that the execution uses, and the execution's numbers of them.
-
-    An execution that uses one keeps a second beside it, so that nothing else changes: the next one, or before the
-    last one the first.
-
-    Raises:
-        InvalidInputError: an assignment that Calculon refuses, or one that uses three networks.
-    """
-    execution, networks = files.execution, files.system.networks
-    used = _checked_networks(files)
-    numbers = sorted(set(used.values()))
-    if len(networks) <= 2:
-        return files
-    if len(numbers) > 2:
-        raise _network_error(
-            files, numbers[-1], f"tensor, pipeline and data parallelism use {len(numbers)} networks"
-        )
-    if len(numbers) < 2:
-        (only,) = numbers or (0,)
-        numbers = [only, only + 1] if only + 1 < len(networks) else [0, only]
-    nets = {f"{name}_par_net": numbers.index(used[name]) if name in used else 0 for name in execution.degrees}
-    chosen = tuple(networks[number] for number in numbers)
-    return replace(
-        files,
-        execution=execution.model_copy(update=nets),
-        system=files.system.model_copy(update={"networks": chosen}),
-    )
-
-
-def _checked_networks(files: CalculonFiles) -> dict[str, int]:
-    """Network of every parallelism that there is. Where the networks' sizes or fillings forbid the execution in
-    Calculon, it is refused in the same way (calculon/llm/llm.py, ``_check_network_assignments``)."""
-    execution, networks = files.execution, files.system.networks
-    used = {name: execution.network_of(name) for name, degree in execution.degrees.items() if degree > 1}
-    for index, size in _sizes(files, used).items():
-        if index >= len(networks):
-            raise _network_error(files, index, "there is no such network")
-        if size > networks[index].size:
-            raise _network_error(files, index, f"{size} processors on it are more than its size")
-        if networks[index].must_be_filled and networks[index].size % size:
-            raise _network_error(files, index, f"{size} processors do not divide its size, but must_be_filled")
-    return used
-
-
-def _sizes(files: CalculonFiles, used: dict[str, int]) -> dict[int, int]:
-    """Processors that the parallelisms on each network multiply to."""
-    sizes: dict[int, int] = {}
-    for name, network in used.items():
-        sizes[network] = sizes.get(network, 1) * files.execution.degrees[name]
-    return sizes
-
-
-def _domain(files: CalculonFiles) -> tuple[int, str | None]:
-    """Ranks that share a domain, and the order of ranks where it is not milpplan's own; of one or two networks.
-
-    The parallelisms on network 0 fill a domain of as many ranks as their degrees multiply to, and all others
-    leave it: so each uses the network that the execution says.
-    """
-    execution, used = files.execution, _checked_networks(files)
-    sizes = _sizes(files, used)
-    ranked = [name for name in INSIDE_OUT if name in used]
-    wanted = sorted(ranked, key=lambda name: used[name])
-    if len(files.system.networks) == 1:
-        return execution.num_procs, None
-    order = None
-    if wanted != ranked:
-        idle = [name for name in INSIDE_OUT if name not in used]
-        order = "-".join(INSIDE_OUT[name] for name in (*wanted, *idle)).replace("tp", "tp-cp")
-    return sizes.get(0, 1), order
-
-
-def _network_error(files: CalculonFiles, index: int, reason: str) -> InvalidInputError:
-    sizes = [network.size for network in files.system.networks]
-    return InvalidInputError(
-        f"{files.names[1]}: network {index} cannot be used so: {reason}.",
-        f"Expected an assignment that fits the networks of {files.names[2]}, of sizes {sizes}.",
-        "Correct tensor_par_net, pipeline_par_net or data_par_net.",
-    )
 
 
 def _stages(files: CalculonFiles, layout: dict[str, object]) -> list[dict[str, object]]:
@@ -381,5 +258,4 @@ __all__ = [
     "notes",
     "read_calculon",
     "switch_values",
-    "used_networks",
 ]

@@ -105,30 +105,32 @@ def bus_table(network: CalculonNetwork, operation: str) -> dict[str, Any]:
 
 
 def hardware_of(
-    system: CalculonSystem, datatype: Datatype, domain: int | None, source: str, name: str
+    system: CalculonSystem, datatype: Datatype, wholes: tuple[int, ...], source: str, name: str
 ) -> HardwareSpec:
-    """The hardware of a system file with one or two networks.
+    """The hardware of a system file with one to three networks.
 
     Args:
         system: the file.
         datatype: number format of the execution.
-        domain: processors of network 0 that share a domain; None: all of them.
+        wholes: processors of a domain, and of a pod where there are three networks.
         source: the file's name in messages.
         name: name of the hardware.
 
     Raises:
         InvalidInputError: a number format without a rate.
     """
-    inner, outer = system.networks[0], system.networks[-1]
+    inner, outer = system.networks[0], system.networks[min(1, len(system.networks) - 1)]
     data: dict[str, Any] = {
         "name": name,
         "gpus_per_node": inner.size,
         "accelerator": _accelerator(system, datatype, source, name),
-        "scale_up": _scale_up(inner, inner.size if domain is None else domain),
+        "scale_up": _scale_up(inner, wholes[0]),
         "scale_out": _scale_out(outer),
         "reserved_bytes": 0,
         "software": _SOFTWARE,
     }
+    if len(system.networks) > 2:
+        data["pods"] = {**_scale_out(system.networks[2]), "name": "outermost network", "num_gpus": wholes[1]}
     if system.mem2.GiB > 0:
         data["host_memory"] = {
             "capacity_bytes": int(system.mem2.GiB * GIB),

@@ -120,6 +120,9 @@ def _links(report: TrafficReport) -> Table:
     if between:
         changed = percent_text(report.rail_change_bytes / between, 1)
         table.add_row("changes its place in the domain", changed, "", "", "of what crosses")
+    if report.pod_change_bytes:
+        changed = percent_text(report.pod_change_bytes / between, 1)
+        table.add_row("changes its pod", changed, "", "", "of what crosses")
     return table
 
 

@@ -202,6 +202,32 @@ class ScaleOut(Record):
         return self.bandwidth_bytes_per_s * self.efficiency
 
 
+class Pods(Record):
+    """A third tier: ``scale_out`` joins the domains of a pod, and this network joins the pods."""
+
+    name: str = Field(min_length=1)
+    num_gpus: PositiveInt
+    """Accelerators of a pod: whole domains."""
+    bandwidth_bytes_per_s: PositiveFloat
+    """Per accelerator, one direction: an equal share of what leaves its pod."""
+    efficiency: Fraction
+    """Share of the wire rate that a large message reaches."""
+    p2p_latency_s: NonNegativeFloat
+    collective_base_latency_s: NonNegativeFloat
+    """Of a collective across pods, in the place of that of ``scale_out``."""
+    hop_latency_s: NonNegativeFloat
+    """Added for every pod a ring passes."""
+    processor_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the accelerator's compute that a collective takes while it runs beside kernels."""
+    in_network_reduction: bool = False
+    """Whether switches add up an all-reduce: what the accelerators of a pod hold together leaves it once."""
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """What a large message of one accelerator reaches, one direction."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+
 OWN_COST_MODEL = "milpplan"
 
 
@@ -323,6 +349,8 @@ class HardwareSpec(Record):
     accelerator: Accelerator
     scale_up: ScaleUp
     scale_out: ScaleOut
+    pods: Pods | None = None
+    """None: one network joins all domains."""
     reserved_bytes: Annotated[int, Field(ge=0)]
     """Context, libraries and communicator buffers that no plan can use."""
     fragmentation_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -332,6 +360,16 @@ class HardwareSpec(Record):
     software: Software = Software()
     uncertainty: Uncertainty | None = None
     """Of constants that an overlay fitted; None where nothing is known."""
+
+    @model_validator(mode="after")
+    def _pods_hold_domains(self) -> HardwareSpec:
+        domain = self.scale_up.num_gpus
+        if self.pods is not None and (self.scale_up.segments or self.pods.num_gpus % domain):
+            raise ValueError(
+                f"a pod of {self.pods.num_gpus} accelerators must hold whole domains, which have {domain} and no"
+                " segments"
+            )
+        return self
 
     @property
     def usable_bytes(self) -> int:

@@ -244,6 +244,8 @@ class Problem(Record):
                 f"other_hardware holds {others} GPUs, so num_gpus must be one number above that (the rest are "
                 f"{self.hardware.name}), got {self.job.num_gpus}"
             )
+        if count > 1 and any(hardware.pods is not None for hardware in self.node_types):
+            raise ValueError("pods, a third tier of network, need a cluster of one node type")
         wanted = list(range(count)) if count > 1 else []
         for shares in self.space.replica_micro_batches or ():
             if len(shares) != count or count == 1:

@@ -41,6 +41,12 @@ class Links:
     def of(hardware: HardwareSpec, num_gpus: int) -> Links:
         """The links of a hardware description, as ``collectives.p2p_s`` has them."""
         up, out = hardware.scale_up, hardware.scale_out
+        if hardware.pods is not None:
+            raise InvalidInputError(
+                f"{hardware.name} has pods, a third tier of network.",
+                "Expected domains and one network between them.",
+                "Leave `pods` out of the hardware file, with the slower of the two networks in `scale_out`.",
+            )
         rails = out.rails
         return Links(
             gpus_per_domain(hardware, num_gpus),

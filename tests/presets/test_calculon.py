@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, simulate
-from milpplan.costs import collectives
+from milpplan.costs import collectives, placement
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.compute import gemm_s, interpolate_curve, interpolate_table
 from milpplan.costs.layout_costs import layout_costs
@@ -24,6 +24,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize.layouts import broken_rules
 from milpplan.presets import calculon, calculon_system
 from milpplan.presets.calculon import CalculonFiles, calculon_problem, calculon_run
+from milpplan.presets.calculon_networks import placed
 from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSystem
 from milpplan.specs.hardware import GemmTable, SizeCurve
 from milpplan.specs.problem import Job, Space
@@ -277,8 +278,8 @@ def test_networks_order_the_ranks() -> None:
     """Data parallelism on the inner network and tensor parallelism on the outer one become an order of ranks."""
     changed = files(tensor_par_net=1, data_par_net=0)
     assert calculon_run(changed)[1].layout.rank_order == "dp-tp-cp-pp"
-    assert calculon._domain(changed) == (2, "dp-tp-cp-pp")
-    assert calculon._domain(files()) == (8, None)
+    assert placed(changed) == ((2,), "dp-tp-cp-pp")
+    assert placed(files()) == ((8,), None)
 
 
 def test_systems_that_make_no_sense() -> None:
@@ -317,14 +318,54 @@ def test_an_execution_uses_two_of_many_networks(nets: tuple[int, int, int], used
     assert calculon.notes(found) == calculon.notes(expected)
 
 
-def test_three_networks_at_once_are_refused() -> None:
-    """Tensor, data and pipeline parallelism each on a network of its own need three tiers, and a free layout would
-    have to choose among three."""
-    apart = three_networks(tensor_par_net=0, data_par_net=1, pipeline_par_net=2)
-    with pytest.raises(InvalidInputError, match="use 3 networks"):
-        calculon_run(apart)
-    with pytest.raises(InvalidInputError, match="networks has 3 entries, and the layout is free"):
-        calculon_problem(apart, Space())
+APART = {"num_procs": 32, "tensor_par": 8, "data_par": 2, "pipeline_par": 2, "pipeline_interleaving": 1}
+
+
+def test_three_networks_at_once() -> None:
+    """Tensor, data and pipeline parallelism on a network each: 8 ranks at 200 GB/s, pairs of domains at 0.9 * 77,
+    and the transfer between pods at 0.9 * 25, with the 20 us of a message there."""
+    apart = three_networks(**APART, tensor_par_net=0, data_par_net=1, pipeline_par_net=2)
+    problem, plan = calculon_run(apart)
+    hardware = problem.hardware
+    assert (hardware.scale_up.num_gpus, hardware.pods and hardware.pods.num_gpus) == (8, 16)
+    assert float(collectives.all_gather_s(hardware, 1e9, 8, 1)) == pytest.approx(
+        10e-6 + 1e9 * 1.25 * 0.875 / 200e9, rel=0.01
+    )
+    assert float(collectives.all_gather_s(hardware, 1e9, 2, 8)) == pytest.approx(20e-6 + 1e9 * 0.5 / 69.3e9)
+    costs = layout_costs(problem, LayoutColumns.of([plan.layout])).at(0)
+    share = 2 * 2 * 2048 * 4096 / 8
+    assert int(costs.transfer_ns) == round((share / 22.5e9 + 20e-6) * 1e9)
+    assert simulate(problem, plan).step_time_s > 0
+
+
+@pytest.mark.parametrize("nets", list(itertools.permutations(range(3))))
+def test_every_parallelism_gets_the_network_it_names(nets: tuple[int, int, int]) -> None:
+    """All six ways to give three networks to three parallelisms: a group's gather runs at its network's rate."""
+    degrees = {"num_procs": 8, "tensor_par": 2, "data_par": 2, "pipeline_par": 2, "pipeline_interleaving": 1}
+    names = ("tensor_par_net", "data_par_net", "pipeline_par_net")
+    problem, plan = calculon_run(three_networks(**degrees, **dict(zip(names, nets, strict=True))))
+    columns = LayoutColumns.of([plan.layout])
+    for group, net in zip((placement.tensor, placement.replicas, placement.pipeline), nets, strict=True):
+        seconds = float(collectives.all_gather_s(problem.hardware, 1e9, *group(columns))[0])
+        rate = (200e9 / 1.25, 69.3e9, 22.5e9)[net]
+        assert seconds == pytest.approx(0.5e9 / rate + (10e-6, 20e-6, 20e-6)[net], rel=0.01)
+
+
+def test_a_free_layout_chooses_among_three_networks() -> None:
+    """Domains of 8 and pods of 8 * 16, as many as Calculon's sizes let parallelisms share; a fourth is refused."""
+    found = calculon_problem(three_networks(), Space()).hardware
+    assert (found.scale_up.num_gpus, found.pods and found.pods.num_gpus) == (8, 128)
+    networks = tree("system")["networks"]
+    with pytest.raises(InvalidInputError, match="networks has 4 entries, and the layout is free"):
+        calculon_problem(files(system={"networks": [networks[0], *[networks[1]] * 3]}), Space())
+
+
+def test_a_free_layout_ignores_the_executions_networks() -> None:
+    """An execution whose networks the system does not have can be solved for, and says nothing of what is free."""
+    network = tree("system")["networks"][0] | {"size": 64}
+    alone = files(system={"networks": [network]})
+    assert calculon_problem(alone, Space()).hardware.scale_up.num_gpus == 64
+    assert "ZeRO" not in " ".join(calculon.notes(alone, free=True))
 
 
 def test_one_network_joins_all() -> None:
