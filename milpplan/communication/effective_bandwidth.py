@@ -37,8 +37,8 @@ def effective_bandwidths(hardware: Sequence[HardwareSpec], num_gpus: int, nodes:
     domain (each pod), the slowest of the types each."""
     sizes = [2**power for power in range(1, num_gpus.bit_length()) if 2**power <= num_gpus]
     domain = max(one.scale_up.num_gpus for one in hardware)
-    apart = [1, domain, *(one.pods.num_gpus for one in hardware if one.pods is not None)]
-    shapes = [(size, stride) for stride in apart for size in sizes if size * stride <= max(num_gpus, domain)]
+    strides = [1, domain, *(one.pods.num_gpus for one in hardware if one.pods is not None)]
+    shapes = [(size, stride) for stride in strides for size in sizes if size * stride <= max(num_gpus, domain)]
     shapes = list(dict.fromkeys(shapes))
     found = []
     for operation in OPERATIONS:
@@ -48,8 +48,10 @@ def effective_bandwidths(hardware: Sequence[HardwareSpec], num_gpus: int, nodes:
             moved = collectives.wire_factor(operation, np.array(size)) * message
             fewest = min(int(collectives.members_per_domain(one, size, stride)) for one in hardware)
             tier: Tier = "inside" if fewest == size else "between"
+            apart = "one a pod" if stride > domain else "one a domain"
+            where = tier if stride == 1 else apart
             found += [
-                Bandwidth(operation, size, stride, tier, float(m), float(s), float(b / s), nodes)
+                Bandwidth(operation, size, stride, tier, float(m), float(s), float(b / s), nodes, where)
                 for m, s, b in zip(message, seconds, moved, strict=True)
             ]
     return found

@@ -74,6 +74,8 @@ class Bandwidth:
     seconds: float
     bus_bandwidth_bytes_per_s: float
     nodes: str
+    where: str
+    """In words: the tier, or that every domain (every pod) has one of the ranks."""
 
 
 @dataclass(frozen=True, slots=True)

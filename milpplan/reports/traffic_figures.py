@@ -193,8 +193,8 @@ def _bandwidth(report: TrafficReport) -> Any:
     for row in report.bandwidths:
         lines.setdefault((row.operation, row.nodes, row.num_gpus, row.stride, row.tier), []).append(row)
     several = len(report.blocks) > 1
-    for (operation, nodes, num_gpus, stride, tier), rows in lines.items():
-        where = (tier if stride == 1 else "one a domain") + (f", {nodes}" if several else "")
+    for (operation, nodes, num_gpus, _, tier), rows in lines.items():
+        where = rows[0].where + (f", {nodes}" if several else "")
         figure.add_trace(
             figures.Scatter(
                 x=[row.message_bytes for row in rows],

@@ -125,10 +125,9 @@ def _bandwidths(report: TrafficReport) -> list[dict[str, str]]:
     """Bus bandwidth over the message, a chart for every operation and a line for every group."""
     groups: dict[str, dict[str, list[Bandwidth]]] = {}
     for row in report.bandwidths:
-        where = row.tier if row.stride == 1 else "one a domain"
         of_type = f", {row.nodes}" if len(report.blocks) > 1 else ""
         lines = groups.setdefault(row.operation, {})
-        lines.setdefault(f"{row.num_gpus} GPUs, {where}{of_type}", []).append(row)
+        lines.setdefault(f"{row.num_gpus} GPUs, {row.where}{of_type}", []).append(row)
     return [
         {"name": name.replace("_", "-"), "chart_html": _bandwidth_chart(name, lines)}
         for name, lines in groups.items()
