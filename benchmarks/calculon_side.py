@@ -140,7 +140,7 @@ def execution_of(problem: Problem, layout: Layout, mode: str, system: Tree) -> T
         "batch_size": layout.global_batch_size,
         "microbatch_size": layout.micro_batch_size,
         "datatype": "float16" if problem.job.precision == "bf16" else "float8",
-        "fused_activation": problem.hardware.software.fused_activation,
+        "fused_activation": problem.hardware.software.activate_again,
         "attention_type": "multihead",
         "activation_recompute": MODES[mode],
         "pipeline_interleaving": layout.vpp,

@@ -146,7 +146,10 @@ def _dense(shard: Shard, mlp: DenseMlp) -> tuple[FloatArray, FloatArray, FloatAr
     up = BF16_BYTES * shard.tokens * matrices * width
     down_input = element * shard.tokens * width
     linear_input = element * shard.tokens * shard.hidden / shard.sequence_tp
+    software = shard.problem.hardware.software
     workspace = up + BF16_BYTES * shard.tokens * shard.hidden
-    single = mlp.gated and not shard.problem.hardware.software.fused_activation
+    single = mlp.gated and not software.fused_activation
     inner = down_input + (BF16_BYTES * shard.tokens * width if single else 0.0)
+    if software.activate_again:
+        inner, workspace = inner - down_input, workspace + down_input
     return linear_input + up + inner, inner, workspace

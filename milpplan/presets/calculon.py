@@ -181,7 +181,7 @@ def _problem(files: CalculonFiles, wholes: tuple[int, ...], space: Space) -> Pro
     name = f"calculon {Path(files.names[2]).stem}"[:200]
     hardware = hardware_of(files.system, execution.datatype, wholes, files.names[2], name)
     # Layouts say themselves whether inputs are gathered again (``gather_again``), the framework need not.
-    software = hardware.software.model_copy(update={"fused_activation": execution.fused_activation})
+    software = hardware.software.model_copy(update={"activate_again": execution.fused_activation})
     parts = {
         "model": model_of(files),
         "hardware": hardware.model_copy(update={"software": software}),

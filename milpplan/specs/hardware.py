@@ -272,6 +272,9 @@ class Software(Record):
     fused_activation: bool = True
     """Whether a gated activation is one kernel; if not, the activation of the gate, 2 bytes an element of the
     feed-forward width, is kept beside its input and the product. Of dense and shared experts' MLPs."""
+    activate_again: bool = False
+    """Whether the backward applies a dense or shared MLP's activation again, inside the kernels beside it, instead
+    of keeping what it put out: Calculon's fused activation, which keeps one of input and output."""
     fused_gradient_sums: bool = True
     """Whether the product of a weight gradient adds to the accumulated one itself (Megatron-LM's gradient
     accumulation fusion); if not, it writes 16 bits and another kernel adds them."""

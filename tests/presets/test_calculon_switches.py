@@ -222,6 +222,20 @@ def test_forwards_alone() -> None:
     assert memory.weights_bytes == training.stages[0].memory.weights_bytes
 
 
+def test_a_fused_activation_keeps_one_tensor_less() -> None:
+    """2 s b f / t bytes, f = 4 h, of every layer; the backward makes them again for the layer at work. Nothing
+    that takes time changes, and a layer that is recomputed wholly keeps its input in any case."""
+    apart, fused = (costs(fused_activation=on) for on in (False, True))
+    one = 4 * STREAM / T
+    assert apart.kept_bytes[0] - fused.kept_bytes[0] == one
+    assert apart.dropped_full_bytes[0] - fused.dropped_full_bytes[0] == one
+    assert apart.dropped_selective_bytes[0] == fused.dropped_selective_bytes[0]
+    assert fused.workspace_bytes[0] - apart.workspace_bytes[0] == one
+    assert np.array_equal(apart.parts.layer, fused.parts.layer)
+    held = [step(fused_activation=on).stages[0].memory.activations_bytes for on in (False, True)]
+    assert held[0] - held[1] == 2 * 12 * one
+
+
 def test_float8_is_faster_where_the_matrix_engine_is() -> None:
     """Twice the rate for products, and one byte an element that is gathered; half of neither, for the rest of a
     layer stays as it is."""
