@@ -175,6 +175,21 @@ def test_networks_that_an_execution_leaves_are_told(tmp_path: Path) -> None:
     assert "Domains have 2" in " ".join(GapDocument.model_validate_json(out).plans[0].notes)
 
 
+def test_pods_that_an_execution_leaves_are_told(tmp_path: Path) -> None:
+    """With two replicas on a network of sixteen, between a full domain and a third network, pods have 2 * 8."""
+    execution, system = (json.loads(path.read_text()) for path in PATHS[1:])
+    inner, outer = system["networks"]
+    system["networks"] = [inner, outer | {"size": 16}, outer]
+    written = {"execution": execution | {"pipeline_par_net": 2}, "system": system}
+    for name, tree in written.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(tree))
+    files = ("--calculon", str(PATHS[0]), *(str(tmp_path / f"{name}.json") for name in written))
+    code, _, err = run(*files, "--space", "uniform", "--time-limit", "0.05", "--json")
+    assert code in (0, 3, 4), err
+    assert "Pods have 16 processors, as the execution uses networks for 128" in " ".join(err.split())
+    assert "Domains have" not in err
+
+
 def test_many_plans_are_a_table(slow: Path, tmp_path: Path) -> None:
     """A row each; a file that cannot be read costs the exit code, not the others' rows."""
     problem = small_problem()

@@ -186,14 +186,20 @@ class _Reader:
 
 
 def _calculon_case(read: CalculonFiles) -> Case:
-    """An execution of Calculon; what it leaves of network 0 is not there for other plans either, which is told."""
+    """An execution of Calculon; what it leaves of its networks is not there for other plans either, which is
+    told."""
     problem, plan = calculon_run(read)
-    told, domain, size = notes(read), problem.hardware.scale_up.num_gpus, read.system.networks[0].size
-    if len(read.system.networks) > 1 and domain < size:
-        told += (
-            f"Domains have {domain} processors, as the execution uses network 0 of {size}: a plan that would use "
-            "more of it may be better than the bound says.",
-        )
+    told, hardware = notes(read), problem.hardware
+    pod = 0 if hardware.pods is None else hardware.pods.num_gpus
+    joined = (("Domains", hardware.scale_up.num_gpus), ("Pods", pod))
+    size = 1
+    for (word, used), network in zip(joined, read.system.networks[:-1], strict=False):
+        size *= network.size
+        if 0 < used < size:
+            told += (
+                f"{word} have {used} processors, as the execution uses networks for {size}: a plan that would use "
+                "more of them may be better than the bound says.",
+            )
     return Case(problem, plan, notes=told)
 
 
