@@ -170,7 +170,8 @@ def _across_s(
         for variant in (_ring_of(hardware), *hardware.scale_out.variants)
         if variant.shape == "ring" or operation == "all_reduce"
     ]
-    if operation == "all_reduce" and (adding := pods.adds_up(hardware, group)).any():
+    if operation == "all_reduce" and pods.may_add_up(hardware):
+        adding = pods.adds_up(hardware, group)
         times.append(np.where(adding, _in_network_s(hardware, num_bytes, group), np.inf))
     return np.asarray(np.minimum.reduce(times))
 

@@ -42,7 +42,10 @@ def hops(group: GroupPlace, shape: str) -> tuple[IntArray, IntArray]:
 
     Ring over d domains in o pods: d - o and o - 1; tree: ceil(log2) of the domains of a pod and of the pods.
     """
-    pods = np.ones_like(group.domains) if group.beyond is None else group.beyond.pods
+    if group.beyond is None:
+        network = group.domains - 1 if shape == "ring" else np.ceil(np.log2(group.domains)).astype(np.int64)
+        return network, np.zeros((), dtype=np.int64)
+    pods = group.beyond.pods
     if shape == "ring":
         return group.domains - pods, pods - 1
     each = -(-group.domains // pods)
@@ -59,6 +62,12 @@ def base_latency_s(hardware: HardwareSpec, group: GroupPlace, network: float) ->
 def hop_latency_s(hardware: HardwareSpec, between_pods: IntArray) -> FloatArray:
     """Latency of so many hops between pods."""
     return np.asarray(0.0 if hardware.pods is None else between_pods * hardware.pods.hop_latency_s)
+
+
+def may_add_up(hardware: HardwareSpec) -> bool:
+    """Whether some network adds up an all-reduce."""
+    beyond = hardware.pods is not None and hardware.pods.in_network_reduction
+    return hardware.scale_out.in_network_reduction or beyond
 
 
 def adds_up(hardware: HardwareSpec, group: GroupPlace) -> BoolArray:
