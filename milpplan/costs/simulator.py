@@ -223,20 +223,17 @@ def rank_memory(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]
             np.array([stage.deferred_bytes for stage in held], dtype=np.int64),
             len(rows[0][1]),
         )
-        peak, live, transient = max(
-            (
-                int(np.dot(counts, kept)) + int(held[chunk].transient_bytes[0]),
-                int(np.dot(counts, kept)),
-                int(held[chunk].transient_bytes[0]),
-            )
-            for chunk, counts in rows
-        )
+        counts = np.array([counts for _, counts in rows], dtype=np.int64)
+        alive = counts @ kept
+        passing = np.array([int(stage.transient_bytes[0]) for stage in held])[[chunk for chunk, _ in rows]]
+        # Of equal peaks the one with most alive.
+        fullest = np.lexsort((alive, alive + passing))[-1]
+        live, transient = int(alive[fullest]), int(passing[fullest])
         buffers = int(costs.of_rank(rank).buffer_bytes)
-        total = int(parts.sum()) + buffers + peak
+        total = int(parts.sum()) + buffers + live + transient
         weights, gradients, optimizer = (int(part) for part in parts)
-        on_host = [int(stage.host_kept_bytes[0]) for stage in held]
-        host = max(int(np.dot(counts[: len(held)], on_host)) for _, counts in rows)
-        host += int(sum(stage.host_state_bytes for stage in held))
+        on_host = np.array([int(stage.host_kept_bytes[0]) for stage in held], dtype=np.int64)
+        host = int((counts[:, : len(held)] @ on_host).max()) + int(sum(stage.host_state_bytes for stage in held))
         reports.append(StageMemory(weights, gradients, optimizer, live, transient, buffers, total, host))
     return reports
 

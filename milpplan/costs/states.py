@@ -12,7 +12,8 @@ import numpy as np
 
 from milpplan.costs import collectives, placement
 from milpplan.costs.calls import call_s
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.distinct import STATE_KEYS
 from milpplan.costs.layers import BF16_BYTES
 from milpplan.costs.parameters import layer_parameters
 from milpplan.costs.placement import RankGroup
@@ -22,6 +23,8 @@ from milpplan.specs.problem import Problem
 FP32_BYTES = 4
 ADAM_STATE_BYTES = 12
 """fp32 master weight and two fp32 moments."""
+STATE_OFFLOADS = ("offload_weights", "offload_optimizer")
+"""Switches that take states of layers off the device."""
 UPDATE_TRAFFIC_BYTES = 38
 """Adam reads gradient, master and moments (16), writes master, moments and the bf16 weight (14), and the
 gradient is read for the norm and zeroed (8)."""
@@ -177,6 +180,26 @@ def num_shards(problem: Problem, replicas: IntArray) -> IntArray:
     """Replicas that ZeRO shards over: all, or those that the framework's group has in common with them (gcd)."""
     group = problem.hardware.software.sharding_group
     return replicas if group == 0 else np.gcd(replicas, group)
+
+
+def least_held_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Bytes of layers' weights, gradients and Adam states on the device of the fullest pipeline rank, however the
+    layers are split, [n] (lower: without ends, buffers and activations).
+
+    max(sum_k n_k b_k / P, ceil(L / P) min_k b_k) for n_k of L layers of kind k with b_k bytes on P ranks: the
+    fullest rank has at least the mean, and some rank at least ceil(L / P) layers. What is offloaded is elsewhere.
+    """
+    rows, place = unique_rows(*(getattr(columns, name) for name in (*STATE_KEYS, "pp", *STATE_OFFLOADS)))
+    part, kinds = columns.take(rows), problem.model.kinds
+    counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(kinds))
+    parameters = (local_layer_parameters(problem, kind, part) for kind in kinds)
+    sizes = np.stack([state_bytes(problem, part, local) for local in parameters])
+    sizes[:, 0] *= ~part.offload_weights
+    sizes[:, 2] *= ~part.offload_optimizer
+    layers = sizes.sum(axis=1)
+    mean = counts @ layers / part.pp
+    most = -(-problem.model.num_layers // part.pp) * layers.min(axis=0)
+    return np.asarray(np.maximum(mean, most)[place])
 
 
 def _sharded_groups(

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.optimize.compute_groups import compute_values
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.optimize.compute_groups import compute_values, fitting_blocks
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.specs.problem import Problem
 
@@ -29,7 +29,8 @@ class LayoutFates:
     """The certificate: every legal layout, a proved lower bound on its objective, and what decided it.
 
     Layouts that the search never looked at one by one are bounded by their compute alone, in groups that share
-    the bound (``compute_groups``); the bounds of each are only listed when somebody asks.
+    the bound, or do not fit with the rest of their block (``compute_groups``); the bounds of each are only listed
+    when somebody asks.
     """
 
     problem: Problem
@@ -57,15 +58,29 @@ class LayoutFates:
         """Indices into ``FATES``, [n]."""
         open_, bounded = FATES.index("open"), FATES.index("bounded")
         found = np.where(self.bounds >= self.threshold, bounded, open_).astype(np.int8)
+        found[~self._fits[self.space.block_of(np.arange(len(found)))]] = FATES.index("does_not_fit")
         found[self.rows] = self.own_fates
         return found
+
+    @cached_property
+    def _fits(self) -> BoolArray:
+        """Blocks with layouts that may fit, [b]."""
+        return fitting_blocks(self.problem, self.space)
+
+    @cached_property
+    def _too_large(self) -> int:
+        """Layouts that were not looked at because their whole block does not fit."""
+        per_block = np.bincount(self.space.block_of(self.rows), minlength=len(self._fits))
+        return int((self.space.kept_sizes - per_block)[~self._fits].sum())
 
     def count(self, fate: Fate) -> int:
         """Layouts with a fate."""
         if self.rest_bound < self.threshold:
             return int((self.fates == FATES.index(fate)).sum())
-        rest = len(self.space) - len(self.rows) if fate == "bounded" else 0
-        return int((self.own_fates == FATES.index(fate)).sum()) + rest
+        own = int((self.own_fates == FATES.index(fate)).sum())
+        if fate == "does_not_fit":
+            return own + self._too_large
+        return own + (len(self.space) - len(self.rows) - self._too_large if fate == "bounded" else 0)
 
     @property
     def pruned_fraction(self) -> float | None:

@@ -20,20 +20,23 @@ class KnownCosts:
     """Constants of at most ``BLOCK`` layouts, by their rows."""
 
     problem: Problem
-    block: dict[int, tuple[AnyTable, int]] = field(default_factory=dict)
+    rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Ascending."""
+    costs: AnyTable | None = None
 
     def keep(self, rows: IntArray, costs: AnyTable) -> None:
-        """Remember them, unless they are too many."""
+        """Remember them (rows ascending), unless they are too many."""
         if len(rows) <= BLOCK:
-            self.block = {number: (costs, place) for place, number in enumerate(rows.tolist())}
+            self.rows, self.costs = rows, costs
 
     def at(self, space: LayoutSpace, row: int, queue: IntArray) -> RankCosts | ReplicaCosts:
         """Constants of a layout of a space; those after it in the ``queue`` are computed with it."""
-        if row not in self.block:
+        place = int(np.searchsorted(self.rows, row))
+        if self.costs is None or place == len(self.rows) or self.rows[place] != row:
             rows = np.array([row])
             ahead = np.flatnonzero(queue == row)
             if len(ahead):
                 rows = np.unique(queue[ahead[0] : ahead[0] + BLOCK])
-            self.keep(rows, cluster_costs(self.problem, space.take(rows)))
-        costs, place = self.block[row]
-        return costs.at(place)
+            self.rows, self.costs = rows, cluster_costs(self.problem, space.take(rows))
+            place = int(np.searchsorted(rows, row))
+        return self.costs.at(place)

@@ -134,6 +134,13 @@ class LayoutSpace:
         """Layouts of each block, [b], those not kept included."""
         return np.asarray(self.num_families * self.shardings)
 
+    @property
+    def kept_sizes(self) -> IntArray:
+        """Layouts of each block, [b]."""
+        if self.kept is None:
+            return self.sizes
+        return np.bincount(self.block_of(np.arange(len(self))), minlength=len(self.blocks))
+
     @cached_property
     def _ends(self) -> IntArray:
         """Crossed rows up to the end of each block, [b]."""

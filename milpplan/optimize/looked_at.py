@@ -8,6 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.states import least_held_bytes
+from milpplan.optimize.bounds import SAFETY
 from milpplan.optimize.fates import FATES
 from milpplan.optimize.frontier import Frontier
 from milpplan.optimize.layout_space import LayoutSpace
@@ -30,6 +33,7 @@ class LookedAt:
     limits_ns: FloatArray = field(init=False)
     bounds_ns: FloatArray = field(init=False)
     memory: FloatArray = field(init=False)
+    """Lower bounds of the peak, bytes; of the layers' states alone where not ``detailed``."""
     detailed: BoolArray = field(init=False)
     """Layouts whose bound takes memory and sharding into account."""
     fates: npt.NDArray[np.int8] = field(init=False)
@@ -51,17 +55,28 @@ class LookedAt:
         """Look at the layouts of some groups one by one; returns their rows."""
         found = self.frontier.open(groups)
         start, count = len(self.rows), len(found.rows)
+        held = self._held_bytes(found.rows)
+        too_large = held > usable_memory_bytes(self.problem)
         self.rows = np.concatenate([self.rows, found.rows])
         self.space = self.whole.only(self.rows)
         self.weights = np.concatenate([self.weights, found.weights])
         self.limits_ns = np.concatenate([self.limits_ns, found.limits_ns])
         self.bounds_ns = np.concatenate([self.bounds_ns, found.bounds_ns])
-        self.memory, self.detailed, self.fates, self.simulated = (
+        fates = np.where(too_large, FATES.index("does_not_fit"), FATES.index("open")).astype(np.int8)
+        self.memory, self.fates = np.concatenate([self.memory, held]), np.concatenate([self.fates, fates])
+        self.detailed, self.simulated = (
             np.concatenate([old, np.zeros((count, *old.shape[1:]), dtype=old.dtype)])
-            for old in (self.memory, self.detailed, self.fates, self.simulated)
+            for old in (self.detailed, self.simulated)
         )
         self.uniform_ns = np.concatenate([self.uniform_ns, np.full((count, self.uniform_ns.shape[1]), np.inf)])
         return np.arange(start, start + count)
+
+    def _held_bytes(self, rows: IntArray) -> FloatArray:
+        """What the states of layers alone fill of the fullest rank's device at least, by rows of the whole space,
+        [n]; nothing where the node types differ."""
+        if self.problem.other_hardware:
+            return np.zeros(len(rows))
+        return np.asarray(least_held_bytes(self.problem, self.whole.take(rows)) * SAFETY)
 
     def values(self, rows: IntArray | slice = slice(None)) -> FloatArray:
         """Proved lower bound of the layouts' objective; infinite where no plan fits or meets the deadline."""

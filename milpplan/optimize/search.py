@@ -71,7 +71,9 @@ class Search(LookedAt):
 
     def open(self, groups: IntArray) -> None:
         """Look at the layouts of some groups one by one."""
-        self.candidates = np.concatenate([self.candidates, self.grow(groups)])
+        rows = self.grow(groups)
+        fit = rows[self.fates[rows] != FATES.index("does_not_fit")]
+        self.candidates = np.concatenate([self.candidates, fit])
 
     def open_all(self) -> None:
         """Look at all layouts that may be below the threshold."""
@@ -104,7 +106,9 @@ class Search(LookedAt):
         while True:
             rows = self.candidates[~self.detailed[self.candidates]]
             rows = self._by_value(rows, self.values(rows))
-            groups = self.frontier.first(self._threshold(), size - len(rows))
+            # As many as it takes if as few of them fit as of those before.
+            fit = max(1, len(self.candidates)) / max(1, len(self.rows))
+            groups = self.frontier.first(self._threshold(), int((size - len(rows)) / fit))
             if len(rows) >= size or not len(groups):
                 return rows[:size]
             self.open(groups)

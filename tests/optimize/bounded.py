@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
-from milpplan.optimize.bounds import compute_bounds, layout_bounds
+from milpplan.costs.states import least_held_bytes
+from milpplan.optimize.bounds import SAFETY, compute_bounds, layout_bounds
 from milpplan.optimize.layouts import layout_space
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
@@ -26,11 +27,11 @@ def bounded_layouts(problem: Problem) -> Iterator[Bounded]:
     """Every layout, once it is seen that no plan of it that fits is faster, and none smaller, than its bounds."""
     columns = layout_space(problem).columns
     costs, compute_ns = layout_costs(problem, columns), compute_bounds(problem, columns)
-    bounds = layout_bounds(problem, columns, costs)
+    bounds, held = layout_bounds(problem, columns, costs), least_held_bytes(problem, columns) * SAFETY
     for row in range(len(columns)):
         plans = costed_plans(problem, columns.at(row), costs.at(row))
         assert compute_ns[row] <= plans.step_time_ns.min()
-        assert bounds.memory_bytes[row] <= plans.peak_bytes.min()
+        assert max(bounds.memory_bytes[row], held[row]) <= plans.peak_bytes.min()
         fits, share = plans.peak_bytes <= usable_memory_bytes(problem), None
         if fits.any():
             least = plans.step_time_ns[fits].min()

@@ -15,8 +15,9 @@ import pytest
 from milpplan import Layout, Plan, load_hardware, load_model
 from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable, layout_costs, usable_memory_bytes
+from milpplan.costs.states import least_held_bytes
 from milpplan.optimize import pricing
-from milpplan.optimize.bounds import compute_bounds, layout_bounds
+from milpplan.optimize.bounds import SAFETY, compute_bounds, layout_bounds
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_bounds, uniform_plan
 from milpplan.specs.problem import Job, Problem, Space
@@ -84,6 +85,7 @@ def assert_bounds_hold(problem: Problem, costed: Costed, row: int, plan: Plan) -
     assert bounds.memory_bytes[0] <= peak
     assert bounds.step_time_ns[0] <= step_ns
     assert costed.compute_ns[row] <= step_ns
+    assert least_held_bytes(problem, costed.columns.take(one))[0] * SAFETY <= peak
 
 
 @few_or_many(5, 60, problems())
@@ -122,12 +124,12 @@ def test_layout_bounds_hold_for_real_models(count: int, name: str) -> None:
 def assert_uniform_bounds_hold(problem: Problem, columns: LayoutColumns, rows: Iterable[int]) -> None:
     """The bounds of all layouts, looked at for the uniform plans of some."""
     costs = layout_costs(problem, columns)
-    bounds = uniform_bounds(problem, columns, costs)
+    bounds, held = uniform_bounds(problem, columns, costs), least_held_bytes(problem, columns) * SAFETY
     for row in rows:
         for index, mode in enumerate(problem.space.recompute):
             step_ns, peak = time_and_peak(problem, costs.at(row), uniform_plan(problem, columns.at(row), mode))
             assert bounds.step_time_ns[row, index] <= step_ns
-            assert bounds.memory_bytes[row, index] <= peak
+            assert held[row] <= bounds.memory_bytes[row, index] <= peak
 
 
 @few_or_many(8, 60, problems(kind="uniform"))

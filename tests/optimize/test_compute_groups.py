@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 
 from milpplan import load_hardware, load_model, simulate_many, solve
+from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.distinct import distinct_layers
-from milpplan.costs.layout_costs import layer_durations_ns
+from milpplan.costs.layout_costs import layer_durations_ns, usable_memory_bytes
+from milpplan.costs.mixed_costs import cluster_costs
+from milpplan.costs.states import least_held_bytes
 from milpplan.optimize.alternatives import with_space
 from milpplan.optimize.backends import backend
-from milpplan.optimize.compute_groups import ComputeGroups, compute_values
+from milpplan.optimize.bounds import SAFETY
+from milpplan.optimize.compute_groups import ComputeGroups, compute_values, fitting_blocks
 from milpplan.optimize.fates import FATES
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.mixed_bounds import cluster_compute_bounds
+from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search import Search
@@ -92,14 +96,61 @@ def check_groups(problem: Problem, forbidden: tuple[dict[str, int], ...] = ()) -
         steps = simulate_many(problem, columns.take(sample)).step_time_ns
         assert (sharper[sample] <= steps.min(axis=1)).all()
         own = sharper
-    assert np.array_equal(groups.bounds_ns[group], own[rows])
+    fits = groups.fits[groups.block[group]]
+    assert np.array_equal(groups.bounds_ns[group], np.where(fits, own[rows], np.inf))
+    check_too_large(problem, columns.take(np.sort(rows[~fits])))
     if space.kept is None:
         assert np.array_equal(np.bincount(group, minlength=len(groups.block)), groups.sizes)
     assert np.array_equal(space.block_of(rows), groups.block[group])
     weights, limits = objective_weights(problem, columns)
-    values = np.where(own > limits, np.inf, own * weights)
+    values = np.where((own > limits) | ~groups.fits[space.block_of(np.arange(len(space)))], np.inf, own * weights)
     assert np.array_equal(compute_values(problem, space), values)
     return len(groups.block), len(space)
+
+
+def check_too_large(problem: Problem, columns: LayoutColumns) -> None:
+    """Of layouts that are left out unseen none fits, by the bounds that know all of their memory."""
+    if not len(columns):
+        return
+    costs = cluster_costs(problem, columns)
+    if problem.space.kind == "uniform":
+        memory = cluster_uniform_bounds(problem, columns, costs).memory_bytes.min(axis=1)
+    else:
+        memory = cluster_bounds(problem, columns, costs).memory_bytes
+    assert (memory > usable_memory_bytes(problem)).all()
+
+
+@pytest.mark.parametrize("kind", ["free", "uniform"])
+def test_blocks_too_large_for_their_states_are_left_out(kind: str) -> None:
+    """Of 175 billion parameters on 64 GPUs most blocks are left out, with optimizer states offloaded or not: none
+    of their layouts fits. What is left is not too large for its states with the best sharding and offload."""
+    for offload in ((False,), (False, True)):
+        problem = with_space(opened(64, offload_optimizer=offload, tp_overlap=("none",)), kind=kind)
+        space = layout_space(problem)
+        fits = fitting_blocks(problem, space)
+        assert 0 < fits.sum() < 0.5 * len(fits)
+        unseen = np.flatnonzero(~fits[space.block_of(np.arange(len(space)))])
+        check_too_large(problem, space.take(unseen[:: max(1, len(unseen) // 3000)]))
+        least = np.full(len(fits), np.inf)
+        held = least_held_bytes(problem, space.columns)
+        np.minimum.at(least, space.block_of(np.arange(len(space))), held)
+        assert (least[fits & (space.sizes > 0)] * SAFETY <= usable_memory_bytes(problem)).all()
+
+
+def test_what_does_not_fit_is_counted_unseen_or_not() -> None:
+    """Layouts that a search of a model too large for most of its layouts never listed are counted as too large,
+    and none of them fits; forbidden ones are not counted."""
+    for forbid in ((), ({"tp": 8, "pp": 2},)):
+        problem = opened(offload_optimizer=(True,))
+        fates = solve(problem, gap=1e-4, forbid=forbid).layouts
+        assert fates is not None
+        counts = {fate: fates.count(fate) for fate in FATES}
+        assert counts == {fate: int((fates.fates == code).sum()) for code, fate in enumerate(FATES)}
+        assert sum(counts.values()) == len(fates.space)
+        large = fates.fates == FATES.index("does_not_fit")
+        unseen = np.setdiff1d(np.flatnonzero(large), fates.rows)
+        assert len(unseen) > 1000
+        check_too_large(problem, fates.space.take(unseen[:: len(unseen) // 1000]))
 
 
 def test_what_became_of_every_layout_adds_up() -> None:
@@ -140,7 +191,9 @@ def test_a_search_without_time_says_so() -> None:
     fates = result.layouts
     assert fates is not None
     assert result.status == "no_solution_found"
-    assert fates.count("open") == len(fates.space) == int((fates.fates == FATES.index("open")).sum())
+    large = fates.count("does_not_fit")
+    assert 0 < large < len(fates.space)
+    assert fates.count("open") == len(fates.space) - large == int((fates.fates == FATES.index("open")).sum())
     assert result.lower_bound_s is not None
     assert result.lower_bound_s * NS_PER_S == pytest.approx(fates.bounds.min(), rel=1e-12)
 
