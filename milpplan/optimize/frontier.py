@@ -33,10 +33,13 @@ class Frontier:
     values: FloatArray = field(init=False)
     """Lower bounds of the objective, [g]; infinite where a group is open."""
     sizes: IntArray = field(init=False)
+    order: IntArray = field(init=False)
+    """All groups, those with the least bounds first."""
 
     def __post_init__(self) -> None:
         self.groups = ComputeGroups.of(self.problem, self.space)
         self.values, self.sizes = self.groups.values, self.groups.sizes
+        self.order = np.argsort(self.values, kind="stable")
 
     @property
     def bound(self) -> float:
@@ -49,8 +52,7 @@ class Frontier:
 
     def first(self, threshold: float, layouts: int) -> IntArray:
         """The closed groups with the least bounds below the threshold, with so many layouts together or more."""
-        hopeful = np.flatnonzero(self.values < threshold)
-        order = hopeful[np.argsort(self.values[hopeful], kind="stable")]
+        order = self.order[self.values[self.order] < threshold]
         most = int(np.searchsorted(np.cumsum(self.sizes[order]), layouts)) + 1
         return np.sort(order[:most])
 

@@ -12,8 +12,8 @@ def with_plan(offered: list[tuple[float, Plan]], value: float, plan: Plan) -> li
     """The list with a plan in its place, where it is among the fastest and the fastest of its layout."""
     if len(offered) >= KEPT_PLANS and value >= offered[-1][0]:
         return offered
-    same = [known for known, other in offered if other.layout == plan.layout]
-    if same and same[0] <= value:
+    same = next((place for place, (_, other) in enumerate(offered) if other.layout == plan.layout), None)
+    if same is not None and offered[same][0] <= value:
         return offered
-    kept = [entry for entry in offered if entry[1].layout != plan.layout]
+    kept = [entry for place, entry in enumerate(offered) if place != same]
     return sorted([*kept, (value, plan)], key=lambda entry: entry[0])[:KEPT_PLANS]

@@ -62,14 +62,22 @@ def uniform_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArr
     """Lower bounds of the step time of uniform plans from the layers' compute alone, whatever is recomputed,
     nanoseconds [n]: the longest of the same path sums, of layers without recomputation and of nothing else. Zero
     where the schedule runs pairs, which may be shorter than their layers.
+
+    Where all layers are alike, all virtual stages hold as many and no backward is split, the longest path is that
+    through the last rank: m + (P - 1) / v times the layers of a rank, forward and backward.
     """
     layer_rows, layer = distinct_layers(problem, columns)
     layers = layer_durations_ns(problem, columns.take(layer_rows)).astype(np.float64)
     # Other orders of ranks often change nothing here.
     first, same = unique_rows(layer, columns.pp, columns.vpp, columns.schedule, columns.num_micro_batches)
-    part, time = columns.take(first), np.zeros(len(first))
-    for rows, group in groups_of(problem, part, RowCosts.of_layers(layers), layer[first]):
-        time[rows] = _time(group, _HeldLayers.of(problem, group), 0, None)
+    part, layer = columns.take(first), layer[first]
+    alike = (len(layers) == 1) & (problem.model.num_layers % part.num_virtual_stages == 0)
+    equal = alike & ~part.split_backward
+    passes = part.num_micro_batches + (part.pp - 1) / part.vpp
+    time = passes * (problem.model.num_layers / part.pp) * layers[0, :2].sum(axis=0)[layer]
+    rest = np.flatnonzero(~equal)
+    for rows, group in groups_of(problem, part.take(rest), RowCosts.of_layers(layers), layer[rest]):
+        time[rest[rows]] = _time(group, _HeldLayers.of(problem, group), 0, None)
     return np.where(part.runs_pairs, 0.0, time * SAFETY)[same]
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan import load_hardware, load_model, simulate_many
+from milpplan import Layout, load_hardware, load_model, simulate_many
 from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.costs.layout_costs import layer_durations_ns, layout_costs, usable_memory_bytes
 from milpplan.costs.mixed_costs import cluster_costs
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.mixed_bounds import cluster_uniform_bounds
-from milpplan.optimize.uniform import uniform_bounds
+from milpplan.optimize.uniform import uniform_bounds, uniform_compute_bounds
 from milpplan.specs.problem import Job, Problem, Space
 from tests.amounts import few_or_many, long_but
 from tests.optimize.mixed_problems import mixed_problem
@@ -127,3 +127,38 @@ def test_bounds_hold_with_switches_and_node_types(make: Any, count: int) -> None
         assert (bounds.memory_bytes[plans.fits] <= usable_memory_bytes(problem)).all()
         if not problem.other_hardware:
             assert (bounds.memory_bytes <= plans.peak_memory_bytes).all()
+
+
+def longest_path_ns(problem: Problem, layout: Layout, forward: float, backward: float) -> float:
+    """The longest path of a uniform plan of equal layers, without anything but these, by the sums of ``bounds``
+    written out for every rank."""
+    layers, ranks, m = problem.model.num_layers, layout.pp, layout.num_micro_batches
+    held = [0.0] * (ranks * layout.vpp)
+    for layer in range(layers):
+        held[layer // -(-layers // len(held))] += 1.0
+    own = [sum(held[rank::ranks]) for rank in range(ranks)]
+    paths = []
+    for rank in range(ranks):
+        both = forward + backward
+        paths.append(sum(held[:rank]) * both + m * own[rank] * both)
+        if layout.vpp == 1 and (m >= ranks - rank or layout.schedule == "gpipe"):
+            again = m - 1 if layout.schedule == "gpipe" else m - ranks + rank
+            paths.append(layers * both + again * own[rank] * forward + (m - 1) * own[rank] * backward)
+    return max(paths)
+
+
+@pytest.mark.parametrize("model", ["gpt3-175b", "llama2-7b"])
+def test_bounds_by_compute_are_the_longest_path_of_layers(model: str) -> None:
+    """With equal virtual stages (in closed form) and with a last one that holds less."""
+    problem = opened(model, 64, None, schedule=("gpipe", "1f1b", "interleaved"))
+    columns, seen = layout_space(problem).columns, 0
+    held = problem.model.num_layers % columns.num_virtual_stages == 0
+    for chosen in (held, ~held):
+        part = sampled(problem, 60, chosen)
+        layers = layer_durations_ns(problem, part)[0]
+        bounds = uniform_compute_bounds(problem, part)
+        for row in range(len(part)):
+            longest = longest_path_ns(problem, part.at(row), *layers[:2, row].astype(float))
+            assert bounds[row] == pytest.approx(longest, rel=1e-11)
+        seen += len(part)
+    assert seen == 120
