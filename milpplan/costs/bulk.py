@@ -21,7 +21,7 @@ import numpy as np
 
 from milpplan.costs.bulk_checks import check_columns
 from milpplan.costs.bulk_memory import chunk_classes, peak_bytes
-from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, unique_rows
+from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, ascending, unique_rows
 from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs
 from milpplan.costs.lockstep import Work
 from milpplan.costs.pipeline import StepGraph, first_starts, overlapped_reductions, step_time_ns, structure
@@ -122,7 +122,7 @@ def _price(
     micro_batches = columns.num_micro_batches
     for lead, rows in zip(first, groups, strict=True):
         cases, case_of = unique_rows(costs.place[rows], micro_batches[rows])
-        wanted = np.unique(overlaps[rows])
+        wanted = ascending(overlaps[rows])
         group = _Group.of(problem, columns, int(lead), costs, rows[cases], modes, micro_batches[rows[cases]])
         steps = group.steps(wanted.tolist())
         device, host = group.memory()
@@ -143,7 +143,7 @@ def _taken(*chosen: tuple[CostTable, IntArray]) -> LayoutCosts:
 
 def together(tables: Sequence[CostTable], table: IntArray, rows: IntArray) -> CostTable:
     """One table of layouts by their tables and rows there, both [n]; for ``simulate_known`` alone (``_taken``)."""
-    asked: list[int] = np.unique(table).tolist()
+    asked: list[int] = ascending(table).tolist()
     if len(asked) == 1:
         return tables[asked[0]].take(rows)
     constants = np.empty(len(rows), dtype=np.int64)
@@ -270,7 +270,7 @@ class _Flat:
         """The same of any schedule, over its graph. Transfers differ from plan to plan, so they are in the
         durations, as what each takes beyond none."""
         group = self.group
-        for number in np.unique(self.micro_batches):
+        for number in ascending(self.micro_batches):
             rows = np.flatnonzero(self.micro_batches == number)
             durations = np.moveaxis(self.terms[..., rows][:, group.classes.class_of], -1, 0).copy()
             durations[:, Term.CROSSING] += self.transfer_ns[rows, None]
@@ -335,14 +335,21 @@ def _after_work(matrix: IntArray, last: IntArray, grad_reduce: bool) -> IntArray
 
 def _distinct_columns(rows: IntArray) -> tuple[IntArray, IntArray]:
     """A representative of every distinct column of [r, y], and for each column the place of its own."""
-    weights = np.random.default_rng(len(rows)).integers(1, 2**62, size=len(rows), dtype=np.int64) | 1
     with np.errstate(over="ignore"):
-        mixed = (rows * weights[:, None]).sum(axis=0)
+        mixed = (rows * _odd_numbers(len(rows))[:, None]).sum(axis=0)
     _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
     if (rows[:, first[inverse]] != rows).any():
         # Two columns with one sum: hardly ever, and then exactly.
         _, first, inverse = np.unique(rows, axis=1, return_index=True, return_inverse=True)
     return first.astype(np.int64), inverse.reshape(-1).astype(np.int64)
+
+
+def _odd_numbers(count: int) -> IntArray:
+    """Odd numbers of 64 bits, [count], as if drawn at random. Source: Steele et al. 2014, SplitMix64."""
+    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)) | np.uint64(1)).view(np.int64)
 
 
 __all__ = ["BulkSteps", "simulate_many"]

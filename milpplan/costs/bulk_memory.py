@@ -9,7 +9,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray
+from milpplan.costs.columns import IntArray, ascending
 from milpplan.costs.repeating import repeats
 from milpplan.costs.schedule import LiveProfile, placement, rank_profile
 from milpplan.costs.stages import StageOptions
@@ -110,7 +110,7 @@ def _alike(schedule: Schedule, shape: tuple[int, ...], micro_batches: IntArray) 
         effective = np.minimum(micro_batches, ranks)
     elif schedule == "interleaved" and vpp > 1:
         effective = np.minimum(micro_batches, _STEADY_GROUPS * ranks)
-    for number in np.unique(effective):
+    for number in ascending(effective):
         yield np.flatnonzero(effective == number), int(number)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from milpplan.specs.plan import (
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
+T = TypeVar("T", bound=np.generic)
 
 WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVERLAPS, "rank_order": RANK_ORDERS}
 """Fields of a layout that are words; a column holds the word's place."""
@@ -196,6 +197,12 @@ def _taken(values: npt.NDArray[Any], rows: npt.NDArray[np.generic]) -> npt.NDArr
         return np.asarray(values[rows])
     length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
     return np.broadcast_to(values[0], length)
+
+
+def ascending(values: npt.NDArray[T]) -> npt.NDArray[T]:
+    """The distinct values of a column, ascending: ``np.unique``, which imports masked arrays to say no more."""
+    ordered = np.sort(values)
+    return np.asarray(ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)]])
 
 
 def unique_rows(*keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray]:

@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray
+from milpplan.costs.columns import IntArray, ascending
 from milpplan.costs.lockstep import Interleaved, OneChunk, Work, WorkEnds
 from milpplan.specs.plan import Schedule
 
@@ -62,7 +62,7 @@ def _kinds_of_tail(schedule: Schedule, work: Work) -> IntArray:
 def _parts(kinds: IntArray, micro_batches: IntArray, size: int) -> Iterator[IntArray]:
     """Rows of one kind, at most ``size`` of them at a time. Plans of like length go together: the shorter all are,
     the fewer ranks are at work at a time, and the sooner all have ended."""
-    for kind in np.unique(kinds):
+    for kind in ascending(kinds):
         rows = np.flatnonzero(kinds == kind)
         rows = rows[np.argsort(micro_batches[rows], kind="stable")]
         for first in range(0, len(rows), size):
@@ -177,7 +177,7 @@ def _jump(states: list[IntArray], left: IntArray, lags: tuple[int, ...], last: I
         times, rest = np.divmod(left[repeats], lag)
         ago = np.where(rest > 0, lag - rest, 0)
         times += rest > 0
-        for back in np.unique(ago):
+        for back in ascending(ago):
             own = repeats[ago == back]
             last[:, rows[own]] = states[-1 - back][:, own] + times[ago == back] * grown[0, own]
         left[repeats] = _ENDED

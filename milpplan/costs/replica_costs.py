@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.costs.columns import LayoutColumns, column_value, constant
+from milpplan.costs.columns import LayoutColumns, ascending, column_value, constant
 from milpplan.costs.layout_costs import CostTable, LayoutCosts, layout_costs, step_overhead_ns
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, shares_of
@@ -98,7 +98,7 @@ def joined_plan(layout: Layout, plans: tuple[Plan, ...]) -> Plan:
 
 def view_columns(columns: LayoutColumns, node_type: int) -> LayoutColumns:
     """The layouts of the views of one node type."""
-    shares = np.array([shares_of(code)[node_type] for code in np.unique(columns.replica_micro_batches).tolist()])
+    shares = np.array([shares_of(code)[node_type] for code in ascending(columns.replica_micro_batches).tolist()])
     _, place = np.unique(columns.replica_micro_batches, return_inverse=True)
     batch = shares[place] * columns.dp * columns.micro_batch_size
     none = np.asarray(constant(column_value("replica_micro_batches", ()), len(columns)), dtype=np.int64)

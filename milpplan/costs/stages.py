@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray
+from milpplan.costs.columns import IntArray, ascending
 from milpplan.costs.layers import Phase
 from milpplan.costs.layout_costs import LayoutCosts
 from milpplan.costs.mixed_costs import RankCosts
@@ -205,7 +205,7 @@ def _transient(
     host = costs.host_kept_bytes
     dropped_selective = costs.dropped_selective_bytes + host[0] - host[1]
     dropped_full = costs.dropped_full_bytes + host[0] - host[2]
-    for kind in np.unique(held):
+    for kind in ascending(held):
         seen = np.concatenate([[0], np.cumsum(held == kind)])
         in_full, in_selective = seen[full] > 0, seen[last_recomputed] > seen[full]
         replay = np.maximum(replay, np.multiply.outer(in_full, dropped_full[kind]))

@@ -28,7 +28,7 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.costs.columns import WORDS, IntArray, LayoutColumns, column_value
+from milpplan.costs.columns import WORDS, IntArray, LayoutColumns, ascending, column_value
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.cluster_rules import cluster_rules, node_orders
 from milpplan.optimize.execution_rules import EXECUTION, EXECUTION_RULES, INFERENCE_RULES, Rule
@@ -146,8 +146,8 @@ def rules(problem: Problem) -> dict[str, Rule]:
 def candidate_values(problem: Problem) -> dict[str, IntArray]:
     """Values of every degree before any rule: those of the space, else all divisors of what they divide."""
     space, job = problem.space, problem.job
-    of_gpus = np.unique(np.concatenate([divisors(gpus) for gpus in job.num_gpus_values]))
-    of_batch = np.unique(np.concatenate([divisors(batch) for batch in job.global_batch_values]))
+    of_gpus = ascending(np.concatenate([divisors(gpus) for gpus in job.num_gpus_values]))
+    of_batch = ascending(np.concatenate([divisors(batch) for batch in job.global_batch_values]))
     stages = np.arange(1, problem.model.num_layers + 3, dtype=np.int64)
     dense = all(kind.mlp.type == "dense" for kind in problem.model.kinds)
     candidates = {
@@ -173,7 +173,7 @@ def candidate_values(problem: Problem) -> dict[str, IntArray]:
     if problem.other_hardware:
         candidates["node_order"] = node_orders(problem)
         names = (*DEGREES, "node_order")
-    return {name: np.unique(candidates[name]).astype(np.int64) for name in names}
+    return {name: ascending(candidates[name]).astype(np.int64) for name in names}
 
 
 def columns_read(problem: Problem, rule: Rule, values: Mapping[str, IntArray]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from milpplan.costs.columns import (
     FloatArray,
     IntArray,
     LayoutColumns,
+    ascending,
     column_value,
     constant,
 )
@@ -56,7 +57,7 @@ def asked_switches(problem: Problem) -> dict[str, IntArray]:
         values = getattr(problem.space, name)
         if tuple(values) != (DEFAULTS[name],):
             numbers = [WORDS[name].index(value) for value in values] if name in WORDS else values
-            found[name] = np.unique(np.array(numbers, dtype=np.int64))
+            found[name] = ascending(np.array(numbers, dtype=np.int64))
     return found
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.columns import FloatArray, IntArray, ascending
 from milpplan.costs.critical_path import CriticalPath, critical_paths
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.stages import durations, plan_stages
@@ -109,7 +109,7 @@ class Attempt:
         """The point with one of some ranks two per cent slower."""
         P = self.setting.layout.pp
         nearby = []
-        for rank in np.unique(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
+        for rank in ascending(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
             slower = point.copy()
             own = np.ix_(WORK + PAIRED, self.setting.layout.rank_stages[rank])
             slower[own] += slower[own] // 50

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray
+from milpplan.costs.columns import IntArray, ascending
 from milpplan.costs.mixed_costs import AnyTable, RankCosts, cluster_costs
 from milpplan.costs.replica_costs import ReplicaCosts
 from milpplan.optimize.layout_space import LayoutSpace
@@ -36,7 +36,7 @@ class KnownCosts:
             rows = np.array([row])
             ahead = np.flatnonzero(queue == row)
             if len(ahead):
-                rows = np.unique(queue[ahead[0] : ahead[0] + BLOCK])
+                rows = ascending(queue[ahead[0] : ahead[0] + BLOCK])
             self.rows, self.costs = rows, cluster_costs(self.problem, space.take(rows))
             place = int(np.searchsorted(rows, row))
         return self.costs.at(place)

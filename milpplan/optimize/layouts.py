@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from milpplan.costs import placement
-from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, column_value, constant
+from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, ascending, column_value, constant
 from milpplan.costs.replica_costs import view_of
 from milpplan.optimize.blocks import Blocks, without_slower_transfers
 from milpplan.optimize.cluster_rules import (
@@ -255,7 +255,7 @@ def _expert_degrees(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArr
         return sieve.keep({**columns, "ep": one, "etp": one}, rules)
     experts = divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))
     columns = cross(columns, "ep", allowed(space.ep, experts))
-    degrees = np.unique(np.concatenate([[1], *(divisors(int(tp)) for tp in np.unique(columns["tp"]))]))
+    degrees = ascending(np.concatenate([[1], *(divisors(int(tp)) for tp in ascending(columns["tp"]))]))
     return sieve.keep(cross(columns, "etp", allowed(space.etp, degrees)), EXPERT_RULES)
 
 
@@ -355,7 +355,7 @@ def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns
     """Micro-batch sizes that divide a replica's share of the batch."""
     share = columns["global_batch_size"] // columns["dp"]
     by_share = {
-        int(value): allowed(problem.space.micro_batch_size, divisors(int(value))) for value in np.unique(share)
+        int(value): allowed(problem.space.micro_batch_size, divisors(int(value))) for value in ascending(share)
     }
     crossed = dict(expand(columns, "micro_batch_size", by_share, share))
     crossed["num_micro_batches"] = crossed["global_batch_size"] // (crossed["dp"] * crossed["micro_batch_size"])

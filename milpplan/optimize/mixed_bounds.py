@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
 from milpplan.costs.distinct import distinct_layers
 from milpplan.costs.layers import ONCE
 from milpplan.costs.layout_costs import CostTable, layer_durations_ns
@@ -100,7 +100,7 @@ def cluster_bounds(problem: Problem, columns: LayoutColumns, costs: AnyTable) ->
     tables = (costs.best, *costs.tables)
     for parts in zip(*(groups(problem, columns, table) for table in tables), strict=True):
         rows, of_best = parts[0]
-        for code in np.unique(columns.node_order[rows]).tolist():
+        for code in ascending(columns.node_order[rows]).tolist():
             own = np.flatnonzero((columns.node_order[rows] == code) & (time[rows] > 0))
             if not len(own):
                 continue
@@ -146,7 +146,7 @@ def cluster_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: AnyT
     for node_type, table in enumerate(costs.tables):
         for rows, group in groups(problem, columns, table):
             codes = columns.node_order[rows]
-            for code in np.unique(codes).tolist():
+            for code in ascending(codes).tolist():
                 own = np.flatnonzero(codes == code)
                 place = np.array(types_of_ranks(problem, order_of(code), group.num_ranks)) == node_type
                 for mode in range(time.shape[1]):

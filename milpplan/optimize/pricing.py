@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
+from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns, ascending
 from milpplan.costs.layout_costs import CostTable
 from milpplan.costs.work_order import num_pairs
 from milpplan.optimize.row_costs import RowCosts
@@ -238,7 +238,7 @@ def _held_in_every_split(problem: Problem, num_ranks: int, vpp: FloatArray) -> d
     before = np.zeros((num_kinds, len(kinds) + 1))
     np.cumsum(kinds == np.arange(num_kinds)[:, None], axis=1, out=before[:, 1:])
     held = {}
-    for v in np.unique(vpp).astype(np.int64).tolist():
+    for v in ascending(vpp).astype(np.int64).tolist():
         splits = splits_into(problem, v, v * num_ranks)
         if splits is None:
             return {}

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, IntArray, column_value
+from milpplan.costs.columns import BoolArray, IntArray, ascending, column_value
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.crossing import Columns, Crossed, expand
 from milpplan.optimize.execution_rules import Rule, offloads
@@ -83,7 +83,7 @@ def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
         int(value): np.array(
             [size for size in (sizes or range(1, int(value) + 1)) if value % size == 0], dtype=np.int64
         )
-        for value in np.unique(batch)
+        for value in ascending(batch)
     }
     sized = expand(columns, "micro_batch_size", by_batch, batch)
     if len(problem.node_types) not in SHARE_BASES:

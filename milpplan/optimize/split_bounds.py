@@ -17,7 +17,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, IntArray
+from milpplan.costs.columns import BoolArray, IntArray, ascending
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.pipeline import StepGraph, Term
 from milpplan.costs.schedule import held_bytes
@@ -134,7 +134,7 @@ class SplitBounds:
         total = weights @ least
         stays = weights.sum(axis=1) >= self.setting.layout.num_micro_batches
         distinct, inverse, count = np.unique(weights, axis=0, return_inverse=True, return_counts=True)
-        wanted = np.unique(inverse[stays])
+        wanted = ascending(inverse[stays])
         for place in wanted[np.argsort(-count[wanted], kind="stable")][:MAX_WEIGHTS].tolist():
             value = _least_fitting(self.setting, rank, menus, distinct[place])
             if value is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray, unique_rows
+from milpplan.costs.columns import IntArray, ascending, unique_rows
 from milpplan.optimize.crossing import Columns, Crossed, cross, expand
 from milpplan.optimize.execution_rules import Rule
 from milpplan.optimize.layout_space import Choices
@@ -25,7 +25,7 @@ def allowed(values: tuple[int, ...] | None, candidates: IntArray) -> IntArray:
 
 def virtual_stages(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
     """Numbers of virtual stages a rank."""
-    options = {int(pp): _vpp_values(problem, int(pp)) for pp in np.unique(columns["pp"])}
+    options = {int(pp): _vpp_values(problem, int(pp)) for pp in ascending(columns["pp"])}
     return expand(columns, "vpp", options, columns["pp"])
 
 

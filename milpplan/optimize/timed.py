@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.columns import FloatArray, IntArray, ascending
 from milpplan.costs.pipeline import StepGraph, Term, borders
 from milpplan.costs.stages import EDGES
 from milpplan.optimize.compact import CompactRelaxation
@@ -113,7 +113,7 @@ class TimedRelaxation:
         sides = np.array(self._sides, dtype=np.int64)
         sides[peaks[:, 0]] += least_peak(setting) * (peaks[:, 1:] @ self.compact.least_passes_ns)
         np.add.at(sides, row, (self.compact.narrowed(setting).empty - self.compact.empty)[term, stage])
-        rows = np.unique(np.concatenate([peaks[:, 0], row]))
+        rows = ascending(np.concatenate([peaks[:, 0], row]))
         lower = sides[rows] // self.unit
         return self.compact.program.num_rows + rows, lower, np.full(len(rows), INFINITY)
 

@@ -61,3 +61,9 @@ def test_no_rows() -> None:
     """An empty space has no representatives."""
     first, inverse = unique_rows(np.zeros(0, dtype=np.int64))
     assert len(first) == len(inverse) == 0
+
+
+@given(st.lists(st.integers(-5, 5), max_size=12))
+def test_ascending_are_the_distinct_values(values: list[int]) -> None:
+    """Each value of a column once, the least first."""
+    assert ascending(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
