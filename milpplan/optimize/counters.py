@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from milpplan.costs.pipeline import StepGraph
-from milpplan.optimize.program import Program
+if TYPE_CHECKING:
+    from milpplan.costs.pipeline import StepGraph
+    from milpplan.optimize.program import Program
 
 RELAXATION_S: Final = 4e-3
 """Of one relaxation that is solved again, with what is around it. These constants are fitted to 848 times that

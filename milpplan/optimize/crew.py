@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 
 from milpplan.optimize.counters import Counters
+from milpplan.optimize.objective import threshold
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.share import Begun, Entry, Finding, Reply, Round, Share, threshold
+from milpplan.optimize.share import Begun, Entry, Finding, Reply, Round, Share
 from milpplan.optimize.worker import Hello
 from milpplan.optimize.worker_process import WorkerProcess, can_start, usable_cpus
 

@@ -24,19 +24,18 @@ from milpplan.errors import SolverError
 from milpplan.optimize.backends import backend
 from milpplan.optimize.bounds import path_coefficients
 from milpplan.optimize.branching import Tree
-from milpplan.optimize.counters import Counters
 from milpplan.optimize.counting import most_on_ranks
 from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.fates import Fate
 from milpplan.optimize.formulation import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
 from milpplan.optimize.kelley import Attempt, compact_rounds, menu_rounds, try_choice
+from milpplan.optimize.means import Means
 from milpplan.optimize.menus import Menu, Setting
 from milpplan.optimize.program import Program
 from milpplan.optimize.recompute_parts import PartKey, part_key
 from milpplan.optimize.resolution import Resolution
-from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.seeds import Choice, analytic_paths
-from milpplan.optimize.solution import Backend, Limits, Solution, end_if
+from milpplan.optimize.solution import Limits, Solution
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES, Layout
@@ -59,15 +58,9 @@ COARSE_GAP = 0.02
 
 
 @dataclass(slots=True)
-class LayoutSolver:
+class LayoutSolver(Means):
     """Resolves layouts one after another; holds what they share."""
 
-    options: SolveOptions
-    backend: Backend
-    witnesses: list[Backend]
-    """Asked in turn to confirm a bound that rests on an integer program; none: not confirmed."""
-    deadline: float | None
-    counters: Counters = field(default_factory=Counters)
     known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
     """Paths by graph: they hold for every layout with the same graph."""
     trees: dict[tuple[Layout, PartKey], Tree] = field(default_factory=dict)
@@ -197,11 +190,6 @@ class LayoutSolver:
 
     def _limits(self, seconds: float | None) -> Limits:
         return Limits(time_limit_s=seconds, seed=self.options.seed, cancelled=self.options.cancelled)
-
-    def out_of_time(self) -> bool:
-        """Whether the time limit has passed; ends the solve if it was cancelled."""
-        end_if(self.options.cancelled)
-        return self.deadline is not None and time.monotonic() >= self.deadline
 
     def programs(self, attempt: Attempt, program: ChoiceProgram, trying: Callable[[Choice], None]) -> Fate:
         """Integer programs, whose answers ``trying`` simulates, until bound and simulator meet up to their

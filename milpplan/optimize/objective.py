@@ -29,3 +29,8 @@ def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatAr
         return columns.num_gpus * steps / (3600 * NS_PER_S), limit
     largest = max(job.global_batch_values)
     return largest / batch, limit
+
+
+def threshold(best: FloatArray | float, gap: float, keep_below: float) -> FloatArray:
+    """Layouts with an objective from here on cannot improve the incumbent's by more than the gap."""
+    return np.maximum(np.asarray(best) * (1.0 - gap), keep_below)

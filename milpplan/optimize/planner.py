@@ -17,10 +17,9 @@ from milpplan.costs.mixed_costs import costs_of
 from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import backend as backend_named
-from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.means import Means
 from milpplan.optimize.menus import Setting
-from milpplan.optimize.moves import moved
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status
 from milpplan.optimize.search import Search
@@ -158,10 +157,10 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
     """One search; ``known`` are plans to start from, beside the caller's."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
-    solver = LayoutSolver(options, backend_named(options.backend), witnesses(options), deadline)
+    means = Means(options, backend_named(options.backend), witnesses(options), deadline)
     space = layout_space(problem, options.forbid)
     starts = [*([] if options.warm_start is None else [options.warm_start]), *known]
-    search = Search(problem, space, solver, started, tuple(starts))
+    search = Search(problem, space, means, started, tuple(starts))
     interrupted = False
     try:
         search.run()
@@ -215,6 +214,8 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
 
 def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
     """The best even plans, and what moving their layers makes of those with interleaving."""
+    from milpplan.optimize.moves import moved
+
     best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
     known = best[:1]
     for plan in best[:MOVED_PLANS]:
@@ -237,10 +238,10 @@ def _result(
         _cross_check(problem, search, report.step_time_ns, plan, value)
     scale, name = _unit(problem)
     single = _is_single(problem)
-    counters = search.solver.counters
+    counters = search.means.counters
     work = SolverWork(
         backend=options.backend,
-        versions=search.solver.backend.version() if counters.integer_programs else "",
+        versions=search.means.backend.version() if counters.integer_programs else "",
         relaxations=counters.relaxations,
         integer_programs=counters.integer_programs,
         witnessed=counters.witnessed,

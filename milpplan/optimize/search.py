@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,18 +10,16 @@ import numpy as np
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layout_costs import CostTable, usable_memory_bytes
 from milpplan.costs.mixed_costs import AnyTable, cluster_costs
-from milpplan.optimize.crew import Crew
 from milpplan.optimize.evaluation import fitting_step_ns
 from milpplan.optimize.fates import FATES, LayoutFates
 from milpplan.optimize.known_costs import KnownCosts
-from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.looked_at import LookedAt
+from milpplan.optimize.means import Means
 from milpplan.optimize.membership import in_space
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bounds
+from milpplan.optimize.objective import threshold
 from milpplan.optimize.offers import KEPT_PLANS, with_plan
-from milpplan.optimize.part_solving import PartBounds
 from milpplan.optimize.result import Progress
-from milpplan.optimize.share import Case, Finding, Share, cutoff_ns, decided, threshold
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.optimize.uniform_steps import FIRST, GROWTH, MOST, KnownTables
 from milpplan.specs.plan import Plan
@@ -43,7 +39,7 @@ FIRST_PLANS = 12
 class Search(LookedAt):
     """One run over a layout space. Objective = step time (ns) * weight of the layout."""
 
-    solver: LayoutSolver
+    means: Means
     started: float
     starts: tuple[Plan, ...] = ()
     """Plans to start from, where the space has them."""
@@ -63,7 +59,6 @@ class Search(LookedAt):
     """Layouts about to be looked at, in order."""
     known: KnownCosts = field(init=False)
     tables: KnownTables = field(init=False)
-    part_bounds: PartBounds = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         LookedAt.__post_init__(self)
@@ -77,13 +72,13 @@ class Search(LookedAt):
 
     def open_all(self) -> None:
         """Look at all layouts that may be below the threshold."""
-        self.open(self.frontier.first(self._threshold(), int(self.frontier.sizes.sum())))
+        self.open(self.frontier.first(self.threshold(), int(self.frontier.sizes.sum())))
 
     def _bound_all(self) -> None:
         """Bounds with memory and sharding, in the order of the bounds without them, and uniform plans as
         incumbents on the way; until whatever is left computes for longer than the incumbent takes."""
         size = FIRST_UNIFORM_CHUNK if self.problem.space.kind == "uniform" else FIRST_CHUNK
-        while not self.solver.out_of_time():
+        while not self.means.out_of_time():
             rows = self._next(size)
             if not len(rows):
                 break
@@ -97,18 +92,18 @@ class Search(LookedAt):
     def _any_left(self) -> bool:
         """Whether layouts without bounds with memory and sharding may improve the incumbent."""
         rows = self.candidates[~self.detailed[self.candidates]]
-        below = (self.values(rows) < self._threshold()).any()
-        return bool(below) or self.frontier.closed_below(self._threshold()) > 0
+        below = (self.values(rows) < self.threshold()).any()
+        return bool(below) or self.frontier.closed_below(self.threshold()) > 0
 
     def _next(self, size: int) -> IntArray:
         """The layouts with the least bounds among those that have none with memory and sharding; groups are opened
         until there are so many."""
         while True:
             rows = self.candidates[~self.detailed[self.candidates]]
-            rows = self._by_value(rows, self.values(rows))
+            rows = self.by_value(rows, self.values(rows))
             # As many as it takes if as few of them fit as of those before.
             fit = max(1, len(self.candidates)) / max(1, len(self.rows))
-            groups = self.frontier.first(self._threshold(), int((size - len(rows)) / fit))
+            groups = self.frontier.first(self.threshold(), int((size - len(rows)) / fit))
             if len(rows) >= size or not len(groups):
                 return rows[:size]
             self.open(groups)
@@ -151,8 +146,11 @@ class Search(LookedAt):
         if self.problem.space.kind == "uniform":
             self._uniform(self.uniform_ns.size)
         else:
-            self._free()
-        self._note(force=True)
+            # What it takes to solve for layouts is half of all imports.
+            from milpplan.optimize.free_search import FreeSearch
+
+            FreeSearch.of(self).run()
+        self.note(force=True)
 
     def bound(self) -> None:
         """The plans to start from, and closed-form bounds of all layouts."""
@@ -171,55 +169,57 @@ class Search(LookedAt):
     def _narrow(self) -> None:
         """Leave out the layouts that cannot improve the incumbent: there may be millions of them."""
         values = self.values(self.candidates)
-        keep = values < self._threshold()
+        keep = values < self.threshold()
         self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
         self.candidates = self.candidates[keep]
 
     def result(self) -> LayoutFates:
         """The certificate."""
         fates = self.fates.copy()
-        undecided = (fates == FATES.index("open")) & (self.values() >= self._threshold())
+        undecided = (fates == FATES.index("open")) & (self.values() >= self.threshold())
         fates[undecided] = FATES.index("bounded")
         best = self.best_value if self.best else None
         rest = min(self.rest_bound, self.frontier.bound)
         found = self.problem, self.whole, self.rows, self.values(), fates
-        return LayoutFates(*found, rest, self._threshold(), best)
+        return LayoutFates(*found, rest, self.threshold(), best)
 
-    def _threshold(self) -> float:
+    def threshold(self) -> float:
         """Layouts with a bound from here on cannot improve the incumbent by more than the gap."""
         return float(self._thresholds(self.best_value))
 
     def _thresholds(self, best: FloatArray | float) -> FloatArray:
         """The same of any incumbent's objective."""
-        return threshold(best, self.solver.options.gap, self.keep_below)
+        return threshold(best, self.means.options.gap, self.keep_below)
 
-    def _offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
+    def offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
+        """Take a plan of a layout that was simulated and fits as incumbent, if it is better."""
         value = step_time_ns * float(self.weights[row])
         if step_time_ns <= self.limits_ns[row]:
             self.offered = with_plan(self.offered, value, plan)
         if value < self.best_value and step_time_ns <= self.limits_ns[row]:
             self.best, self.best_row = (value, plan), row
             self._narrow()
-            self._note(force=True)
+            self.note(force=True)
 
-    def _note(self, force: bool = False) -> None:
+    def note(self, force: bool = False) -> None:
+        """Tell the progress, twice a second at most unless by ``force``."""
         now = time.monotonic() - self.started
         if not force and now - self.last_log < 0.5:
             return
         self.last_log = now
         bound = self.global_bound()
-        undecided = (self.fates == 0)[self.candidates] & (self.values(self.candidates) < self._threshold())
-        open_layouts = int(undecided.sum()) + self.frontier.closed_below(self._threshold())
+        undecided = (self.fates == 0)[self.candidates] & (self.values(self.candidates) < self.threshold())
+        open_layouts = int(undecided.sum()) + self.frontier.closed_below(self.threshold())
         incumbent = self.best_value * self.scale if self.best else None
         proved = bound * self.scale if np.isfinite(bound) else None
         progress = Progress(now, incumbent, proved, open_layouts)
         self.log.append(progress)
-        if self.solver.options.callback is not None:
-            self.solver.options.callback(progress)
+        if self.means.options.callback is not None:
+            self.means.options.callback(progress)
 
-    def _by_value(self, rows: IntArray, values: FloatArray) -> IntArray:
+    def by_value(self, rows: IntArray, values: FloatArray) -> IntArray:
         """The rows whose value can improve the incumbent, least first."""
-        hopeful = values < self._threshold()
+        hopeful = values < self.threshold()
         rows, values = rows[hopeful], values[hopeful]
         return np.asarray(rows[np.argsort(values, kind="stable")])
 
@@ -229,13 +229,13 @@ class Search(LookedAt):
         rows, places = np.nonzero(np.isfinite(self.uniform_ns) & ~self.simulated)
         step_ns = self.uniform_ns[rows, places]
         values = np.where(step_ns <= self.limits_ns[rows], step_ns * self.weights[rows], np.inf)
-        order = self._by_value(np.arange(len(rows)), values)[:most]
+        order = self.by_value(np.arange(len(rows)), values)[:most]
         self.queue = rows[order]
         if self._in_bulk:
             self._in_batches(rows[order], places[order], values[order])
             return
         for index in order:
-            if values[index] >= self._threshold() or self.solver.out_of_time():
+            if values[index] >= self.threshold() or self.means.out_of_time():
                 break
             row, mode = int(rows[index]), int(places[index])
             step = self._simulate(row, modes[mode])
@@ -243,7 +243,7 @@ class Search(LookedAt):
             self.simulated[row, mode] = True
             if self.problem.space.kind == "uniform":
                 self.decide(np.array([row]))
-            self._note()
+            self.note()
 
     @property
     def _in_bulk(self) -> bool:
@@ -254,8 +254,8 @@ class Search(LookedAt):
     def _in_batches(self, rows: IntArray, places: IntArray, values: FloatArray) -> None:
         """Simulate plans in the order given, which is that of their bounds ``values`` [n], as one by one."""
         start, size = 0, FIRST
-        while not self.solver.out_of_time():
-            end = min(start + size, int(np.searchsorted(values, self._threshold())))
+        while not self.means.out_of_time():
+            end = min(start + size, int(np.searchsorted(values, self.threshold())))
             if end <= start:
                 break
             own, modes = rows[start:end], places[start:end]
@@ -266,7 +266,7 @@ class Search(LookedAt):
             below = values[start:end] < self._thresholds(before)
             count = len(below) if below.all() else int(below.argmin())
             self._take_up(own[:count], modes[:count], steps[:count])
-            self._note()
+            self.note()
             start, size = start + count, min(MOST, GROWTH * size)
 
     def _take_up(self, rows: IntArray, places: IntArray, steps: FloatArray) -> None:
@@ -278,12 +278,12 @@ class Search(LookedAt):
             self._write_down(rows[done:place], places[done:place], steps[done:place])
             done, mode = place, self.problem.recompute_modes[places[place]]
             plan = uniform_plan(self.problem, self.space.at(int(rows[place])), mode)
-            self._offer(int(rows[place]), int(steps[place]), plan)
+            self.offer(int(rows[place]), int(steps[place]), plan)
         self._write_down(rows[done:], places[done:], steps[done:])
 
     def _write_down(self, rows: IntArray, places: IntArray, steps: FloatArray) -> None:
         """Write down the steps of plans that were simulated."""
-        self.solver.counters.simulations += int(np.isfinite(steps).sum())
+        self.means.counters.simulations += int(np.isfinite(steps).sum())
         self.uniform_ns[rows, places] = steps
         self.simulated[rows, places] = True
         self.decide(rows)
@@ -303,8 +303,8 @@ class Search(LookedAt):
         step = fitting_step_ns(self.problem, plan, self.known.at(self.space, row, self.queue))
         if step is None:
             return None
-        self.solver.counters.simulations += 1
-        self._offer(row, step, plan)
+        self.means.counters.simulations += 1
+        self.offer(row, step, plan)
         return step
 
     def _warm_start(self) -> None:
@@ -319,60 +319,3 @@ class Search(LookedAt):
                 row = self.space.find(plan.layout)
             if row is not None:
                 self.evaluate(row, plan)
-
-    def _free(self) -> None:
-        """Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
-        left in full, the incumbent's layout before the others, which a better incumbent makes cheaper. Layouts
-        with free interleaved splits are branched a few nodes at a time, always the one with the least bound."""
-        self._queue()
-        branched = (self.space.take(self.queue).vpp > 1) & self._any_chunks
-        for row in self.queue[~branched].tolist():
-            if self.solver.out_of_time():
-                return
-            if self._value(row) < self._threshold():
-                self._relax(row)
-        self._queue()
-        share = Share(self.problem, self.solver, self._case, self.part_bounds, self.best_value, self.keep_below)
-        # In the order of the queue, which is that of the bounds but for the first.
-        values = [-np.inf if row == self.best_row else self._value(row) for row in self.queue.tolist()]
-        share.add(zip(values, range(len(values)), self.queue.tolist(), strict=True))
-        with closing(self._decided(share)) as findings:
-            for finding in findings:
-                self._take(finding)
-                if finding.fate == "open" and self._value(finding.row) >= self._threshold():
-                    self.fates[finding.row] = FATES.index("solved")
-                self._note()
-
-    @property
-    def _any_chunks(self) -> bool:
-        """Whether interleaved chunks may have any size."""
-        return self.problem.interleaved_layers == "any"
-
-    def _decided(self, share: Share) -> Generator[Finding]:
-        """What becomes of layouts; only branching takes so long that processes of its own pay."""
-        return Crew(share, lambda: self.best_value).run() if self._any_chunks else share.run()
-
-    def _queue(self) -> None:
-        self.queue = self._by_value(self.candidates, self.values(self.candidates))
-
-    def _value(self, row: int) -> float:
-        return float(self.bounds_ns[row] * self.weights[row])
-
-    def _case(self, row: int) -> Case:
-        costs = self.known.at(self.space, row, self.queue)
-        bound, limit = int(self.bounds_ns[row]), float(self.limits_ns[row])
-        return Case(row, self.space.at(row), costs, bound, float(self.weights[row]), limit)
-
-    def _relax(self, row: int) -> None:
-        case = self._case(row)
-        cutoff = cutoff_ns(self.best_value, self.solver.options.gap, case.weight, case.limit_ns)
-        self._take(decided(self.problem, self.solver, self.part_bounds, case, cutoff, 0))
-        self._note()
-
-    def _take(self, finding: Finding) -> None:
-        """Write down what became of a layout."""
-        row, found = finding.row, finding.resolution
-        self.bounds_ns[row] = max(self.bounds_ns[row], float(found.bound_ns))
-        self.fates[row] = FATES.index(finding.fate)
-        if found.plan is not None and found.step_time_ns is not None:
-            self._offer(row, found.step_time_ns, found.plan)

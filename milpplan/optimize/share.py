@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray
 from milpplan.costs.mixed_costs import RankCosts
 from milpplan.costs.replica_costs import ReplicaCosts
 from milpplan.optimize.counters import Counters
@@ -20,6 +19,7 @@ from milpplan.optimize.evaluation import settings_of
 from milpplan.optimize.fates import Fate
 from milpplan.optimize.layout_solver import AIM, LayoutSolver
 from milpplan.optimize.longest import longest_step_ns
+from milpplan.optimize.objective import threshold
 from milpplan.optimize.part_solving import PartBounds, resolve_in_parts
 from milpplan.optimize.program import Program
 from milpplan.optimize.recompute_parts import in_parts
@@ -81,11 +81,6 @@ class Reply:
     left: tuple[Entry, ...]
     counters: Counters
     programs: tuple[Program, ...]
-
-
-def threshold(best: FloatArray | float, gap: float, keep_below: float) -> FloatArray:
-    """Layouts with an objective from here on cannot improve the incumbent's by more than the gap."""
-    return np.maximum(np.asarray(best) * (1.0 - gap), keep_below)
 
 
 def cutoff_ns(best: float, gap: float, weight: float, limit_ns: float) -> int:

@@ -7,16 +7,18 @@ refused by its export.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from milpplan.costs.columns import BoolArray, IntArray, column_value
 from milpplan.errors import UnknownNameError
-from milpplan.launchers.capabilities import CAPABILITIES, Capability
-from milpplan.launchers.space_rules import equal_stages
 from milpplan.optimize.execution_rules import Rule
 from milpplan.optimize.layout_space import SHARDING
 from milpplan.specs.problem import Problem
+
+if TYPE_CHECKING:
+    from milpplan.launchers.capabilities import Capability
 
 
 def capability_of(problem: Problem) -> Capability | None:
@@ -28,6 +30,8 @@ def capability_of(problem: Problem) -> Capability | None:
     name, version = problem.space.target, problem.space.target_version
     if name is None:
         return None
+    from milpplan.launchers.capabilities import CAPABILITIES
+
     if name not in CAPABILITIES:
         raise UnknownNameError(
             f"The space's target is {name!r}.",
@@ -58,6 +62,8 @@ def target_rules(problem: Problem) -> dict[str, Rule]:
         f"{problem.space.target}_{name}": rule.keeps for name, rule in known.rules.items() if not rule.shards
     }
     if known.stages == "equal":
+        from milpplan.launchers.space_rules import equal_stages
+
         found[f"{problem.space.target}_has_equal_stages"] = equal_stages
     return found
 

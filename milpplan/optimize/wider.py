@@ -12,7 +12,7 @@ import numpy as np
 
 from milpplan.optimize.backends import backend
 from milpplan.optimize.fates import LayoutFates
-from milpplan.optimize.layout_solver import LayoutSolver
+from milpplan.optimize.means import Means
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search import Search
 from milpplan.specs.plan import Plan
@@ -29,8 +29,8 @@ def bound_of_any_chunks(
     by its compute alone.
     """
     space = problem.space.model_copy(update={"interleaved_layers": "any"})
-    solver = LayoutSolver(options, backend(options.backend), [], deadline)
-    search = Search(problem.model_copy(update={"space": space}), even.space, solver, time.monotonic(), (best,))
+    means = Means(options, backend(options.backend), [], deadline)
+    search = Search(problem.model_copy(update={"space": space}), even.space, means, time.monotonic(), (best,))
     search.bound()
     values = np.where(even.space.interleaved, search.result().bounds, even.bounds)
     return min(float(values.min()), search.best_value)

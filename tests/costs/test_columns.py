@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from milpplan.costs.columns import LayoutColumns, unique_rows
+from milpplan.costs.columns import LayoutColumns, ascending, unique_rows
 from milpplan.specs.plan import Layout
 from tests.costs.cases import random_layout, random_problem
 

@@ -1,0 +1,27 @@
+"""What a search may use: options, solvers and time, and the count of what it did."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from milpplan.optimize.counters import Counters
+from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.solution import Backend, end_if
+
+
+@dataclass(slots=True)
+class Means:
+    """Of one search. ``deadline``: of ``time.monotonic``."""
+
+    options: SolveOptions
+    backend: Backend
+    witnesses: list[Backend]
+    """Asked in turn to confirm a bound that rests on an integer program; none: not confirmed."""
+    deadline: float | None
+    counters: Counters = field(default_factory=Counters)
+
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed; ends the solve if it was cancelled."""
+        end_if(self.options.cancelled)
+        return self.deadline is not None and time.monotonic() >= self.deadline
