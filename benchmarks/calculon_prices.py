@@ -18,7 +18,7 @@ from benchmarks.calculon_side import (
     without_memory_limit,
 )
 from benchmarks.calculon_space import NETWORKS
-from benchmarks.rules_of_thumb import layout_text
+from benchmarks.tables import layout_text
 from milpplan import Layout, Plan, PlanResult, Problem, Space, simulate
 from milpplan.presets.calculon import calculon_run
 from milpplan.specs.plan import SCHEDULES

@@ -12,7 +12,7 @@ from threading import Event, Thread
 from typing import Any
 
 from benchmarks.problems import Case, Kind
-from benchmarks.rules_of_thumb import layout_text
+from benchmarks.tables import layout_text
 from milpplan import PlanResult, solve
 from milpplan.optimize.fates import FATES
 

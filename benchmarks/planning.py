@@ -24,8 +24,8 @@ from typing import Any, Final, get_args
 import numpy as np
 
 from benchmarks.problems import CASES, Case, Kind
-from benchmarks.rules_of_thumb import layout_text, rule_of_thumb
-from benchmarks.tables import markdown_table, measured_on
+from benchmarks.rules_of_thumb import rule_of_thumb
+from benchmarks.tables import layout_text, markdown_table, measured_on
 from milpplan import simulate
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_plan

@@ -23,8 +23,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.rules_of_thumb import layout_text
-from benchmarks.tables import markdown_table, measured_on, replace_section
+from benchmarks.tables import layout_text, markdown_table, measured_on, replace_section
 from milpplan.insight.gap import Solves, gap
 from milpplan.specs.problem import SPACES, Space
 from milpplan.units import percent_text, seconds_text

@@ -6,23 +6,11 @@ python -m benchmarks.rules_of_thumb
 from __future__ import annotations
 
 from benchmarks.problems import CASES
-from benchmarks.tables import markdown_table
-from milpplan import Plan
+from benchmarks.tables import layout_text, markdown_table
 from milpplan.insight.rule_of_thumb import row_of, rule_of_thumb, split_of_layers
 from milpplan.units import seconds_text
 
-__all__ = ["layout_text", "main", "row_of", "rule_of_thumb", "split_of_layers"]
-
-
-def layout_text(plan: Plan) -> str:
-    """The degrees in a table's cell, those of one left out."""
-    layout = plan.layout
-    names = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp")
-    degrees = [f"{name}{getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
-    held = {stage.recompute for stage in plan.virtual_stages}
-    modes = [mode for mode in ("full", "selective") if any(getattr(r, mode) for r in held)] or ["no"]
-    recompute = " and ".join(modes)
-    return f"{' '.join(degrees)} mbs{layout.micro_batch_size} zero{layout.zero_stage}, {recompute} recompute"
+__all__ = ["main", "row_of", "rule_of_thumb", "split_of_layers"]
 
 
 def main() -> None:

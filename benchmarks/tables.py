@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from milpplan import __version__
+from milpplan import Plan, __version__
 from milpplan.reports.files import write_whole
 
 
@@ -16,6 +16,17 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     lines = [" | ".join(header), " | ".join(["---", *["---:"] * (len(header) - 1)])]
     lines += [" | ".join(str(cell) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def layout_text(plan: Plan) -> str:
+    """The degrees in a table's cell, those of one left out."""
+    layout = plan.layout
+    names = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp")
+    degrees = [f"{name}{getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
+    held = {stage.recompute for stage in plan.virtual_stages}
+    modes = [mode for mode in ("full", "selective") if any(getattr(r, mode) for r in held)] or ["no"]
+    recompute = " and ".join(modes)
+    return f"{' '.join(degrees)} mbs{layout.micro_batch_size} zero{layout.zero_stage}, {recompute} recompute"
 
 
 def replace_section(document: Path, name: str, text: str) -> None:
