@@ -227,14 +227,38 @@ def exponent_table(found: Mapping[str, Sequence[Point]]) -> str:
     return markdown_table((*header, "milpplan, CPU", "Calculon, CPU", "Calculon's less ours"), rows)
 
 
+Costs = list[tuple[float, float]]
+"""CPU seconds of a proof (or several) and of Calculon's searches, on every number of processors."""
+
+
 def cost_table(found: Mapping[str, Sequence[Point]]) -> str:
     """One row for each series: both costs on every number of processors."""
+    rows = {name: [(one.mean_s, one.theirs.cpu_s) for one in points] for name, points in found.items()}
+    return _table_of_costs(rows)
+
+
+def total_table(found: Mapping[str, Sequence[Point]]) -> str:
+    """The same of all weak series together, a sequence a processor, and with their exponents."""
+    weak = [found[f"weak {model}"] for model in MODELS if f"weak {model}" in found]
+    if not weak:
+        return "-"
+    columns = list(zip(*weak, strict=True))
+    total = [(sum(one.mean_s for one in own), sum(one.theirs.cpu_s for one in own)) for own in columns]
+    procs = [own[0].procs for own in columns]
+    grown = (slope(procs, costs)[0] for costs in zip(*total, strict=True))
+    said = "exponents {:+.3f} (milpplan) and {:+.3f} (Calculon)".format(*grown)
+    return f"{_table_of_costs({f'sum of {len(weak)} weak series': total})}\n\n{said}"
+
+
+def _table_of_costs(costs: Mapping[str, Costs]) -> str:
     rows = []
-    for name, points in found.items():
-        cells = [f"{seconds_text(one.mean_s)}, {one.theirs.cpu_s / 3600:.1f} h" for one in points]
-        ratios = [one.theirs.cpu_s / one.mean_s for one in points]
-        rows.append((name, *cells, f"{min(ratios):,.0f} to {max(ratios):,.0f}"))
-    return markdown_table(("series", *(f"{procs:,}" for procs in GROWTH), "ratio of CPU"), rows)
+    for name, points in costs.items():
+        cells = [f"{seconds_text(ours)}, {theirs / 3600:.1f} h" for ours, theirs in points]
+        ratios = [theirs / ours for ours, theirs in points]
+        grown = (points[-1][who] / points[0][who] for who in (0, 1))
+        rows.append((name, *cells, f"{min(ratios):,.0f} to {max(ratios):,.0f}", *(f"{one:.2f}" for one in grown)))
+    header = ("series", *(f"{procs:,}" for procs in GROWTH), "ratio of CPU")
+    return markdown_table((*header, "ours, 16,384 / 64", "Calculon's"), rows)
 
 
 def read_points(path: Path) -> dict[str, list[Point]]:
@@ -267,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cases = [case for name in options.series for case in all_[name]]
         points = measured(checkout, system, cases, options.rounds, options.sample)
         found = {name: [points[case] for case in all_[name]] for name in options.series}
-    print(cost_table(found), exponent_table(found), sep="\n\n", end="\n\n")
+    print(cost_table(found), total_table(found), exponent_table(found), sep="\n\n", end="\n\n")
     ours, theirs = elasticity(found)
     print(f"CPU ~ legal layouts ^ {ours:.2f} (milpplan), executions estimated ^ {theirs:.2f} (Calculon)")
     print(", ".join(f"{name} {value}" for name, value in measured_on().items()))

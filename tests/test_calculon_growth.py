@@ -59,3 +59,15 @@ def test_saved_points_give_tables_and_a_figure() -> None:
     lines = {name: ([(64, 1.0, 0.1), (256, 2.0, 0.1)], [(64, 5.0, 0.0), (256, 4.0, 0.0)]) for name in found}
     tree = ElementTree.fromstring(growth_figure(lines))
     assert sum(part.tag.endswith("polyline") for part in tree.iter()) == 2 * len(found)
+
+
+def test_the_sum_of_the_weak_series() -> None:
+    """Costs are added at each number of processors; other series do not count."""
+    found = {f"weak {model}": [point(p, 1.0, p, p) for p in sut.GROWTH] for model in sut.MODELS[:3]}
+    found["ladder"] = [point(p, 5.0 * p, 9 * p, p) for p in sut.GROWTH]
+    *_, row, _, said = sut.total_table(found).splitlines()
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[0] == "sum of 3 weak series"
+    assert cells[1].startswith("3 s, ")
+    assert cells[-2:] == ["1.00", "256.00"]
+    assert said == "exponents +0.000 (milpplan) and +1.000 (Calculon)"
