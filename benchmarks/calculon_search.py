@@ -5,7 +5,8 @@
 Everything is measured in this run on the same cores. The space of both is all that Calculon's search decides
 (``calculon_full``), every value of every switch; milpplan proves its best plan within 1e-4.
 
-complete   small problems: Calculon's own program to its end on all cores, and the proof in a process of its own
+complete   small problems (``--problem``): Calculon's own program to its end on all cores, and the proof in a
+           process of its own
 proofs     the large problems. Calculon's time is an extrapolation: the number of its executions times the mean CPU
            seconds of random ones, called as its search calls them, with the standard error; and the same with its
            messages taken out of its source. milpplan's time is that of the proof, and with it of proofs over what
@@ -213,7 +214,7 @@ def measured(checkout: Checkout, options: argparse.Namespace) -> dict[str, list[
         print(proof_table(found["proofs"]), outside_table(found["proofs"]), sep="\n\n", end="\n\n", file=told)
     if any(found["choices"]):
         print(crossed_table([one for one in found["choices"] if one]), end="\n\n", file=told, flush=True)
-    for name in PROBLEMS if "complete" in options.part else ():
+    for name in options.problem if "complete" in options.part else ():
         print(f"complete search of {name} ...", file=sys.stderr, flush=True)
         found["complete"].append(complete(checkout, name, options.system, options.cores))
     if found["complete"]:
@@ -231,6 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Calculon's searches and milpplan's proofs.")
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT_PATH", help="a checkout of Calculon")
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="these problems (all)")
+    parser.add_argument(
+        "--problem", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="these complete searches (all)"
+    )
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="these parts (all)")
     parser.add_argument("--system", default="a100_80g", help="a system of the checkout (a100_80g)")
     parser.add_argument("--sample", type=int, default=100, help="executions that give Calculon's rate (100)")
