@@ -164,16 +164,17 @@ main()
 """
 
 
-def test_ctrl_c_prints_the_best_plan_so_far(tmp_path: Path) -> None:
-    """SIGINT in the middle of the search: exit code 4, the plan with its proved gap, the file written."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_prints_the_best_plan_so_far(sent: signal.Signals, tmp_path: Path) -> None:
+    """SIGINT or SIGTERM in the middle of the search: exit code 4, the plan with its gap, the file written."""
     out = tmp_path / "plan.json"
-    words = [*SOLVE, "--gap", "0", "--json", "--out", str(out)]
+    words = [*SOLVE[:-1], "free", "--gap", "0", "--json", "--out", str(out)]
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         stdout, stderr = process.communicate(timeout=20)
     assert process.returncode == 4
     assert "Traceback" not in stderr

@@ -28,15 +28,23 @@ def leave_at_once() -> None:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt`` inside, and no longer matters behind: the result has been printed."""
+    """Ctrl-C raises ``KeyboardInterrupt`` inside, and no longer matters behind: the result has been printed. So
+    does SIGTERM, by which `timeout` and batch systems end a program."""
     if signal.getsignal(signal.SIGINT) is not _leave:
         yield
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    heard = (signal.SIGINT, signal.SIGTERM) if _is_default(signal.SIGTERM) else (signal.SIGINT,)
+    for one in heard:
+        signal.signal(one, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for one in heard:
+            signal.signal(one, signal.SIG_IGN)
+
+
+def _is_default(one: signal.Signals) -> bool:
+    return signal.getsignal(one) is signal.SIG_DFL
 
 
 def leave_solvers(code: object) -> None:
