@@ -270,7 +270,9 @@ def stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) ->
     ahead, back = tables.stage([num_stages - 1], most_grains, at)
     others = tables.stage(list(range(num_stages - 1)), most_grains, at)
     last = ahead + back
-    shares = [float((line.sequence / last.sequence).min()) for line in others]
+    # Of sequences that fit: longer ones may leave the other stages less to do for each second of the last one.
+    fits = tables.load.lengths <= most_grains * tables.load.grain
+    shares = [float((line.sequence / last.sequence)[fits].min()) for line in others]
     return StageLoads(
         last.sequence,
         last.constant,
