@@ -5,27 +5,29 @@ Every strategy s has linear bounds of its group's time for whatever it holds (``
 
     sum_s Z_s >= sum_k n_k min over s of (sum_t lambda_st share_stk) + sum_st lambda_st constant_st:
 
-the Lagrangian bound of the linear program over x. Two bounds of a set, switches apart:
+the Lagrangian bound of the linear program over x. Three bounds of a set, switches apart:
 
  - *sum*: for every strategy the one bound that is highest for the whole workload. For all sets.
- - *mixed*: the best weights found, for the sets that *sum* leaves open. Some j in the set runs the longest
+ - *mixed*: better weights, for the sets that *sum* leaves open. Some j in the set runs the longest
    sequence, so Z_j >= serial_j, its passage through all stages, is one bound more, and that sequence counts under
    j. The bound is the least over j. Weights are raised in turns where a bound is above the mixture (exponentiated
-   gradients); any weights prove their bound, so it does not matter how good they are.
+   gradients), for many sets together; any weights prove their bound, so it does not matter how good they are.
+ - *sharpened*: the duals of the linear program, for one set (or choice of its parts) after another.
 
-Both add the reductions of the set and its least finish: one of them is the home. A set whose bound reaches the
+All add the reductions of the set and its least finish: one of them is the home. A set whose bound reaches the
 target holds no shorter step, whatever its switches take.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.work import WorkBounds
 
@@ -80,6 +82,21 @@ class Bounded:
         constants = np.stack([one.constants[row] for one, row in zip(bounds, rows, strict=True)])
         shares = np.minimum(shares, _NEVER)
         return Bounded(shares, constants, np.minimum(serial, _NEVER), once, finish, counts.astype(np.float64))
+
+    def holds_longest(self, strategies: IntArray) -> BoolArray:
+        """Whether strategies [...] may run the longest sequence."""
+        return np.asarray((self.serial[strategies] < _NEVER) & (self.shares[strategies, 0, -1] < _NEVER))
+
+    def terms(self, sets: IntArray, place: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Shares [N, q, T, n] and constants [N, q, T + 1] of sets [N, q] where strategy ``place`` of each runs the
+        longest sequence, whose passage is the last bound; and how many others there are, [n]."""
+        counts = self.counts.copy()
+        counts[-1] -= 1.0
+        shares, constants = self.shares[sets], self.constants[sets]
+        constants = np.concatenate([constants, np.full((*sets.shape, 1), -_NEVER)], axis=2)
+        constants[:, place, :-1] += shares[:, place, :, -1]
+        constants[:, place, -1] = self.serial[sets[:, place]]
+        return shares, constants, counts
 
 
 def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screened:
@@ -177,7 +194,66 @@ def branched(
         rows, bounds = rows[~closed], bounds[~closed]
         if not len(rows):
             break
-    return min(dropped, float(bounds.min(initial=np.inf)))
+    return min(dropped, _sharpest(problem, rows, bounds, target_ns))
+
+
+def _sharpest(problem: Bounded, sets: IntArray, bounds: FloatArray, target_ns: float) -> float:
+    """The least bound of sets [N, q] with the weights of linear programs, the least first; those after one that
+    stays below all others are not raised."""
+    left = [(bound, row, False) for row, bound in enumerate(bounds.tolist())]
+    heapq.heapify(left)
+    while left and left[0][0] < target_ns and not left[0][2]:
+        bound, row, _ = left[0]
+        heapq.heapreplace(left, (max(bound, sharpened_ns(problem, sets[row])), row, True))
+    return left[0][0] if left else np.inf
+
+
+def sharpened_ns(problem: Bounded, used: IntArray) -> float:
+    """*mixed* of one set [q] with the weights that are the duals of the linear program over x."""
+    once = float(problem.once[used].sum() + problem.finish[used].min())
+    least = np.inf
+    for place in range(len(used)):
+        if problem.holds_longest(used[place]):
+            shares, constants, counts = problem.terms(used[None], place)
+            weights = _duals(shares[0], constants[0], counts)[None]
+            values = _values(shares, constants, counts, weights)
+            least = min(least, float(_mixture(weights, values)[0]))
+    return least * _SAFETY + once
+
+
+def _duals(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> FloatArray:
+    """Weights [q, T + 1] of bounds ``shares`` [q, T, n] and ``constants`` [q, T + 1] that prove most of the sum of
+    times; equal ones where the solver has no answer."""
+    from scipy.optimize import linprog
+
+    size, number, lengths = shares.shape
+    fits = shares[:, 0] < _NEVER
+    scale = float(np.abs(constants[constants > -_NEVER]).max() + counts @ shares.min(axis=(0, 1)))
+    rows, sides, owner = [], [], []
+    for one in range(size):
+        for bound in range(number + 1):
+            if constants[one, bound] <= -_NEVER:
+                continue
+            row = np.zeros((size, lengths + 1))
+            if bound < number:
+                row[one, :-1] = np.where(fits[one], shares[one, bound] * counts, 0.0) / scale
+            row[one, -1] = -1.0
+            rows.append(row.ravel())
+            sides.append(-constants[one, bound] / scale)
+            owner.append((one, bound))
+    weights = np.zeros((size, number + 1))
+    # x in parts of the counts; every length is shared out.
+    total = np.tile(np.eye(lengths, lengths + 1), (1, size))
+    cost = np.tile(np.eye(1, lengths + 1, lengths)[0], size)
+    most = np.where(fits, 1.0, 0.0)
+    limits = [(0.0, high) for one in most for high in [*one.tolist(), None]]
+    answer = linprog(
+        cost, A_ub=np.array(rows), b_ub=sides, A_eq=total, b_eq=np.ones(lengths), bounds=limits, method="highs"
+    )
+    places = tuple(np.array(owner).T)
+    weights[places] = np.maximum(0.0, -np.asarray(answer.ineqlin.marginals)) if answer.status == 0 else 1.0
+    sums = weights.sum(axis=1, keepdims=True)
+    return np.where(sums > 0, weights / np.maximum(sums, 1e-300), np.eye(1, number + 1)[0])
 
 
 def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
@@ -191,11 +267,8 @@ def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
 
 def _raised(problem: Bounded, sets: IntArray, place: int, target: FloatArray) -> FloatArray:
     """The bound of the groups' times where strategy ``place`` of each set runs the longest sequence, [N] ns."""
-    size = sets.shape[1]
-    holds = (problem.serial[sets[:, place]] < _NEVER) & (problem.shares[sets[:, place], 0, -1] < _NEVER)
+    holds = problem.holds_longest(sets[:, place])
     found = np.where(holds, 0.0, np.inf)
-    counts = problem.counts.copy()
-    counts[-1] -= 1.0
     open_ = np.flatnonzero(holds)
     weights = _first_weights(problem, sets[open_])
     for turn in range(_TURNS):
@@ -207,23 +280,30 @@ def _raised(problem: Bounded, sets: IntArray, place: int, target: FloatArray) ->
             if not len(open_):
                 break
         if turn % _CHECK == 1 or turn == 0:
-            shares, constants = problem.shares[sets[open_]], problem.constants[sets[open_]]
-            constants = np.concatenate([constants, np.zeros((len(open_), size, 1))], axis=2)
-            constants[:, place, :-1] += shares[:, place, :, -1]
-            constants[:, place, -1] = problem.serial[sets[open_, place]]
-            constants[:, [other for other in range(size) if other != place], -1] = -_NEVER
-        mixture = np.einsum("nqt,nqtk->nqk", weights[:, :, :-1], shares)
-        held = mixture <= mixture.min(axis=1, keepdims=True)
-        held &= np.cumsum(held, axis=1) == 1
-        values = np.einsum("nqtk,nqk->nqt", shares, held * counts)
-        values = np.concatenate([values, np.zeros((len(open_), size, 1))], axis=2) + constants
-        found[open_] = np.maximum(found[open_], np.where(weights > 0, weights * values, 0.0).sum(axis=(1, 2)))
+            terms = problem.terms(sets[open_], place)
+        values = _values(*terms, weights)
+        found[open_] = np.maximum(found[open_], _mixture(weights, values))
         # A step in proportion to what a bound is above its mixture, shorter in every turn.
         top = values.max(axis=2, keepdims=True)
         rate = 8.0 / (1.0 + 0.1 * turn) / np.maximum(1.0, top.sum(axis=1, keepdims=True))
         weights = weights * np.exp(np.maximum(-40.0, rate * (values - top)))
         weights /= weights.sum(axis=2, keepdims=True)
     return found
+
+
+def _values(shares: FloatArray, constants: FloatArray, counts: FloatArray, weights: FloatArray) -> FloatArray:
+    """Every bound [N, q, T + 1] of what strategies hold where sequences run under the one whose mixture of bounds,
+    by ``weights`` [N, q, T + 1], has the least share of each."""
+    mixture = np.einsum("nqt,nqtk->nqk", weights[:, :, :-1], shares)
+    held = mixture <= mixture.min(axis=1, keepdims=True)
+    held &= np.cumsum(held, axis=1) == 1
+    values = np.einsum("nqtk,nqk->nqt", shares, held * counts)
+    return np.concatenate([values, np.zeros((*values.shape[:2], 1))], axis=2) + constants
+
+
+def _mixture(weights: FloatArray, values: FloatArray) -> FloatArray:
+    """The bound of the sum of the groups' times, [N] ns."""
+    return np.asarray(np.where(weights > 0, weights * values, 0.0).sum(axis=(1, 2)))
 
 
 def _first_weights(problem: Bounded, sets: IntArray) -> FloatArray:
