@@ -4,11 +4,13 @@ Every set goes through the same few ways to know more of it, each dearer than th
 the least bound is next: that is the one that the bound of the step is.
 
  1. *Screened* (``screening``): all sets at once, switches free; then with the loads of pipelines, in intervals.
- 2. *Priced*: the cheapest order with the switches of the set.
- 3. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most.
- 4. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
+ 2. *Coarse*: these intervals under the weights of linear programs; then the strategies that are in many sets as in
+    4 and 5, once for all of these.
+ 3. *Priced*: the cheapest order with the switches of the set.
+ 4. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most.
+ 5. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
     this may be the longest of all; then for all its pipelines.
- 5. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
+ 6. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
     sets without pipelines are opened before all others: what they give is what these have to beat.
 
 Where the time is over, a set keeps the bound it has.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -44,6 +47,8 @@ _INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
 _NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
 # Sets without pipelines that are opened before all others.
 _FIRST_OPENED = 6
+# Share of the sets that a strategy is in to have more proved of it before others have.
+_COMMON = 0.15
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +93,7 @@ class Several:
         self.plain: list[WorkBounds] = []
         self.known: dict[int, Loads] = {}
         self.pieces: dict[tuple[int, str], list[list[WorkBounds]]] = {}
+        self.common: set[int] = set()
         self.deadline = float("inf")
 
     @property
@@ -103,6 +109,8 @@ class Several:
         kept = self.screened(max_strategies)
         self.bound_ns, self.num_sets = kept.dropped_ns, len(kept.left)
         left = [self.left(one, number) for number, one in enumerate(kept.left)]
+        times = Counter(place for one in kept.left for place in one.used)
+        self.common = {place for place, number in times.items() if number >= _COMMON * len(left)}
         self._first(left)
         heapq.heapify(left)
         while left:
@@ -118,7 +126,15 @@ class Several:
 
     def left(self, one: OpenSet, number: int) -> Left:
         """A screened set with everything left to do."""
-        ways: list[Callable[[Left], None]] = [self._price, self._finer, self._longest, self._classify, self._open]
+        ways: list[Callable[[Left], None]] = [
+            self._coarse,
+            self._common,
+            self._price,
+            self._finer,
+            self._longest,
+            self._classify,
+            self._open,
+        ]
         return Left(one.bound_ns, number, one, ways=ways)
 
     def _first(self, left: list[Left]) -> None:
@@ -185,7 +201,20 @@ class Several:
         once_ns = min(self.pool.finish_ns(member) for member in held)
         once_ns += sum(self.pool.reduce_ns(member) for member in held)
         one.order_ns = least_overhead_ns(self._exact(problem, held), tuple(range(len(held)))) - once_ns
-        one.raise_to(one.screened.bound_ns + one.order_ns)
+        # What was proved of it so far has free switches.
+        one.raise_to(one.bound_ns + one.order_ns)
+
+    def _coarse(self, one: Left) -> None:
+        """The intervals that it was screened with, the weights those of linear programs."""
+        self._branch(one, [self._pieces(place, "coarse") for place in one.screened.used])
+
+    def _common(self, one: Left) -> None:
+        """What is known of the longest sequence for those strategies that are in many sets, so that few pipelines
+        need programs of their own."""
+        used = one.screened.used
+        if self.common.isdisjoint(used):
+            return
+        self._branch(one, [self._pieces(place, "longest" if place in self.common else "coarse") for place in used])
 
     def _finer(self, one: Left) -> None:
         """Narrow intervals of the loads of its pipelines, with what their micro-batches hold at most."""
@@ -200,7 +229,7 @@ class Several:
         """The same, and all groups told apart by their longest sequence."""
         self._branch(one, [self._pieces(place, "all") for place in one.screened.used])
 
-    def _pieces(self, place: int, classes: Literal["none", "longest", "all"]) -> list[list[WorkBounds]]:
+    def _pieces(self, place: int, classes: Literal["coarse", "none", "longest", "all"]) -> list[list[WorkBounds]]:
         """A pipeline's bounds in narrow intervals of its load: for each all groups, then those of each class;
         nothing where it is no pipeline."""
         pool, member = self.pool, self.members[place]
@@ -211,11 +240,14 @@ class Several:
             classes = "none"
         key = (place, classes)
         if key not in self.pieces:
-            if classes == "none":
+            edges = _NARROW
+            if classes == "coarse":
+                loads, edges = pool.loads(member, beside=True), _INTERVALS
+            elif classes == "none":
                 loads = pool.finer(member)
             else:
                 loads = pool.classified(member, only_longest=classes == "longest")
-            plain, pairs = self.plain[place], list(pairwise(_NARROW.tolist()))
+            plain, pairs = self.plain[place], list(pairwise(edges.tolist()))
             kinds: list[LongClass | None] = [None, *loads.classes]
             self.pieces[key] = [[loads.within(plain, *pair, kind) for kind in kinds] for pair in pairs]
         return self.pieces[key]
