@@ -113,7 +113,7 @@ def long_bound(
                 break
             boxes += [box(one) for one in halves]
             continue
-        found = best_mixture(stages, num_stages, window, load, least).bound(stages, load, least)
+        found = best_mixture(stages.with_kinds(1), num_stages, window, load, least).bound(stages, load, least)
         solved += 1
         kept = (found,) if found.at(load) > worst.at(load) else worst.bounds
         boxes.append(_Box(window, kept, True))

@@ -32,10 +32,10 @@ from milpplan.specs.problem import Problem
 MAX_GRAINS = 4096
 
 
-# Moves of sequences that a packing begins with, and work of its improvement at its own times: in the search, and
-# of the packings that count most.
+# Moves of sequences that a packing begins with, and work of its improvement at its own times: in the search, of
+# the packings that count more, and of the one that counts most.
 _ROUNDS = 30
-_EFFORT, _MOST_EFFORT = 90_000, 900_000
+_EFFORT, _MORE_EFFORT, _MOST_EFFORT = 90_000, 900_000, 2_700_000
 
 
 class _RoughCuts(KindCuts):
@@ -191,11 +191,11 @@ class Pool:
             return None
         return self._improved(member, self._whole(chosen, found.replicas), most_grains, _EFFORT)
 
-    def polished(self, member: int, packed: Packed, most_grains: int) -> Packed:
-        """A packing improved for longer: some seconds."""
+    def polished(self, member: int, packed: Packed, most_grains: int, *, most: bool = False) -> Packed:
+        """A packing improved for longer: some seconds, or three times that."""
         if self.load.rules.padded:
             return packed
-        found = self._improved(member, packed.replicas, most_grains, _MOST_EFFORT)
+        found = self._improved(member, packed.replicas, most_grains, _MOST_EFFORT if most else _MORE_EFFORT)
         return min(packed, found, key=_time_ns)
 
     def _improved(self, member: int, replicas: tuple[IntArray, ...], most_grains: int, effort: int) -> Packed:

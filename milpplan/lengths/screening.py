@@ -253,7 +253,7 @@ def _duals(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> Flo
     places = tuple(np.array(owner).T)
     weights[places] = np.maximum(0.0, -np.asarray(answer.ineqlin.marginals)) if answer.status == 0 else 1.0
     sums = weights.sum(axis=1, keepdims=True)
-    return np.where(sums > 0, weights / np.maximum(sums, 1e-300), np.eye(1, number + 1)[0])
+    return np.asarray(np.where(sums > 0, weights / np.maximum(sums, 1e-300), np.eye(1, number + 1)[0]))
 
 
 def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:

@@ -216,13 +216,17 @@ def _shorter(pool: Pool, member: int, best: Step | None, known: dict[int, Packed
 def _polished(
     pool: Pool, best: Step | None, known: dict[int, Packed], enough_ns: float, deadline: float
 ) -> Step | None:
-    """The best step after its strategy and the next best are packed with more care, until it is short enough."""
-    steps = sorted((_alone(pool, *one) for one in known.items()), key=lambda one: one.time_ns)
-    for step in steps[:_MOST_POLISHED]:
+    """The best step after its strategy and the next best are packed with more care, and the best of these with
+    most, until it is short enough."""
+    steps = sorted((_alone(pool, *one) for one in known.items()), key=lambda one: one.time_ns)[:_MOST_POLISHED]
+    for turn in range(len(steps) + 1):
         if best is None or best.time_ns <= enough_ns or time.perf_counter() > deadline:
             break
-        packed = pool.polished(step.home, known[step.home], pool.grains(step.home, beside=False))
-        best = min(best, _alone(pool, step.home, packed), key=lambda one: one.time_ns)
+        home = steps[turn].home if turn < len(steps) else best.home
+        if home in known:
+            most = turn == len(steps)
+            packed = pool.polished(home, known[home], pool.grains(home, beside=False), most=most)
+            best = min(best, _alone(pool, home, packed), key=lambda one: one.time_ns)
     return best
 
 

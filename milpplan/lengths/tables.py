@@ -272,7 +272,8 @@ def stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) ->
     last = ahead + back
     # Of sequences that fit: longer ones may leave the other stages less to do for each second of the last one.
     fits = tables.load.lengths <= most_grains * tables.load.grain
-    shares = [float((line.sequence / last.sequence)[fits].min()) for line in others]
+    pairs = np.stack([line.sequence / last.sequence for line in others])[:, fits]
+    shares = pairs.min(axis=1).tolist()
     return StageLoads(
         last.sequence,
         last.constant,
@@ -280,7 +281,20 @@ def stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) ->
         (others[0].constant, others[1].constant),
         int(tables.bare.transfer[:most_grains].min()),
         heaviest(last.sequence, tables.load, most_grains),
+        corners(pairs),
     )
+
+
+def corners(pairs: FloatArray) -> FloatArray:
+    """Those of ``pairs`` [2, n] of which every other one has at least a mixture, [c, 2]; the first place rises."""
+    found: list[tuple[float, float]] = []
+    for pair in sorted(set(zip(*pairs.tolist(), strict=True))):
+        if found and pair[1] >= found[-1][1]:
+            continue
+        while len(found) > 1 and _turns_down(found[-2], found[-1], pair):
+            found.pop()
+        found.append(pair)
+    return np.array(found)
 
 
 def heaviest(each: FloatArray, load: Load, most_grains: int) -> FloatArray:

@@ -25,6 +25,10 @@ there is not there either.) So a ``Window`` around one micro-batch has from a to
 to c' behind it; and if that one has a load of at least l, and weighs w on the mixture, the bound is higher by
 (w - slope) l.
 
+**Kinds.** Short sequences leave the stages before the last more to do forward for each second of the last one,
+long ones more to do backward. With phi_k and beta_k of sequence k a mixture weighs w_mk on it in micro-batch m,
+linear in these, so w_m = min over k is the least over the corners of all pairs: more than with the least of both.
+
 **Capacity.** A micro-batch holds so many tokens, so j of them hold no more load than the workload's heaviest
 sequences that fit there, K_j, cut where they do not fit whole. K is concave in j, and with the weights ascending
 
@@ -61,6 +65,8 @@ _FIRSTS = (1, 2, 3, 5, 9, 17, 33, 65, MAX_MICRO_BATCHES)
 _FULL = (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128)
 # Programs leave a little more room than there is.
 _ROOM = 1.0 + 1e-6
+# Kinds of sequences in exact programs.
+_KINDS = 3
 # What floats may add to sums of flows.
 _SAFETY = 1.0 - 1e-9
 
@@ -70,7 +76,8 @@ class StageLoads:
     """A pipeline's least times under one line: ``last`` [n] ns of a sequence on the last stage, ``last_ns`` of a
     micro-batch beyond; the other stages take ``shares`` (forward, backward) of the former and ``others_ns`` of the
     latter; ``transfer_ns`` between stages. Any j micro-batches hold no more than the first j of ``most`` (falling)
-    together; more than these, any load."""
+    together; more than these, any load. Where there are ``mixes`` [c, 2], every sequence has at least the shares
+    of some mixture of these pairs; ``shares`` are the least of all."""
 
     last: FloatArray
     last_ns: float
@@ -78,6 +85,18 @@ class StageLoads:
     others_ns: tuple[float, float]
     transfer_ns: int
     most: FloatArray = field(default_factory=lambda: np.zeros(0))
+    mixes: FloatArray = field(default_factory=lambda: np.zeros((0, 2)))
+
+    @property
+    def kinds(self) -> FloatArray:
+        """What one or another kind of sequences takes for a unit of load, on the last stage, and forward and
+        backward on the others, [c, 3]."""
+        return np.insert(self.mixes if len(self.mixes) else np.array([self.shares]), 0, 1.0, axis=1)
+
+    def with_kinds(self, number: int) -> StageLoads:
+        """With at most so many kinds, from end to end, or just ``shares``: programs grow with them."""
+        chosen = np.linspace(0, len(self.mixes) - 1, min(number, len(self.mixes))).round().astype(int)
+        return replace(self, mixes=self.mixes[chosen if number > 1 else []])
 
     def full(self, load: float) -> float:
         """Micro-batches that a load fills, at least; 0 where there is no telling."""
@@ -146,7 +165,8 @@ class Mixture:
     def bound(self, stages: StageLoads, load: float, least: float = 0.0) -> PathBound:
         """What it proves of a pipeline, highest for a ``load``; constants and links only of micro-batches that are
         there. The one that the window is around has a load of at least ``least``."""
-        weights = np.array([1.0, *stages.shares]) @ self.flows
+        # Whatever sequences a micro-batch holds, the least of their kinds.
+        weights = (stages.kinds @ self.flows).min(axis=0)
         constants = np.array([stages.last_ns, *stages.others_ns]) @ self.flows + stages.transfer_ns * self.links
         constant = float(constants[slice(*self.window.there)].sum())
         slopes = np.sort(weights)
@@ -168,35 +188,35 @@ def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: floa
     graph, number = _Graph.of(num_stages, window), window.number
     there = np.zeros(number)
     there[slice(*window.there)] = 1.0
-    weights = np.array([1.0, *stages.shares])[graph.kinds]
+    kinds = stages.kinds
     constants = np.array([stages.last_ns, *stages.others_ns])[graph.kinds] * there[graph.micro_batch]
     lags = stages.transfer_ns * graph.links * there[graph.micro_batch[graph.heads]]
-    nodes, arcs = len(weights), len(graph.tails)
-    rows = np.arange(arcs)
+    nodes, arcs = len(graph.kinds), len(graph.tails)
+    rows, times = np.arange(arcs), kinds[:, graph.kinds[graph.heads]]
     inner = graph.tails >= 0
-    # end(tail) + lag + constant + weight * y <= end(head), in units of the load.
-    matrix = sparse.csr_matrix(
+    # end(tail) + lag + constant + sum over kinds of weight * y <= end(head), in units of the load.
+    columns = [nodes + turn * number + graph.micro_batch[graph.heads] for turn in range(len(kinds))]
+    paths = sparse.csr_matrix(
         (
-            np.concatenate([-np.ones(arcs), np.ones(int(inner.sum())), weights[graph.heads]]),
+            np.concatenate([-np.ones(arcs), np.ones(int(inner.sum())), times.ravel()]),
             (
-                np.concatenate([rows, rows[inner], rows]),
-                np.concatenate([graph.heads, graph.tails[inner], nodes + graph.micro_batch[graph.heads]]),
+                np.concatenate([rows, rows[inner], np.tile(rows, len(kinds))]),
+                np.concatenate([graph.heads, graph.tails[inner], *columns]),
             ),
         ),
-        shape=(arcs, nodes + number),
+        shape=(arcs, nodes + number * len(kinds)),
     )
-    cost = np.zeros(nodes + number)
-    cost[nodes - 1] = 1.0
-    lower, upper = np.zeros(nodes + number), np.full(nodes + number, np.inf)
-    lower[nodes + window.ahead[1]] = min(1.0, least / load)
+    held = sparse.hstack([sparse.csr_matrix((number, nodes)), *[sparse.eye(number)] * len(kinds)], format="csr")
+    place, share = window.ahead[1], min(1.0, least / load)
     full = stages.full(load)
-    if full > 0:
-        upper[nodes:] = max(1.0 / full, 1.0 / number, lower[nodes + window.ahead[1]]) * _ROOM
-    total = np.concatenate([np.zeros(nodes), np.ones(number)])[None]
-    sides = -(lags + constants[graph.heads]) / load
-    limits = np.stack([lower, upper], axis=1)
-    answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=limits, method="highs")
-    duals = -np.asarray(answer.ineqlin.marginals) if answer.status == 0 else np.ones(arcs)
+    most = max(1.0 / full, 1.0 / number, share) * _ROOM if full > 0 else 1.0
+    cost = np.zeros(paths.shape[1])
+    cost[nodes - 1] = 1.0
+    matrix = sparse.vstack([paths, held, -held[place]], format="csr")
+    sides = np.concatenate([-(lags + constants[graph.heads]) / load, np.full(number, most), [-share]])
+    total = np.concatenate([np.zeros(nodes), np.ones(number * len(kinds))])[None]
+    answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=(0.0, None), method="highs")
+    duals = -np.asarray(answer.ineqlin.marginals)[:arcs] if answer.status == 0 else np.ones(arcs)
     return graph.mixture(np.maximum(duals, 0.0), window)
 
 
@@ -336,11 +356,13 @@ def load_bound(
     """
     forward, backward = (round(round(share / step) * step, 6) for share in stages.shares)
     full = max(one for one in _FULL if one <= stages.full(load))
+    programmed = stages.with_kinds(_KINDS)
 
     def proved(one: Range) -> Range:
         assert one.last is not None
         if exact:
-            found = path_bound(stages, num_stages, one.last, load, one.first)
+            window = Window.of(one.first, one.last)
+            found = best_mixture(programmed, num_stages, window, load).bound(stages, load)
         else:
             mixture = _plain_mixture(num_stages, one.first, one.last, forward, backward, full)
             found = mixture.bound(stages, load)
