@@ -36,8 +36,9 @@ from milpplan.units import NS_PER_S
 
 # Share of the time for the static step; the least time of its programs.
 _STATIC_SHARE, _LEAST_S = 0.3, 2.0
-# Strategies whose packings are improved for longer, where it may matter.
-_MOST_POLISHED = 3
+# Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best by
+# this part, which is more than that gains.
+_MOST_POLISHED, _HOPELESS = 3, 0.01
 # Degrees side by side may take this share of the time; the baselines' programs this one once more.
 _TEAMS_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
@@ -222,9 +223,9 @@ def _polished(
     for turn in range(len(steps) + 1):
         if best is None or best.time_ns <= enough_ns or time.perf_counter() > deadline:
             break
-        home = steps[turn].home if turn < len(steps) else best.home
-        if home in known:
-            most = turn == len(steps)
+        most = turn == len(steps)
+        home = best.home if most else steps[turn].home
+        if home in known and (most or steps[turn].time_ns <= best.time_ns * (1.0 + _HOPELESS)):
             packed = pool.polished(home, known[home], pool.grains(home, beside=False), most=most)
             best = min(best, _alone(pool, home, packed), key=lambda one: one.time_ns)
     return best
