@@ -36,8 +36,8 @@ from milpplan.units import NS_PER_S
 
 # Share of the time for the static step; the least time of its programs.
 _STATIC_SHARE, _LEAST_S = 0.3, 2.0
-# Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best by
-# this part, which is more than that gains.
+# Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
+# by this part, which is more than that gains.
 _MOST_POLISHED, _HOPELESS = 3, 0.01
 # Degrees side by side may take this share of the time; the baselines' programs this one once more.
 _TEAMS_SHARE = 0.2
