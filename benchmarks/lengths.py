@@ -1,98 +1,190 @@
-"""Steps of several lengths on this project's own cost model: `python -m benchmarks.lengths` (minutes of CPU).
+"""Steps of several lengths on this project's own cost model, and what others' rules make of them.
 
-Writes the table of docs/lengths.md. Wikipedia's lengths are those of data/length_groups.json (with its source);
-the other laws are fitted to them and varied: the body is theirs, the tail a Pareto law of the exponent given.
+    python -m benchmarks.lengths [--jobs 1,5] [--time-limit S] [--write]
+
+Every job of ``benchmarks.length_jobs`` is solved twice: at most two strategies in turn; and degrees side by side,
+with the rules of others on the same strategies and exact times. All three tables of docs/lengths.md are of these
+runs, each time on two idle cores. About a minute a job; ``wall s of all`` counts others' rules, too.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.length_groups import data
+from benchmarks.length_jobs import ALIGNMENT, CASES, Case
 from benchmarks.tables import markdown_table, replace_section
-from milpplan import Job, Problem, Workload, load_hardware, load_model, solve_lengths, workload_of
-from milpplan.groups.distributions import LogNormal, Mixture, Pareto
-from milpplan.lengths.records import LengthsResult
+from milpplan import solve_lengths
+from milpplan.lengths.records import LengthsResult, StaticStep
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "lengths.md"
-ALIGNMENT, NUM_SEQUENCES, TAIL_SHARE = 128, 512, 0.05
+GAP, MAX_STRATEGIES = 0.01, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A model on a cluster, and sequences: Wikipedia's, or with a tail of another exponent; cut at ``longest``."""
+class Solved:
+    """A job, its best step of strategies in turn, and its best one with degrees side by side; each of both results
+    has a best static step and a bound of all static ones."""
 
-    model: str
-    hardware: str
-    num_gpus: int
-    longest: int
-    tail: float | None = None
+    case: Case
+    turns: LengthsResult
+    beside: LengthsResult
 
     @property
-    def law(self) -> str:
-        """The lengths in words."""
-        return "Wikipedia" if self.tail is None else f"Pareto tail {self.tail:g}"
+    def static(self) -> StaticStep:
+        """The shorter static step."""
+        return min(self.turns.static, self.beside.static, key=lambda one: one.step_time_s)
+
+    @property
+    def static_gap(self) -> float:
+        """(time - bound) / time of the best static step; both bounds are proved, so the higher one counts."""
+        bound_s = max(self.turns.static.lower_bound_s, self.beside.static.lower_bound_s)
+        return 1 - bound_s / self.static.step_time_s
+
+    @property
+    def best(self) -> LengthsResult:
+        """The shorter step."""
+        return min(self.turns, self.beside, key=lambda one: one.step_time_s)
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No step of either space takes less."""
+        return min(self.turns.lower_bound_s, self.beside.lower_bound_s)
 
 
-CASES = (
-    Case("llama2-7b", "dgx-a100-80", 16, 32_768),
-    Case("llama2-7b", "dgx-a100-80", 16, 8_192, 3.0),
-    Case("llama2-7b", "dgx-a100-80", 16, 65_536, 0.9),
-    Case("llama2-13b", "dgx-a100-80", 32, 32_768),
-    Case("llama2-13b", "dgx-h100", 32, 131_072, 0.9),
-    Case("qwen3-32b", "dgx-h100", 32, 32_768),
-    Case("qwen3-32b", "dgx-h100", 64, 131_072, 0.9),
+def solved(case: Case, time_limit_s: float) -> Solved:
+    """A job, solved in both spaces; others' rules come with the second."""
+
+    def run(max_strategies: int, others: bool) -> LengthsResult:
+        return solve_lengths(
+            case.problem,
+            case.workload,
+            ALIGNMENT,
+            max_strategies,
+            GAP,
+            time_limit_s,
+            "highs",
+            baselines=others,
+            hotspa=case.published if others else (),
+            side_by_side=others,
+        )
+
+    return Solved(case, run(MAX_STRATEGIES, False), run(1, True))
+
+
+TURNS = (
+    *("job", "lengths", "best static (gap)", "its strategy", "in turns", "bound", "gap", "strategies in order"),
+    *("gain", "CPU s", "wall s"),
 )
 
 
-def workload(case: Case) -> Workload:
-    """512 sequences from a fixed seed."""
-    wikipedia = np.array(data()["steps"][0]["lengths"], dtype=np.int64)
-    if case.tail is None:
-        return workload_of(wikipedia, ALIGNMENT, case.longest)
-    edge = float(np.quantile(wikipedia, 1 - TAIL_SHARE))
-    body = LogNormal.fitted(wikipedia[wikipedia <= edge])
-    law = Mixture(((1 - TAIL_SHARE, body), (TAIL_SHARE, Pareto(edge, case.tail))))
-    drawn = law.draw(NUM_SEQUENCES, np.random.default_rng(1))
-    return workload_of(drawn, ALIGNMENT, case.longest)
-
-
-def solved(case: Case, time_limit_s: float = 90.0) -> LengthsResult:
-    """The step of a case with at most two strategies."""
-    job = Job(num_gpus=case.num_gpus, global_batch_size=1, sequence_length=ALIGNMENT)
-    problem = Problem(model=load_model(case.model), hardware=load_hardware(case.hardware), job=job)
-    return solve_lengths(problem, workload(case), ALIGNMENT, 2, 0.01, time_limit_s, "highs")
-
-
-def row(case: Case, result: LengthsResult) -> list[str]:
-    """One line of the table."""
-    static = result.static
-    static_gap = 1 - static.lower_bound_s / static.step_time_s
+def turns_row(one: Solved) -> list[str]:
+    """One strategy against two in turn."""
+    result = one.turns
     return [
-        f"{case.model}, {case.num_gpus} x {case.hardware}",
-        f"{case.law}, to {case.longest // 1024}K ({result.num_tokens // 1000:,}K tokens)",
-        f"{static.step_time_s:.3f} ({static_gap:.1%})",
-        static.strategy,
+        one.case.job,
+        f"{one.case.sequences} ({result.num_tokens // 1000:,}K tokens)",
+        f"{one.static.step_time_s:.3f} ({one.static_gap:.1%})",
+        one.static.strategy,
         f"{result.step_time_s:.3f}",
         f"{result.lower_bound_s:.3f}",
         f"{result.gap:.1%}",
         " -> ".join(result.order),
-        f"{result.speedup:.3f}x",
+        f"{one.static.step_time_s / result.step_time_s:.3f}x",
         f"{result.cpu_time_s:.0f}",
+        f"{result.wall_time_s:.0f}",
     ]
 
 
+RULES = ("bucketing", "HotSPa", "HotSPa, its strategies", "FlexSP")
+OTHERS = (
+    *("job", "lengths", "bucketing", "HotSPa's rules", "HotSPa's strategies", "FlexSP's rules"),
+    *("strategies by HotSPa's rules", "best static", "in turns", "best of all"),
+)
+
+
+def others_row(one: Solved) -> list[str]:
+    """Others' rules, and how much longer they take than the best step of all."""
+    rules = {step.rule: step for step in one.beside.baselines}
+    best_s = one.best.step_time_s
+
+    def cell(rule: str) -> str:
+        if rule not in rules:
+            return ""
+        time_s = rules[rule].step_time_s
+        return "none" if time_s is None else f"{time_s:.3f} ({time_s / best_s - 1:+.1%})"
+
+    return [
+        one.case.job,
+        one.case.sequences,
+        *map(cell, RULES),
+        ", ".join(rules["HotSPa"].strategies),
+        f"{one.static.step_time_s:.3f}",
+        f"{one.turns.step_time_s:.3f}",
+        f"{best_s:.3f}",
+    ]
+
+
+DEGREES = (
+    *("job", "lengths", "best static", "in turns", "best of all", "bound", "gap", "gain", "strategies"),
+    "wall s of all",
+)
+
+
+def degrees_row(one: Solved) -> list[str]:
+    """Strategies in turn and degrees side by side in one space: the shorter step and the lower bound."""
+    best = one.best
+    return [
+        one.case.job,
+        one.case.sequences,
+        f"{one.static.step_time_s:.3f}",
+        f"{one.turns.step_time_s:.3f}",
+        f"{best.step_time_s:.3f}",
+        f"{one.lower_bound_s:.3f}",
+        f"{1 - one.lower_bound_s / best.step_time_s:.1%}",
+        f"{one.static.step_time_s / best.step_time_s:.3f}x",
+        (" + " if best.is_side_by_side else " -> ").join(best.order),
+        f"{one.turns.wall_time_s + one.beside.wall_time_s:.0f}",
+    ]
+
+
+TABLES: dict[str, tuple[Sequence[str], Callable[[Solved], list[str]]]] = {
+    "lengths": (TURNS, turns_row),
+    "baselines": (OTHERS, others_row),
+    "degrees": (DEGREES, degrees_row),
+}
+"""Sections of the document."""
+
+
+def tables(found: Sequence[Solved]) -> dict[str, str]:
+    """Markdown by section."""
+    return {name: markdown_table(header, [row(one) for one in found]) for name, (header, row) in TABLES.items()}
+
+
 def main() -> None:
-    """Solve everything and write the table."""
-    header = ["job", "lengths", "best static (gap)", "its strategy", "this step", "bound", "gap"]
-    rows = []
-    for case in CASES:
-        rows.append(row(case, solved(case)))
-        print(" | ".join(rows[-1]), flush=True)
-    replace_section(DOCUMENT, "lengths", markdown_table([*header, "strategies in order", "gain", "CPU s"], rows))
+    """Solve the jobs asked for, and print or write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--jobs", help="numbers of jobs, as in 1,5; all unless given")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), two solves a job")
+    parser.add_argument("--write", action="store_true", help="replace docs/lengths.md's tables (all jobs only)")
+    words = parser.parse_args()
+    numbers = [int(word) for word in words.jobs.split(",")] if words.jobs else list(range(1, len(CASES) + 1))
+    if not all(1 <= number <= len(CASES) for number in numbers):
+        parser.error(f"jobs are numbered from 1 to {len(CASES)}")
+    if words.write and len(numbers) < len(CASES):
+        parser.error("--write replaces whole tables, so it needs all jobs")
+    found = []
+    for number in numbers:
+        found.append(solved(CASES[number - 1], words.time_limit))
+        for _, row in TABLES.values():
+            print(number, " | ".join(row(found[-1])), sep=" | ", flush=True)
+    for name, table in tables(found).items():
+        if words.write:
+            replace_section(DOCUMENT, name, table)
+        else:
+            print(f"\n{table}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""The benchmark of lengths: its laws are what they say, and its tables agree with each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.length_jobs import CASES, Case, LogNormalLaw, ParetoTail, Wikipedia
+from benchmarks.lengths import solved, tables
+
+
+@pytest.mark.parametrize(
+    ("light", "heavy"), [(ParetoTail(3.0), ParetoTail(0.9)), (LogNormalLaw(0.8), LogNormalLaw(1.5))]
+)
+def test_heavier_tails_hold_more_tokens(
+    light: ParetoTail | LogNormalLaw, heavy: ParetoTail | LogNormalLaw
+) -> None:
+    """Wikipedia's 512 sequences lie between a lighter and a heavier law of as many, the longest ones included."""
+    lengths = [law.lengths() for law in (light, Wikipedia(), heavy)]
+    assert [len(one) for one in lengths] == [512] * 3
+    assert np.all(np.diff([np.quantile(one, 0.99) for one in lengths]) > 0)
+
+
+def test_first_sequences_are_the_same_ones() -> None:
+    """The 512 sequences are the first of the 2,048, padded to 128 tokens."""
+    assert np.array_equal(-(-Wikipedia(2048).lengths()[:512] // 128) * 128, Wikipedia().lengths())
+
+
+def test_jobs_have_every_size_that_is_claimed() -> None:
+    """Sizes of models, numbers of GPUs, both kinds, and sequences from 8K to 128K all occur."""
+    assert {case.num_gpus for case in CASES} == {16, 32, 64}
+    assert {case.hardware for case in CASES} == {"dgx-a100-80", "dgx-h100"}
+    assert {case.longest // 1024 for case in CASES} == {8, 16, 32, 64, 128}
+    assert {case.model for case in CASES} == {"llama2-7b", "llama2-13b", "llama-33b", "qwen3-32b"}
+
+
+def test_tables_of_one_run_agree() -> None:
+    """All three tables name the job and its best static step, and no step is below the bound of its space."""
+    one = solved(Case("llama2-7b", "dgx-h100", 8, 8192, Wikipedia(12)), 0.5)
+    assert one.lower_bound_s <= one.best.step_time_s <= one.turns.step_time_s <= one.turns.static.step_time_s
+    for table in tables([one]).values():
+        cells = table.splitlines()[2].split(" | ")
+        assert cells[0] == "| llama2-7b, 8 x dgx-h100"
+        assert any(cell.startswith(f"{one.static.step_time_s:.3f}") for cell in cells)
