@@ -1,0 +1,192 @@
+"""Strategies in turn during training: one batch after another under the strategies of a step already solved.
+
+``TurnDispatcher(problem, result)`` takes the strategies and the home of ``solve_lengths``'s result (one strategy
+is a step, too) and works out once what sequences of every length take under each. ``dispatch(lengths)`` then plans
+a batch in milliseconds: which sequence runs under which strategy, on which replica, in which micro-batch, and in
+which order the strategies run, with the exact time of this project's cost model and a proved bound.
+
+Two dispatchers of ``groups`` do the work. The bound is that of one whose tables are never above the exact times
+(``tables.strategy_of``); the sequences are placed by one whose pipelines are like the real ones
+(``tables.typical_pipeline``), or by the same, where no strategy has stages. What is placed is timed exactly
+(``replicas``), and the order is the best one for these times. Memory is that of these strategies alone.
+
+A dispatcher holds nothing but what follows from its arguments, so threads share it and processes get it pickled;
+the same batch gets the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import IntArray
+from milpplan.errors import InvalidInputError
+from milpplan.groups.dispatcher import Dispatch, Dispatcher
+from milpplan.groups.packing import Packing
+from milpplan.groups.plan import Group, GroupedPlan
+from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind
+from milpplan.groups.strategies import Strategy
+from milpplan.groups.tours import best_tour
+from milpplan.lengths.candidates import candidates, grain_problem, sized
+from milpplan.lengths.pool import MAX_GRAINS, Pool
+from milpplan.lengths.records import LengthsResult, MicroBatches
+from milpplan.lengths.switches import Switches
+from milpplan.lengths.tables import Load, Tables, typical_pipeline
+from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDispatch:
+    """One batch: strategies in the ``order`` in which they run, and for each the indices of the batch's sequences
+    in every micro-batch of every replica; seconds of the step, and what no step of these strategies undercuts."""
+
+    order: tuple[str, ...]
+    micro_batches: tuple[MicroBatches, ...]
+    home: str
+    step_time_s: float
+    lower_bound_s: float
+
+    @property
+    def gap(self) -> float:
+        """(time - bound) / time."""
+        return (self.step_time_s - self.lower_bound_s) / self.step_time_s
+
+
+class TurnDispatcher:
+    """Plans batches under the strategies of a result of ``solve_lengths``. See the module."""
+
+    def __init__(self, problem: Problem, result: LengthsResult) -> None:
+        """``problem``: the one that was solved.
+
+        Raises:
+            InvalidInputError: the result's degrees are side by side, its micro-batches are padded, or its
+                strategies are none of the problem's.
+        """
+        if result.is_side_by_side or result.rules.padded:
+            raise InvalidInputError(
+                f"The step has {'degrees side by side' if result.is_side_by_side else 'padded micro-batches'}.",
+                "Expected strategies that take turns, packed.",
+                "Use TeamDispatcher for degrees side by side, or solve without side_by_side and padding.",
+            )
+        self.alignment = result.alignment
+        self.pool = _pool(problem, result)
+        self.names = tuple(one.candidate.name for one in self.pool.members)
+        self.longest = min(self._tokens(), MAX_DISTINCT * self.alignment)
+        members = range(len(self.names))
+        proved = [self.pool.strategy(member, beside=len(members) > 1) for member in members]
+        plan = self._plan(result, proved)
+        self.home = plan.home
+        self._bounding = Dispatcher(plan)
+        self._placing = self._bounding
+        if any(self.pool.num_stages(member) > 1 for member in members):
+            self._placing = Dispatcher(self._plan(result, [self._typical(one) for one in members]))
+
+    def _most_grains(self, member: int) -> int:
+        return self.pool.grains(member, beside=len(self.pool.members) > 1)
+
+    def _tokens(self) -> int:
+        """Most tokens of a micro-batch under any strategy."""
+        return self.alignment * max(self._most_grains(member) for member in range(len(self.pool.members)))
+
+    def _typical(self, member: int) -> Strategy:
+        """A strategy that takes about what it takes, for packing."""
+        one = self.pool.members[member]
+        if one.candidate.layout.pp == 1:
+            return self.pool.strategy(member, beside=len(self.pool.members) > 1)
+        pipeline = typical_pipeline(self.pool.tables[member], one, self._most_grains(member))
+        return Strategy.of(pipeline, one.candidate.layout.dp, self.pool.reduce_ns(member), one.candidate.name)
+
+    def _plan(self, result: LengthsResult, strategies: list[Strategy]) -> GroupedPlan:
+        """The result as a plan of ``groups`` under such strategies: what a dispatcher learns its loads from."""
+        load, members = self.pool.load, tuple(range(len(strategies)))
+        held = np.flatnonzero(load.counts)
+        switches = Switches(self.pool)
+        switches.price(members)
+        problem = GroupedProblem(
+            load.lengths[held],
+            load.counts[held],
+            tuple(strategies),
+            switches.times(members),
+            len(members),
+            homes=(self.names.index(result.home),),
+            finish_ns=tuple(self.pool.finish_ns(member) for member in members),
+        )
+        groups = []
+        for group in result.groups:
+            member = self.names.index(group.strategy)
+            (kind,) = problem.kinds_of(member)
+            replicas = tuple(_counted(kind, replica) for replica in group.micro_batches)
+            groups.append(Group(member, (Packing(kind, replicas),)))
+        return GroupedPlan(problem, problem.homes[0], tuple(groups), 0)
+
+    def dispatch(self, lengths: Sequence[int] | IntArray) -> TurnDispatch:
+        """The batch of sequences of these lengths, each padded to a multiple of the alignment.
+
+        Raises:
+            InvalidInputError: no sequences, or one that is empty or longer than any strategy holds.
+            SolverError: no packing within memory was found.
+        """
+        given = np.asarray(lengths, dtype=np.int64)
+        if not given.size or given.min() < 1 or given.max() > self.longest:
+            raise InvalidInputError(
+                f"The batch has {given.size} sequences"
+                + (f" of {int(given.min()):,} to {int(given.max()):,} tokens." if given.size else "."),
+                f"At least one expected, of 1 to {self.longest:,} tokens each.",
+                "Cut sequences, or solve anew with the longest lengths that occur.",
+            )
+        padded = -(-given // self.alignment) * self.alignment
+        bounded = self._bounding.dispatch(padded)
+        placed = bounded if self._placing is self._bounding else self._placing.dispatch(padded)
+        times = {member: self._exact_ns(placed, member) for member in placed.order}
+        tour = best_tour(self._placing.problem, tuple(sorted(times)), times)
+        return TurnDispatch(
+            tuple(self.names[member] for member in tour.order),
+            tuple(placed.micro_batches(member) for member in tour.order),
+            self.names[self.home],
+            tour.time_ns / NS_PER_S,
+            min(bounded.bound_ns, tour.time_ns) / NS_PER_S,
+        )
+
+    def _exact_ns(self, placed: Dispatch, member: int) -> int:
+        """Exact time of what is placed under one strategy."""
+        places = placed.lengths // self.alignment - 1
+        width = len(self.pool.load.lengths)
+        replicas = tuple(
+            np.array([np.bincount(places[list(one)], minlength=width) for one in replica]).reshape(-1, width)
+            for replica in placed.micro_batches(member)
+        )
+        return self.pool.timed(member, replicas, self._most_grains(member)).time_ns
+
+
+def _pool(problem: Problem, result: LengthsResult) -> Pool:
+    """The result's strategies, with tables for every length that one of them holds."""
+    one = grain_problem(problem, result.alignment)
+    names = {group.strategy for group in result.groups} | {result.home}
+    chosen = [candidate for candidate in candidates(one) if candidate.name in names]
+    if len(chosen) < len(names):
+        missing = ", ".join(sorted(names - {candidate.name for candidate in chosen}))
+        raise InvalidInputError(
+            f"The result's strategy {missing} is none of the problem's.",
+            "Expected the problem that was solved.",
+            "Give the same model, cluster, formats and space.",
+        )
+    members = tuple(sized(one, chosen, MAX_GRAINS))
+    most = max(max(member.alone_grains, member.beside_grains) for member in members)
+    lengths = np.arange(1, min(most, MAX_DISTINCT) + 1, dtype=np.int64) * result.alignment
+    counts = np.zeros_like(lengths)
+    for group in result.groups:
+        for length, count in group.buckets:
+            counts[length // result.alignment - 1] += count
+    load = Load(lengths, counts, result.alignment, result.rules)
+    tables = tuple(Tables.of(one, member.candidate, load, member.alone_grains) for member in members)
+    return Pool(one, load, members, tables)
+
+
+def _counted(kind: Kind, replica: tuple[tuple[int, ...], ...]) -> IntArray:
+    """Lengths of the sequences of micro-batches as counts [v, n] of the kind's lengths."""
+    width = len(kind.lengths)
+    rows = [np.bincount(np.searchsorted(kind.lengths, one), minlength=width) for one in replica]
+    return np.array(rows, dtype=np.int64).reshape(-1, width)

@@ -1,0 +1,94 @@
+"""Batches under strategies already solved: every sequence once, exact times, bounds that hold, plain data."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import pytest
+
+from milpplan import LengthsResult, Problem, solve_lengths
+from milpplan.errors import InvalidInputError
+from milpplan.groups.workload import workload_of
+from milpplan.lengths.records import SequenceRules
+from milpplan.lengths.turn_dispatch import TurnDispatch, TurnDispatcher
+from tests.lengths.cases import GRAIN, workload
+from tests.small import small_problem
+
+
+def problem_of(pp: int) -> Problem:
+    """The small problem with so many stages, without context parallelism."""
+    problem = small_problem(memory_gib=40)
+    return problem.model_copy(update={"space": problem.space.model_copy(update={"pp": (pp,), "cp": (1,)})})
+
+
+@cache
+def solved(pp: int) -> LengthsResult:
+    """A step of many short and two long sequences."""
+    return solve_lengths(problem_of(pp), workload(), GRAIN, 2, 0.01, 2.0, "highs")
+
+
+@cache
+def dispatcher(pp: int) -> TurnDispatcher:
+    """For the step's strategies."""
+    return TurnDispatcher(problem_of(pp), solved(pp))
+
+
+def batch(number: int, seed: int) -> list[int]:
+    """Short sequences and one long one."""
+    random = np.random.default_rng(seed)
+    return [int(one) for one in random.integers(50, 3_000, number - 1)] + [20_000]
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_every_sequence_runs_once_and_a_solve_of_the_batch_agrees(pp: int) -> None:
+    """Indices are those of the batch, micro-batches fit; a solve of the same strategies' space, which has more
+    choices, proves no more than the time; the batch that was solved takes as long as the solve said, nearly, and
+    pipelines, whose packings milliseconds do not improve, up to a fifth more."""
+    lengths = batch(40, 3)
+    found = dispatcher(pp).dispatch(lengths)
+    indices = [index for groups in found.micro_batches for replica in groups for one in replica for index in one]
+    assert sorted(indices) == list(range(40))
+    assert 0.0 < found.lower_bound_s <= found.step_time_s
+    again = solve_lengths(problem_of(pp), workload_of(np.array(lengths), GRAIN), GRAIN, 2, 0.01, 2.0, "highs")
+    assert again.lower_bound_s <= found.step_time_s * (1 + 1e-9)
+    own = np.repeat(workload().lengths, workload().counts)
+    time_s = dispatcher(pp).dispatch(own).step_time_s
+    assert solved(pp).lower_bound_s <= time_s <= solved(pp).step_time_s * (1.05 if pp == 1 else 1.2)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_no_step_of_the_strategies_is_below_the_bound(pp: int) -> None:
+    """The solver's own step, whose packings are improved for seconds, is not below the bound of milliseconds; and
+    that of twice the batch is above it, but not above twice the time."""
+    own = np.repeat(workload().lengths, workload().counts)
+    found = dispatcher(pp).dispatch(own)
+    assert found.lower_bound_s <= solved(pp).step_time_s * (1 + 1e-9)
+    twice = dispatcher(pp).dispatch(np.tile(own, 2))
+    assert twice.lower_bound_s <= 2 * solved(pp).step_time_s
+    assert twice.lower_bound_s > found.lower_bound_s
+
+
+def test_threads_and_copies_get_the_same() -> None:
+    """Four threads on different batches, and a pickled copy, get what one thread gets."""
+    batches = [batch(30, seed) for seed in range(8)]
+    alone: list[TurnDispatch] = [dispatcher(1).dispatch(one) for one in batches]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(dispatcher(1).dispatch, batches)) == alone
+    assert pickle.loads(pickle.dumps(dispatcher(1))).dispatch(batches[0]) == alone[0]
+
+
+def test_what_it_cannot_dispatch_is_refused() -> None:
+    """Batches without room, padded steps, and another problem than the one that was solved."""
+    for lengths in ([], [0, 5], [dispatcher(1).longest + 1]):
+        with pytest.raises(InvalidInputError, match="batch"):
+            dispatcher(1).dispatch(lengths)
+    padded = solve_lengths(
+        problem_of(1), workload(), GRAIN, 1, 0.5, 2.0, "highs", rules=SequenceRules(padded=True)
+    )
+    with pytest.raises(InvalidInputError, match="padded"):
+        TurnDispatcher(problem_of(1), padded)
+    with pytest.raises(InvalidInputError, match="none of the problem's"):
+        TurnDispatcher(problem_of(2), solved(1))
