@@ -1,13 +1,14 @@
 """Grouped steps on published cost tables: `python -m benchmarks.length_groups` (about two minutes of CPU).
 
-Writes the tables of docs/length_groups.md. The instances and figures of others are in data/length_groups.json
-and beside the adapters of examples/, with their sources; the cost tables are the same for all rows.
+Prints the tables of docs/length_groups.md, with `--write` into it. The instances and figures of others are in
+data/length_groups.json and beside the adapters of examples/, with their sources; the cost tables are the same for
+all rows.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,15 +186,27 @@ def flexsp_table() -> str:
 
 
 def main() -> None:
-    """Solve everything and write the tables, or those named by the arguments."""
+    """Solve everything, or the tables named, and print or write them."""
     tables: dict[str, Callable[[], str]] = {
         "steps": lambda: steps_table(data()),
         "hydraulis": cases_table,
         "choices": choices_table,
         "flexsp": flexsp_table,
     }
-    for name in sys.argv[1:] or tables:
-        replace_section(DOCUMENT, name, tables[name]())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", help=f"some of {', '.join(tables)}; all unless given"
+    )
+    parser.add_argument("--write", action="store_true", help=f"replace the tables in {DOCUMENT.name}")
+    words = parser.parse_args()
+    if unknown := set(words.tables) - set(tables):
+        parser.error(f"no table {sorted(unknown)[0]}")
+    for name in words.tables or tables:
+        found = tables[name]()
+        if words.write:
+            replace_section(DOCUMENT, name, found)
+        else:
+            print(f"{name}\n\n{found}\n", flush=True)
 
 
 if __name__ == "__main__":

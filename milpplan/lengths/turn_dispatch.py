@@ -24,8 +24,9 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.errors import InvalidInputError
 from milpplan.groups.dispatcher import Dispatch, Dispatcher
+from milpplan.groups.document import Degrees, DispatchFile, DispatchGroup
 from milpplan.groups.packing import Packing
-from milpplan.groups.plan import Group, GroupedPlan
+from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.groups.tours import best_tour
@@ -40,23 +41,53 @@ from milpplan.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class TurnDispatch:
-    """One batch: strategies in the ``order`` in which they run, and for each the indices of the batch's sequences
-    in every micro-batch of every replica; seconds of the step, and what no step of these strategies undercuts."""
+    """One batch: its padded ``lengths``, strategies in the ``order`` in which they run, and for each the indices
+    of the batch's sequences in every micro-batch of every replica; ns of the step, and what no step of these
+    strategies undercuts."""
 
+    lengths: tuple[int, ...]
     order: tuple[str, ...]
     micro_batches: tuple[MicroBatches, ...]
     home: str
-    step_time_s: float
-    lower_bound_s: float
+    time_ns: int
+    bound_ns: int
+
+    @property
+    def step_time_s(self) -> float:
+        """Exact time of the step, seconds."""
+        return self.time_ns / NS_PER_S
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No step of these strategies takes less, seconds."""
+        return self.bound_ns / NS_PER_S
 
     @property
     def gap(self) -> float:
         """(time - bound) / time."""
-        return (self.step_time_s - self.lower_bound_s) / self.step_time_s
+        return (self.time_ns - self.bound_ns) / self.time_ns
+
+    def file(self) -> DispatchFile:
+        """The batch as a document (``milpplan schema dispatch``) for a loader of any framework."""
+        groups = [
+            DispatchGroup(strategy=name, replicas=replicas)
+            for name, replicas in zip(self.order, self.micro_batches, strict=True)
+        ]
+        return DispatchFile(
+            lengths=self.lengths,
+            home=self.home,
+            groups=tuple(groups),
+            time_ns=self.time_ns,
+            bound_ns=self.bound_ns,
+        )
 
 
 class TurnDispatcher:
-    """Plans batches under the strategies of a result of ``solve_lengths``. See the module."""
+    """Plans batches under the strategies of a result of ``solve_lengths``. See the module.
+
+    ``plan`` is the result as a plan of ``groups``, whose times are those that sequences are placed by (the exact
+    ones are the result's), and ``layouts`` its degrees: what ``groups.hetu`` takes.
+    """
 
     def __init__(self, problem: Problem, result: LengthsResult) -> None:
         """``problem``: the one that was solved.
@@ -77,12 +108,17 @@ class TurnDispatcher:
         self.longest = min(self._tokens(), MAX_DISTINCT * self.alignment)
         members = range(len(self.names))
         proved = [self.pool.strategy(member, beside=len(members) > 1) for member in members]
-        plan = self._plan(result, proved)
-        self.home = plan.home
-        self._bounding = Dispatcher(plan)
-        self._placing = self._bounding
+        self.plan = self._plan(result, proved)
+        self._bounding = self._placing = Dispatcher(self.plan)
         if any(self.pool.num_stages(member) > 1 for member in members):
-            self._placing = Dispatcher(self._plan(result, [self._typical(one) for one in members]))
+            self.plan = self._plan(result, [self._typical(one) for one in members])
+            self._placing = Dispatcher(self.plan)
+        self.layouts = {
+            one.candidate.name: Degrees(
+                **{name: getattr(one.candidate.layout, name) for name in Degrees.model_fields}
+            )
+            for one in self.pool.members
+        }
 
     def _most_grains(self, member: int) -> int:
         return self.pool.grains(member, beside=len(self.pool.members) > 1)
@@ -120,7 +156,7 @@ class TurnDispatcher:
             (kind,) = problem.kinds_of(member)
             replicas = tuple(_counted(kind, replica) for replica in group.micro_batches)
             groups.append(Group(member, (Packing(kind, replicas),)))
-        return GroupedPlan(problem, problem.homes[0], tuple(groups), 0)
+        return arranged(problem, groups)
 
     def dispatch(self, lengths: Sequence[int] | IntArray) -> TurnDispatch:
         """The batch of sequences of these lengths, each padded to a multiple of the alignment.
@@ -143,11 +179,12 @@ class TurnDispatcher:
         times = {member: self._exact_ns(placed, member) for member in placed.order}
         tour = best_tour(self._placing.problem, tuple(sorted(times)), times)
         return TurnDispatch(
+            tuple(padded.tolist()),
             tuple(self.names[member] for member in tour.order),
             tuple(placed.micro_batches(member) for member in tour.order),
-            self.names[self.home],
-            tour.time_ns / NS_PER_S,
-            min(bounded.bound_ns, tour.time_ns) / NS_PER_S,
+            self.names[self.plan.home],
+            tour.time_ns,
+            min(bounded.bound_ns, tour.time_ns),
         )
 
     def _exact_ns(self, placed: Dispatch, member: int) -> int:

@@ -11,6 +11,8 @@ import pytest
 
 from milpplan import LengthsResult, Problem, solve_lengths
 from milpplan.errors import InvalidInputError
+from milpplan.groups.document import DispatchFile
+from milpplan.groups.hetu import as_buckets, exported
 from milpplan.groups.workload import workload_of
 from milpplan.lengths.records import SequenceRules
 from milpplan.lengths.turn_dispatch import TurnDispatch, TurnDispatcher
@@ -78,6 +80,26 @@ def test_threads_and_copies_get_the_same() -> None:
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(dispatcher(1).dispatch, batches)) == alone
     assert pickle.loads(pickle.dumps(dispatcher(1))).dispatch(batches[0]) == alone[0]
+
+
+def test_a_batch_is_a_document() -> None:
+    """The document survives its text, and has every sequence of the batch once."""
+    file = dispatcher(1).dispatch(batch(30, 1)).file()
+    assert DispatchFile.model_validate_json(file.model_dump_json()) == file
+    assert sorted(i for group in file.groups for one in group.replicas for held in one for i in held) == list(
+        range(30)
+    )
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_steps_are_exported_for_hotspa(pp: int) -> None:
+    """The step's strategies become files of HotSPa's runtime, one a layout and a script, when the runtime's
+    rules are kept."""
+    found = dispatcher(pp)
+    launch = exported(as_buckets(found.plan), found.layouts, problem_of(pp).model.num_layers)
+    assert len(launch.files) == len(launch.strategies) + 1
+    assert set(launch.strategies) <= {group.strategy for group in solved(pp).groups}
+    assert launch.bucket_sizes[-1] == 0
 
 
 def test_what_it_cannot_dispatch_is_refused() -> None:
