@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
+from milpplan.reports.lengths_file import LengthsFile
 
 BASE = [
     "solve",
@@ -40,6 +42,12 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
+def assert_described(document: dict[str, Any]) -> None:
+    """Every field is in the schema with its type, and comes back the same."""
+    described = LengthsFile.model_validate(document).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    assert described == document
+
+
 def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
     """The keys of the issue, a proof, and the same document in the file."""
     out = tmp_path / "step.json"
@@ -51,6 +59,7 @@ def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
     assert document["lower_bound_s"] <= document["step_time_s"] <= document["static"]["step_time_s"]
     assert [group["strategy"] for group in document["groups"]] == document["order"]
     assert json.loads(out.read_text(encoding="utf-8")) == document
+    assert_described(document)
     # One plan is no step of several: whoever wants to see, start or change it is told so.
     for command in (["simulate"], ["export", "--to", "megatron"]):
         done = CliRunner().invoke(app, [command[0], str(out), *command[1:]])
@@ -99,7 +108,9 @@ def test_baselines_are_compared(lines: Path, tmp_path: Path) -> None:
     words = ("--baselines", "--max-strategies", "1", "--gap", "0.05", "--time-limit", "1.5", "--out", str(out))
     _, text, _ = run("--lengths", str(lines), *words)
     assert "Others' rules" in text
-    rules = json.loads(out.read_text(encoding="utf-8"))["baselines"]
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert_described(document)
+    rules = document["baselines"]
     assert [one["rule"] for one in rules] == ["bucketing", "HotSPa", "FlexSP"]
     assert all(one["rule"] in text for one in rules)
 
@@ -115,6 +126,7 @@ def test_degrees_side_by_side(tmp_path: Path) -> None:
     assert "Degrees side by side gain" in text
     assert "0 to 7" in text
     document = json.loads(out.read_text(encoding="utf-8"))
+    assert_described(document)
     turns = document["side_by_side"]["turns"]
     assert document["side_by_side"]["step_time_s"] == document["step_time_s"] < document["static"]["step_time_s"]
     assert document["side_by_side"]["lower_bound_s"] >= document["lower_bound_s"] >= 0.98 * document["step_time_s"]

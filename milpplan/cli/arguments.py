@@ -348,6 +348,7 @@ def schema_of(kind: str) -> type[BaseModel]:
     from milpplan.reports.fewest import FewestDocument
     from milpplan.reports.gap_document import GapDocument
     from milpplan.reports.insight_document import ExplanationDocument
+    from milpplan.reports.lengths_file import LengthsFile
     from milpplan.reports.plan_file import PlanFile
     from milpplan.specs.hardware import HardwareSpec
     from milpplan.specs.model import ModelSpec
@@ -368,5 +369,6 @@ def schema_of(kind: str) -> type[BaseModel]:
         "gap": GapDocument,
         "choice": ChoiceDocument,
         "fewest": FewestDocument,
+        "lengths": LengthsFile,
     }
     return records[choice(kind, "schema", records)]

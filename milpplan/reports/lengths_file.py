@@ -1,0 +1,111 @@
+"""The document of a step of several lengths, field by field: what ``solve --lengths --json`` prints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from milpplan.lengths.records import MicroBatches
+from milpplan.specs.plan import Layout, Recompute
+from milpplan.specs.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class BucketRecord(Record):
+    """How many sequences of a length, padded, run under a strategy."""
+
+    tokens: PositiveInt
+    sequences: PositiveInt
+
+
+class LengthGroupRecord(Record):
+    """What runs under one strategy: its layout, the lengths of the sequences of every micro-batch of every replica
+    (of every team where degrees are side by side), and seconds of all of it and of its reduction."""
+
+    strategy: str
+    layout: Layout
+    recompute: Recompute
+    buckets: tuple[BucketRecord, ...]
+    micro_batch_tokens: PositiveInt
+    micro_batches: MicroBatches
+    time_s: NonNegativeFloat
+    reduce_s: NonNegativeFloat
+
+
+class SwitchRecord(Record):
+    """What moves between two strategies."""
+
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    what: Literal["parameters", "gradients"]
+    bytes: Count
+    time_s: NonNegativeFloat
+
+
+class StaticRecord(Record):
+    """The best step of one strategy, and what no such step undercuts."""
+
+    strategy: str
+    step_time_s: PositiveFloat
+    lower_bound_s: PositiveFloat
+
+
+class BaselineRecord(Record):
+    """What another planner's rule makes of the same sequences; no time, and why, where it has no plan."""
+
+    rule: str
+    strategies: tuple[str, ...]
+    step_time_s: PositiveFloat | None
+    why: str
+
+
+class TurnRecord(Record):
+    """Micro-batches, as lengths, that run one after another on neighbouring GPUs."""
+
+    strategy: str
+    first_gpu: Count
+    num_gpus: PositiveInt
+    start_s: NonNegativeFloat
+    end_s: NonNegativeFloat
+    micro_batches: tuple[tuple[PositiveInt, ...], ...]
+
+
+class SideBySideRecord(Record):
+    """Degrees side by side: the best step, where one is shorter than every step of one strategy, and its turns."""
+
+    step_time_s: PositiveFloat | None
+    lower_bound_s: PositiveFloat | None
+    num_families: Count
+    turns: tuple[TurnRecord, ...]
+
+
+class LengthsFile(Record):
+    """A step of several lengths: ``groups`` in the order in which they run, ``switches`` between them, the proof
+    (``lower_bound_s``, ``gap``) and the best ``static`` step. Seconds, bytes, tokens."""
+
+    schema_version: Literal[1]
+    milpplan_version: str
+    status: Literal["optimal", "feasible"]
+    step_time_s: PositiveFloat
+    lower_bound_s: NonNegativeFloat
+    gap: Share
+    num_sequences: PositiveInt
+    num_tokens: PositiveInt
+    alignment: PositiveInt
+    mask: Literal["causal", "full"]
+    padding: bool
+    groups: tuple[LengthGroupRecord, ...]
+    order: tuple[str, ...]
+    home: str
+    switches: tuple[SwitchRecord, ...]
+    finish_s: NonNegativeFloat
+    static: StaticRecord
+    speedup: PositiveFloat
+    num_candidates: Count
+    num_sets: Count
+    cpu_time_s: NonNegativeFloat
+    wall_time_s: NonNegativeFloat
+    baselines: tuple[BaselineRecord, ...] = ()
+    side_by_side: SideBySideRecord | None = None
