@@ -75,6 +75,21 @@ class LengthSwitch:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthEvent:
+    """What a step of strategies in turn does from ``start_s`` to ``end_s``; gradients move beside the group after
+    them, or home at the end."""
+
+    kind: Literal["parameters", "gradients", "group", "reduce", "finish"]
+    strategy: str
+    start_s: float
+    end_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"kind": self.kind, "strategy": self.strategy, "start_s": self.start_s, "end_s": self.end_s}
+
+
+@dataclass(frozen=True, slots=True)
 class StaticStep:
     """The best step of one strategy, and what no such step undercuts."""
 
@@ -195,6 +210,31 @@ class LengthsResult:
         return tuple(group.strategy for group in self.groups)
 
     @property
+    def timeline(self) -> tuple[LengthEvent, ...]:
+        """What runs when, by the formula of ``groups.tours``; empty side by side, where ``turns`` say it."""
+        if self.is_side_by_side:
+            return ()
+        moves = {(one.source, one.target, one.what): one.time_s for one in self.switches}
+        events: list[LengthEvent] = []
+        now, before = 0.0, self.home
+        for group in self.groups:
+            name, starts = group.strategy, now + moves.get((before, group.strategy, "parameters"), 0.0)
+            # Nothing is accumulated before the first group.
+            gradients = moves.get((before, name, "gradients"), 0.0) if group is not self.groups[0] else 0.0
+            done = starts + max(group.time_s, gradients)
+            events += [
+                LengthEvent("parameters", name, now, starts),
+                LengthEvent("gradients", name, starts, starts + gradients),
+                LengthEvent("group", name, starts, starts + group.time_s),
+                LengthEvent("reduce", name, done, done + group.reduce_s),
+            ]
+            now, before = done + group.reduce_s, name
+        back = now + moves.get((before, self.home, "gradients"), 0.0)
+        events.append(LengthEvent("gradients", self.home, now, back))
+        events.append(LengthEvent("finish", self.home, back, back + self.finish_s))
+        return tuple(event for event in events if event.end_s > event.start_s)
+
+    @property
     def speedup(self) -> float:
         """The best static step over this one."""
         return self.static.step_time_s / self.step_time_s
@@ -216,6 +256,7 @@ class LengthsResult:
             "home": self.home,
             "switches": [switch.to_dict() for switch in self.switches],
             "finish_s": self.finish_s,
+            "timeline": [event.to_dict() for event in self.timeline],
             "static": {
                 "strategy": self.static.strategy,
                 "step_time_s": self.static.step_time_s,

@@ -44,6 +44,15 @@ class SwitchRecord(Record):
     time_s: NonNegativeFloat
 
 
+class EventRecord(Record):
+    """What a step of strategies in turn does when; gradients move beside the group after them, or home."""
+
+    kind: Literal["parameters", "gradients", "group", "reduce", "finish"]
+    strategy: str
+    start_s: NonNegativeFloat
+    end_s: NonNegativeFloat
+
+
 class StaticRecord(Record):
     """The best step of one strategy, and what no such step undercuts."""
 
@@ -101,6 +110,7 @@ class LengthsFile(Record):
     home: str
     switches: tuple[SwitchRecord, ...]
     finish_s: NonNegativeFloat
+    timeline: tuple[EventRecord, ...]
     static: StaticRecord
     speedup: PositiveFloat
     num_candidates: Count

@@ -6,6 +6,7 @@ import pickle
 import time
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -50,6 +51,11 @@ def test_the_step_is_the_sum_of_its_parts() -> None:
         before = group.strategy
     total += moved.get((before, result.home, "gradients"), 0.0)
     assert total == pytest.approx(result.step_time_s, abs=1e-8)
+    groups = [event for event in result.timeline if event.kind == "group"]
+    assert [event.strategy for event in groups] == list(result.order)
+    assert all(ahead.end_s <= after.start_s for ahead, after in pairwise(groups))
+    assert result.timeline[-1].kind == "finish"
+    assert result.timeline[-1].end_s == pytest.approx(result.step_time_s, abs=1e-8)
     assert result.lower_bound_s <= result.step_time_s <= result.static.step_time_s
     assert result.static.lower_bound_s <= result.static.step_time_s
     assert result.speedup == result.static.step_time_s / result.step_time_s
