@@ -21,6 +21,7 @@ RecordType = TypeVar("RecordType", bound=BaseModel)
 MAX_FILE_BYTES = 16 * MIB
 _EXACT_FLOAT_INTEGER = 2**53
 _SHOWN_ERRORS = 4
+_NAMED_ERRORS = 40
 _SHOWN_CHARACTERS = 60
 
 
@@ -108,19 +109,30 @@ def validated(record: type[RecordType], data: object, source: str) -> RecordType
 
 
 def invalid_fields(record: type[BaseModel], error: ValidationError, source: str) -> InvalidInputError:
-    """pydantic's findings in one sentence: field, what is wrong, value seen."""
-    findings = [_finding(dict(one)) for one in error.errors(include_url=False, include_context=False)]
-    more = f"; and {len(findings) - _SHOWN_ERRORS} more" if len(findings) > _SHOWN_ERRORS else ""
+    """pydantic's findings in one sentence: field, what is wrong, value seen; of many the fields alone."""
+    found = [dict(one) for one in error.errors(include_url=False, include_context=False)]
+    findings = "; ".join(_finding(one) for one in found[:_SHOWN_ERRORS])
+    others = [_field(one) for one in found[_SHOWN_ERRORS:]]
+    more = ""
+    if others:
+        named = ", ".join(others[:_NAMED_ERRORS]) + (", ..." if len(others) > _NAMED_ERRORS else "")
+        more = f"; and {len(others)} more: {named}"
     return InvalidInputError(
-        f"{source}: {'; '.join(findings[:_SHOWN_ERRORS])}{more}.",
+        f"{source}: {findings}{more}.",
         f"Expected the fields of {record.__name__}: {', '.join(record.model_fields)}.",
         "Correct the fields named; `milpplan schema` lists all, `milpplan show NAME` prints an example.",
     )
 
 
-def _finding(error: dict[str, Any]) -> str:
+def _field(error: dict[str, Any]) -> str:
+    """Where a finding is, as ``measured.step_time_s`` or ``flags[0]``."""
     field = ""
     for part in error["loc"]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
+    return field
+
+
+def _finding(error: dict[str, Any]) -> str:
+    field = _field(error)
     seen = "" if error["type"] == "missing" else f" (got {shown(error['input'])})"
     return f"{field + ': ' if field else ''}{error['msg']}{seen}"

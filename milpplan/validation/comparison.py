@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
@@ -19,6 +20,8 @@ from milpplan.validation.variants import VARIANTS
 
 UNSCORED_FLAGS = frozenset({"old_pp_engine", "conflicting_reruns", "modified_model", "heterogeneous_stages"})
 """Flags of runs that say nothing about the model: another engine, contradictory reruns, another model."""
+LONGEST_STEP_S: Final = 1e9
+"""No step takes so long: the number printed is none."""
 OOM_FLAGS = UNSCORED_FLAGS | {"success_with_oom_flag"}
 
 
@@ -136,7 +139,10 @@ def compare_run(run: Run, told: tuple[str, ...] = (), stacks: bool = True) -> Co
     report = simulate(statement.problem, statement.plan)
     if report.step_time_ns <= 0 or report.peak_memory_bytes < 0:
         raise UnstatedError("its numbers leave the range of 64-bit integers")
-    return Comparison(run, statement, report, step_measure(run, statement), memory_measures(run, statement))
+    step = step_measure(run, statement)
+    if step is not None and not 0 < step.step_time_s < LONGEST_STEP_S:
+        raise UnstatedError(f"what it measured means a step of {step.step_time_s:.3g} s ({step.how})")
+    return Comparison(run, statement, report, step, memory_measures(run, statement))
 
 
 def scored(comparisons: Iterable[Comparison]) -> list[Comparison]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,14 @@ MAX_RUNS: Final = 200_000
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHECKOUT = Path(__file__).resolve().parents[2]
+_MOST_DIGITS: Final = 300
+"""Whole numbers of more are read as infinity, for their record alone to be refused."""
+_DECODER: Final = json.JSONDecoder(
+    parse_float=whole_or_float, parse_int=lambda text: (int if len(text) <= _MOST_DIGITS else float)(text)
+)
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
+_START: Final = re.compile(r'\s*(?:\{\s*"runs"\s*:\s*)?\[')
 _DO = "Give a JSON file of runs, or one record a line, plain or gzipped, as described in docs/validation.md."
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": Run,
@@ -66,6 +75,7 @@ def read_runs(path: Path | None) -> RunFile:
                 if isinstance(given, InvalidInputError):
                     raise given
                 data, read_as = respelled(given)
+                _refuse_halves(data, source)
                 run = validated(Run, data, source)
                 _refuse_second(run, runs, source)
             except InvalidInputError as error:
@@ -93,6 +103,19 @@ def _refuse_second(run: Run, runs: dict[str, Run], source: str) -> None:
         raise InvalidInputError(
             f"{source}: id {shown(run.id)} appears a second time.", "Expected ids to be unique."
         )
+
+
+def _refuse_halves(data: object, source: str, field: str = "") -> None:
+    """Halves of a character (UTF-16 surrogates) are no text; the field is named."""
+    if isinstance(data, str) and _HALF.search(data):
+        raise InvalidInputError(f"{source}: {field}: half a character (got {shown(data)}).", "Expected text.")
+    if isinstance(data, dict):
+        for key, value in data.items():
+            _refuse_halves(key, source, f"a name in {field}" if field else "a name")
+            _refuse_halves(value, source, f"{field}.{key}".lstrip("."))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            _refuse_halves(value, source, f"{field}[{index}]")
 
 
 def _text(file: Path | Traversable, name: str) -> str:
@@ -134,8 +157,11 @@ def _records(text: str, name: str) -> Iterator[tuple[str, object]]:
 def _parsed(text: str, name: str) -> list[Any]:
     """The records of a list, of a list under ``runs``, of a single record, or of one record a line."""
     try:
-        data = json.loads(text, parse_float=whole_or_float)
+        data = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
+        whole = _before_the_fault(text)
+        if whole:
+            return [*whole, _no_json(f"{name} after record {len(whole) - 1}, where reading stopped,", error)]
         lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
         if len(lines) > 1 and all(line.lstrip().startswith("{") for _, line in lines[:2]):
             return [_line(line, f"{name}, line {number}") for number, line in lines]
@@ -149,9 +175,23 @@ def _parsed(text: str, name: str) -> list[Any]:
 
 def _line(text: str, source: str) -> Any:
     try:
-        return json.loads(text, parse_float=whole_or_float)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         return _no_json(source, error)
+
+
+def _before_the_fault(text: str) -> list[Any]:
+    """The whole records of a list that breaks off or has a fault further on; none where it holds no record."""
+    start = _START.match(text)
+    found: list[Any] = []
+    try:
+        at = start.end() if start else len(text)
+        while True:
+            between = _BETWEEN.match(text, at)
+            record, at = _DECODER.raw_decode(text, between.end() if between else at)
+            found.append(record)
+    except (ValueError, RecursionError):
+        return found if any(isinstance(record, dict) for record in found) else []
 
 
 def _no_json(source: str, error: Exception) -> InvalidInputError:

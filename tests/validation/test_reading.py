@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -118,6 +119,52 @@ def test_files_that_are_no_lists_of_records_are_refused(tmp_path: Path, data: by
     assert "runs.json" in caught.value.seen
     assert caught.value.expected
     assert caught.value.do
+
+
+def test_every_wrong_field_is_named(tmp_path: Path) -> None:
+    """However many fields are wrong: a NaN does not hide behind the first ones."""
+    wrong = record(
+        model__layers="x", model__hidden="y", parallel__tp=-1, parallel__pp=0, parallel__dp=0, measured__mfu=nan
+    )
+    (error,) = read_runs(written(tmp_path / "runs.json", [wrong])).rejected
+    for field in ("model.layers", "model.hidden", "parallel.tp", "parallel.pp", "parallel.dp", "measured.mfu"):
+        assert field in error.seen
+
+
+@pytest.mark.parametrize("before", ["[", '{"runs": [', '\n{ "runs" :\n['])
+def test_whole_records_before_a_fault_are_read(tmp_path: Path, before: str) -> None:
+    """A list that breaks off in its third record has two that count, and a message that names the place."""
+    path = tmp_path / "runs.json"
+    whole = ",\n".join(json.dumps(record(id=f"case-{number}")) for number in (1, 2))
+    path.write_text(f'{before}{whole},\n{{"id": "case-3", ')
+    file = read_runs(path)
+    assert [run.id for run in file.runs] == ["case-1", "case-2"]
+    assert "after record 1" in file.rejected[0].seen
+    assert "line" in file.rejected[0].seen
+
+
+def test_a_number_of_thousands_of_digits_costs_its_record_alone(tmp_path: Path) -> None:
+    """It is refused with its field, and the other records are read."""
+    path = tmp_path / "runs.json"
+    wrong = json.dumps(record(id="case-2", model__hidden=77777)).replace("77777", "7" * 5000)
+    path.write_text(f"[{wrong}, {json.dumps(record())}]")
+    file = read_runs(path)
+    assert [run.id for run in file.runs] == ["case-1"]
+    assert "model.hidden" in file.rejected[0].seen
+
+
+def test_half_a_character_is_named(tmp_path: Path) -> None:
+    """A lone surrogate is no text; the field is named."""
+    file = read_runs(written(tmp_path / "runs.json", [record(model__name="\ud800"), record(id="case-2")]))
+    assert [run.id for run in file.runs] == ["case-2"]
+    assert "model.name: half a character" in file.rejected[0].seen
+
+
+def test_a_rate_that_is_none_is_listed(tmp_path: Path) -> None:
+    """Tokens a second that would mean a step without end are told, and give valid JSON."""
+    wrong = record(measured={"status": "ok", "tokens_per_s_per_gpu": 1e-310})
+    (told,) = compare(read_runs(written(tmp_path / "runs.json", [wrong]))).unstated
+    assert "inf s (tokens/s)" in told.reason
 
 
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
