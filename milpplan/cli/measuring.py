@@ -26,6 +26,10 @@ def validate(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="DIR", help="Write figures (SVG) into this directory.")
     ] = None,
+    each: Annotated[
+        bool,
+        typer.Option("--each", help="Print every run with what was assumed, where they are more than a page."),
+    ] = False,
     stacks: Annotated[
         bool, typer.Option("--stacks/--no-stacks", help="With the constants fitted to each framework, or without.")
     ] = True,
@@ -33,7 +37,7 @@ def validate(
     """Compare the simulator with measured training runs: step time, memory, and the order of layouts."""
     from milpplan.cli import validate as validation
 
-    raise typer.Exit(int(validation.run(runs, as_json, plot, stacks)))
+    raise typer.Exit(int(validation.run(runs, as_json, plot, stacks, each)))
 
 
 @command()

@@ -22,10 +22,10 @@ MAX_TOLD = 20
 """Most rejected records that are told one by one."""
 
 
-def run(runs: Path | None, as_json: bool, plot: Path | None, stacks: bool = True) -> ExitCode:
+def run(runs: Path | None, as_json: bool, plot: Path | None, stacks: bool = True, each: bool = False) -> ExitCode:
     """Compare, print, draw; bad input where a record was rejected, although the others are reported.
 
-    ``stacks``: with the constants that were fitted to each framework.
+    ``stacks``: with the constants that were fitted to each framework. ``each``: print every run.
     """
     if plot is not None:
         make_directory(plot, "--plot")
@@ -40,7 +40,7 @@ def run(runs: Path | None, as_json: bool, plot: Path | None, stacks: bool = True
     if as_json:
         emit(document_text(validation, summary))
     else:
-        show(report(validation, summary))
+        show(report(validation, summary, each))
     if plot is not None:
         for path in write_figures(validation, plot):
             say(f"Written to {path}.")

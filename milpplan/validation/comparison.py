@@ -91,6 +91,15 @@ class Comparison:
         return generation_of(self.statement.problem.hardware)
 
     @property
+    def measured_rates(self) -> dict[str, float | None]:
+        """The same rates of the measured step, and the utilisation that the prediction is given as."""
+        if self.step is None:
+            return dict.fromkeys((*self.predicted_rates, "mfu"))
+        seconds = self.step.step_time_s
+        mfu = self.report.mfu * self.report.step_time_s / seconds
+        return {**rates(self.statement, seconds, framework_of(self.run).flops), "mfu": mfu}
+
+    @property
     def predicted_rates(self) -> dict[str, float]:
         """Rates of the predicted step in the source's way of counting."""
         return rates(self.statement, self.report.step_time_s, framework_of(self.run).flops)

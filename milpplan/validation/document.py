@@ -107,6 +107,7 @@ def _compared(one: Comparison) -> dict[str, Any]:
             "peak_memory_bytes": memory.peak_bytes if memory else None,
             "memory_kind": memory.kind if memory else None,
             "memory_stage": memory.stage if memory else None,
+            **one.measured_rates,
         },
         "predicted": {
             "step_time_s": report.step_time_s,

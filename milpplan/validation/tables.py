@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -13,17 +13,20 @@ from milpplan.reports.terminal import printable
 from milpplan.units import percent_text, seconds_text
 from milpplan.validation.comparison import Validation
 from milpplan.validation.families import Family
+from milpplan.validation.run_tables import run_parts
 from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summary
 
 MAX_ROWS = 40
 """Most rows of a table of single things; the rest is counted, and in the JSON document."""
+MOST_NAMED = 3
+"""Runs of one reason that are named, unless each is asked for."""
 MOST_SHOWN = 9.99
 """Larger relative errors of slopes and intercepts say that the measured one is near zero."""
 _VARIES = {"micro_batches": "micro-batches", "layers": "layers", "gpus": "GPUs"}
 
 
-def report(validation: Validation, summary: Summary) -> RenderableType:
-    """Everything ``milpplan validate`` prints."""
+def report(validation: Validation, summary: Summary, each: bool = False) -> RenderableType:
+    """Everything ``milpplan validate`` prints; every run where ``each``."""
     parts: list[RenderableType] = [_headline(validation, summary), Text()]
     for title, table in (
         ("Step time by source (errors: predicted over measured, minus 1, in per cent)", _source_table(summary)),
@@ -40,10 +43,12 @@ def report(validation: Validation, summary: Summary) -> RenderableType:
             _line_table(summary),
         ),
         ("Slopes and intercepts (start) of the step time (errors in per cent)", _family_table(summary)),
-        ("Not simulated", _unstated_table(validation)),
     ):
         if table.row_count:
             parts += [Text(title, style="bold"), table]
+    parts += run_parts(validation, each)
+    if validation.unstated:
+        parts += [Text("Not simulated", style="bold"), _unstated_table(validation, each)]
     return Group(*parts)
 
 
@@ -224,9 +229,15 @@ def _line_error(fraction: float | None) -> str:
     return "-" if fraction is None else ">999" if fraction > MOST_SHOWN else _signed(fraction)
 
 
-def _unstated_table(validation: Validation) -> Table:
-    table = _table("source", "reason", "runs", left=2)
-    reasons = Counter((one.run.group, one.reason) for one in validation.unstated)
-    for (group, reason), count in sorted(reasons.items()):
-        table.add_row(printable(group), printable(reason), f"{count}")
+def _unstated_table(validation: Validation, each: bool) -> Table:
+    """Reasons with their runs, all by name where ``each`` or where they are few."""
+    table = _table("source", "reason", "runs", "which", left=2)
+    table.columns[3].justify, table.columns[3].no_wrap = "left", False
+    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in validation.unstated:
+        reasons[one.run.group, one.reason].append(one.run.id)
+    most = len(validation.unstated) if each else MOST_NAMED
+    for (group, reason), ids in sorted(reasons.items()):
+        more = f" and {len(ids) - most} more" if len(ids) > most else ""
+        table.add_row(printable(group), printable(reason), f"{len(ids)}", printable(", ".join(ids[:most]) + more))
     return table

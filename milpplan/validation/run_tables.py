@@ -1,0 +1,130 @@
+"""Run by run: what was measured and predicted, and what had to be assumed to say so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.reports.terminal import printable
+from milpplan.units import gib_text, seconds_text, signed_percent_text
+from milpplan.validation.comparison import Comparison, Validation
+
+MOST_RUNS: Final = 40
+"""Of more runs only the furthest off of each source are shown, unless all are asked for."""
+_COLUMNS: Final = ("run", "measured", "as", "predicted", "error", "peak", "predicted", "error", "fits", "assumed")
+_AS: Final = {
+    "step time": "time",
+    "model FLOP/s": "FLOP/s",
+    "hardware FLOP/s": "hw FLOP/s",
+    "model FLOPs utilisation": "MFU",
+    "hardware FLOPs utilisation": "HFU",
+}
+
+
+def run_parts(validation: Validation, each: bool) -> list[RenderableType]:
+    """The runs, what was assumed with them and what was not simulated; every run where ``each``, or where they are
+    few."""
+    runs = validation.comparisons
+    shown = list(runs) if each or len(runs) <= MOST_RUNS else _furthest(runs)
+    parts: list[RenderableType] = []
+    if shown:
+        numbers = _numbers(shown)
+        title = (
+            "Runs (as: what the source printed; peaks in GiB, errors in per cent; fits: predicted, and what "
+            "happened where it is no or the run was out of memory; assumed: numbers of the lines below)"
+        )
+        parts += [Text(title, style="bold"), _runs_table(shown, numbers)]
+        left = len(runs) - len(shown)
+        if left:
+            parts.append(
+                Text(f"These are the furthest off of each source; {left:,} more with --each and in --json.\n")
+            )
+        parts += [Text("Assumed, where the source does not say", style="bold"), _assumed_table(shown, numbers)]
+    return parts
+
+
+def _furthest(runs: Iterable[Comparison]) -> list[Comparison]:
+    """Of each source the run whose step time, or else whose memory, is furthest off; scored ones first."""
+
+    def off(one: Comparison) -> tuple[bool, bool, float]:
+        error = one.error_fraction
+        other = one.memory_error_fraction or 0.0
+        return (one.scored, error is not None, abs(other if error is None else error))
+
+    best: dict[str, Comparison] = {}
+    for one in runs:
+        if one.run.group not in best or off(one) > off(best[one.run.group]):
+            best[one.run.group] = one
+    return [best[group] for group in sorted(best)][:MOST_RUNS]
+
+
+def _numbers(runs: Iterable[Comparison]) -> dict[str, int]:
+    """A number for every assumption, the commonest first."""
+    counts = Counter(text for one in runs for text in one.assumptions)
+    return {text: number for number, (text, _) in enumerate(counts.most_common(), start=1)}
+
+
+def _table(*columns: str, words: Sequence[int]) -> Table:
+    """Numbers to the right and whole, words to the left and wrapped."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for index, column in enumerate(columns):
+        wrapped = index in words
+        table.add_column(column, justify="left" if wrapped else "right", overflow="fold", no_wrap=not wrapped)
+    return table
+
+
+def _runs_table(runs: Iterable[Comparison], numbers: dict[str, int]) -> Table:
+    table = _table(*_COLUMNS, words=(0, 9))
+    for one in runs:
+        table.add_row(*_row(one), _ranges([numbers[text] for text in one.assumptions]))
+    return table
+
+
+def _row(one: Comparison) -> tuple[str, ...]:
+    step, memory, status = one.step, one.memory, one.run.measured.status
+    step_error, memory_error = one.error_fraction, one.memory_error_fraction
+    return (
+        printable(one.run.id),
+        "-" if step is None else seconds_text(step.step_time_s),
+        "-" if step is None else _AS.get(words := step.how.split(",")[0], words),
+        seconds_text(one.report.step_time_s),
+        _error(step_error),
+        "-" if memory is None else _gib(memory.peak_bytes),
+        _gib(one.predicted_memory_bytes),
+        _error(memory_error),
+        {(True, "oom"): "yes (oom)", (False, "oom"): "no (oom)", (False, "ok"): "no (ran)"}.get(
+            (one.report.fits, status), "yes" if one.report.fits else "no"
+        ),
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return gib_text(num_bytes).removesuffix(" GiB")
+
+
+def _error(fraction: float | None) -> str:
+    return "-" if fraction is None else signed_percent_text(fraction).removesuffix(" %")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in order, runs of three or more as ``4-7``."""
+    parts: list[str] = []
+    for _, group in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
+        row = [number for _, number in group]
+        parts += [f"{row[0]}-{row[-1]}"] if len(row) > 2 else [str(number) for number in row]
+    return ", ".join(parts)
+
+
+def _assumed_table(runs: Iterable[Comparison], numbers: dict[str, int]) -> Table:
+    counts = Counter(text for one in runs for text in one.assumptions)
+    table = _table("", "assumption", "runs", words=(1,))
+    for text, number in numbers.items():
+        table.add_row(f"{number}", printable(text), f"{counts[text]:,}")
+    return table
