@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, LayoutColumns
-from milpplan.costs.layers import BF16_BYTES, Shard, kv_heads_per_rank, routed_rows
-from milpplan.specs.model import DenseMlp, LatentAttention, LayerRun, MixtureOfExperts
+from milpplan.costs.layers import BF16_BYTES, Shard, has_operator_checkpoints, kv_heads_per_rank, routed_rows
+from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
 from milpplan.specs.problem import Problem
 
 
@@ -50,13 +50,34 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
         # Nothing waits for a backward: only the layer at work has its tensors, all at once at most.
         none = np.zeros_like(shard.tokens)
         return LayerActivations(none, none, none, kept)
-    if flash:
+    if has_operator_checkpoints(problem, kind):
+        selective = kept - stream - _kept_products(shard, kind)
+    elif flash:
         # Both norms are replayed (Megatron-LM core/transformer/transformer_layer.py, recompute_pre_mlp_layernorm).
         second = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input
         selective = linear_input + second + attention_dropped + mlp_dropped + norms
     else:
         selective = attention_dropped
     return LayerActivations(kept, selective, kept - stream, workspace + stream)
+
+
+def _kept_products(shard: Shard, kind: LayerRun) -> FloatArray:
+    """Bytes that operator-wise checkpoints keep beside a layer's input: of attention its result, statistics,
+    queries and values, of a gated MLP gate and, unless compiled, down, of a plain one up;
+    both sums of tensor parallelism.
+
+    2 u (2 q + v) + 4 u a/t + 2 u f/t + 2 u h [gated, unread] + 4 u h/r [t > 1], in 8 bits as in 16.
+    Source: as ``milpplan.costs.layers`` says of the products that are replayed.
+    """
+    attention, mlp, tokens = kind.attention, kind.mlp, shard.tokens
+    assert isinstance(attention, GroupedQueryAttention)
+    assert isinstance(mlp, DenseMlp)
+    heads = attention.num_attention_heads / shard.tp
+    widths = (2 * heads + kv_heads_per_rank(attention, shard.tp)) * attention.head_dim
+    down = mlp.gated and shard.problem.hardware.software.keeps_unread_results
+    widths = widths + mlp.intermediate_size / shard.tp + (shard.hidden if down else 0)
+    summed = np.where(shard.tp > 1, 2 * shard.hidden / shard.sequence_tp, 0.0)
+    return np.asarray(BF16_BYTES * tokens * (widths + summed) + 4 * tokens * heads)
 
 
 def _input_bytes(problem: Problem) -> int:

@@ -45,6 +45,7 @@ __all__ = [
     "Phase",
     "Shard",
     "average_keys",
+    "has_operator_checkpoints",
     "kv_heads_per_rank",
     "layer_seconds",
     "routed_rows",
@@ -81,6 +82,8 @@ def layer_tally(
         _mixture_of_experts(shard, kind.mlp, tally)
     else:
         _dense_mlp(shard, kind.mlp, tally)
+    if has_operator_checkpoints(problem, kind):
+        _replayed_products(shard, kind, tally)
     _wait_for_launches(shard, tally)
     # A full recompute replays the whole forward, its communication included (Megatron-LM
     # core/tensor_parallel/random.py).
@@ -189,6 +192,33 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     tally.compute(qkv[0] + out[0] + rope, qkv[1] + qkv[2] + out[1] + out[2] + rope, qkv[2] + out[2])
     linear_pair(shard, tally, (qkv,), out)
     _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
+
+
+def has_operator_checkpoints(problem: Problem, kind: LayerRun) -> bool:
+    """Whether selective recomputation of the layer goes product by product (``Software.operator_checkpoints``)."""
+    known = isinstance(kind.attention, GroupedQueryAttention) and isinstance(kind.mlp, DenseMlp)
+    return problem.hardware.software.operator_checkpoints and problem.job.attention_kernel == "flash" and known
+
+
+def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
+    """What operator-wise checkpoints replay beside norms and activation: of the products for queries, keys,
+    values, output, gate, up and down every second one, so keys, output and up; rotary positions and a residual
+    add. What tensor parallelism gathers again is not in it (lower).
+
+    Source: pytorch/torchtitan torchtitan/parallelisms/parallelize_llama.py (_save_list, "every second mm").
+    """
+    attention, mlp = kind.attention, kind.mlp
+    assert isinstance(attention, GroupedQueryAttention)
+    assert isinstance(mlp, DenseMlp)
+    tokens, hidden = shard.tokens, shard.hidden
+    q_width = attention.num_attention_heads * attention.head_dim / shard.tp
+    kv_width = 2 * kv_heads_per_rank(attention, shard.tp) * attention.head_dim
+    keys = shard.gemm(tokens, q_width + kv_width, hidden)[0] * (kv_width / 2 / (q_width + kv_width))
+    rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + kv_width / 2))
+    residual = shard.memory_bound(3 * BF16_BYTES * tokens * hidden / shard.sequence_tp)
+    tally.replayed(keys + shard.gemm(tokens, hidden, q_width)[0] + rope + residual)
+    if mlp.gated:
+        tally.replayed(shard.gemm(tokens, 2 * mlp.intermediate_size / shard.tp, hidden)[0] / 2)
 
 
 def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) -> None:

@@ -33,7 +33,7 @@ HIDDEN = (
 MemoryVerdict = Literal["safe", "tight", "does_not_fit"]
 TIGHT_FRACTION: Final = 0.05
 """A plan is tight whose memory would not suffice if its peak were this share larger: the largest error of the
-validated peaks of allocated memory, rounded up (4.05 % of 31 peaks; docs/accuracy.md, Memory)."""
+validated peaks of allocated memory, rounded up (4.9 % of 43 peaks; docs/accuracy.md, Memory)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,11 @@ class Tally:
             self.seconds[Part.COMPUTE, Phase.BACKWARD] -= apart
             self.seconds[Part.COMPUTE, Phase.WEIGHT] += apart
         if selective:
-            self.seconds[Part.COMPUTE, Phase.SELECTIVE] += forward
+            self.replayed(forward)
+
+    def replayed(self, seconds: FloatArray) -> None:
+        """Add compute that selective recomputation replays."""
+        self.seconds[Part.COMPUTE, Phase.SELECTIVE] += seconds
 
     def calls(
         self,

@@ -285,6 +285,13 @@ class Software(Record):
     copied_inputs: bool = False
     """Whether every tensor-parallel product of queries, keys, values, gate and up keeps a copy of its input of its
     own, where there is tensor parallelism; else those that read the same keep one."""
+    operator_checkpoints: bool = False
+    """Whether selective recomputation keeps what the attention kernel and every second matrix product of a layer
+    give and replays all else (torchtitan), with flash attention, grouped-query attention and a dense MLP; else it
+    drops what norms and activations give."""
+    keeps_unread_results: bool = True
+    """Whether these checkpoints keep the last product's result too, which no backward reads; a compiled layer does
+    not."""
     score_kept_bytes: Annotated[float, Field(ge=2, le=32)] = 2.0
     """Bytes of every attention score from forward to backward without a flash kernel: the softmax that a fused
     kernel keeps in 16 bits. Dropout adds 3."""

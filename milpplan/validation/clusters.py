@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
 from milpplan.presets.catalog import load_hardware
 from milpplan.specs.hardware import HardwareSpec
-from milpplan.units import GIB, TERA
+from milpplan.units import GIB, GIGA, TERA
 from milpplan.validation.records import Cluster
 from milpplan.validation.unstated import UnstatedError
 from milpplan.validation.variants import VARIANTS, described, varied
@@ -23,12 +24,12 @@ GENERATIONS: Final = {
     "gb200-nvl72": "Blackwell",
     "mi300x": "CDNA 3",
 }
-NETWORKS: Final = (
-    ("4x omni-path per node", 4 * 12.5e9 / 8, "4 Omni-Path links of 100 Gb/s a node"),
-    ("4x 100 gb/s roce per node", 4 * 12.5e9 / 8, "4 RoCE links of 100 Gb/s a node"),
-    ("1600 gbps node-node", 200e9 / 8, "1600 Gb/s a node"),
-)
-"""Words of the source's interconnect, bytes/s a GPU and direction that they mean, and how it is told."""
+OMNI_PATH: Final = ("4x omni-path per node", 4, 100)
+"""Words of the source's interconnect, links a node, and Gb/s of each."""
+_GBITS: Final = r"(\d+)\s*(?:Gb/s|Gbps|Gbit/s)"
+_LINKS: Final = re.compile(rf"(\d+)\s*x\s[^;,]*?{_GBITS}")
+_WHOLE: Final = re.compile(rf"{_GBITS}\s*(?:node-node|(?:per|a) node)")
+_OTHER_LINKS: Final = re.compile(r"storage|management|nvlink|xgmi", re.IGNORECASE)
 MEMORIES: Final = (("dgx-h100", "96gb hbm2e", 2.4e12),)
 """Description, words of the source, and bytes/s of the memory that they mean (pytorch/torchtitan@31a17bfd
 benchmarks/llama3_h100_202412_torchtitan.md)."""
@@ -39,6 +40,7 @@ EXACT: Final = frozenset({"a100", "a100-sxm4", "h100", "h100-sxm", "h200", "b200
 """Words for an accelerator that mean a shipped description and nothing else."""
 MOST_TIMES_MEMORY: Final = 2.5
 """No product of one name has so much more memory than another: what is printed is a node's."""
+_SAME_RATE: Final = 0.02
 _MEMORY_TOLERANCE: Final = 0.08
 """GB or GiB, and what the driver keeps: differences below this are not another product."""
 
@@ -64,7 +66,7 @@ def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
         told.append(variant.told(name))
     spec = _with_capacity(_preset(name), memory, told)
     spec = _with_memory(spec, cluster.interconnect, told)
-    spec, network = _with_network(spec, cluster.interconnect)
+    spec, network = _with_network(spec, cluster.interconnect, cluster.gpus_per_node)
     return _with_nodes(spec, cluster.gpus_per_node, told), told + network
 
 
@@ -102,15 +104,38 @@ def _with_memory(spec: HardwareSpec, words: str | None, told: list[str]) -> Hard
     return spec
 
 
-def _with_network(spec: HardwareSpec, interconnect: str | None) -> tuple[HardwareSpec, list[str]]:
-    words = (interconnect or "").lower()
-    for known, bytes_per_s, text in NETWORKS:
-        if known in words:
-            out = spec.scale_out.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
-            return spec.model_copy(update={"scale_out": out}), [f"network of {text}, latencies of {spec.name}"]
+def _with_network(
+    spec: HardwareSpec, interconnect: str | None, gpus_per_node: int | None
+) -> tuple[HardwareSpec, list[str]]:
+    """The description with the network between nodes that the source prints, where that has another rate."""
+    ours = f"as {spec.name} ({spec.scale_out.name})"
     if interconnect is None:
-        return spec, [f"network between nodes as {spec.name} ({spec.scale_out.name})"]
-    return spec, []
+        return spec, [f"network between nodes {ours}"]
+    found = _links(interconnect)
+    if found is None:
+        return spec, [f"interconnect {interconnect[:60]!r}: network between nodes {ours}"]
+    links, gbits_per_s = found
+    bytes_per_s = links * gbits_per_s * GIGA / 8 / (gpus_per_node or spec.gpus_per_node)
+    if bytes_per_s <= 0 or abs(bytes_per_s / spec.scale_out.bandwidth_bytes_per_s - 1) < _SAME_RATE:
+        return spec, []
+    out = spec.scale_out.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
+    text = f"network of {links} x {gbits_per_s} Gb/s a node, latencies of {spec.name}"
+    return spec.model_copy(update={"scale_out": out}), [text]
+
+
+def _links(interconnect: str) -> tuple[int, int] | None:
+    """Links of a node to others, and Gb/s of each; None where the words do not say."""
+    words, links, gbits_per_s = OMNI_PATH
+    if words in interconnect.lower():
+        return links, gbits_per_s
+    for part in re.split(r"[;,]", interconnect):
+        if _OTHER_LINKS.search(part):
+            continue
+        if (found := _LINKS.search(part)) is not None:
+            return int(found[1]), int(found[2])
+        if (found := _WHOLE.search(part)) is not None:
+            return 1, int(found[1])
+    return None
 
 
 def generation_of(spec: HardwareSpec) -> str:

@@ -302,8 +302,21 @@ FRAMEWORKS: dict[str, Framework] = {
         # pytorch/torchtitan@9dec370 parallelisms/pipelining_utils.py: as many micro-batches as pipeline ranks
         # unless pipeline_parallel_microbatches is given. Compiled, the gated activation is one kernel.
         micro_batch_a_stage=True,
-        kernels=(("compile", (("fused_activation", True),)), ("float8", (("fused_activation", True),))),
-        software=FSDP.software.model_copy(update={"fused_activation": False, "fp8_weights_only": True}),
+        kernels=tuple(
+            (word, (("fused_activation", True), ("keeps_unread_results", False))) for word in ("compile", "float8")
+        ),
+        # torchtitan/parallelisms/parallelize_llama.py: selective_ac_option = "op" of all its configurations.
+        # train.py: the loss of pred.float() in single operators, not compiled, pred freed before the backward; its
+        # log-softmax and two gradients in fp32, of which the backward's own 16 bits a logit are a part.
+        software=FSDP.software.model_copy(
+            update={
+                "fused_activation": False,
+                "fp8_weights_only": True,
+                "operator_checkpoints": True,
+                "logit_kept_bytes": 10.0,
+                "gathered_inputs": True,
+            }
+        ),
     ),
     "nemo-automodel": replace(FSDP, name="NeMo AutoModel"),
     "llama3-paper": replace(FSDP, name="Meta's framework", plain=False, sequence_parallel=True, zero=2),
@@ -340,11 +353,13 @@ FRAMEWORKS: dict[str, Framework] = {
         # products of queries, keys, values, gate and up are apart.
         software=ALONE.model_copy(update={"fused_activation": False, "copied_inputs": True}),
     ),
+    # PaddlePaddle/PaddleNLP paddlenlp/trainer/training_args.py: sequence_parallel is off unless given.
     "paddlenlp": replace(
         MEGATRON,
         name="PaddleNLP",
         plain=True,
         stack="",
+        sequence_parallel=False,
         overlap_grad_reduce=False,
         overlap_param_gather=False,
         software=ALONE,

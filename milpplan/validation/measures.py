@@ -89,7 +89,8 @@ def step_measure(run: Run, statement: Statement) -> StepMeasure | None:
 def _rate(run: Run, measured: Measured, statement: Statement) -> tuple[float, str]:
     """FLOP/s a GPU and whose FLOPs they are; (0, "") where none is printed."""
     if measured.tflops_per_gpu:
-        kind = "hardware" if (measured.tflops_kind or "").startswith("hardware") else "model"
+        words = (measured.tflops_kind or "").lower()
+        kind = "hardware" if any(word in words for word in ("hardware", "hfu", "hw ")) else "model"
         return measured.tflops_per_gpu * TERA, f"{kind} FLOP/s"
     hardware, precision = statement.problem.hardware, statement.problem.job.precision
     engine = hardware.accelerator.fp8 if precision == "fp8" else hardware.accelerator.bf16

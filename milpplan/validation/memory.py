@@ -21,7 +21,12 @@ from milpplan.validation.statement import Statement
 MemoryKind = Literal["allocated", "update", "reserved", "device"]
 MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("allocated", "update", "reserved", "device")
 LARGEST: Final = 1e12
-_DEVICE_WORDS: Final = ("nvidia-smi", "MLPerf log key")
+_KIND_WORDS: Final[tuple[tuple[MemoryKind, tuple[str, ...]], ...]] = (
+    ("device", ("nvidia-smi", "nvidia smi", "nvml", "rocm-smi", "dcgm", "mlperf log key")),
+    ("reserved", ("memory_reserved", "max_reserved", "memory reserved")),
+    ("allocated", ("memory_allocated", "max_allocated", "memory allocated")),
+)
+"""Words of a source that tell what it measured, in small letters."""
 _BF16_BYTES: Final = 2
 
 
@@ -39,7 +44,7 @@ def memory_measures(run: Run, statement: Statement) -> tuple[MemoryMeasure, ...]
     told."""
     reported: Mapping[str, Any] = run.measured.peak_mem_reported or {}
     how, framework = str(reported.get("how") or ""), framework_of(run)
-    kind: MemoryKind = "device" if any(word in how for word in _DEVICE_WORDS) else framework.memory
+    kind = _kind(how, framework)
     stages = _by_stage(reported, statement)
     if stages:
         measures = [MemoryMeasure(size, kind, stage) for stage, size in stages.items()]
@@ -62,6 +67,14 @@ def not_compared(run: Run, measures: tuple[MemoryMeasure, ...]) -> tuple[str, ..
     if measures or not reported or run.measured.status != "ok":
         return ()
     return (f"peak memory not compared: size, unit or ranks of {str(dict(reported))[:100]} cannot be told",)
+
+
+def _kind(how: str, framework: Framework) -> MemoryKind:
+    """What a source's words say that it measured; else, or where it prints two kinds, its framework's habit."""
+    if framework.resets_peak:
+        return framework.memory
+    told = (kind for kind, words in _KIND_WORDS if any(word in how.lower() for word in words))
+    return next(told, framework.memory)
 
 
 def _by_stage(reported: Mapping[str, Any], statement: Statement) -> dict[int, float]:

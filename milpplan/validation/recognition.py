@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from milpplan.validation.frameworks import (
@@ -12,6 +13,7 @@ from milpplan.validation.frameworks import (
     FRAMEWORKS,
     FSDP,
     MEGATRON,
+    MEGATRON_2021,
     MEGATRON_DEEPSPEED,
     NEMO,
     PLAIN_STACK,
@@ -33,12 +35,16 @@ WORDS: Final[tuple[tuple[str, Framework], ...]] = (
     ("zero-?bubble", FRAMEWORKS["zero-bubble"]),
     ("megatron-?bridge", BRIDGE),
     ("megatron-?deep-?speed|bloom", MEGATRON_DEEPSPEED),
-    ("nemo", NEMO),
-    ("megatron|mcore|transformer-?engine", MEGATRON),
+    ("nemo", replace(NEMO, experts_share_tp=True)),
+    (r"megatron(-?lm)?-?\(?v?(2019|202[012]|[123]\.[0-9.]+)\)?", MEGATRON_2021),
+    ("megatron(-?lm|-?core)?|mcore|transformer-?engine", replace(MEGATRON, experts_share_tp=True)),
     ("deep-?speed", DEEPSPEED),
     ("fsdp2?|accelerate|transformers|torchtune|lit-?gpt|axolotl|llama-?factory", FSDP),
 )
-"""Regular expressions of whole words, the more special ones first, and whose habits they mean."""
+"""Regular expressions of whole words, the more special ones first, and whose habits they mean.
+
+Experts share tensor parallelism where a source that is not known does not print their own (NVIDIA/Megatron-LM
+megatron/training/arguments.py: expert_tensor_parallel_size is tensor_model_parallel_size unless given)."""
 _PATTERNS: Final = tuple((re.compile(rf"(?<![a-z])(?:{words})(?![a-z])"), framework) for words, framework in WORDS)
 
 

@@ -12,7 +12,7 @@ from milpplan.costs.simulator import check_plan
 from milpplan.errors import IllegalPlanError
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
+from milpplan.specs.plan import V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
 from milpplan.specs.problem import Job, Problem
 from milpplan.validation.clusters import hardware_of
 from milpplan.validation.frameworks import UNKNOWN, UNKNOWN_SHARDED, Framework
@@ -27,7 +27,19 @@ DEFAULT_SEQUENCE: Final = 8192
 MAX_WORK_ITEMS: Final = 4_194_304
 """Most virtual stages x micro-batches of a run that is simulated."""
 MAX_DEGREE: Final = 1_048_576
-_NO_SCHEDULE: Final = ("zb", "zero bubble", "v-half", "v-min", "dualpipe")
+_NO_SCHEDULE: Final = ("zb", "zero bubble", "zero-bubble", "v-half", "v-min", "dualpipe")
+_SPLIT: Final[dict[str, Schedule]] = {
+    "zb-h1": "zb-h1",
+    "zb-1p": "zb-h1",
+    "zbh1": "zb-h1",
+    "zb1p": "zb-h1",
+    "zb-v": "zb-v",
+    "zbv": "zb-v",
+    "dualpipe-v": "dualpipe-v",
+    "dualpipev": "dualpipe-v",
+}
+"""Names of schedules with weight gradients apart, and ours. ZB-1p is searched for within the memory of 1F1B, for
+which ZB-H1 is the schedule by hand (Qi et al. 2024, arXiv:2401.10241, sections 2.1 and 3)."""
 _FEATURES: Final = (
     ("act_cpu_offload", ("True", True), "activations offloaded to the CPU are not modelled"),
     ("cp_comm_type", ("a2a", "a2a+p2p"), "context parallelism by all-to-all (Ulysses) is not modelled"),
@@ -100,7 +112,7 @@ def _refuse_features(run: Run) -> None:
     if run.kind != "pretrain":
         raise UnstatedError(f"a run of kind {run.kind} (packed or partly frozen) is not modelled")
     schedule = (run.parallel.schedule or "").lower()
-    if any(word in schedule for word in _NO_SCHEDULE):
+    if schedule not in _SPLIT and any(word in schedule for word in _NO_SCHEDULE):
         raise UnstatedError(f"schedule {run.parallel.schedule} is not modelled")
     if "heterogeneous_stages" in run.flags or run.parallel.noted("uniform") is False:
         raise UnstatedError("stages differ in degrees or recompute single operators")
@@ -207,6 +219,9 @@ def _precision(text: str | None, told: list[str]) -> Literal["bf16", "fp8"]:
         if word != "fp8":
             told.append(f"{text} priced as fp8")
         return "fp8"
+    if any(part in word for part in ("bf16", "bfloat16", "fp16", "float16", "mixed")):
+        told.append(f"{text} priced as bf16")
+        return "bf16"
     raise UnstatedError(f"precision {text} is not modelled")
 
 
@@ -252,10 +267,18 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
         global_batch_size=batch,
         sequence_parallel=sequence_parallel,
         zero_stage=zero,
-        schedule="interleaved" if vpp > 1 else "1f1b",
+        schedule=_schedule(run, degrees["pp"], vpp, told),
         overlap_grad_reduce=reduce,
         overlap_param_gather=gather,
     )
+
+
+def _schedule(run: Run, pp: int, vpp: int, told: list[str]) -> Schedule:
+    named = _SPLIT.get((run.parallel.schedule or "").lower())
+    if named is not None and pp > 1:
+        told.append(f"schedule {run.parallel.schedule} priced as {named}")
+        return named
+    return "interleaved" if vpp > 1 else "1f1b"
 
 
 def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, told: list[str]) -> int:
@@ -263,6 +286,8 @@ def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, tol
     that all have as many layers, but for the first and the last."""
     if pp == 1:
         return 1
+    if _SPLIT.get((run.parallel.schedule or "").lower()) in V_SCHEDULES:
+        return 2
     if "interleaved" in (run.parallel.schedule or "").lower():
         for vpp in range(2, model.num_layers // pp + 1):
             if len(set(framework.split(model, pp * vpp)[1:-1])) == 1:

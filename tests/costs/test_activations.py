@@ -217,6 +217,18 @@ def test_single_operators_keep_more(software: dict[str, object], bytes_a_token: 
     assert more.dropped_selective - plain.dropped_selective == pytest.approx(extra)
 
 
+@pytest.mark.parametrize(("tp", "sums"), [(1, 0), (4, 2 * 4096)])
+@pytest.mark.parametrize("unread", [True, False])
+def test_operator_checkpoints_keep_every_second_product(tp: int, sums: int, unread: bool) -> None:
+    """Of a layer of Llama 3 8B: its input, queries, values, the result of attention with 4 bytes a head, gate, and
+    the last product's result unless the layer is compiled; with tensor parallelism the two sums over it."""
+    found = with_software("llama3-8b", {"tp": tp}, operator_checkpoints=True, keeps_unread_results=unread)
+    products = (4096 + 1024 + 4096 + 14336) / tp + (4096 if unread else 0)
+    expected = 8192 * (2 * (4096 + products + sums) + 4 * 32 / tp)
+    assert found.kept - found.dropped_selective == pytest.approx(expected)
+    assert found.dropped_full == with_software("llama3-8b", {"tp": tp}).dropped_full
+
+
 def test_nothing_is_gathered_without_sequence_parallelism() -> None:
     """Inputs that no rank shares are kept whole anyway."""
     plain = with_software("llama3-8b", {"tp": 4})

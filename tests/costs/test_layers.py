@@ -88,6 +88,16 @@ def test_published_flops_of_a_gpt_layer(tp: int) -> None:
     assert found[Phase.SELECTIVE] == pytest.approx(4 * b * s**2 * h)
 
 
+def test_operator_checkpoints_replay_every_second_product() -> None:
+    """Of a layer of Llama 3 8B keys, output and up: 2 FLOPs a weight and token; attention is not replayed."""
+    plain = ideal_hardware()
+    software = plain.software.model_copy(update={"operator_checkpoints": True})
+    problem = problem_of("llama3-8b", plain.model_copy(update={"software": software}))
+    found = seconds(problem)[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S
+    assert found == pytest.approx(2 * 8192 * 4096 * (1024 + 4096 + 14336))
+    assert seconds(problem_of("llama3-8b", plain))[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S < 1
+
+
 def test_flash_attention_counts_the_causal_half() -> None:
     """Flash attention computes half of the square forward and 2.5 times that backward (Dao 2023, section
     4.1)."""

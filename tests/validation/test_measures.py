@@ -74,6 +74,18 @@ def test_a_step_time_survives_every_way_of_printing_it(group: str, recompute: st
     assert found.step_time_s == pytest.approx(seconds)
 
 
+def test_hardware_flops_are_told_by_several_words() -> None:
+    """The kind of the FLOP/s decides the step time, in whatever words."""
+    seconds = []
+    for kind in ("hardware", "HFU", "Hardware FLOPs", "model"):
+        measured = {"status": "ok", "tflops_per_gpu": 400.0, "tflops_kind": kind}
+        one = run(parallel__recompute="full", measured=measured)
+        step = step_measure(one, state(one))
+        assert step is not None
+        seconds.append(step.step_time_s)
+    assert seconds[0] == seconds[1] == seconds[2] > seconds[3]
+
+
 def test_nothing_measured_is_none() -> None:
     """A run out of memory, or one that prints nothing of use, has no step time."""
     for measured in ({"status": "oom"}, {"status": "ok"}, {"status": "ok", "mfu": 0.0}):

@@ -52,6 +52,55 @@ def test_memory_keeps_its_kind() -> None:
     assert one.predicted_memory_bytes == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("torch.cuda.max_memory_reserved", "reserved"),
+        ("torch.cuda.max_memory_allocated on rank 0", "allocated"),
+        ("NVIDIA-SMI", "device"),
+        ("rocm-smi", "device"),
+        ("log", "allocated"),
+    ],
+)
+def test_the_words_of_a_source_tell_its_kind(how: str, kind: str) -> None:
+    """Before the habit of its framework, here that of Megatron-LM."""
+    reported = {"value": 40.0, "unit": "GiB", "how": how}
+    one = run(measured={"status": "ok", "step_time_s": 1.0, "peak_mem_reported": reported})
+    assert [measure.kind for measure in memory_measures(one, state(one))] == [kind]
+
+
+TORCHTITAN = (
+    # GPUs, cp, tokens of a sequence, micro-batch, recomputation, mode, precision, GiB
+    (8, 1, 8192, 2, "selective", "eager", "bf16", 82.4),
+    (8, 1, 8192, 2, "selective", "compile", "bf16", 77.0),
+    (8, 1, 8192, 2, "selective", "compile+float8", "float8", 76.8),
+    (8, 1, 32768, 1, "full", "compile+float8", "float8", 83.9),
+    (8, 2, 65536, 1, "full", "compile+float8", "float8", 84.2),
+    (8, 4, 131072, 1, "full", "compile+float8", "float8", 84.0),
+    (8, 8, 262144, 1, "full", "compile+float8", "float8", 84.5),
+)
+"""Llama 3.1 8B on 8 H100, tables 1 and 2 of pytorch/torchtitan@31a17bfd
+benchmarks/llama3_h100_202412_torchtitan.md."""
+
+
+@pytest.mark.parametrize("case", TORCHTITAN, ids=str)
+def test_torchtitan_reserves_what_its_checkpoints_and_its_loss_keep(case: tuple[Any, ...]) -> None:
+    """Seven published peaks that are not among the shipped runs, within 1 %: nothing was fitted to them."""
+    gpus, cp, length, micro_batch, recompute, mode, precision, peak = case
+    dims = {"layers": 32, "hidden": 4096, "ffn_hidden": 14336, "heads": 32, "kv_heads": 8, "vocab": 128256}
+    changes = {f"model__{name}": size for name, size in dims.items()}
+    dp = gpus // cp
+    degrees = {"tp": 1, "pp": 1, "cp": cp, "dp": dp, "zero": 3, "micro_batch": micro_batch, "grad_accum": 1}
+    degrees |= {"fsdp": True, "sp": False, "recompute": recompute, "precision": precision, "extra": {"mode": mode}}
+    changes |= {f"parallel__{name}": value for name, value in degrees.items()}
+    changes |= {"model__seq_len": length, "parallel__global_batch": dp * micro_batch, "hardware__gpus_total": gpus}
+    measured = {"status": "ok", "step_time_s": 1.0, "peak_mem_GiB": peak}
+    one = compare_run(run(group="torchtitan", hardware__gpu_mem_GB=96, measured=measured, **changes))
+    assert one.memory is not None
+    assert one.memory.kind == "reserved"
+    assert one.memory_error_fraction == pytest.approx(0, abs=0.01)
+
+
 def test_nanotron_prints_what_is_allocated_at_the_update_and_what_was_reserved() -> None:
     """Both of rank 0; the first has no activations, the second what the allocator took and holds."""
     one = nanotron(5.0, 8.0)

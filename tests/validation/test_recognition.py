@@ -22,6 +22,8 @@ def run_of(**changes: Any) -> Run:
     ("changes", "name"),
     [
         ({"framework": "Megatron-LM 0.12"}, "Megatron-LM"),
+        ({"framework": "Megatron-LM (2021)"}, "Megatron-LM of 2021"),
+        ({"framework": "Megatron-LM v2.5"}, "Megatron-LM of 2021"),
         ({"framework": "NeMo 2.0"}, "NeMo"),
         ({"framework": "Megatron Bridge"}, "Megatron Bridge"),
         ({"framework": "megatron_deepspeed"}, "Megatron-DeepSpeed"),
@@ -41,6 +43,13 @@ def run_of(**changes: Any) -> Run:
 def test_an_unknown_source_is_recognised(changes: dict[str, Any], name: str) -> None:
     """By the record's framework, else by a whole word of its names, else by what it shards."""
     assert framework_of(run_of(**changes)).name == name
+
+
+def test_experts_of_an_unknown_source_share_tensor_parallelism() -> None:
+    """Megatron-LM's default; sources that are known say how their experts are split."""
+    assert framework_of(run_of(framework="Megatron-Core")).experts_share_tp
+    assert framework_of(run_of(framework="NeMo")).experts_share_tp
+    assert not framework_of(run_of(group="nemo-docs")).experts_share_tp
 
 
 def test_what_the_record_says_counts_before_its_source() -> None:

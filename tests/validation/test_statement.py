@@ -78,7 +78,9 @@ def test_every_assumption_is_told(changes: dict[str, Any], word: str) -> None:
         ({"hardware__gpus_total": None, "parallel__dp": None}, "number of GPUs"),
         ({"hardware__gpus_total": 15}, "do not divide"),
         ({"parallel__tp": None, "parallel__dp": None}, "tp"),
-        ({"parallel__schedule": "ZB-1p"}, "ZB-1p"),
+        ({"parallel__schedule": "ZB-2p"}, "ZB-2p"),
+        ({"parallel__schedule": "v-half"}, "v-half"),
+        ({"parallel__precision": "fp32"}, "fp32"),
         ({"parallel__precision": "NVFP4"}, "NVFP4"),
         ({"parallel__global_batch": 66}, "does not divide"),
         ({"parallel__global_batch": None, "parallel__grad_accum": None}, "global batch"),
@@ -99,6 +101,45 @@ def test_what_cannot_be_said_is_refused_with_its_reason(changes: dict[str, Any],
     """Nothing is dropped silently."""
     with pytest.raises(UnstatedError, match=word):
         state(run(**changes))
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule", "vpp"),
+    [("ZB-H1", "zb-h1", 1), ("ZB-1p", "zb-h1", 1), ("zbv", "zb-v", 2), ("DualPipe-V", "dualpipe-v", 2)],
+)
+def test_schedules_with_weight_gradients_apart(words: str, schedule: str, vpp: int) -> None:
+    """Those that milpplan has are stated; without a pipeline there is nothing to schedule."""
+    statement = state(run(parallel__schedule=words, parallel__vpp=None))
+    assert (statement.plan.layout.schedule, statement.plan.layout.vpp) == (schedule, vpp)
+    assert f"schedule {words} priced as {schedule}" in statement.assumptions
+    alone = state(run(parallel__schedule=words, parallel__vpp=None, parallel__pp=1, parallel__dp=8))
+    assert alone.plan.layout.schedule == "1f1b"
+
+
+def test_sixteen_bits_in_other_words() -> None:
+    """A number format is read from a phrase, and told."""
+    statement = state(run(parallel__precision="bf16 with fp32 sums"))
+    assert statement.problem.job.precision == "bf16"
+    assert "bf16 with fp32 sums priced as bf16" in statement.assumptions
+
+
+@pytest.mark.parametrize(
+    ("words", "gigabytes_per_s"),
+    [
+        ("2x 200 Gb/s HDR InfiniBand", 6.25),
+        ("NVLink; 4x ConnectX-6 HDR 200Gbps per node", 12.5),
+        ("Storage: 2x 400Gb/s, Compute: 8x ConnectX-7 400Gb/s", 50.0),
+        ("800 Gb/s per node", 12.5),
+        ("8x 4th Gen NVLink, 900GB/s", 50.0),
+        ("InfiniBand", 50.0),
+    ],
+)
+def test_links_of_a_node_are_read(words: str, gigabytes_per_s: float) -> None:
+    """GB/s a GPU and direction: links times Gb/s over eight bits and eight GPUs; else the description's, told."""
+    statement = state(run(hardware__interconnect=words))
+    assert statement.problem.hardware.scale_out.bandwidth_bytes_per_s == pytest.approx(gigabytes_per_s * 1e9)
+    if gigabytes_per_s != 50 or "Gb" not in words:
+        assert any("network" in text for text in statement.assumptions)
 
 
 def test_a_known_model_is_the_preset() -> None:
