@@ -8,14 +8,17 @@ from typing import Final
 import numpy as np
 
 from milpplan.calibration.nccl import BusLog
+from milpplan.calibration.robust import MAD_TO_SIGMA
 from milpplan.costs.collectives import Operation, bus_bandwidth_bytes_per_s
 from milpplan.errors import InvalidInputError
 from milpplan.presets.overlays import COLLECTIVES
 from milpplan.specs.hardware import BusTable, HardwareSpec
 from milpplan.specs.overlay import LEAST_FACTOR, MOST_FACTOR, Constants, Factor, Tables
-from milpplan.units import size_text
+from milpplan.units import percent_text, size_text
 
 RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+MOST_SIGMA: Final = 0.5
+"""Of tables; repetitions that scatter more say nothing."""
 LARGEST: Final = 3
 """Largest messages whose rates give the efficiency of the network."""
 
@@ -50,11 +53,7 @@ def fit_bus(logs: list[BusLog], hardware: HardwareSpec) -> BusFit:
             errors += _errors(log, hardware)
         tables[operation] = _table(own, hardware, operation, told)
     factors = _network_factors(outside, hardware, told)
-    constants = Constants()
-    if factors:
-        sigma = float(np.std(factors)) if len(factors) > 1 else 0.1 * factors[0]
-        constants = Constants(scale_out_efficiency=Factor(value=float(np.median(factors)), one_sigma=sigma))
-        told.append(f"network between domains: {len(factors)} rates of the largest messages")
+    constants = _constants(inside, factors, told)
     if not tables and not factors:
         raise InvalidInputError(
             f"None of the {len(logs)} tables says anything about {hardware.name} ({'; '.join(told)}).",
@@ -71,6 +70,21 @@ def fit_bus(logs: list[BusLog], hardware: HardwareSpec) -> BusFit:
         sum(len(log.rates) for log in logs),
         float(np.mean(errors)) if errors else None,
     )
+
+
+def _constants(inside: list[BusLog], factors: list[float], told: list[str]) -> Constants:
+    """The network's efficiency, and the one sigma of the tables: scatter of repetitions, as if common to all."""
+    found: dict[str, Factor] = {}
+    if factors:
+        sigma = float(np.std(factors)) if len(factors) > 1 else 0.1 * factors[0]
+        found["scale_out_efficiency"] = Factor(value=float(np.median(factors)), one_sigma=sigma)
+        told.append(f"network between domains: {len(factors)} rates of the largest messages")
+    spread = [size for log in inside for size in log.spread]
+    if spread:
+        sigma = min(MAD_TO_SIGMA * float(np.median(spread)), MOST_SIGMA)
+        found["scale_up_efficiency"] = Factor(value=1.0, one_sigma=sigma)
+        told.append(f"one sigma of the tables: {percent_text(sigma)} (repetitions, in place and out of place)")
+    return Constants(**found)
 
 
 def _described(hardware: HardwareSpec, operation: str, sizes: list[int], ranks: float) -> list[float]:

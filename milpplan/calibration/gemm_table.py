@@ -11,11 +11,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.nodes import LEAST, MOST, corrected, hat_weights
+from milpplan.calibration.nodes import LEAST, MOST, NOISE, corrected, hat_weights
+from milpplan.calibration.robust import MAD_TO_SIGMA
 from milpplan.costs.compute import GemmPrecision, engine_of, gemm_bytes, interpolate_table
 from milpplan.errors import InvalidInputError
 from milpplan.specs.hardware import GemmTable, HardwareSpec
-from milpplan.specs.overlay import Tables
+from milpplan.specs.overlay import Constants, Factor, Tables
 from milpplan.specs.reading import shown
 
 FloatArray = npt.NDArray[np.float64]
@@ -27,6 +28,10 @@ MAX_ROWS: Final = 200_000
 MOST_ELEMENTS: Final = 10**9
 MEMORY_MARGIN: Final = 1.2
 """A product within this factor of its memory traffic says nothing about the matrix engine."""
+LEAST_FOR_SIGMA: Final = 4
+MOST_SIGMA: Final = 0.5
+OUTLIER: Final = 5
+"""Sigmas beyond which a product is told as an outlier."""
 _DO: Final = (
     "Give a CSV with the columns m,n,k and one of time_s, time_ms, time_us (or latency_...) or tflops; precision "
     "if fp8."
@@ -46,9 +51,14 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class GemmFit:
-    """Tables, what is told, rows used, and mean absolute errors of the efficiency."""
+    """Tables, what is told, rows used, and mean absolute errors of the efficiency.
+
+    ``constants`` are factors of 1 with the tables' one sigma: the robust scatter of products around a table that
+    was fitted without them, as if it were common to all products (upper).
+    """
 
     tables: Tables
+    constants: Constants
     told: tuple[str, ...]
     num_rows: int
     error_before: float
@@ -132,20 +142,36 @@ def fit_gemm(products: list[Products], hardware: HardwareSpec) -> GemmFit:
         InvalidInputError: no product is limited by the matrix engine, or the accelerator lacks the format.
     """
     tables: dict[str, GemmTable] = {}
+    sigmas: dict[str, Factor] = {}
     told: list[str] = []
     before: list[float] = []
     after: list[float] = []
     for part in products:
-        table, used, errors = _fitted(part, hardware)
+        table, sigma, errors = _fitted(part, hardware)
         tables[f"gemm_{part.precision}"] = table
+        sigmas["gemm_efficiency" if part.precision == "bf16" else "gemm_fp8_efficiency"] = Factor(
+            value=1.0, one_sigma=sigma
+        )
+        outliers = int(np.sum(errors[1] > OUTLIER * max(sigma, NOISE)))
+        if outliers:
+            told.append(f"{part.precision}: {outliers:,} outliers, beyond {OUTLIER} sigma, that hardly count")
         before += errors[0].tolist()
         after += errors[1].tolist()
+        used = len(errors[1])
         left = len(part.m) - used
         told.append(f"{part.precision}: {used:,} products used, {left:,} limited by memory or launch left out")
-    return GemmFit(Tables(**tables), tuple(told), len(before), float(np.mean(before)), float(np.mean(after)))
+    return GemmFit(
+        Tables(**tables),
+        Constants(**sigmas),
+        tuple(told),
+        len(before),
+        float(np.mean(before)),
+        float(np.mean(after)),
+    )
 
 
-def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, int, tuple[FloatArray, FloatArray]]:
+def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, float, tuple[FloatArray, FloatArray]]:
+    """The table, its one sigma, and errors of the products used in the description's table and in this one."""
     accelerator = hardware.accelerator
     engine = engine_of(accelerator, part.precision)
     kernel_s = part.time_s - accelerator.kernel_latency_s
@@ -166,4 +192,17 @@ def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, int, tup
         update={"efficiency": tuple(tuple(tuple(map(float, row)) for row in plane) for plane in fitted)}
     )
     errors = tuple(np.abs(interpolate_table(one, m, n, k) / efficiency - 1.0) for one in (engine.gemm, table))
-    return table, int(use.sum()), (errors[0], errors[1])
+    return table, _one_sigma(weights, nodes.ravel(), efficiency), (errors[0], errors[1])
+
+
+def _one_sigma(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) -> float:
+    """Robust scatter of every second product around a table fitted to the others, in turn; of fewer than four the
+    noise that a product is taken to have."""
+    if len(efficiency) < LEAST_FOR_SIGMA:
+        return NOISE
+    errors = []
+    for start in (0, 1):
+        kept, left_out = slice(1 - start, None, 2), slice(start, None, 2)
+        table = corrected(weights[kept], nodes, efficiency[kept])
+        errors.append(np.abs(weights[left_out] @ table / efficiency[left_out] - 1.0))
+    return min(MAD_TO_SIGMA * float(np.median(np.concatenate(errors))), MOST_SIGMA)

@@ -37,6 +37,9 @@ class BusLog:
     operation: str
     num_ranks: int
     rates: dict[int, float] = field(default_factory=dict)
+    spread: list[float] = field(default_factory=list)
+    """How far measurements of one message size are apart, relative, as of a single one: repetitions from their
+    median, times in place from those out of place by the root of two."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusL
     """
     section = _Section(_operation_of(source.rsplit("/", 1)[-1]))
     rows: dict[tuple[str, int], dict[int, list[float]]] = {}
+    pairs: dict[tuple[str, int], list[float]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if line.lstrip().startswith("#") or not line.lstrip()[:1].isdigit():
             _read_header(line.strip(), section)
@@ -73,10 +77,27 @@ def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusL
             size, rate = _row(line, section.columns, PASSES[operation] * (ranks - 1) / ranks, f"{source}:{number}")
             if rate > 0:
                 rows.setdefault((operation, ranks), {}).setdefault(size, []).append(rate)
-    logs = [BusLog(*key, {size: _median(found[size]) for size in sorted(found)}) for key, found in rows.items()]
+                pairs.setdefault((operation, ranks), []).extend(_in_place(line.split(), section.columns))
+    logs = [_log(key, found, pairs[key]) for key, found in rows.items()]
     if not logs:
         raise InvalidInputError(f"{source} has no row of a bandwidth table.", "Expected sizes and times.", _DO)
     return logs
+
+
+def _log(key: tuple[str, int], found: dict[int, list[float]], pairs: list[float]) -> BusLog:
+    rates = {size: _median(found[size]) for size in sorted(found)}
+    again = [abs(math.log(rate / rates[size])) for size in rates if len(found[size]) > 1 for rate in found[size]]
+    return BusLog(*key, rates, again + pairs)
+
+
+def _in_place(words: list[str], columns: list[str]) -> list[float]:
+    """The logarithm of the in-place over the out-of-place time, by the root of two; nothing without both."""
+    places = [index for index, name in enumerate(columns) if name == "time"]
+    try:
+        first, second = (float(words[index]) for index in places)
+        return [abs(math.log(second / first)) / math.sqrt(2)]
+    except (ValueError, IndexError, ZeroDivisionError):
+        return []
 
 
 def _operation_of(text: str) -> str | None:

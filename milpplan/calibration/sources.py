@@ -93,7 +93,9 @@ def calibrated(
             error_before=bus.error_before,
         )
         overlay = Overlay(**words, provenance=provenance, tables=bus.tables, constants=bus.constants)
-        return Calibration(kind, overlay, spec, bus.told)
+        known = bus.constants.scale_up_efficiency is not None or bus.error_before is None
+        unknown = () if known else ("one sigma of the tables: not known, no size was measured twice",)
+        return Calibration(kind, overlay, spec, bus.told + unknown)
     table = fit_gemm(parse_gemm(read_text(path), str(path)), spec)
     provenance = Provenance(
         data=f"matrix products, {path.name}",
@@ -103,7 +105,8 @@ def calibrated(
         error_before=table.error_before,
         error_after=table.error_after,
     )
-    return Calibration(kind, Overlay(**words, provenance=provenance, tables=table.tables), spec, table.told)
+    overlay = Overlay(**words, provenance=provenance, tables=table.tables, constants=table.constants)
+    return Calibration(kind, overlay, spec, table.told)
 
 
 def _of_runs(

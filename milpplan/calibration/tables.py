@@ -95,9 +95,10 @@ def _tables(calibration: Calibration) -> list[RenderableType]:
     overlay = calibration.overlay
     names = [name for name in type(overlay.tables).model_fields if getattr(overlay.tables, name) is not None]
     lines = [Text(f"tables: {', '.join(names) or 'none'} ({overlay.provenance.num_measurements:,} measurements)")]
-    factor = overlay.constants.scale_out_efficiency
-    if factor is not None:
-        lines.append(Text(f"scale_out_efficiency {factor.value:.3f}, one sigma {factor.one_sigma:.3f}"))
+    for name in FACTORS:
+        factor = getattr(overlay.constants, name)
+        if factor is not None:
+            lines.append(Text(f"{name} {factor.value:.3f}, one sigma {factor.one_sigma:.3f}"))
     before, after = overlay.provenance.error_before, overlay.provenance.error_after
     if before is not None:
         text = f"mean absolute error of the description's table: {percent_text(before)}"

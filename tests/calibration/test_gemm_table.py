@@ -36,6 +36,19 @@ def test_a_factor_is_found() -> None:
     assert found.tables.gemm_fp8 is None
 
 
+def test_products_left_out_say_how_sure_the_table_is() -> None:
+    """Products that scatter by 4 % leave a one sigma of that and more (half of them fit the table for the other
+    half), exact ones less than half of it; absurd ones are told."""
+    base = load_hardware("dgx-h100")
+    noisy, exact = (fit_gemm(parse_gemm(products(0.8, noise), "x.csv"), base) for noise in (0.04, 0.0))
+    assert noisy.constants.gemm_efficiency is not None
+    assert exact.constants.gemm_efficiency is not None
+    assert noisy.constants.gemm_efficiency.value == 1.0
+    assert 0.04 < noisy.constants.gemm_efficiency.one_sigma < 0.12
+    assert exact.constants.gemm_efficiency.one_sigma < noisy.constants.gemm_efficiency.one_sigma / 2
+    assert any("outliers" in text for text in exact.told)
+
+
 def test_tflops_are_read_as_well() -> None:
     """2 m n k / (TFLOP/s * 1e12) seconds."""
     (found,) = parse_gemm("M, N, K, TFLOPS\n4096,4096,4096,500\n", "x.csv")

@@ -114,6 +114,35 @@ def test_a_table_replaces_only_what_was_measured() -> None:
     assert found.error_before is not None
 
 
+def test_repetitions_say_how_sure_the_tables_are() -> None:
+    """Three outputs, 4 % below and above the middle one, without a time in place: 1.4826 times the median of
+    0, 0.04 and 0.04. Once is not enough to know."""
+    base = load_hardware("dgx-h100")
+    outputs = [
+        log(times={size: f"{float(time) * by:.5f}" for size, time in TIMES.items()}) for by in (0.96, 1, 1.04)
+    ]
+    found = fit_bus(parse_nccl("".join(outputs).replace("31.00", "  N/A"), "log.txt"), base)
+    factor = found.constants.scale_up_efficiency
+    assert factor is not None
+    assert factor.value == 1.0
+    assert factor.one_sigma == pytest.approx(1.4826 * 0.04, rel=0.03)
+    once = fit_bus(parse_nccl(log().replace("31.00", "  N/A"), "log.txt"), base)
+    assert once.constants.scale_up_efficiency is None
+
+
+def test_times_in_place_are_a_second_measurement() -> None:
+    """In place 3 % slower for every size: one sigma of a single time is that over the root of two, robust."""
+    both = log()
+    for time in TIMES.values():
+        both = both.replace(
+            f"{time:>8}    0.00    0.00      0    31.00",
+            f"{time:>8}    0.00    0.00      0 {float(time) * 1.03:8.4f}",
+        )
+    factor = fit_bus(parse_nccl(both, "log.txt"), load_hardware("dgx-h100")).constants.scale_up_efficiency
+    assert factor is not None
+    assert factor.one_sigma == pytest.approx(1.4826 * 0.0296 / 2**0.5, rel=0.01)
+
+
 def test_several_nodes_say_the_network() -> None:
     """Two nodes' ring of large messages gives the efficiency of the network; an odd number of ranks gives none."""
     base = load_hardware("dgx-h100")
