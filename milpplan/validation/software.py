@@ -40,6 +40,9 @@ def with_software(
         fields |= {"dispatch_efficiency": min(1 / share, MOST_DISPATCH) if share else MOST_DISPATCH}
         told.append(f"dispatch of experts behind another micro-batch, of whose compute it takes {share:.0%}")
     hardware = hardware.model_copy(update={"software": framework.software.model_copy(update=fields)})
+    measured = run.hardware.measured_busbw_GBps or {}
+    if framework.slow_calls_below_bytes_per_s and "allgather_intra" not in measured:
+        told.append("state of the nodes not known (no bandwidth measured before the run): taken as the faster one")
     names = [
         name for stack in stacks_of(run) if (name := f"{stack_hardware(hardware.name)}+{stack}") in _stack_names()
     ]

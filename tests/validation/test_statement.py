@@ -58,6 +58,7 @@ def test_what_is_printed_is_what_is_planned() -> None:
         ({"group": "bloom-prequel", "model__hidden": 13824, "model__heads": None}, "64 heads (as the source"),
         ({"parallel__extra": {"zero1_group": 2}}, "groups of 2"),
         ({"group": "torchtitan", "parallel__zero": 3}, "sharding in a pipeline priced as ZeRO 1"),
+        ({"group": "nanotron-bench"}, "state of the nodes not known"),
         ({"parallel__recompute": None, "parallel__recompute_detail": "custom remat policy"}, "priced as full"),
         (
             {"group": "nemo-megatron-bridge", "parallel__recompute": None, "model__name": "gpt-oss-120b"},
