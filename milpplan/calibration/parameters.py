@@ -21,6 +21,9 @@ PRIOR_SECONDS_SIGMA: Final = {
     "collective_rank_s": 1e-4,
     "collective_call_s": 3e-4,
     "collective_far_rank_s": 1e-4,
+    "far_micro_batch_s": 3e-2,
+    "far_step_s": 0.1,
+    "far_reduce_s": 0.1,
     "message_s": 0.1,
     "step_overhead_s": 1.0,
     "scale_out_hop_s": 1e-4,
@@ -33,6 +36,9 @@ SECONDS_BOUNDS: Final = {
     "collective_rank_s": (0.0, 2e-3),
     "collective_call_s": (0.0, 2e-2),
     "collective_far_rank_s": (0.0, 2e-3),
+    "far_micro_batch_s": (0.0, 1.0),
+    "far_step_s": (0.0, 2.0),
+    "far_reduce_s": (0.0, 2.0),
     "message_s": (0.0, 2.0),
     "step_overhead_s": (0.0, 20.0),
     "scale_out_hop_s": (0.0, 2e-3),
@@ -58,6 +64,9 @@ class Theta:
     collective_rank_s: float | None = None
     collective_call_s: float | None = None
     collective_far_rank_s: float | None = None
+    far_micro_batch_s: float | None = None
+    far_step_s: float | None = None
+    far_reduce_s: float | None = None
     message_s: float | None = None
     step_overhead_s: float | None = None
     scale_out_hop_s: float | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs import collectives, compute, placement
+from milpplan.costs.calls import far_s
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
 from milpplan.costs.layers import BF16_BYTES, FP32_BYTES, Part, Phase, Shard
 from milpplan.costs.parameters import (
@@ -108,9 +109,10 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     scatter = collectives.reduce_scatter_s(problem.hardware, message, *group)
     whole = collectives.all_reduce_s(problem.hardware, message, *group)
     small = collectives.all_reduce_s(problem.hardware, FP32_BYTES * shard.tokens, *group)
-    seconds[Part.TP, Phase.FORWARD] = np.where(sp, gather, 0.0) + 3 * small
-    seconds[Part.TP, Phase.BACKWARD] = np.where(sp, scatter, whole)
     software = problem.hardware.software
+    far = far_s(problem.hardware, software.far_micro_batch_s, group.size, group.stride)
+    seconds[Part.TP, Phase.FORWARD] = np.where(sp, gather, 0.0) + 3 * small + far
+    seconds[Part.TP, Phase.BACKWARD] = np.where(sp, scatter, whole)
     logits = shard.tokens * vocab * (columns.tp if software.gathered_logits else 1)
     kept = 2 * stream + software.logit_kept_bytes * logits
     workspace = BF16_BYTES * (logits + vocab * hidden)

@@ -21,7 +21,7 @@ from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
 from milpplan.costs.layers import BF16_BYTES, EXPOSED, ONCE, REPLAYS, Part, Phase, layer_seconds
 from milpplan.costs.pairs import paired_ns
 from milpplan.costs.states import LocalParameters
-from milpplan.costs.transfers import crossing_transfer_s, ends_reduce_s, gradient_norm_s, transfer_s
+from milpplan.costs.transfers import crossing_transfer_s, ends_reduce_s, far_step_s, gradient_norm_s, transfer_s
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -354,7 +354,8 @@ def step_overhead_ns(problem: Problem) -> int:
 
 
 def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -> IntArray:
-    """What follows the last reduction: the global gradient norm and the framework's overhead of a step.
+    """What follows the last reduction: the global gradient norm, what groups across domains take once a step, and
+    the framework's overhead of a step.
 
     Forwards alone run through the graph of GPipe with backwards of no length: its last one is on rank 0 exactly
     P - 1 transfers after the last forward on rank P - 1, so that these are taken off again.
@@ -362,7 +363,8 @@ def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -
     if problem.inference:
         return np.asarray(step_overhead_ns(problem) - (columns.pp - 1) * transfers)
     gpus, inverse = np.unique(columns.num_gpus, return_inverse=True)
-    return _ns(gradient_norm_s(problem, gpus))[inverse] + step_overhead_ns(problem)
+    norm = gradient_norm_s(problem, gpus)[inverse] + far_step_s(problem, columns)
+    return _ns(norm) + step_overhead_ns(problem)
 
 
 def _ns(seconds: FloatArray) -> IntArray:

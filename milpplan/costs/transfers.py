@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from milpplan.costs import collectives, placement
-from milpplan.costs.calls import call_s
+from milpplan.costs.calls import call_s, far_s
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns
 from milpplan.costs.domains import neighbours_share
 from milpplan.costs.shard import BF16_BYTES, FP32_BYTES
@@ -76,6 +76,23 @@ def gradient_norm_s(problem: Problem, num_gpus: IntArray) -> FloatArray:
     library takes to call it; of several node types the slowest. Any shape."""
     seconds = [
         collectives.all_reduce_s(hardware, FP32_BYTES, num_gpus, 1) + call_s(hardware, num_gpus, 1)
+        for hardware in problem.node_types
+    ]
+    return np.asarray(np.max(seconds, axis=0))
+
+
+def far_step_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """What tensor-parallel groups in several domains take once a step, [n]: ``far_step_s`` for every pair of
+    domains, and ``far_reduce_s`` where gradients are reduced without ZeRO; of several node types the slowest."""
+    group = placement.tensor(columns)
+    reduced = (columns.zero_stage == 0) & (columns.dp * columns.cp > 1)
+    seconds = [
+        far_s(
+            hardware,
+            hardware.software.far_step_s + np.where(reduced, hardware.software.far_reduce_s, 0.0),
+            group.size,
+            group.stride,
+        )
         for hardware in problem.node_types
     ]
     return np.asarray(np.max(seconds, axis=0))

@@ -248,6 +248,13 @@ class Software(Record):
     """Host time of every such call, however many ranks its group has; none for a group of one."""
     collective_far_rank_s: NonNegativeFloat = 0.0
     """Host time of every such call, beside ``collective_rank_s``, for each rank of its group in another domain."""
+    far_micro_batch_s: NonNegativeFloat = 0.0
+    """Time that every micro-batch takes outside its layers, beside bytes and hops (three small all-reduces of a
+    vocabulary-parallel loss), for every pair of domains that a tensor-parallel group spans."""
+    far_step_s: NonNegativeFloat = 0.0
+    """The same once a step: small all-reduces of the norms' gradients and of the norm of all."""
+    far_reduce_s: NonNegativeFloat = 0.0
+    """The same where gradients are reduced without ZeRO: buckets beside the calls of the last backward."""
     message_s: NonNegativeFloat = 0.0
     """Host time of every message between pipeline stages, for the stage that sends and for the one that receives,
     whatever its size: a pipeline engine that waits for each message before it goes on."""
@@ -342,6 +349,9 @@ class Uncertainty(Record):
     collective_rank_s: NonNegativeFloat = 0.0
     collective_call_s: NonNegativeFloat = 0.0
     collective_far_rank_s: NonNegativeFloat = 0.0
+    far_micro_batch_s: NonNegativeFloat = 0.0
+    far_step_s: NonNegativeFloat = 0.0
+    far_reduce_s: NonNegativeFloat = 0.0
     message_s: NonNegativeFloat = 0.0
     scale_out_hop_s: NonNegativeFloat = 0.0
     kernel_latency_s: NonNegativeFloat = 0.0

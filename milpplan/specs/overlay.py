@@ -28,6 +28,9 @@ TIMES: Final = (
     "collective_rank_s",
     "collective_call_s",
     "collective_far_rank_s",
+    "far_micro_batch_s",
+    "far_step_s",
+    "far_reduce_s",
     "message_s",
     "step_overhead_s",
     "scale_out_hop_s",
@@ -42,6 +45,9 @@ RARE: Final = (
     "collective_rank_s",
     "collective_call_s",
     "collective_far_rank_s",
+    "far_micro_batch_s",
+    "far_step_s",
+    "far_reduce_s",
     "message_s",
     "scale_out_hop_s",
     "kernel_latency_s",
@@ -100,6 +106,9 @@ class Constants(Record):
     collective_rank_s: Seconds | None = None
     collective_call_s: Seconds | None = None
     collective_far_rank_s: Seconds | None = None
+    far_micro_batch_s: Seconds | None = None
+    far_step_s: Seconds | None = None
+    far_reduce_s: Seconds | None = None
     message_s: Seconds | None = None
     step_overhead_s: Seconds | None = None
     scale_out_hop_s: Seconds | None = None

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from milpplan.costs.calls import call_s
+from milpplan.costs.calls import call_s, far_s
+from milpplan.costs.simulator import simulate
 from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.plan import Layout
 from tests.amounts import few_or_many
-from tests.costs.cases import shipped_hardware
+from tests.costs.cases import even_plan, problem_of, shipped_hardware
 
 CALL_S, RANK_S, FAR_S = 1.0, 0.01, 0.0001
 
@@ -58,3 +60,38 @@ def test_calls_are_free_by_default_and_grow(
     size = np.array(sizes)
     assert (call_s(hardware(), size, stride) == np.zeros(len(sizes))).all()
     assert (call_s(slow, 2 * size, stride) >= call_s(slow, size, stride) - 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "pairs"),
+    [(1, 1, 0), (8, 1, 0), (2, 4, 0), (16, 1, 1), (2, 8, 1), (32, 1, 6), (16, 4, 28), (64, 1, 28)],
+)
+def test_pairs_of_nodes_by_hand(size: int, stride: int, pairs: int) -> None:
+    """A group in d nodes of 8 GPUs takes its constant d (d - 1) / 2 times: 0, 1, 6 and 28 in 1, 2, 4 and 8."""
+    assert float(far_s(hardware(), 0.5, size, stride)) == 0.5 * pairs
+    assert far_s(hardware(), 0.0, np.array([size, 64]), stride).tolist() == [0.0, 0.0]
+
+
+def step_s(tp: int, dp: int, zero_stage: int, pp: int = 1, **software: float) -> float:
+    """A step of 6 micro-batches of Llama-3 8B a replica, one node of 8 GPUs after another."""
+    problem = problem_of("llama3-8b", hardware(**software), sequence_length=2048)
+    layout = Layout(tp=tp, dp=dp, pp=pp, global_batch_size=6 * dp, sequence_parallel=True, zero_stage=zero_stage)
+    return simulate(problem, even_plan(problem, layout)).step_time_s
+
+
+@pytest.mark.parametrize(("tp", "pairs"), [(8, 0), (16, 1), (32, 6)])
+@pytest.mark.parametrize(("dp", "zero_stage", "reduced"), [(1, 0, 0), (2, 0, 1), (2, 1, 0)])
+def test_a_step_has_them_in_micro_batches_once_and_without_zero(
+    tp: int, pairs: int, dp: int, zero_stage: int, reduced: int
+) -> None:
+    """6 micro-batches, one step, and one reduction where replicas do not shard: each for every pair of nodes."""
+    slow = {"far_micro_batch_s": 0.01, "far_step_s": 0.3, "far_reduce_s": 5.0}
+    added = step_s(tp, dp, zero_stage, **slow) - step_s(tp, dp, zero_stage)
+    assert added == pytest.approx(pairs * (6 * 0.01 + 0.3 + reduced * 5.0), abs=1e-8)
+
+
+def test_a_pipeline_waits_for_them_on_its_last_stage() -> None:
+    """Where the head's stage is the slowest, six micro-batches wait there for the loss, whatever is before."""
+    added = step_s(16, 1, 0, pp=2, far_micro_batch_s=10.0) - step_s(16, 1, 0, pp=2)
+    assert 60.0 <= added + step_s(16, 1, 0, pp=2)
+    assert added <= 60.0 + 1e-8
