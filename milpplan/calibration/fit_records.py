@@ -17,7 +17,8 @@ OUTLIER_WEIGHT = 0.3
 METHOD = (
     "least squares of log(predicted / measured) with soft_l1 loss, normal priors (factors: one sigma 0.3 of the "
     "logarithm; layer_launch_s 1 ms, collective_rank_s, scale_out_hop_s and kernel_latency_s 0.1 ms, "
-    "far_micro_batch_s 30 ms, message_s, far_step_s and far_reduce_s 0.1 s, step_overhead_s 1 s), linearised in turn"
+    "far_micro_batch_s 30 ms, message_s, far_step_s and far_reduce_s 0.1 s, step_overhead_s 1 s), linearised in "
+    "turn"
 )
 
 
