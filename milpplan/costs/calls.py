@@ -34,7 +34,7 @@ def far_s(hardware: HardwareSpec, pair_s: Numbers, size: Numbers, stride: Number
     """Seconds of what a tensor-parallel group of ``size`` ranks ``stride`` apart in d domains takes outside its
     layers: ``pair_s`` d (d - 1) / 2, nothing in one domain; any shapes that broadcast.
 
-    The law is fitted, not derived: besides bytes and hops nanotron's steps take 10 ms a micro-batch and 71 ms a
+    The law is fitted, not derived: besides bytes and hops nanotron's steps take 11 ms a micro-batch and 71 ms a
     step where tensor parallelism spans two nodes, 91 and 395 where it spans four (docs/accuracy.md).
     """
     if not np.any(pair_s):
