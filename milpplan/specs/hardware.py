@@ -249,18 +249,15 @@ class Software(Record):
     collective_far_rank_s: NonNegativeFloat = 0.0
     """Host time of every such call, beside ``collective_rank_s``, for each rank of its group in another domain."""
     far_micro_batch_s: NonNegativeFloat = 0.0
-    """Time that every micro-batch takes outside its layers, beside bytes and hops (three small all-reduces of a
-    vocabulary-parallel loss), for every pair of domains that a tensor-parallel group spans."""
+    """Time of a micro-batch outside its layers for every pair of domains that a tensor-parallel group spans."""
     far_step_s: NonNegativeFloat = 0.0
     """The same once a step: small all-reduces of the norms' gradients and of the norm of all."""
     far_reduce_s: NonNegativeFloat = 0.0
     """The same where gradients are reduced without ZeRO: buckets beside the calls of the last backward."""
     message_s: NonNegativeFloat = 0.0
-    """Host time of every message between pipeline stages, for the stage that sends and for the one that receives,
-    whatever its size: a pipeline engine that waits for each message before it goes on."""
+    """Host time of every message between pipeline stages, whatever its size, for each of the two stages."""
     reduce_call_bytes: NonNegativeFloat = 0.0
-    """Bytes of 16-bit gradients that one call of an unsharded reduction takes, each of which costs
-    ``collective_rank_s`` for every other rank; 0: its calls cost nothing."""
+    """Bytes of 16-bit gradients that one call of an unsharded reduction takes; 0: its calls cost nothing."""
     step_overhead_s: NonNegativeFloat = 0.0
     """Once a step, beside nothing: data, logging, the optimizer's launches, synchronisation."""
     overlap_tensor_parallel: bool = True
