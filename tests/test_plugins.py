@@ -189,7 +189,7 @@ def weighted(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: 
 
 def negative(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray) -> FloatArray:
     """No times."""
-    return seconds - 1.0
+    return -seconds
 
 
 def flat(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray) -> FloatArray:
@@ -247,10 +247,10 @@ def test_cost_models_that_break_their_promise_are_named(offered: Offer, value: s
     """Each error names the plug-in and what is wrong."""
     offered("cost_models", "bad", f"{__name__}:{value}")
     with pytest.raises(PluginError, match="bad") as caught:
-        solve(with_cost_model(random_problem(0), "bad"))
+        solve(with_cost_model(random_problem(3), "bad"))
     assert words in str(caught.value)
     with pytest.raises(UnknownNameError, match="absent"):
-        solve(with_cost_model(random_problem(0), "absent"))
+        solve(with_cost_model(random_problem(3), "absent"))
 
 
 def test_solvers_that_break_their_promise_are_named(offered: Offer) -> None:
