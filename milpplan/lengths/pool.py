@@ -72,6 +72,7 @@ class Pool:
     bounded: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
     loaded: dict[tuple[int, int, bool], Loads] = field(default_factory=dict)
     fine: dict[int, Loads] = field(default_factory=dict)
+    serial: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @staticmethod
     def of(problem: Problem, load: Load) -> Pool:
@@ -143,20 +144,24 @@ class Pool:
             self.fine[member] = self.loads(member, beside=True).finer()
         return self.fine[member]
 
-    def serial_ns(self, member: int) -> float:
-        """Least time of a group with the longest sequence, beside other strategies."""
-        one = self.members[member]
-        return float(serial_times(self.tables[member], one, one.beside_grains)[-1])
+    def serial_ns(self, member: int, *, beside: bool) -> float:
+        """Least time of a group with the longest sequence; infinite where that does not fit."""
+        key = (member, self.grains(member, beside=beside))
+        if key not in self.serial:
+            self.serial[key] = float(serial_times(self.tables[member], self.members[member], key[1])[-1])
+        return self.serial[key]
 
     def least_ns(self, member: int, *, beside: bool) -> float:
         """What all sequences take under the strategy at least, with its reduction and finish.
 
-        By ``bounds`` and what is known of ``loads``; infinite where one does not fit.
+        By ``bounds``, by the passage of the longest through all stages, and by what is known of ``loads``;
+        infinite where one does not fit.
         """
         grains = self.grains(member, beside=beside)
         if grains * self.load.grain < self.load.lengths[-1]:
             return float("inf")
         found = [self.bounds(member, beside=beside).at(self.load.counts.astype(np.float64))]
+        found.append(self.serial_ns(member, beside=beside))
         known = [self.loaded.get((member, grains, exact)) for exact in (False, True)]
         found += [one.highest for one in known if one is not None]
         return max(found) + self.reduce_ns(member) + self.finish_ns(member)

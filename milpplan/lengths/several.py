@@ -184,7 +184,7 @@ class Several:
     def _bounded(self, places: list[int], bounds: list[WorkBounds]) -> Bounded:
         """What screening needs of so many strategies, or parts of them."""
         members = [self.members[place] for place in places]
-        serial = np.array([self.pool.serial_ns(member) for member in members])
+        serial = np.array([self.pool.serial_ns(member, beside=True) for member in members])
         once = np.array([float(self.pool.reduce_ns(member)) for member in members])
         finish = np.array([float(self.pool.finish_ns(member)) for member in members])
         return Bounded.of(bounds, serial, once, finish, self.pool.load.counts)
@@ -235,7 +235,7 @@ class Several:
         pool, member = self.pool, self.members[place]
         if pool.num_stages(member) == 1:
             return []
-        able = bool(np.isfinite(pool.serial_ns(member))) and pool.num_stages(member) < DEEP
+        able = bool(np.isfinite(pool.serial_ns(member, beside=True))) and pool.num_stages(member) < DEEP
         if classes == "longest" and not able:
             classes = "none"
         key = (place, classes)

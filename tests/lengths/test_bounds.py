@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from milpplan.lengths.longest import group_ns, long_bound
+from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
 from milpplan.lengths.screening import Bounded, branched, mixed_ns, screened, sharpened_ns, split
 from milpplan.lengths.tables import Load, heaviest
 from milpplan.lengths.unequal import StageLoads, chord, load_bound, path_bound
 from milpplan.lengths.work import WorkBounds, serial_times
-from tests.lengths.cases import pool, random_micro_batches
+from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches, workload
+from tests.small import small_problem
 
 
 def test_paths_bound_every_packing() -> None:
@@ -388,3 +390,34 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
         assert branched(cut, used, cuts, bound * 0.9) >= bound * 0.9
         assert not [one for one in screened(problem, size, bound * 0.9).left if one.used == used]
     assert np.median(close) > 0.85
+
+
+def test_the_least_time_of_a_strategy_knows_the_passage_of_the_longest() -> None:
+    """One sequence that is most of the work is not spread over replicas or stages: a strategy takes its passage at
+    least, and random packings of the whole workload are never below the least time of any."""
+    long = workload(long=1, short=6, longest=40_000)
+    found = pool_of(small_problem(memory_gib=40), long)
+    random, raised = np.random.default_rng(3), 0
+    for member, one in enumerate(found.members):
+        least_ns = found.least_ns(member, beside=False)
+        once_ns = found.reduce_ns(member) + found.finish_ns(member)
+        if not np.isfinite(least_ns):
+            continue
+        spread_ns = found.bounds(member, beside=False).at(long.counts.astype(np.float64)) + once_ns
+        raised += found.serial_ns(member, beside=False) + once_ns > 1.2 * spread_ns
+        for _ in range(5):
+            replicas = _dealt(found, one.alone_grains, one.candidate.layout.dp, random)
+            assert least_ns <= found.timed(member, replicas, one.alone_grains).time_ns + once_ns, one.candidate.name
+    assert raised > 3
+
+
+def _dealt(found: Pool, most_grains: int, num_replicas: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """All sequences in random micro-batches that fit, these on random replicas."""
+    lengths, rows = found.load.lengths, [np.zeros(len(found.load.lengths), dtype=np.int64)]
+    for k in random.permutation(np.repeat(np.arange(len(lengths)), found.load.counts)):
+        if rows[-1] @ lengths + lengths[k] > most_grains * GRAIN or random.random() < 0.3:
+            rows.append(np.zeros(len(lengths), dtype=np.int64))
+        rows[-1][k] += 1
+    batches = np.array([row for row in rows if row.any()])
+    owners = random.integers(0, num_replicas, len(batches))
+    return tuple(batches[owners == replica] for replica in range(num_replicas))
