@@ -1,10 +1,12 @@
 """What a replica of a pipeline takes at least if one of its micro-batches holds the longest sequence.
 
 However the sequences are packed, some micro-batch has at least the load of the longest one on every stage. The
-others cannot all be like it, so stages wait around it, and more so the shorter they are. ``unequal.Window`` bounds
+others cannot all be like it, so stages wait around it, and more so the shorter they are. ``windows.Window`` bounds
 that for any numbers of micro-batches ahead of it and behind it. All pairs of numbers are covered by boxes: from a
 to a' ahead, from c to c' behind. A box has the bound of its window, or what ``unequal.LoadBound`` says of its
-numbers in all; those that give least get windows, then are halved.
+numbers in all; those that give least get windows, then are halved. Of many micro-batches on one side only the next
+ones are in the window: the others count for their work on the last stage, where paths begin or end. Nothing limits
+how much of the load these hold, so a mixture's slope is at most their weight.
 
 The time of a replica is no less than the least over the boxes, each linear in the load: a concave function again
 (``LongBound``).
@@ -24,17 +26,16 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray
 from milpplan.lengths.unequal import (
-    MAX_MICRO_BATCHES,
     LoadBound,
     PathBound,
     StageLoads,
-    Window,
     best_mixture,
     loads_within,
 )
+from milpplan.lengths.windows import Window
 
-# Numbers ahead and behind where boxes begin.
-_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, MAX_MICRO_BATCHES)
+# Numbers ahead and behind where boxes begin; the last ones are open.
+_EDGES = (0, 1, 2, 4, 8, 16)
 # Most micro-batches of a program.
 _MOST = 70
 # Halvings of the interval of a group's time.
@@ -43,9 +44,9 @@ _HALVINGS = 60
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A window (None: beyond all of these) and what is known of it: one of ``bounds`` holds; solved or not."""
+    """A window and what is known of it: one of ``bounds`` holds; solved or not."""
 
-    window: Window | None
+    window: Window
     bounds: tuple[PathBound, ...]
     solved: bool = False
 
@@ -92,26 +93,26 @@ def long_bound(
     at most ``effort`` programs."""
 
     def box(window: Window) -> _Box:
-        numbers = window.fewest, window.number
-        held = [one.bound for one in plain.ranges if one.first <= numbers[1] and (one.last or 10**9) >= numbers[0]]
-        return _Box(window, tuple(held))
+        held = [one for one in plain.ranges if (one.last or np.inf) >= window.fewest]
+        if not any(window.open):
+            held = [one for one in held if one.first <= window.number]
+        return _Box(window, tuple(one.bound for one in held))
 
-    spans = [(first, last - 1) for first, last in pairwise(_EDGES)]
-    boxes = [box(Window(*pair)) for pair in product(spans, spans)]
-    boxes.append(_Box(None, tuple(one.bound for one in plain.ranges if one.last is None)))
+    boxes = [box(one) for one in _windows()]
     solved = 0
     while solved < effort:
         worst = min(boxes, key=lambda one: one.at(load))
         window = worst.window
-        if window is None or window.fewest > _MOST or worst.at(load) >= enough_ns:
+        if worst.at(load) >= enough_ns:
             break
         boxes.remove(worst)
-        if worst.solved or window.number > _MOST:
+        if worst.solved:
             halves = _halved(window)
             if not halves:
                 boxes.append(worst)
                 break
-            boxes += [box(one) for one in halves]
+            # What is known of a window holds for its parts.
+            boxes += [max(box(one), _Box(one, worst.bounds), key=lambda part: part.at(load)) for one in halves]
             continue
         found = best_mixture(stages.with_kinds(1), num_stages, window, load, least).bound(stages, load, least)
         solved += 1
@@ -120,12 +121,32 @@ def long_bound(
     return LongBound(least, tuple(bound for one in boxes for bound in one.bounds))
 
 
+def _windows() -> list[Window]:
+    """Windows that cover all numbers."""
+    spans = [(first, last - 1, False) for first, last in pairwise(_EDGES)] + [(_EDGES[-1], _EDGES[-1], True)]
+    return [Window(one[:2], other[:2], (one[2], other[2])) for one, other in product(spans, spans)]
+
+
 def _halved(window: Window) -> tuple[Window, ...]:
-    """The window cut across its wider side; nothing where it is one pair of numbers."""
-    ahead, behind = window.ahead, window.behind
-    if ahead[1] - ahead[0] >= behind[1] - behind[0]:
-        middle = sum(ahead) // 2
-        halves = (Window((ahead[0], middle), behind), Window((middle + 1, ahead[1]), behind))
-        return halves if ahead[0] < ahead[1] else ()
-    middle = sum(behind) // 2
-    return Window(ahead, (behind[0], middle)), Window(ahead, (middle + 1, behind[1]))
+    """The window cut across an open side or else its wider one; nothing where it is one pair of numbers, or where
+    programs would be too large."""
+    sides = (window.ahead, window.behind)
+    widths = [last if opened else last - first for (first, last), opened in zip(sides, window.open, strict=True)]
+    for side in sorted((0, 1), key=lambda one: -widths[one]):
+        first, last = sides[side]
+        if window.open[side]:
+            halves = ((last, 2 * last - 1), False), ((2 * last, 2 * last), True)
+        else:
+            middle = (first + last) // 2
+            halves = ((first, middle), False), ((middle + 1, last), False)
+        cut = tuple(_with_side(window, side, *half) for half in halves)
+        if widths[side] and max(one.number for one in cut) <= _MOST:
+            return cut
+    return ()
+
+
+def _with_side(window: Window, side: int, numbers: tuple[int, int], opened: bool) -> Window:
+    """The window with other numbers ahead (0) or behind (1)."""
+    if side:
+        return Window(window.ahead, numbers, (window.open[0], opened))
+    return Window(numbers, window.behind, (opened, window.open[1]))

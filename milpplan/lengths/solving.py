@@ -34,7 +34,7 @@ from milpplan.lengths.teams import TeamStep
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Share of the time for the static step; the least time of its programs.
+# Share of the time for the static step where others follow; the least time of its programs.
 _STATIC_SHARE, _LEAST_S = 0.3, 2.0
 # Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
 # by this part, which is more than that gains.
@@ -74,7 +74,8 @@ def solve_lengths(
     check_rules(problem, rules, baselines, side_by_side)
     load = Load(workload.lengths, workload.counts, alignment, rules)
     pool = Pool.of(grain_problem(problem, alignment), load)
-    static, static_bound_ns = best_static(pool, gap, _STATIC_SHARE * time_limit_s, backend)
+    share = _STATIC_SHARE if max_strategies > 1 else 1.0 - (_TEAMS_SHARE if side_by_side else 0.0)
+    static, static_bound_ns = best_static(pool, gap, share * time_limit_s, backend)
     search = Several(pool, static, gap, backend)
     teams = None
     if side_by_side:

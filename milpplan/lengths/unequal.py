@@ -57,6 +57,7 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.lengths.windows import Window
 
 # Numbers of micro-batches from here on have no program, and where ranges begin.
 MAX_MICRO_BATCHES = 129
@@ -125,34 +126,6 @@ def loads_within(bounds: Sequence[PathBound], times: FloatArray) -> FloatArray:
     return np.asarray(((times[:, None] / _SAFETY - constants) / slopes).max(axis=1).clip(0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Numbers of micro-batches ahead of one of them, and behind it: the least and the most of each."""
-
-    ahead: tuple[int, int]
-    behind: tuple[int, int]
-
-    @staticmethod
-    def of(first: int, last: int) -> Window:
-        """From ``first`` to ``last`` micro-batches: behind the first one."""
-        return Window((0, 0), (first - 1, last - 1))
-
-    @property
-    def number(self) -> int:
-        """Most micro-batches."""
-        return self.ahead[1] + self.behind[1] + 1
-
-    @property
-    def fewest(self) -> int:
-        """Fewest micro-batches."""
-        return self.ahead[0] + self.behind[0] + 1
-
-    @property
-    def there(self) -> tuple[int, int]:
-        """The first one that is there for sure, and the one after the last."""
-        return self.ahead[1] - self.ahead[0], self.ahead[1] + self.behind[0] + 1
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
     """A unit of flow along paths: how much of it passes every micro-batch on the last stage, forward and backward
@@ -169,7 +142,11 @@ class Mixture:
         weights = (stages.kinds @ self.flows).min(axis=0)
         constants = np.array([stages.last_ns, *stages.others_ns]) @ self.flows + stages.transfer_ns * self.links
         constant = float(constants[slice(*self.window.there)].sum())
-        slopes = np.sort(weights)
+        # Nothing limits what any number holds, so the slope is at most theirs.
+        merged = self.window.merged
+        highest = weights[merged].min(initial=np.inf)
+        slopes = np.minimum(np.sort(np.delete(weights, merged)), highest)
+        slopes = np.append(slopes, highest) if merged else slopes
         most = stages.most[: len(slopes) - 1]
         slopes = slopes[: len(most) + 1]
         # The first j weights are below slope j.
@@ -213,7 +190,9 @@ def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: floa
     cost = np.zeros(paths.shape[1])
     cost[nodes - 1] = 1.0
     matrix = sparse.vstack([paths, held, -held[place]], format="csr")
-    sides = np.concatenate([-(lags + constants[graph.heads]) / load, np.full(number, most), [-share]])
+    caps = np.full(number, most)
+    caps[window.merged] = 1.0
+    sides = np.concatenate([-(lags + constants[graph.heads]) / load, caps, [-share]])
     total = np.concatenate([np.zeros(nodes), np.ones(number * len(kinds))])[None]
     answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=(0.0, None), method="highs")
     duals = -np.asarray(answer.ineqlin.marginals)[:arcs] if answer.status == 0 else np.ones(arcs)
@@ -262,15 +241,19 @@ class _Graph:
                 arcs.append((needed, node, 1))
             before[stage] = node
 
-        last = num_stages - 1
-        for turn in range(number + num_stages):
+        last, inner = num_stages - 1, range(int(window.open[0]), number - int(window.open[1]))
+        if window.open[0]:
+            work(0, last, 0, None)
+        for turn in range(inner.start, number + num_stages):
             for stage in range(num_stages):
                 done = turn - num_stages + stage
-                if 0 <= done < number and stage < last:
+                if done in inner and stage < last:
                     above = 0 if stage + 1 == last else 1
                     work(1, stage, done, place[above, stage + 1, done] if done >= begin else None)
-                if turn < number:
+                if turn in inner:
                     work(0, stage, turn, place.get((0, stage - 1, turn)) if turn < end else None)
+        if window.open[1]:
+            work(0, last, number - 1, None)
         columns = [*zip(*nodes, strict=True), *zip(*arcs, strict=True)]
         kinds, micro_batch, tails, heads, links = (np.array(one, dtype=np.int64) for one in columns)
         return _Graph(kinds, micro_batch, tails, heads, links.astype(np.float64))

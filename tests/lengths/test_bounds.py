@@ -13,7 +13,8 @@ from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
 from milpplan.lengths.screening import Bounded, branched, mixed_ns, screened, sharpened_ns, split
 from milpplan.lengths.tables import Load, heaviest
-from milpplan.lengths.unequal import StageLoads, chord, load_bound, path_bound
+from milpplan.lengths.unequal import StageLoads, best_mixture, chord, load_bound, path_bound
+from milpplan.lengths.windows import Window
 from milpplan.lengths.work import WorkBounds, serial_times
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem
@@ -186,6 +187,50 @@ def test_bounds_that_know_what_fits_hold_for_every_packing() -> None:
                 broken += own[1] > exact
     assert broken
     assert max(raised) > 1.02, raised
+
+
+def test_an_open_window_bounds_any_numbers_beyond_it() -> None:
+    """Random loads, one of them long, with any numbers of micro-batches on the open sides of a window take no less
+    than its bound, whether it knows what micro-batches hold or not; bounds of just its own number would break."""
+    random, broken, tight = np.random.default_rng(31), 0, 0.0
+    for _ in range(60):
+        stages, load, opened = int(random.integers(2, 6)), 1e6, [(True, True), (True, False), (False, True)]
+        sides = opened[int(random.integers(3))]
+        ahead, behind = (int(random.integers(1 if side else 0, 6)) for side in sides)
+        shares = (float(random.uniform(0.1, 0.5)), float(random.uniform(0.2, 0.8)))
+        constants, lag = random.integers(0, 3_000, 3).tolist(), int(random.integers(0, 500))
+        least = load * float(random.uniform(0.05, 0.3))
+        numbers = [
+            count + int(random.integers(0, 12)) * side for count, side in zip((ahead, behind), sides, strict=True)
+        ]
+        number, place = sum(numbers) + 1, numbers[0]
+        for _ in range(6):
+            parts = random.dirichlet(np.full(number, random.choice([0.5, 5.0, 50.0]))) * (load - least)
+            if random.random() < 0.7:
+                parts = np.concatenate(
+                    [np.sort(parts[:place]), parts[place:][:1], np.sort(parts[place + 1 :])[::-1]]
+                )
+            parts[place] += least
+            most = np.sort(parts)[::-1][: int(random.integers(0, 9))]
+            one = StageLoads(np.ones(1), constants[0], shares, (constants[1], constants[2]), lag, most)
+            forward, backward = (
+                np.ceil(np.tile(share * parts + constant, (stages, 1)))
+                for share, constant in zip(shares, constants[1:], strict=True)
+            )
+            forward[-1] = np.floor(parts / 3)
+            backward[-1] = np.ceil(parts + constants[0] - forward[-1])
+            lags = np.full(number, lag, np.int64)
+            exact = pipeline_ns(forward.astype(np.int64), backward.astype(np.int64), lags)
+            window = Window((ahead, ahead), (behind, behind), sides)
+            found, closed = (
+                best_mixture(one, stages, which, load, least).bound(one, load, least).at(load)
+                for which in (window, replace(window, open=(False, False)))
+            )
+            assert found <= exact
+            broken += closed > exact
+            tight = max(tight, found / exact)
+    assert broken > 10
+    assert tight > 0.97, tight
 
 
 def test_a_replica_with_a_long_sequence_is_bounded_wherever_it_runs() -> None:
@@ -407,11 +452,15 @@ def test_the_least_time_of_a_strategy_knows_the_passage_of_the_longest() -> None
         raised += found.serial_ns(member, beside=False) + once_ns > 1.2 * spread_ns
         for _ in range(5):
             replicas = _dealt(found, one.alone_grains, one.candidate.layout.dp, random)
-            assert least_ns <= found.timed(member, replicas, one.alone_grains).time_ns + once_ns, one.candidate.name
+            assert least_ns <= found.timed(member, replicas, one.alone_grains).time_ns + once_ns, (
+                one.candidate.name
+            )
     assert raised > 3
 
 
-def _dealt(found: Pool, most_grains: int, num_replicas: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+def _dealt(
+    found: Pool, most_grains: int, num_replicas: int, random: np.random.Generator
+) -> tuple[np.ndarray, ...]:
     """All sequences in random micro-batches that fit, these on random replicas."""
     lengths, rows = found.load.lengths, [np.zeros(len(found.load.lengths), dtype=np.int64)]
     for k in random.permutation(np.repeat(np.arange(len(lengths)), found.load.counts)):
