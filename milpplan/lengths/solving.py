@@ -34,8 +34,9 @@ from milpplan.lengths.teams import TeamStep
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Share of the time for the static step where others follow; the least time of its programs.
-_STATIC_SHARE, _LEAST_S = 0.3, 2.0
+# Shares of the time for the static step where others follow and where none do, as the last packing may take longer;
+# the least time of its programs.
+_STATIC_SHARE, _ALONE_SHARE, _LEAST_S = 0.3, 0.85, 2.0
 # Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
 # by this part, which is more than that gains.
 _MOST_POLISHED, _HOPELESS = 3, 0.01
@@ -74,7 +75,7 @@ def solve_lengths(
     check_rules(problem, rules, baselines, side_by_side)
     load = Load(workload.lengths, workload.counts, alignment, rules)
     pool = Pool.of(grain_problem(problem, alignment), load)
-    share = _STATIC_SHARE if max_strategies > 1 else 1.0 - (_TEAMS_SHARE if side_by_side else 0.0)
+    share = _STATIC_SHARE if max_strategies > 1 else _ALONE_SHARE - (_TEAMS_SHARE if side_by_side else 0.0)
     static, static_bound_ns = best_static(pool, gap, share * time_limit_s, backend)
     search = Several(pool, static, gap, backend)
     teams = None
