@@ -34,8 +34,8 @@ from milpplan.lengths.teams import TeamStep
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Shares of the time for the static step where others follow and where none do, as the last packing may take longer;
-# the least time of its programs.
+# Shares of the time for the static step: where others follow, and where none do (its last packing may take
+# longer); the least time of its programs.
 _STATIC_SHARE, _ALONE_SHARE, _LEAST_S = 0.3, 0.85, 2.0
 # Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
 # by this part, which is more than that gains.
