@@ -34,6 +34,8 @@ NEAR: Final = 0.1
 COLOURS: Final = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
 )  # fmt: skip
+MARKS: Final = ("M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0Z", "M-.9-.9H.9V.9H-.9Z", "M0-1.2L1.2 0L0 1.2L-1.2 0Z")
+"""Circle, square and diamond, of a radius of about 1: each for as many sources as there are colours."""
 Point = tuple[str, str, float, float]
 """Source, id, measured, predicted."""
 
@@ -105,7 +107,7 @@ def scatter(points: Sequence[Point], title: str, words: Callable[[float], str], 
         return span * (math.log10(value) - low) / (high - low)
 
     groups = sorted({point[0] for point in points})
-    colours = {group: COLOURS[index % len(COLOURS)] for index, group in enumerate(groups)}
+    marks = {group: _mark(index) for index, group in enumerate(groups)}
     parts = [_frame(title, len(groups)), _diagonals(low, high, span)]
     for value in _labelled(low, high, span, unit, words):
         at, label = place(value), escape(words(value))
@@ -119,10 +121,10 @@ def scatter(points: Sequence[Point], title: str, words: Callable[[float], str], 
         x, y = MARGIN + place(measured), SIZE - MARGIN - place(predicted)
         told = escape(printable(f"{name}: measured {words(measured)}, predicted {words(predicted)}"))
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colours[group]}" fill-opacity="0.6">'
-            f"<title>{told}</title></circle>"
+            f'<path transform="translate({x:.1f} {y:.1f}) scale(2.5)" {marks[group]} fill-opacity="0.6">'
+            f"<title>{told}</title></path>"
         )
-    return "\n".join([*parts, _legend(colours), "</svg>", ""])
+    return "\n".join([*parts, _legend(marks), "</svg>", ""])
 
 
 def _labelled(low: float, high: float, span: float, unit: float, words: Callable[[float], str]) -> list[float]:
@@ -139,18 +141,24 @@ def _labelled(low: float, high: float, span: float, unit: float, words: Callable
     return found
 
 
-def _legend(colours: Mapping[str, str]) -> str:
+def _mark(index: int) -> str:
+    """Shape and colour of a source, as attributes of a path."""
+    shape = MARKS[index // len(COLOURS) % len(MARKS)]
+    return f'd="{shape}" fill="{COLOURS[index % len(COLOURS)]}"'
+
+
+def _legend(marks: Mapping[str, str]) -> str:
     """A line a source, then what the lines mean; names too long for the figure end in an ellipsis."""
     x, rows = SIZE - MARGIN + 52, []
-    for index, (group, colour) in enumerate(colours.items()):
+    for index, (group, mark) in enumerate(marks.items()):
         y, name = MARGIN + LINE * index, printable(group)
         name = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
         rows.append(
-            f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
+            f'<path transform="translate({x} {y}) scale(4)" {mark}/>'
             f'<text x="{x + 14}" y="{y + 4}">{escape(name)}</text>'
         )
     for index, (dash, name) in enumerate((("none", "equal"), ("4 4", f"{percent_text(NEAR, 0)} more or less"))):
-        y = MARGIN + LINE * (len(colours) + 1 + index)
+        y = MARGIN + LINE * (len(marks) + 1 + index)
         rows.append(
             f'<path d="M{x - 8} {y}h16" stroke="#888" stroke-dasharray="{dash}"/>'
             f'<text x="{x + 14}" y="{y + 4}">{name}</text>'

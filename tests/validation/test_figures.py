@@ -40,6 +40,17 @@ def drawn(values: list[tuple[float, float]], num_groups: int, unit: float) -> El
     return ElementTree.fromstring(scatter(points, "A title", words, unit=unit))
 
 
+def marked(root: ElementTree.Element) -> list[ElementTree.Element]:
+    """The points, which tell what they are."""
+    return [node for node in root.iter() if len(node) and node.tag.endswith("path")]
+
+
+def test_thirty_sources_are_told_apart() -> None:
+    """By colour, then by shape."""
+    points = marked(drawn([(1.0, 1.0 + one) for one in range(30)], 30, 1.0))
+    assert len({(node.attrib["d"], node.attrib["fill"]) for node in points}) == 30
+
+
 @given(
     st.lists(st.tuples(st.floats(0.05, 900.0), st.floats(0.05, 900.0)), min_size=1, max_size=60),
     st.integers(1, 60),
@@ -50,11 +61,12 @@ def test_everything_has_its_place(pairs: list[tuple[float, float]], num_groups: 
     """Points lie within the frame, texts on the page and on no other text."""
     root = drawn([(unit * one, unit * other) for one, other in pairs], num_groups, unit)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    points = [node for node in root.iter() if len(node) and node.tag.endswith("circle")]
+    points = marked(root)
     assert len(points) == len(pairs)
     for node in points:
-        assert MARGIN <= float(node.attrib["cx"]) <= SIZE - MARGIN
-        assert MARGIN <= float(node.attrib["cy"]) <= SIZE - MARGIN
+        x, y = map(float, node.attrib["transform"].removeprefix("translate(").split(")")[0].split())
+        assert MARGIN <= x <= SIZE - MARGIN
+        assert MARGIN <= y <= SIZE - MARGIN
     texts = boxes(root)
     for left, right, top, bottom in texts:
         assert left >= 0
