@@ -115,3 +115,20 @@ def check_step(problem: Problem, workload: Workload, alignment: int, max_strateg
             "Expected no longer sequences.",
             "Cut them with --seq-len.",
         )
+
+
+def checked_batch(lengths: Sequence[int] | IntArray, longest: int, do: str) -> IntArray:
+    """The lengths of a batch, [n].
+
+    Raises:
+        InvalidInputError: no sequences, or one that is empty or longer than ``longest``; ``do`` says what helps.
+    """
+    given = np.asarray(lengths, dtype=np.int64)
+    if not given.size or given.min() < 1 or given.max() > longest:
+        raise InvalidInputError(
+            f"The batch has {given.size} sequences"
+            + (f" of {int(given.min()):,} to {int(given.max()):,} tokens." if given.size else "."),
+            f"At least one expected, of 1 to {longest:,} tokens each.",
+            do,
+        )
+    return given

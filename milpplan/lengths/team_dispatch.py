@@ -20,6 +20,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import TeamTurn
+from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.tables import Load
 from milpplan.lengths.team_bound import shared_work
 from milpplan.lengths.team_packing import shortest
@@ -83,14 +84,8 @@ class TeamDispatcher:
         Raises:
             InvalidInputError: no sequences, or one that is empty or longer than the longest.
         """
-        given = np.asarray(lengths, dtype=np.int64)
-        if not given.size or given.min() < 1 or given.max() > self.longest:
-            raise InvalidInputError(
-                f"The batch has {given.size} sequences"
-                + (f" of {int(given.min()):,} to {int(given.max()):,} tokens." if given.size else "."),
-                f"At least one expected, of 1 to {self.longest:,} tokens each.",
-                "Make the dispatcher for longer sequences, or cut them.",
-            )
+        do = "Make the dispatcher for longer sequences, or cut them."
+        given = checked_batch(lengths, self.longest, do)
         places = -(-given // self.alignment) - 1
         family = self._family(np.bincount(places, minlength=len(self.family.pool.load.lengths)))
         shared = shared_work(family)

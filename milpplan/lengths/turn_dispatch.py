@@ -35,6 +35,7 @@ from milpplan.lengths.candidates import candidates, grain_problem, sized
 from milpplan.lengths.dealing import Timer, improved
 from milpplan.lengths.pool import MAX_GRAINS, Packed, Pool
 from milpplan.lengths.records import LengthsResult, MicroBatches
+from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.tables import Load, Tables, typical_pipeline
 from milpplan.specs.problem import Problem
@@ -175,14 +176,8 @@ class TurnDispatcher:
             InvalidInputError: no sequences, or one that is empty or longer than any strategy holds.
             SolverError: no packing within memory was found.
         """
-        given = np.asarray(lengths, dtype=np.int64)
-        if not given.size or given.min() < 1 or given.max() > self.longest:
-            raise InvalidInputError(
-                f"The batch has {given.size} sequences"
-                + (f" of {int(given.min()):,} to {int(given.max()):,} tokens." if given.size else "."),
-                f"At least one expected, of 1 to {self.longest:,} tokens each.",
-                "Cut sequences, or solve anew with the longest lengths that occur.",
-            )
+        do = "Cut sequences, or solve anew with the longest lengths that occur."
+        given = checked_batch(lengths, self.longest, do)
         padded = -(-given // self.alignment) * self.alignment
         bounded = self._bounding.dispatch(padded)
         placed = bounded if self._placing is self._bounding else self._placing.dispatch(padded)
