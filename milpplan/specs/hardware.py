@@ -174,8 +174,8 @@ class Rails(Record):
     """Added to a message between rails, and to every hop of a ring or tree that changes the rail."""
 
 
-class ScaleOut(Record):
-    """The network between domains; every accelerator has an equal share of its domain's NICs."""
+class Network(Record):
+    """A network beyond a domain; every accelerator has an equal share of what leaves its domain or pod."""
 
     name: str = Field(min_length=1)
     bandwidth_bytes_per_s: PositiveFloat
@@ -184,48 +184,35 @@ class ScaleOut(Record):
     """Share of the wire rate that a large message reaches."""
     p2p_latency_s: NonNegativeFloat
     collective_base_latency_s: NonNegativeFloat
+    """Of a collective that crosses this network, in the place of that of a nearer one."""
     hop_latency_s: NonNegativeFloat
-    """Added for every domain a ring passes."""
+    """Added for every domain (or pod) that a ring passes."""
     processor_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the accelerator's compute that a collective takes while it runs beside kernels."""
+    in_network_reduction: bool = False
+    """Whether switches add up an all-reduce (InfiniBand SHARP): what the accelerators of a domain (or pod) hold
+    together leaves it once."""
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """What a large message of one accelerator reaches, one direction."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+
+class ScaleOut(Network):
+    """The network between domains."""
+
     variants: tuple[CollectiveVariant, ...] = ()
     """Besides the ring that ``collective_base_latency_s`` and the hop latencies describe."""
     rails: Rails | None = None
     """None: all pairs of domains are alike."""
-    in_network_reduction: bool = False
-    """Whether switches add up an all-reduce (InfiniBand SHARP): what the accelerators of a domain hold together
-    leaves it once."""
-
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """What a large message of one accelerator reaches, one direction."""
-        return self.bandwidth_bytes_per_s * self.efficiency
 
 
-class Pods(Record):
+class Pods(Network):
     """A third tier: ``scale_out`` joins the domains of a pod, and this network joins the pods."""
 
-    name: str = Field(min_length=1)
     num_gpus: PositiveInt
     """Accelerators of a pod: whole domains."""
-    bandwidth_bytes_per_s: PositiveFloat
-    """Per accelerator, one direction: an equal share of what leaves its pod."""
-    efficiency: Fraction
-    """Share of the wire rate that a large message reaches."""
-    p2p_latency_s: NonNegativeFloat
-    collective_base_latency_s: NonNegativeFloat
-    """Of a collective across pods, in the place of that of ``scale_out``."""
-    hop_latency_s: NonNegativeFloat
-    """Added for every pod a ring passes."""
-    processor_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the accelerator's compute that a collective takes while it runs beside kernels."""
-    in_network_reduction: bool = False
-    """Whether switches add up an all-reduce: what the accelerators of a pod hold together leaves it once."""
-
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """What a large message of one accelerator reaches, one direction."""
-        return self.bandwidth_bytes_per_s * self.efficiency
 
 
 OWN_COST_MODEL = "milpplan"
