@@ -50,7 +50,7 @@ class SharedWork:
 def shared_work(family: Family) -> SharedWork:
     """The bound of a family, and the prices that prove it."""
     counts = family.pool.load.counts.astype(np.float64)
-    tables = [_linear(family, member) for member in family.members]
+    tables = [linear_shares(family, member) for member in family.members]
     prices = _prices(tables, _duals(tables, counts))
     area = float(counts @ prices.min(axis=0)) * _SAFETY
     bound_ns = max(area, _longest_ns(family)) + family.least_once_ns
@@ -86,8 +86,8 @@ def _duals(tables: list[FloatArray], counts: FloatArray) -> FloatArray | None:
     return -np.asarray(answer.ineqlin.marginals) if answer.status == 0 else None
 
 
-def _linear(family: Family, member: int) -> FloatArray:
-    """The bounds without a constant, [T, n]."""
+def linear_shares(family: Family, member: int) -> FloatArray:
+    """A member's bounds without a constant, [T, n] ns of all seats; very much where a length does not fit."""
     found = family.pool.bounds(member, beside=False)
     return np.asarray(np.minimum(found.shares[found.constants == 0.0], _NEVER))
 

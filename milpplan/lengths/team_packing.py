@@ -20,29 +20,26 @@ attempts counted, so that the same sequences get the same step unless time runs 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.lengths.tables import Load
 from milpplan.lengths.team_bound import SharedWork
+from milpplan.lengths.team_exchanges import Batch, Degree, improved
+from milpplan.lengths.team_prices import Priced
 from milpplan.lengths.teams import Family, TeamStep, Turn, simulated
 
 ATTEMPTS = 24
 """Changes of prices."""
+ROUNDS = 3000
+"""Exchanges tried."""
+# Shares of nearly one are whole; what a micro-batch without a share counts.
+_ONE, _EVEN = 1.0 - 1e-6, 0.3
 # How large these are, in turns: little matters where sequences are many, and few may go anywhere.
 _SPREADS = (0.08, 0.08, 0.3)
-# How many of the packings are levelled, and how often at most.
-_LEVELLED, _MOVES = 3, 200
-# Moves looked at exactly in one round of levelling.
-_TRIED = 12
-# What counts as shorter, as a share.
-_LESS = 1e-6
-
-Place = tuple[int, int]
-"""Degree and team."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,21 +57,6 @@ class Packer:
     family: Family
     shared: SharedWork
 
-    @cached_property
-    def degrees(self) -> tuple[int, ...]:
-        """Degrees of which each divides the next larger one, largest first: all powers of two, say. The one that
-        holds most is among them, so that every sequence has a place."""
-        pairs = zip(self.family.members, self.family.degrees, strict=True)
-        _, middle = max((self.family.grains(member), degree) for member, degree in pairs)
-        chain = [middle]
-        for degree in sorted(set(self.family.degrees)):
-            if degree > middle and degree % chain[0] == 0:
-                chain.insert(0, degree)
-        for degree in sorted(set(self.family.degrees), reverse=True):
-            if degree < middle and chain[-1] % degree == 0:
-                chain.append(degree)
-        return tuple(chain)
-
     def members(self, degree: int) -> list[int]:
         """Members of a degree."""
         pairs = zip(self.family.members, self.family.degrees, strict=True)
@@ -84,12 +66,12 @@ class Packer:
     def prices(self) -> FloatArray:
         """Least price of every length under every degree, [degrees, n] ns of all seats."""
         rows = np.array(self.family.degrees)
-        return np.array([self.shared.prices[rows == degree].min(axis=0) for degree in self.degrees])
+        return np.array([self.shared.prices[rows == degree].min(axis=0) for degree in self.family.chain])
 
     @cached_property
     def each(self) -> FloatArray:
         """Time of a sequence on a team of every degree, about, [degrees, n] ns."""
-        return np.asarray(self.prices * self.family.num_seats / np.array(self.degrees)[:, None])
+        return np.asarray(self.prices * self.family.num_seats / np.array(self.family.chain)[:, None])
 
     def filled(self, degree: int, held: IntArray) -> Filled:
         """Micro-batches of one team with ``held`` [n] sequences."""
@@ -108,7 +90,7 @@ class Packer:
         """For every capacity of a degree's members: grains of a micro-batch whose longest sequence has each
         length, [n]; so many, or more only for a sequence that is longer."""
         grains, found = self.family.pool.load.lengths // self.family.pool.load.grain, {}
-        for degree in self.degrees:
+        for degree in self.family.chain:
             capacities = np.unique([self.family.grains(member) for member in self.members(degree)])
             least = capacities[np.minimum(np.searchsorted(capacities, grains), len(capacities) - 1)]
             found[degree] = [np.maximum(least, most) for most in capacities]
@@ -164,64 +146,36 @@ def _even(grains: IntArray, held: IntArray, room: IntArray) -> IntArray:
     return np.array([row for row in rows if row.any()])
 
 
-class _State:
-    """Sequences and micro-batches of every team."""
-
-    def __init__(self, packer: Packer, held: dict[Place, IntArray]) -> None:
-        self.packer = packer
-        self.held = held
-        self.filled = {place: packer.filled(place[0], one) for place, one in held.items()}
-
-    def ends(self) -> FloatArray:
-        """When every seat is done, [M] ns: teams nest, so it is the sum of those around it."""
-        ends = np.zeros(self.packer.family.num_seats)
-        for (degree, team), filled in self.filled.items():
-            ends[degree * team : degree * (team + 1)] += filled.time_ns
-        return ends
-
-    def turns(self) -> list[Turn]:
-        """Turns, the largest degree first, the strategies of a team one after another."""
-        found = []
-        for degree, team in sorted(self.filled, key=lambda place: (-place[0], place[1])):
-            packed = self.filled[degree, team].packed
-            found += [Turn(member, team, packed[member]) for member in sorted(packed)]
-        return found
-
-
 def shortest(
-    family: Family, shared: SharedWork, enough_ns: float, deadline: float, attempts: int = ATTEMPTS
+    family: Family,
+    shared: SharedWork,
+    enough_ns: float,
+    deadline: float,
+    attempts: int = ATTEMPTS,
+    rounds: int = ROUNDS,
 ) -> TeamStep:
     """The shortest step found before the ``deadline`` (of ``perf_counter``), or the first one after it; one of at
-    most ``enough_ns`` will do. Prices are changed at most ``attempts`` times."""
+    most ``enough_ns`` will do. Prices are changed at most ``attempts`` times, and the best packing is improved for
+    so many ``rounds``."""
     packer = Packer(family, shared)
     random = np.random.default_rng(1)
-    starts: list[_State] = []
+    starts: list[tuple[float, list[Turn]]] = []
     for attempt in range(attempts):
         if starts and time.perf_counter() > deadline:
             break
         spread = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
-        factors = np.exp(random.normal(0.0, spread, len(packer.degrees)))
-        starts.append(_spread(packer, factors))
-    starts.sort(key=lambda state: float(state.ends().max()))
-    best: TeamStep | None = None
-    for state in starts[:_LEVELLED]:
-        _levelled(state, deadline)
-        found = simulated(family, state.turns())
-        if best is None or found.time_ns < best.time_ns:
-            best = found
-        if best.time_ns <= enough_ns or time.perf_counter() > deadline:
-            break
-    assert best is not None
-    return best
+        starts.append(_spread(packer, np.exp(random.normal(0.0, spread, len(family.chain)))))
+    _, turns = min(starts, key=lambda one: one[0])
+    return simulated(family, improved(family, turns, rounds, enough_ns - family.once_ns, deadline))
 
 
-def _spread(packer: Packer, factors: FloatArray) -> _State:
-    """Steps 1 to 3 with prices of degrees times ``factors``."""
+def _spread(packer: Packer, factors: FloatArray) -> tuple[float, list[Turn]]:
+    """Steps 1 to 3 with prices of degrees times ``factors``: the last end, and the turns."""
+    family = packer.family
     chosen = (packer.prices * factors[:, None]).argmin(axis=0)
-    counts, seats = packer.family.pool.load.counts, packer.family.num_seats
-    state = _State(packer, {})
-    ends = np.zeros(seats)
-    for row, degree in enumerate(packer.degrees):
+    counts, seats = family.pool.load.counts, family.num_seats
+    turns, ends = [], np.zeros(seats)
+    for row, degree in enumerate(family.chain):
         number = seats // degree
         done = ends[::degree].copy()
         held = np.zeros((number, len(counts)), dtype=np.int64)
@@ -231,56 +185,43 @@ def _spread(packer: Packer, factors: FloatArray) -> _State:
             held[team, k] += 1
             done[team] += packer.each[row, k]
         for team in range(number):
-            state.held[degree, team] = held[team]
-            state.filled[degree, team] = packer.filled(degree, held[team])
-            ends[degree * team : degree * (team + 1)] += state.filled[degree, team].time_ns
-    return state
+            filled = packer.filled(degree, held[team])
+            turns += [Turn(member, team, rows) for member, rows in sorted(filled.packed.items())]
+            ends[degree * team : degree * (team + 1)] += filled.time_ns
+    return float(ends.max()), turns
 
 
-def _levelled(state: _State, deadline: float) -> None:
-    """Step 4."""
-    for _ in range(_MOVES):
-        if time.perf_counter() > deadline or not _moved(state):
-            return
+def from_shares(
+    family: Family, found: Priced, limit_ns: float, rounds: int, deadline: float, seed: int = 1
+) -> TeamStep:
+    """A step near the program of ``team_prices``: whole micro-batches near its shares, each under the degree that
+    takes least of all seats' time and not the limit, dealt out, then exchanges."""
+    degrees = [Degree.of(family, degree) for degree in family.chain]
+    batches = []
+    for held in _whole(family.pool.load, found):
+        ways = [Batch(degree, 0, held) for degree in degrees if held @ degree.sizes[:-1] <= degree.rooms[-1]]
+        short = [one for one in ways if one.time_ns < limit_ns - family.once_ns] or ways
+        batches.append(min(short, key=lambda one: one.degree.size * one.time_ns))
+    turns, ends = [], np.zeros(family.num_seats)
+    for one in sorted(batches, key=lambda one: (-one.degree.size, -one.time_ns)):
+        size = one.degree.size
+        team = int(ends.reshape(-1, size).max(axis=1).argmin())
+        ends[size * team : size * (team + 1)] += one.time_ns
+        turns.append(Turn(one.degree.member(one.grains), team, one.held[None]))
+    return simulated(family, improved(family, turns, rounds, 0.0, deadline, seed))
 
 
-def _moved(state: _State) -> bool:
-    """Make the first of the most promising moves that shortens the step."""
-    ends = state.ends()
-    for _, source, target, k in sorted(_moves(state, ends))[:_TRIED]:
-        fewer, more = state.held[source].copy(), state.held[target].copy()
-        fewer[k] -= 1
-        more[k] += 1
-        before = {place: (state.held[place], state.filled[place]) for place in (source, target)}
-        for place, held in ((source, fewer), (target, more)):
-            state.held[place], state.filled[place] = held, state.packer.filled(place[0], held)
-        if _shorter(state.ends(), ends):
-            return True
-        for place, (held, filled) in before.items():
-            state.held[place], state.filled[place] = held, filled
-    return False
-
-
-def _shorter(ends: FloatArray, before: FloatArray) -> bool:
-    """Whether the last seat ends earlier, or fewer seats end last."""
-    limit = float(before.max()) * (1.0 - _LESS)
-    return float(ends.max()) <= float(before.max()) and int((ends > limit).sum()) < int((before > limit).sum())
-
-
-def _moves(state: _State, ends: FloatArray) -> Iterator[tuple[float, Place, Place, int]]:
-    """Moves of one sequence off the seat that ends last: (end of what it changes, about, source, target, k)."""
-    packer, last = state.packer, int(ends.argmax())
-    for row, degree in enumerate(packer.degrees):
-        source = (degree, last // degree)
-        for k in np.flatnonzero(state.held[source]).tolist():
-            saved = packer.each[row, k]
-            less = ends.copy()
-            less[degree * source[1] : degree * (source[1] + 1)] -= saved
-            for other, size in enumerate(packer.degrees):
-                more = packer.each[other, k]
-                if not np.isfinite(more):
-                    continue
-                after = less.reshape(-1, size).max(axis=1) + more
-                team = int(after.argmin())
-                if (size, team) != source and after[team] < ends[last]:
-                    yield max(float(after[team]), float(less[last])), source, (size, team), k
+def _whole(load: Load, priced: Priced) -> list[IntArray]:
+    """Micro-batches of all sequences, every one once: whole shares first, then what is left of one after another,
+    preferably of large shares and where little is gone."""
+    left, found = load.counts.copy(), []
+    sizes = load.lengths // load.grain
+    rows, parts = priced.rows, priced.shares.copy()
+    while left.any():
+        now = np.minimum(rows, left)
+        most = np.where((now == rows).all(axis=1) & (parts > _ONE), np.inf, (now @ sizes) / (rows @ sizes))
+        place = int((most * (_EVEN + np.maximum(0.0, parts))).argmax())
+        found.append(now[place])
+        left -= now[place]
+        parts[place] -= 1.0
+    return found

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
-from milpplan.lengths.team_bound import shared_work
-from milpplan.lengths.team_packing import shortest
-from milpplan.lengths.teams import TeamStep, Turn, families
+from milpplan.lengths.team_bound import SharedWork, shared_work
+from milpplan.lengths.team_packing import from_shares, shortest
+from milpplan.lengths.team_prices import priced
+from milpplan.lengths.teams import Family, TeamStep, Turn, families
 from milpplan.units import NS_PER_S
+
+# How often a family is packed or proved, and the exchanges of each time.
+_VISITS, _ROUNDS = 4, 6000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,19 +39,49 @@ class BestTeams:
         )
 
 
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A family on which there is something to do, and how often something was done; ``bound_ns`` of its steps."""
+
+    family: Family
+    shared: SharedWork
+    bound_ns: float
+    visits: int = 0
+
+
 def best_teams(pool: Pool, below_ns: float, gap: float, deadline: float) -> BestTeams:
-    """The best step of all families shorter than ``below_ns``; families that could not save the ``gap`` are not
-    searched, nor any after the ``deadline`` (of ``perf_counter``)."""
-    found = sorted(((shared_work(one), one) for one in families(pool)), key=lambda pair: pair[0].bound_ns)
-    least = min((shared.bound_ns for shared, _ in found), default=float("inf"))
+    """The best step of all families shorter than ``below_ns``.
+
+    The family with the least bound is packed first, then proved, packed from that, proved again below the step
+    that is there now, and so on, until no bound leaves half the ``gap``, or until the ``deadline`` (of
+    ``perf_counter``).
+    """
+    found = [_Open(one, shared, shared.bound_ns) for one in families(pool) for shared in [shared_work(one)]]
     best: TeamStep | None = None
-    for shared, family in found:
-        if shared.bound_ns >= below_ns * (1.0 - gap):
+    while True:
+        enough_ns = below_ns * (1.0 - gap / 2)
+        open_ = [one for one in found if one.visits < _VISITS and one.bound_ns < enough_ns]
+        if not open_ or min(one.bound_ns for one in found) >= enough_ns:
             break
-        step = shortest(family, shared, shared.bound_ns / (1.0 - gap / 2), deadline)
-        if step.time_ns < below_ns:
+        one = min(open_, key=lambda one: one.bound_ns)
+        if any(other.visits for other in found) and time.perf_counter() > deadline:
+            break
+        step = _visited(one, below_ns, deadline)
+        if step is not None and step.time_ns < below_ns:
             best, below_ns = step, step.time_ns
-    return BestTeams(best, least, len(found))
+    return BestTeams(best, min((one.bound_ns for one in found), default=float("inf")), len(found))
+
+
+def _visited(one: _Open, below_ns: float, deadline: float) -> TeamStep | None:
+    """A step of the family, or a higher bound of it, or both."""
+    one.visits += 1
+    if one.visits == 1:
+        return shortest(one.family, one.shared, one.bound_ns, deadline)
+    found = priced(one.family, one.shared, below_ns, deadline)
+    one.bound_ns = max(one.bound_ns, found.bound_ns)
+    if one.bound_ns >= below_ns or not len(found.rows):
+        return None
+    return from_shares(one.family, found, below_ns, _ROUNDS, deadline, one.visits)
 
 
 def team_turns(step: TeamStep) -> tuple[TeamTurn, ...]:

@@ -60,6 +60,21 @@ class Family:
         """Context parallelism of every member."""
         return tuple(self.pool.members[member].candidate.layout.cp for member in self.members)
 
+    @cached_property
+    def chain(self) -> tuple[int, ...]:
+        """Degrees of which each divides the next larger one, largest first: all powers of two, say. The one that
+        holds most is among them, so that every sequence has a place."""
+        pairs = zip(self.members, self.degrees, strict=True)
+        _, middle = max((self.grains(member), degree) for member, degree in pairs)
+        chain = [middle]
+        for degree in sorted(set(self.degrees)):
+            if degree > middle and degree % chain[0] == 0:
+                chain.insert(0, degree)
+        for degree in sorted(set(self.degrees), reverse=True):
+            if degree < middle and chain[-1] % degree == 0:
+                chain.append(degree)
+        return tuple(chain)
+
     @property
     def num_seats(self) -> int:
         """M: GPUs of the cluster by those of a seat."""

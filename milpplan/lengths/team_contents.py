@@ -1,0 +1,161 @@
+"""What a micro-batch of one strategy may hold at most, at given prices of its sequences.
+
+With prices lambda_k >= 0 of the sequences and x_k <= n_k of them in a micro-batch of strategy j (c_j of the M
+seats), the question is by how much
+
+    sum_k lambda_k x_k    exceeds    (c_j / M) time_j(x)        for any x that fits.
+
+**Time.** Per phase it is the larger of *ring exposed* and *ring hidden* (``tables``): values of the grains, what
+every sequence's attention adds, and once what the longest adds. The larger is at least any mixture of both, so
+each of a few mixtures, for both phases, makes it linear in x for a given number of grains, and never too long.
+
+**Knapsack.** For a mixture, the most that sequences up to length k, with at least one of k, are worth less their
+attention in exactly G grains is a dynamic program over the lengths, ascending, so that k is the longest:
+
+    E_k[G] = value_k + max of F_{k-1}[G - g_k] and with up to n_k - 1 more of k,     F_k = max(F_{k-1}, E_k)
+
+with parts 1, 2, 4, ... of the others. The least of E_k[G] less the values of G and of the longest over all
+mixtures is what any such micro-batch is worth at most beyond its time.
+
+**Limit.** In a step shorter than some limit no micro-batch takes the limit: where a sequence alone takes longer,
+it is in none, and numbers of grains that take longer are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.lengths.teams import Family
+
+# Parts of the way *hidden* in the forward and in the backward.
+_MIXTURES = ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0))
+# What nothing is worth, ns.
+_NOTHING = -1e30
+# What sums of floats may add.
+_MORE = 1.0 + 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """Micro-batches of a member: ``base`` [2 phases, 2 ways, G], ``attention`` and ``once`` [2, 2, n] ns, never
+    above the exact time; mixtures of these [R, ...]; ``share`` of the seats; which lengths [n] and numbers of
+    grains [G] are in steps below the limit."""
+
+    member: int
+    share: float
+    base: FloatArray
+    attention: FloatArray
+    once: FloatArray
+    mixed: tuple[FloatArray, FloatArray, FloatArray]
+    sizes: IntArray
+    counts: IntArray
+    fits: BoolArray
+    short: BoolArray
+
+    @staticmethod
+    def of(family: Family, member: int, degree: int, limit_ns: float) -> Contents:
+        """Those of ``member``, of ``degree``, that take at most the limit."""
+        pool, most = family.pool, family.grains(member)
+        tables, load = pool.tables[member], pool.load
+        slopes = np.array(tables.slopes)[:, None]
+        kernels = np.array([tables.kernels([0], phase) for phase in (0, 1)])
+        base = np.array([tables.values([0], phase, most) for phase in (0, 1)])
+        attention, once = (slopes * kernels[:, None, part] for part in (0, 1))
+        sizes = load.lengths // load.grain
+        # A larger micro-batch may be shorter by a tile.
+        least = np.minimum.accumulate(base[..., ::-1], axis=-1)[..., ::-1]
+        alone = (least[..., np.minimum(sizes, most) - 1] + attention + once).max(axis=1).sum(axis=0)
+        fits = (sizes <= most) & (load.counts > 0) & (alone <= limit_ns * _MORE)
+        hidden = np.array(_MIXTURES if degree > 1 else _MIXTURES[-1:])
+        weights = np.stack([1.0 - hidden, hidden], axis=-1)
+        base_, attention_, once_ = (np.einsum("rpw,pwg->rg", weights, part) for part in (base, attention, once))
+        short = base_.max(axis=0) <= limit_ns * _MORE
+        mixed = (base_, attention_, once_)
+        share = degree / family.num_seats
+        return Contents(member, share, base, attention, once, mixed, sizes, load.counts, fits, short)
+
+    def costs(self, rows: IntArray) -> FloatArray:
+        """Time of micro-batches [v, n] at least, as a part of all seats' time, ns [v]."""
+        longest = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
+        ways = self.base[..., rows @ self.sizes - 1] + self.attention @ rows.T + self.once[..., longest]
+        return np.asarray(self.share * ways.max(axis=1).sum(axis=0))
+
+    def worst(self, prices: FloatArray, least: float = 0.0) -> tuple[float, list[IntArray]]:
+        """By which factor the prices [n] are too high at most, at least 1; and for every length as the longest
+        the micro-batch that is worth most beyond its time, if that is more than ``least`` ns."""
+        base, attention, _ = self.mixed
+        table = _Table(self, prices - self.share * attention)
+        times, most, found = self.share * base.max(axis=0), 0.0, []
+        for k, worth in table.rows():
+            beyond = worth.min(axis=0)
+            most = max(most, float((beyond / times).max()))
+            place = int(beyond.argmax())
+            if beyond[place] > least:
+                found.append(table.content(k, place + 1, int(worth[:, place].argmin())))
+        return 1.0 + most, found
+
+
+class _Table:
+    """The dynamic program for ``values`` [R, n] of the lengths, with what leads to its entries."""
+
+    def __init__(self, contents: Contents, values: FloatArray) -> None:
+        self.contents, self.values = contents, values
+        # By length: F of the shorter ones, the parts of more of it with E before each, and E.
+        self.steps: dict[int, tuple[FloatArray, list[tuple[int, FloatArray]], FloatArray]] = {}
+
+    def rows(self) -> Iterator[tuple[int, FloatArray]]:
+        """(k, what micro-batches with k the longest are worth beyond their time [R, G])."""
+        own = self.contents
+        base, _, once = own.mixed
+        number, room = base.shape
+        best = np.full((number, room + 1), _NOTHING)
+        best[:, 0] = 0.0
+        for k in np.flatnonzero(own.fits).tolist():
+            size, value = int(own.sizes[k]), self.values[:, k, None]
+            held = np.full_like(best, _NOTHING)
+            held[:, size:] = best[:, : room + 1 - size] + value
+            parts = []
+            for part in _parts(min(int(own.counts[k]), room // size) - 1):
+                parts.append((part, held))
+                more = held.copy()
+                shift = part * size
+                np.maximum(more[:, shift:], held[:, : room + 1 - shift] + part * value, out=more[:, shift:])
+                held = more
+            self.steps[k] = best, parts, held
+            worth = held[:, 1:] - own.share * (base + once[:, k, None])
+            worth[:, ~own.short] = _NOTHING
+            yield k, worth
+            best = np.maximum(best, held)
+
+    def content(self, k: int, grains: int, row: int) -> IntArray:
+        """The micro-batch [n] of an entry: so many grains, k the longest, in mixture ``row``."""
+        own = self.contents
+        found = np.zeros_like(own.counts)
+        while True:
+            before, parts, held = self.steps[k]
+            size, now = int(own.sizes[k]), held
+            for part, earlier in reversed(parts):
+                if now[row, grains] != earlier[row, grains]:
+                    found[k] += part
+                    grains -= part * size
+                now = earlier
+            found[k] += 1
+            grains -= size
+            if grains == 0:
+                return found
+            worth = before[row, grains]
+            k = next(one for one in reversed(self.steps) if one < k and self.steps[one][2][row, grains] == worth)
+
+
+def _parts(number: int) -> list[int]:
+    """1, 2, 4, ... and a rest, whose sums are all numbers up to ``number``."""
+    found, part = [], 1
+    while number > 0:
+        found.append(min(part, number))
+        number -= part
+        part *= 2
+    return found

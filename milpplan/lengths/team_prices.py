@@ -1,0 +1,145 @@
+"""Prices of sequences that prove what no step of teams undercuts, and micro-batches from which that is nearly so.
+
+All seats together have M Z of time, and a micro-batch x of strategy j takes c_j of them for time_j(x). So with
+y_jx micro-batches of each kind the step takes at least the configuration program
+
+    Z >= min sum y_jx (c_j / M) time_j(x)    subject to    sum y_jx x_k >= n_k,    y >= 0,
+
+and prices lambda_k >= 0 prove sum_k n_k lambda_k of it as soon as no micro-batch is worth more than its time,
+sum_k lambda_k x_k <= (c_j / M) time_j(x). ``team_contents`` says how far any prices are from that: divided by the
+largest factor by which they are too high, they prove what is left (Farley 1990). So nothing rests on the solver of
+the program, which only finds good prices, one set of micro-batches after another: those that are worth most
+beyond their time at its prices join it, until it gains nothing. Prices are drawn half way to the best known ones
+(in-out smoothing: Wentges 1997), which spares most of the rounds.
+
+Only steps that are shorter than a ``limit`` count: Z >= the limit, or no micro-batch of the step takes as long. A
+sequence that takes too long under small degrees is in none of these.
+
+Unlike the linear bounds of ``team_bound`` this counts the constants of micro-batches in full, however little they
+hold.
+
+Source: the configuration program of Gilmore and Gomory (1961), for bins of several kinds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.lengths.team_bound import SharedWork, linear_shares
+from milpplan.lengths.team_contents import Contents
+from milpplan.lengths.teams import Family
+
+# Rounds of prices at most, and how near the program and what is proved come, as a share.
+_ROUNDS, _NEAR = 80, 2e-4
+# How far prices go back to the best known ones.
+_BACK = 0.5
+# Micro-batches in a program: of more only the nearest to their prices are kept.
+_MOST, _KEPT = 1500, 900
+# What a micro-batch is worth at least beyond its time to join, as a share of the program.
+_WORTH = 1e-9
+# What sums of floats may add.
+_SAFETY = 1.0 - 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Priced:
+    """``bound_ns`` of all steps of a family that are shorter than the limit, reduction and finish included;
+    ``shares`` [v] of micro-batches ``rows`` [v, n] from which that is nearly so: none where the program was not
+    solved."""
+
+    bound_ns: float
+    shares: FloatArray
+    rows: IntArray
+
+
+@dataclass(slots=True, eq=False)
+class _Program:
+    """Micro-batches ``rows`` with ``costs``, as a part of all seats' time, for ``counts`` [n]; ns."""
+
+    counts: FloatArray
+    rows: IntArray
+    costs: FloatArray
+    shares: FloatArray = field(default_factory=lambda: np.zeros(0))
+    prices: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def solve(self) -> float:
+        """Its value, which leaves ``shares`` and ``prices``; infinite where it has none."""
+        from scipy.optimize import linprog
+
+        scale = float(self.costs.max())
+        held = -self.rows.T.astype(np.float64)
+        answer = linprog(self.costs / scale, A_ub=held, b_ub=-self.counts, method="highs")
+        if answer.status != 0:
+            return float("inf")
+        self.shares, self.prices = answer.x, -answer.ineqlin.marginals * scale
+        return float(answer.fun) * scale
+
+    def join(self, rows: list[IntArray], costs: FloatArray) -> None:
+        """More micro-batches; of too many those nearest to the prices stay."""
+        kept = np.arange(len(self.rows))
+        if len(kept) > _MOST:
+            kept = np.sort(np.argsort(self.costs - self.rows @ self.prices, kind="stable")[:_KEPT])
+        self.rows = np.concatenate([self.rows[kept], *([rows] if rows else [])])
+        self.costs = np.concatenate([self.costs[kept], costs])
+
+
+def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: float) -> Priced:
+    """The bound of steps of ``family`` shorter than the limit, from ``shared``'s, and micro-batches that come near
+    it; stops at the ``deadline`` (of ``perf_counter``), or where every such step is proved to be longer."""
+    once_ns = family.least_once_ns
+    all_contents = [
+        Contents.of(family, member, degree, limit_ns - once_ns)
+        for member, degree in zip(family.members, family.degrees, strict=True)
+    ]
+    counts = family.pool.load.counts.astype(np.float64)
+    nothing = Priced(shared.bound_ns, np.zeros(0), np.zeros((0, len(counts)), dtype=np.int64))
+    if not np.logical_or.reduce([one.fits for one in all_contents])[counts > 0].all():
+        return Priced(max(limit_ns, shared.bound_ns), nothing.shares, nothing.rows)
+    linear = [linear_shares(family, member) for member in family.members]
+    program = _Program(counts, *_alone(all_contents))
+    best = prices = np.where(counts > 0, shared.prices.min(axis=0), 0.0) * _SAFETY
+    proved, value, last = float(counts @ best), np.inf, nothing
+    for _ in range(_ROUNDS):
+        factor, rows, costs = _beyond(all_contents, linear, prices)
+        if float(counts @ prices) / factor > proved:
+            best, proved = prices / factor, float(counts @ prices) / factor
+        if len(costs) or not len(last.rows):
+            program.join(rows, costs)
+            value = program.solve()
+            if not np.isfinite(value):
+                break
+            used = program.shares > 0
+            last = Priced(0.0, program.shares[used], program.rows[used])
+        if proved >= value * (1.0 - _NEAR) or proved + once_ns >= limit_ns or time.perf_counter() > deadline:
+            break
+        prices = _BACK * best + (1.0 - _BACK) * np.maximum(0.0, program.prices)
+    bound_ns = max(shared.bound_ns, min(limit_ns, proved * _SAFETY + once_ns))
+    return Priced(bound_ns, last.shares, last.rows)
+
+
+def _alone(all_contents: list[Contents]) -> tuple[IntArray, FloatArray]:
+    """Every sequence by itself under every member, with its cost."""
+    rows = [np.eye(len(one.fits), dtype=np.int64)[one.fits] for one in all_contents]
+    costs = [one.costs(row) for one, row in zip(all_contents, rows, strict=True) if len(row)]
+    return np.concatenate(rows), np.concatenate(costs)
+
+
+def _beyond(
+    all_contents: list[Contents], linear: list[FloatArray], prices: FloatArray
+) -> tuple[float, list[IntArray], FloatArray]:
+    """The largest factor by which prices are too high, and micro-batches that are worth more than their time with
+    their costs. Nothing is worth more under a member of which a ``linear`` bound is nowhere below the prices."""
+    most, rows, costs = 1.0, [], [np.zeros(0)]
+    for contents, shares in zip(all_contents, linear, strict=True):
+        if ((prices <= shares * _SAFETY) | ~contents.fits).all(axis=1).any():
+            continue
+        factor, found = contents.worst(prices, _WORTH * float(contents.counts @ prices))
+        most = max(most, factor)
+        if found:
+            rows += found
+            costs.append(contents.costs(np.array(found)))
+    return most, rows, np.concatenate(costs)

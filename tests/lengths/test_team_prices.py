@@ -1,0 +1,123 @@
+"""Prices of sequences: no micro-batch is worth more than they say, and what they prove is below every step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+
+from milpplan.groups.workload import workload_of
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.replicas import micro_batch_times
+from milpplan.lengths.team_bound import shared_work
+from milpplan.lengths.team_contents import Contents
+from milpplan.lengths.team_packing import from_shares, shortest
+from milpplan.lengths.team_prices import priced
+from milpplan.lengths.team_steps import best_teams
+from milpplan.lengths.teams import Family, families, simulated
+from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
+from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, workload
+from tests.small import small_problem
+
+
+def family_of(found: Pool) -> Family:
+    """Its only family."""
+    (only,) = families(found)
+    return only
+
+
+@cache
+def family() -> Family:
+    """One sequence that only half the cluster holds, and sixty short ones, on four seats."""
+    return family_of(pool_of(small_problem(memory_gib=40, space=FLAT), workload(long=1, short=60, longest=49_152)))
+
+
+def contents_of(found: Family, limit_ns: float = math.inf) -> list[Contents]:
+    """Those of every member."""
+    return [Contents.of(found, *one, limit_ns) for one in zip(found.members, found.degrees, strict=True)]
+
+
+def test_costs_are_the_seats_time_at_most() -> None:
+    """Random micro-batches: never above their exact time, and within a hundredth of it where they are full."""
+    found, random = family(), np.random.default_rng(3)
+    pool = found.pool
+    for contents, degree in zip(contents_of(found), found.degrees, strict=True):
+        rows = random_micro_batches(pool, found.grains(contents.member), random, 40)
+        candidate = pool.members[contents.member].candidate
+        times = micro_batch_times(pool.problem, candidate, pool.load.lengths, rows)
+        exact = (times.forward[0] + times.backward[0]) * degree / found.num_seats
+        costs = contents.costs(rows)
+        assert (costs <= exact).all()
+        full = int((rows @ pool.load.lengths).argmax())
+        assert costs[full] >= 0.99 * exact[full]
+
+
+def test_no_micro_batch_is_worth_more_than_the_factor() -> None:
+    """Random prices against all micro-batches of a few sequences, some of them equal: the factor is no less than
+    the largest ratio of worth and time, and near it; what is found fits, is there, and is worth more than its
+    time; nothing longer than the limit is asked for."""
+    random = np.random.default_rng(8)
+    lengths = [256, 256, 256, 640, 640, 1500, 4000, 4000, 16_000, 30_000]
+    found = family_of(pool_of(small_problem(memory_gib=40, space=FLAT), workload_of(np.array(lengths), GRAIN)))
+    load = found.pool.load
+    rows = np.array(list(itertools.product(*(range(count + 1) for count in load.counts))))[1:]
+    sizes = load.lengths // load.grain
+    for contents in contents_of(found):
+        fitting = rows[rows @ sizes <= found.grains(contents.member)]
+        costs = contents.costs(fitting)
+        for _ in range(3):
+            prices = random.uniform(0.5, 1.5, len(sizes)) * sizes
+            most = float(random.uniform(0.95, 1.1))
+            prices *= most / (fitting @ prices / costs).max()
+            factor, worst = contents.worst(prices)
+            assert max(1.0, most) * (1 - 1e-9) <= factor <= 1.05 * max(1.0, most)
+            assert bool(worst) or most <= 1.0
+            for held in worst:
+                assert (held <= load.counts).all()
+                assert held @ sizes <= found.grains(contents.member)
+        limit_ns = float(np.median(costs)) / contents.share
+        short = contents_of(found, limit_ns)[found.members.index(contents.member)]
+        below = fitting[costs < np.median(costs)]
+        assert (below[:, ~short.fits] == 0).all()
+        assert short.short[below @ sizes - 1].all()
+        assert short.worst(prices)[0] >= (below @ prices / contents.costs(below)).max() * (1 - 1e-9)
+
+
+def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:
+    """Random steps, and the one that is made from the program; with and without a limit. The program's
+    micro-batches hold every sequence."""
+    found, random = family(), np.random.default_rng(6)
+    shared = shared_work(found)
+    proved = priced(found, shared, math.inf, math.inf)
+    assert shared.bound_ns < proved.bound_ns
+    assert (proved.shares @ proved.rows >= found.pool.load.counts * (1 - 1e-9)).all()
+    step = from_shares(found, proved, math.inf, 2000, math.inf)
+    below = priced(found, shared, step.time_ns, math.inf)
+    assert proved.bound_ns * (1 - 1e-3) <= below.bound_ns <= step.time_ns
+    for _ in range(3):
+        assert simulated(found, random_turns(found, random)).time_ns >= below.bound_ns
+    assert step.time_ns <= 1.02 * below.bound_ns
+    # Nothing is below half the bound; it is not known what there is above.
+    assert priced(found, shared, 0.5 * shared.bound_ns, math.inf).bound_ns == shared.bound_ns
+
+
+@pytest.mark.parametrize("number", [4, pytest.param(80, marks=pytest.mark.long)])
+def test_no_step_of_few_sequences_is_below_what_prices_prove(number: int) -> None:
+    """Random sequences on four seats against all steps: whatever the limit, what is proved is at most the best of
+    them or the limit; and at the best step itself it is well above the linear bound in some cases."""
+    random, above = np.random.default_rng(21), 0
+    for _ in range(number):
+        one = family_of(pool_of(small_problem(memory_gib=40, space=FLAT), few(random)))
+        shared, best = shared_work(one), AllSteps(one).least_ns()
+        for limit in (math.inf, 1.3 * best, best + 1, 0.9 * best):
+            proved = priced(one, shared, limit, math.inf).bound_ns
+            assert shared.bound_ns <= proved <= max(shared.bound_ns, min(best, limit)), limit
+        step = shortest(one, shared, 0.0, math.inf)
+        found = best_teams(one.pool, math.inf, 0.0, math.inf)
+        assert found.step is not None
+        assert found.bound_ns <= best <= found.step.time_ns <= step.time_ns
+        above += found.bound_ns > 1.02 * shared.bound_ns
+    assert above >= number / 4
