@@ -2,14 +2,13 @@
 
 ``TeamDispatcher(problem, tp, longest)`` works out once what sequences of every length up to ``longest`` take under
 every degree; ``dispatch(lengths)`` then plans a batch: which sequence runs on which GPUs, in which micro-batch and
-when, with the exact time and the proved bound of ``team_bound``. Nothing is switched between batches either: the
+when, with the exact time and the proved bound of ``team_prices``. Nothing is switched between batches either: the
 parameters are where they are. A dispatcher holds nothing but what follows from its arguments, so threads share it
 and processes get it pickled; the same batch gets the same answer (attempts are counted, not timed).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,15 +21,13 @@ from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import TeamTurn
 from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.tables import Load
-from milpplan.lengths.team_bound import shared_work
-from milpplan.lengths.team_packing import shortest
-from milpplan.lengths.team_steps import team_turns
+from milpplan.lengths.team_steps import planned, team_turns
 from milpplan.lengths.teams import Family, families
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Changes of prices for one batch: a solve makes more.
-_ATTEMPTS = 4
+# Changes of prices and exchanges for one batch: a solve makes more.
+_ATTEMPTS, _ROUNDS = 4, 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +85,9 @@ class TeamDispatcher:
         given = checked_batch(lengths, self.longest, do)
         places = -(-given // self.alignment) - 1
         family = self._family(np.bincount(places, minlength=len(self.family.pool.load.lengths)))
-        shared = shared_work(family)
-        step = shortest(family, shared, 0.0, math.inf, _ATTEMPTS)
+        step, bound_ns = planned(family, _ATTEMPTS, _ROUNDS)
         turns = _indexed(team_turns(step), places, self.alignment)
-        return TeamDispatch(turns, step.time_ns / NS_PER_S, min(shared.bound_ns, step.time_ns) / NS_PER_S)
+        return TeamDispatch(turns, step.time_ns / NS_PER_S, bound_ns / NS_PER_S)
 
     def _family(self, counts: IntArray) -> Family:
         pool = self.family.pool

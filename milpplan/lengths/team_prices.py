@@ -71,11 +71,13 @@ class _Program:
         from scipy.optimize import linprog
 
         scale = float(self.costs.max())
-        held = -self.rows.T.astype(np.float64)
-        answer = linprog(self.costs / scale, A_ub=held, b_ub=-self.counts, method="highs")
+        there = self.counts > 0
+        held = -self.rows.T[there].astype(np.float64)
+        answer = linprog(self.costs / scale, A_ub=held, b_ub=-self.counts[there], method="highs")
         if answer.status != 0:
             return float("inf")
-        self.shares, self.prices = answer.x, -answer.ineqlin.marginals * scale
+        self.shares, self.prices = answer.x, np.zeros(len(there))
+        self.prices[there] = -answer.ineqlin.marginals * scale
         return float(answer.fun) * scale
 
     def join(self, rows: list[IntArray], costs: FloatArray) -> None:

@@ -16,7 +16,7 @@ from milpplan.lengths.teams import Family, TeamStep, Turn, families
 from milpplan.units import NS_PER_S
 
 # How often a family is packed or proved, and the exchanges of each time.
-_VISITS, _ROUNDS = 4, 6000
+_VISITS, _ROUNDS = 10, 4000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,16 +72,28 @@ def best_teams(pool: Pool, below_ns: float, gap: float, deadline: float) -> Best
     return BestTeams(best, min((one.bound_ns for one in found), default=float("inf")), len(found))
 
 
+def planned(family: Family, attempts: int, rounds: int) -> tuple[TeamStep, float]:
+    """A step of one family and the bound of all its steps, ns; attempts and rounds are counted, not timed."""
+    never, shared = float("inf"), shared_work(family)
+    step = shortest(family, shared, 0.0, never, attempts, rounds)
+    found = priced(family, shared, step.time_ns, never)
+    if len(found.rows) and found.bound_ns < step.time_ns:
+        step = min(step, from_shares(family, found, step.time_ns, rounds, never), key=lambda one: one.time_ns)
+    return step, min(found.bound_ns, step.time_ns)
+
+
 def _visited(one: _Open, below_ns: float, deadline: float) -> TeamStep | None:
     """A step of the family, or a higher bound of it, or both."""
     one.visits += 1
     if one.visits == 1:
         return shortest(one.family, one.shared, one.bound_ns, deadline)
-    found = priced(one.family, one.shared, below_ns, deadline)
+    # First all steps below the best one, then half as many by their time.
+    limit_ns = below_ns if one.visits == 2 else (below_ns + one.bound_ns) / 2
+    found = priced(one.family, one.shared, limit_ns, deadline)
     one.bound_ns = max(one.bound_ns, found.bound_ns)
-    if one.bound_ns >= below_ns or not len(found.rows):
+    if one.bound_ns >= limit_ns or not len(found.rows):
         return None
-    return from_shares(one.family, found, below_ns, _ROUNDS, deadline, one.visits)
+    return from_shares(one.family, found, limit_ns, _ROUNDS, deadline, one.visits)
 
 
 def team_turns(step: TeamStep) -> tuple[TeamTurn, ...]:
