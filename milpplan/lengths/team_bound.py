@@ -17,7 +17,7 @@ sum_t lambda_jt <= 1 prove
     Z >= sum_k n_k min_j sum_t lambda_jt share_jtk,
 
 which is what is reported: the program only finds good weights. Besides, Z is at least the time of the longest
-sequence where that is least.
+sequence where that is least. ``team_prices`` begins here, and counts the constants of micro-batches, too.
 """
 
 from __future__ import annotations

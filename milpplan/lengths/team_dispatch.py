@@ -21,13 +21,14 @@ from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import TeamTurn
 from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.tables import Load
+from milpplan.lengths.team_search import Effort
 from milpplan.lengths.team_steps import planned, team_turns
 from milpplan.lengths.teams import Family, families
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Changes of prices and exchanges for one batch: a solve makes more.
-_ATTEMPTS, _ROUNDS = 4, 600
+# Efforts for one batch, and the gap at which that ends: a solve makes more.
+_FIRST, _LATER, _GAP = Effort(4, 200, 4), Effort(0, 200, 10), 5e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class TeamDispatcher:
         given = checked_batch(lengths, self.longest, do)
         places = -(-given // self.alignment) - 1
         family = self._family(np.bincount(places, minlength=len(self.family.pool.load.lengths)))
-        step, bound_ns = planned(family, _ATTEMPTS, _ROUNDS)
+        step, bound_ns = planned(family, _FIRST, _LATER, _GAP)
         turns = _indexed(team_turns(step), places, self.alignment)
         return TeamDispatch(turns, step.time_ns / NS_PER_S, bound_ns / NS_PER_S)
 

@@ -9,14 +9,19 @@ import numpy as np
 
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
-from milpplan.lengths.team_bound import SharedWork, shared_work
-from milpplan.lengths.team_packing import from_shares, shortest
+from milpplan.lengths.team_bound import shared_work
+from milpplan.lengths.team_packing import Packer
 from milpplan.lengths.team_prices import priced
+from milpplan.lengths.team_search import Effort, dealt, reworked, shortest
 from milpplan.lengths.teams import Family, TeamStep, Turn, families
 from milpplan.units import NS_PER_S
 
-# How often a family is packed or proved, and the exchanges of each time.
-_VISITS, _ROUNDS = 10, 4000
+# How often a family is packed or proved, and the effort at first and later.
+_VISITS, _FIRST, _LATER = 10, Effort(24, 500, 10), Effort(0, 1000, 60)
+# Of one family: how often it is proved where the step is farther than this from the bound, as a share.
+_TURNS, _FAR = 2, 0.04
+# Parts of the gap that are left open at first, and later.
+_CLOSE, _ENOUGH = 0.25, 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,59 +46,87 @@ class BestTeams:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A family on which there is something to do, and how often something was done; ``bound_ns`` of its steps."""
+    """A family on which there is something to do, how often something was done, ``bound_ns`` of its steps, and the
+    shortest one known."""
 
-    family: Family
-    shared: SharedWork
+    packer: Packer
     bound_ns: float
     visits: int = 0
+    step: TeamStep | None = None
+
+    @staticmethod
+    def of(family: Family) -> _Open:
+        """With the linear bound."""
+        shared = shared_work(family)
+        return _Open(Packer(family, shared), shared.bound_ns)
+
+    def is_open(self, below_ns: float, gap: float) -> bool:
+        """Whether there is something to do about steps below the best one."""
+        left = gap * (_CLOSE if self.visits < 2 else _ENOUGH)
+        return self.visits < _VISITS and self.bound_ns < below_ns * (1.0 - left)
 
 
 def best_teams(pool: Pool, below_ns: float, gap: float, deadline: float) -> BestTeams:
     """The best step of all families shorter than ``below_ns``.
 
-    The family with the least bound is packed first, then proved, packed from that, proved again below the step
-    that is there now, and so on, until no bound leaves half the ``gap``, or until the ``deadline`` (of
-    ``perf_counter``).
+    The family with the least bound is packed first, then proved, packed from that, packed again, proved below the
+    step that is there now, and so on, until no bound leaves half the ``gap`` (the first two times a quarter), or
+    until the ``deadline`` (of ``perf_counter``).
     """
-    found = [_Open(one, shared, shared.bound_ns) for one in families(pool) for shared in [shared_work(one)]]
+    found = [_Open.of(family) for family in families(pool)]
     best: TeamStep | None = None
     while True:
-        enough_ns = below_ns * (1.0 - gap / 2)
-        open_ = [one for one in found if one.visits < _VISITS and one.bound_ns < enough_ns]
-        if not open_ or min(one.bound_ns for one in found) >= enough_ns:
+        open_ = [one for one in found if one.is_open(below_ns, gap)]
+        if not open_ or (any(one.visits for one in found) and time.perf_counter() > deadline):
             break
         one = min(open_, key=lambda one: one.bound_ns)
-        if any(other.visits for other in found) and time.perf_counter() > deadline:
-            break
-        step = _visited(one, below_ns, deadline)
-        if step is not None and step.time_ns < below_ns:
-            best, below_ns = step, step.time_ns
+        _visit(one, below_ns, gap, deadline)
+        if one.step is not None and one.step.time_ns < below_ns:
+            best, below_ns = one.step, one.step.time_ns
     return BestTeams(best, min((one.bound_ns for one in found), default=float("inf")), len(found))
 
 
-def planned(family: Family, attempts: int, rounds: int) -> tuple[TeamStep, float]:
-    """A step of one family and the bound of all its steps, ns; attempts and rounds are counted, not timed."""
-    never, shared = float("inf"), shared_work(family)
-    step = shortest(family, shared, 0.0, never, attempts, rounds)
-    found = priced(family, shared, step.time_ns, never)
-    if len(found.rows) and found.bound_ns < step.time_ns:
-        step = min(step, from_shares(family, found, step.time_ns, rounds, never), key=lambda one: one.time_ns)
-    return step, min(found.bound_ns, step.time_ns)
+def planned(family: Family, first: Effort, later: Effort, gap: float) -> tuple[TeamStep, float]:
+    """A step of one family and the bound of all its steps, ns; efforts are counted, not timed. Once, or as long as
+    the step is far from the bound a few times, it is improved until it is within the ``gap``."""
+    never, one = float("inf"), _Open.of(family)
+    step = shortest(one.packer, first, one.bound_ns / (1.0 - gap), never)
+    for turn in range(_TURNS):
+        limit_ns = (step.time_ns + one.bound_ns) / 2 if turn else step.time_ns
+        found = priced(family, one.packer.shared, limit_ns, never)
+        one.bound_ns = max(one.bound_ns, found.bound_ns)
+        if len(found.rows) and one.bound_ns < step.time_ns * (1.0 - gap):
+            turns = dealt(one.packer, found, limit_ns)
+            other = reworked(one.packer, turns, later, one.bound_ns / (1.0 - gap), never)
+            step = min(step, other, key=_time_ns)
+        if one.bound_ns >= step.time_ns * (1.0 - _FAR):
+            break
+    return step, min(one.bound_ns, step.time_ns)
 
 
-def _visited(one: _Open, below_ns: float, deadline: float) -> TeamStep | None:
-    """A step of the family, or a higher bound of it, or both."""
+def _visit(one: _Open, below_ns: float, gap: float, deadline: float) -> None:
+    """Look for a shorter step of the family, or prove a higher bound and make a step from what that leaves."""
     one.visits += 1
     if one.visits == 1:
-        return shortest(one.family, one.shared, one.bound_ns, deadline)
-    # First all steps below the best one, then half as many by their time.
-    limit_ns = below_ns if one.visits == 2 else (below_ns + one.bound_ns) / 2
-    found = priced(one.family, one.shared, limit_ns, deadline)
-    one.bound_ns = max(one.bound_ns, found.bound_ns)
-    if one.bound_ns >= limit_ns or not len(found.rows):
-        return None
-    return from_shares(one.family, found, limit_ns, _ROUNDS, deadline, one.visits)
+        one.step = shortest(one.packer, _FIRST, one.bound_ns / (1.0 - gap * _CLOSE), deadline)
+        return
+    if one.visits % 2 == 0:
+        # First all steps below the best one, then the shorter half of what is open.
+        limit_ns = below_ns if one.visits == 2 else (below_ns + one.bound_ns) / 2
+        found = priced(one.packer.family, one.packer.shared, limit_ns, deadline)
+        one.bound_ns = max(one.bound_ns, found.bound_ns)
+        if one.bound_ns >= limit_ns or not len(found.rows):
+            return
+        turns = dealt(one.packer, found, limit_ns)
+    else:
+        assert one.step is not None
+        turns = list(one.step.turns)
+    step = reworked(one.packer, turns, _LATER, one.bound_ns / (1.0 - gap * _CLOSE), deadline, one.visits)
+    one.step = step if one.step is None else min(one.step, step, key=_time_ns)
+
+
+def _time_ns(step: TeamStep) -> int:
+    return step.time_ns
 
 
 def team_turns(step: TeamStep) -> tuple[TeamTurn, ...]:

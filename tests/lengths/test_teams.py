@@ -20,7 +20,8 @@ from milpplan.lengths.side_by_side import flexsp_step
 from milpplan.lengths.solving import solve_lengths
 from milpplan.lengths.tables import Load
 from milpplan.lengths.team_bound import shared_work
-from milpplan.lengths.team_packing import shortest
+from milpplan.lengths.team_packing import Packer
+from milpplan.lengths.team_search import Effort, shortest
 from milpplan.lengths.team_steps import best_teams
 from milpplan.lengths.teams import Family, Turn, families, simulated
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
@@ -106,7 +107,7 @@ def test_degrees_that_do_not_divide_each_other_are_bounded_and_planned() -> None
     (only,) = families(found)
     assert set(only.degrees) == {1, 2, 3, 6}
     shared = shared_work(only)
-    step = shortest(only, shared, 0.0, math.inf)
+    step = shortest(Packer(only, shared), Effort(24, 500, 20), 0.0, math.inf)
     assert shared.bound_ns <= step.time_ns
     for member in only.members:
         packed = found.packed(member, found.load.counts, only.grains(member))
@@ -138,7 +139,7 @@ def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(nu
         (one,) = families(pool_of(small_problem(memory_gib=40, space=FLAT), few(random)))
         shared, best = shared_work(one), AllSteps(one).least_ns()
         assert shared.bound_ns <= best
-        step = shortest(one, shared, 0.0, math.inf)
+        step = shortest(Packer(one, shared), Effort(24, 500, 20), 0.0, math.inf)
         assert best <= step.time_ns <= 1.05 * best
         same += step.time_ns == best
     assert same > 0.6 * number, (same, number)
