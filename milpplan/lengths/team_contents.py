@@ -78,6 +78,12 @@ class Contents:
         share = degree / family.num_seats
         return Contents(member, share, base, attention, once, mixed, sizes, load.counts, fits, short)
 
+    @property
+    def entries(self) -> int:
+        """Numbers in the tables of ``worst``."""
+        most = np.minimum(self.counts, self.mixed[0].shape[1] // self.sizes)[self.fits]
+        return int(self.mixed[0].size * (2 + np.ceil(np.log2(most))).sum())
+
     def costs(self, rows: IntArray) -> FloatArray:
         """Time of micro-batches [v, n] at least, as a part of all seats' time, ns [v]."""
         longest = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)

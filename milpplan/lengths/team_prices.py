@@ -35,6 +35,8 @@ from milpplan.lengths.teams import Family
 
 # Rounds of prices at most, and how near the program and what is proved come, as a share.
 _ROUNDS, _NEAR = 80, 2e-4
+# Numbers in the tables of one strategy, beyond which nothing is priced, and of all in all rounds.
+_LARGEST, _ENTRIES = 6e7, 6e9
 # How far prices go back to the best known ones.
 _BACK = 0.5
 # Micro-batches in a program: of more only the nearest to their prices are kept.
@@ -58,11 +60,13 @@ class Priced:
 
 @dataclass(slots=True, eq=False)
 class _Program:
-    """Micro-batches ``rows`` with ``costs``, as a part of all seats' time, for ``counts`` [n]; ns."""
+    """Micro-batches ``rows`` with ``costs``, as a part of all seats' time, for ``counts`` [n]; ns. The first
+    ``always`` stay, so that every sequence has one."""
 
     counts: FloatArray
     rows: IntArray
     costs: FloatArray
+    always: int
     shares: FloatArray = field(default_factory=lambda: np.zeros(0))
     prices: FloatArray = field(default_factory=lambda: np.zeros(0))
 
@@ -83,8 +87,10 @@ class _Program:
     def join(self, rows: list[IntArray], costs: FloatArray) -> None:
         """More micro-batches; of too many those nearest to the prices stay."""
         kept = np.arange(len(self.rows))
-        if len(kept) > _MOST:
-            kept = np.sort(np.argsort(self.costs - self.rows @ self.prices, kind="stable")[:_KEPT])
+        if len(kept) > self.always + _MOST:
+            others = kept[self.always :]
+            beyond = self.costs[others] - self.rows[others] @ self.prices
+            kept = np.append(kept[: self.always], others[np.sort(np.argsort(beyond, kind="stable")[:_KEPT])])
         self.rows = np.concatenate([self.rows[kept], *([rows] if rows else [])])
         self.costs = np.concatenate([self.costs[kept], costs])
 
@@ -101,12 +107,15 @@ def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: float)
     nothing = Priced(shared.bound_ns, np.zeros(0), np.zeros((0, len(counts)), dtype=np.int64))
     if not np.logical_or.reduce([one.fits for one in all_contents])[counts > 0].all():
         return Priced(max(limit_ns, shared.bound_ns), nothing.shares, nothing.rows)
+    entries = [one.entries for one in all_contents]
+    if max(entries) > _LARGEST:
+        return nothing
     linear = [linear_shares(family, member) for member in family.members]
-    program = _Program(counts, *_alone(all_contents))
+    program = _alone(all_contents, counts)
     best = prices = np.where(counts > 0, shared.prices.min(axis=0), 0.0) * _SAFETY
     proved, value, last = float(counts @ best), np.inf, nothing
-    for _ in range(_ROUNDS):
-        factor, rows, costs = _beyond(all_contents, linear, prices)
+    for _ in range(min(_ROUNDS, int(_ENTRIES / sum(entries)))):
+        factor, rows, costs = _beyond(all_contents, linear, prices, deadline)
         if float(counts @ prices) / factor > proved:
             best, proved = prices / factor, float(counts @ prices) / factor
         if len(costs) or not len(last.rows):
@@ -123,22 +132,29 @@ def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: float)
     return Priced(bound_ns, last.shares, last.rows)
 
 
-def _alone(all_contents: list[Contents]) -> tuple[IntArray, FloatArray]:
-    """Every sequence by itself under every member, with its cost."""
-    rows = [np.eye(len(one.fits), dtype=np.int64)[one.fits] for one in all_contents]
-    costs = [one.costs(row) for one, row in zip(all_contents, rows, strict=True) if len(row)]
-    return np.concatenate(rows), np.concatenate(costs)
+def _alone(all_contents: list[Contents], counts: FloatArray) -> _Program:
+    """With every sequence by itself under the member where it costs least."""
+    each = np.eye(len(counts), dtype=np.int64)
+    costs = np.full((len(all_contents), len(counts)), np.inf)
+    for one, row in zip(all_contents, costs, strict=True):
+        if one.fits.any():
+            row[one.fits] = one.costs(each[one.fits])
+    there = counts > 0
+    return _Program(counts, each[there], costs.min(axis=0)[there], int(there.sum()))
 
 
 def _beyond(
-    all_contents: list[Contents], linear: list[FloatArray], prices: FloatArray
+    all_contents: list[Contents], linear: list[FloatArray], prices: FloatArray, deadline: float
 ) -> tuple[float, list[IntArray], FloatArray]:
     """The largest factor by which prices are too high, and micro-batches that are worth more than their time with
-    their costs. Nothing is worth more under a member of which a ``linear`` bound is nowhere below the prices."""
+    their costs. Nothing is worth more under a member of which a ``linear`` bound is nowhere below the prices.
+    After the deadline nothing is known: the factor is infinite."""
     most, rows, costs = 1.0, [], [np.zeros(0)]
     for contents, shares in zip(all_contents, linear, strict=True):
         if ((prices <= shares * _SAFETY) | ~contents.fits).all(axis=1).any():
             continue
+        if time.perf_counter() > deadline:
+            return float("inf"), [], np.zeros(0)
         factor, found = contents.worst(prices, _WORTH * float(contents.counts @ prices))
         most = max(most, factor)
         if found:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from milpplan.groups.workload import workload_of
+from milpplan.lengths import team_prices
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import micro_batch_times
 from milpplan.lengths.team_bound import shared_work
@@ -104,6 +105,25 @@ def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:
     assert step.time_ns <= 1.02 * below.bound_ns
     # Nothing is below half the bound; it is not known what there is above.
     assert priced(found, shared, 0.5 * shared.bound_ns, math.inf).bound_ns == shared.bound_ns
+
+
+def test_what_is_left_out_proves_less_and_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that keep few micro-batches, tables that would be too large, few rounds and no time: at most what
+    is proved with all of them, at least the linear bound."""
+    found = family()
+    shared = shared_work(found)
+    proved = priced(found, shared, math.inf, math.inf).bound_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(team_prices, "_MOST", 150)
+        patch.setattr(team_prices, "_KEPT", 100)
+        kept = priced(found, shared, math.inf, math.inf)
+        assert shared.bound_ns < kept.bound_ns <= proved * (1 + 1e-3)
+        assert (kept.shares @ kept.rows >= found.pool.load.counts * (1 - 1e-9)).all()
+    assert shared.bound_ns <= priced(found, shared, math.inf, 0.0).bound_ns <= proved
+    for name in ("_LARGEST", "_ENTRIES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(team_prices, name, 10.0)
+            assert priced(found, shared, math.inf, math.inf).bound_ns == shared.bound_ns
 
 
 @pytest.mark.parametrize("number", [3, pytest.param(80, marks=pytest.mark.long)])
