@@ -267,6 +267,39 @@ def test_a_replica_with_a_long_sequence_is_bounded_wherever_it_runs() -> None:
     assert tight > 0.85, tight
 
 
+def test_a_long_sequence_is_bounded_higher_where_short_and_long_differ() -> None:
+    """Of sequences that leave the other stages more to do forward or more backward, random micro-batches around a
+    long one take no less than its bound, which is well above that of the least of both."""
+    random = np.random.default_rng(17)
+    mixes = np.array([[0.30, 0.68], [0.34, 0.62]])
+    load, stages, tight = 1e6, 3, 0.0
+    kinds = StageLoads(np.ones(1), 4_000.0, (0.30, 0.62), (1_000.0, 2_000.0), 50, mixes=mixes)
+    least = 0.15 * load
+    known, plain = (
+        long_bound(one, stages, load_bound(one, stages, 100.0, load, exact=True), least, load, float("inf"), 60)
+        for one in (kinds, replace(kinds, mixes=np.zeros((0, 2))))
+    )
+    assert known.at(load) > 1.005 * plain.at(load)
+    for number in (6, 9, 12, 16, 22):
+        for _ in range(40):
+            parts = random.dirichlet(np.full(number, random.choice([2.0, 20.0]))) * (load - least)
+            # Growing towards the long one and falling after it costs least.
+            place = int(random.integers(1, number - 1))
+            ahead, behind = np.sort(parts[:place]), np.sort(parts[place + 1 :])[::-1]
+            parts = np.concatenate([ahead, parts[place : place + 1] + least, behind])
+            mixed = random.random(number) if random.random() < 0.5 else np.arange(number) < place
+            shares = np.stack([mixed, 1.0 - mixed], axis=1) @ mixes
+            forward = np.ceil(np.tile(shares[:, 0] * parts + 1_000, (stages, 1)))
+            backward = np.ceil(np.tile(shares[:, 1] * parts + 2_000, (stages, 1)))
+            forward[-1] = np.floor(parts / 3)
+            backward[-1] = np.ceil(parts + 4_000 - forward[-1])
+            lags = np.full(number, 50, np.int64)
+            exact = pipeline_ns(forward.astype(np.int64), backward.astype(np.int64), lags)
+            assert known.at(load) <= exact
+            tight = max(tight, known.at(load) / exact)
+    assert tight > 0.9, tight
+
+
 def test_the_last_stages_of_a_pipeline_bound_all_of_it() -> None:
     """Random loads on a pipeline take no less than the bound of its last stages as a pipeline of their own."""
     random = np.random.default_rng(13)
