@@ -1,7 +1,7 @@
 """Move a real model's parameters and gradients between layouts, over torch.distributed with gloo on CPUs.
 
     pip install 'milpplan[profile]'
-    python examples/switch_torch.py [--processes 8] [--senders relay]
+    python examples/switch_torch.py [--processes 16] [--senders relay]
 
 Each process is one rank. A small Llama-like model is built and run once, so that every parameter has a gradient.
 Each rank then keeps only what the first layout gives it, and the states travel through all layouts of a circuit:
@@ -107,9 +107,10 @@ def circuit(processes: int) -> list[Plan]:
     """Layouts to go through: tensor, pipeline (uneven) and context parallelism, ZeRO 1 and 3, replicas last."""
     uneven = ((0, 2), (2, LAYERS))
     whole = ((0, LAYERS),)
+    tp = min(processes, HEADS)
     chosen = (
         ({"tp": 2, "pp": 2, "dp": processes // 4, "zero_stage": 3}, uneven),
-        ({"tp": processes, "rank_order": "tp-cp-dp-pp"}, whole),
+        ({"tp": tp, "dp": processes // tp, "rank_order": "tp-cp-dp-pp"}, whole),
         ({"tp": 2, "cp": 2, "dp": processes // 4, "zero_stage": 1}, whole),
         ({"pp": 2, "dp": processes // 2, "zero_stage": 3, "rank_order": "pp-tp-cp-dp"}, ((0, 3), (3, LAYERS))),
         ({"dp": processes}, whole),
@@ -231,7 +232,7 @@ def process(rank: int, processes: int, senders: Senders, port: int) -> None:
 def main() -> None:
     """Start the processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--processes", type=int, default=8, choices=(4, 8))
+    parser.add_argument("--processes", type=int, default=8, choices=(4, 8, 16))
     parser.add_argument("--senders", default="relay", choices=SENDERS)
     words = parser.parse_args()
     with socket.socket() as free:

@@ -12,13 +12,17 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "switch_torch.py"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("senders", ["exact", "relay"])
-def test_a_real_model_travels_through_layouts(senders: str) -> None:
-    """Eight processes move parameters and gradients through four switches; the loss afterwards is the same."""
+@pytest.mark.parametrize(("processes", "senders"), [(8, "exact"), (8, "relay"), (16, "nearest"), (16, "relay")])
+def test_a_real_model_travels_through_layouts(processes: int, senders: str) -> None:
+    """Eight and sixteen processes move parameters and gradients through four switches, bit by bit what each of
+    them has to hold; the loss afterwards is the same."""
     pytest.importorskip("torch")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--senders", senders], capture_output=True, text=True, check=False
+        [sys.executable, str(SCRIPT), "--processes", str(processes), "--senders", senders],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("8 of 8 ranks hold exactly their slices") == 8
+    assert done.stdout.count(f"{processes} of {processes} ranks hold exactly their slices") == 8
     assert "equal" in done.stdout
