@@ -343,6 +343,7 @@ def _extent(values: int | Range) -> tuple[int, int]:
 def schema_of(kind: str) -> type[BaseModel]:
     """The record whose JSON Schema ``milpplan schema`` prints."""
     from milpplan.groups.document import DispatchFile, GroupedPlanFile
+    from milpplan.groups.workload_file import WorkloadFile
     from milpplan.reports.candidates import ChoiceDocument
     from milpplan.reports.document import ResultDocument
     from milpplan.reports.fewest import FewestDocument
@@ -370,5 +371,6 @@ def schema_of(kind: str) -> type[BaseModel]:
         "choice": ChoiceDocument,
         "fewest": FewestDocument,
         "lengths": LengthsFile,
+        "workload": WorkloadFile,
     }
     return records[choice(kind, "schema", records)]

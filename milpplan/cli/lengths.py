@@ -109,7 +109,7 @@ def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: s
     longest = None if cut is None else arguments.whole(cut, "--seq-len", MAX_SEQUENCE)
     number = None if batch is None else arguments.whole(batch, "--global-batch", MAX_BATCH)
     assert options.path is not None
-    drawn = read_lengths(options.path, number, options.seed)
+    drawn = read_lengths(options.path, number, options.seed, options.tokens_per_step)
     found = workload_of(step_of(drawn, number, options.tokens_per_step, longest), options.alignment, longest)
     ends = _ends(options, model, found)
     if ends is None:

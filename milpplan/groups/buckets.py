@@ -24,6 +24,7 @@ def optimal_buckets(lengths: Int64Array, counts: Int64Array, work: FloatArray, n
         raise InvalidInputError(
             f"{num_buckets} buckets for {number} lengths, {counts.size} counts, {work.size} works.",
             "At least one bucket, and as many counts and works as lengths, expected.",
+            "Correct the number of buckets.",
         )
     if number > MAX_DISTINCT:
         raise InvalidInputError(
@@ -33,7 +34,9 @@ def optimal_buckets(lengths: Int64Array, counts: Int64Array, work: FloatArray, n
         )
     if (np.diff(lengths) <= 0).any() or (np.diff(work) < 0).any():
         raise InvalidInputError(
-            "Lengths or their works fall.", "Ascending lengths with works that do not expected."
+            "Lengths or their works fall.",
+            "Ascending lengths with works that do not fall expected.",
+            "Sort them.",
         )
     sums = np.concatenate(([0.0], np.cumsum(counts, dtype=np.float64)))
     best = np.full(number + 1, np.inf)
@@ -61,6 +64,7 @@ def padded(lengths: Int64Array, ends: Int64Array) -> Int64Array:
     if (places >= ends.size).any():
         raise InvalidInputError(
             f"The longest sequence has {int(lengths.max())} tokens.",
-            f"At most {int(ends[-1])}, the last bucket's end.",
+            f"At most {int(ends[-1])}, the last bucket's end, expected.",
+            "Add a bucket that ends above it, or cut sequences (--seq-len).",
         )
     return np.asarray(ends[places])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.groups.strategies import FloatArray, Int64Array
 
-_LONGEST = 10**9
+LONGEST = 10**9
+"""Longer lengths are no numbers of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ class Pareto:
         logs = np.log(_positive(lengths)[lengths > shortest] / shortest)
         if not logs.size:
             raise InvalidInputError(
-                f"No length is above {shortest}.", "A shortest length below the longest expected."
+                f"No length is above {shortest}.",
+                "A shortest length below the longest expected.",
+                "Lower it, or fit a log-normal.",
             )
         return Pareto(shortest, float(1.0 / logs.mean()))
 
@@ -67,57 +69,25 @@ class Mixture:
         for index, (_, part) in enumerate(self.parts):
             mine = chosen == index
             lengths[mine] = part.sample(int(mine.sum()), random)
-        return np.ceil(np.clip(lengths, 1, _LONGEST)).astype(np.int64)
+        return np.ceil(np.clip(lengths, 1, LONGEST)).astype(np.int64)
 
 
 def fitted_mixture(lengths: Int64Array, tail_share: float = 0.05) -> Mixture:
     """Log-normal for all but the longest ``tail_share`` of the lengths, Pareto for those."""
     if not 0 < tail_share < 1:
-        raise InvalidInputError(f"The tail's share is {tail_share}.", "Between 0 and 1 expected.")
+        raise InvalidInputError(
+            f"The tail's share is {tail_share}.", "Between 0 and 1 expected.", "Give 0.05, for example."
+        )
     edge = float(np.quantile(_positive(lengths), 1 - tail_share))
     body = LogNormal.fitted(lengths[lengths <= edge])
     return Mixture(((1 - tail_share, body), (tail_share, Pareto.fitted(lengths, edge))))
 
 
-def distribution_of(document: dict[str, Any], where: str) -> Mixture:
-    """A distribution from its JSON: ``lognormal`` (mean_log, sigma_log), ``pareto`` (shortest, tail), or
-    ``mixture`` (parts: [{"share": ..., "distribution": ...}, ...])."""
-    if document.get("distribution") == "mixture":
-        parts = document.get("parts")
-        if not isinstance(parts, list) or not parts:
-            raise InvalidInputError(f"The mixture of {where} has no parts.", "A list of distributions expected.")
-        return Mixture(tuple((_number(part, "share", where), _part(part, where)) for part in parts))
-    return Mixture(((1.0, _part(document, where)),))
-
-
-def _part(document: Any, where: str) -> LogNormal | Pareto:
-    name = document.get("distribution") if isinstance(document, dict) else None
-    if name == "lognormal":
-        known: set[str] = {"mean_log", "sigma_log"}
-        part: LogNormal | Pareto = LogNormal(
-            _number(document, "mean_log", where), _number(document, "sigma_log", where)
-        )
-    elif name == "pareto":
-        known = {"shortest", "tail"}
-        part = Pareto(_number(document, "shortest", where), _number(document, "tail", where))
-    else:
-        raise InvalidInputError(
-            f"{where} names the distribution {name!r}.", "lognormal, pareto or mixture, or bin_edges, expected."
-        )
-    unknown = set(document) - known - {"distribution", "share", "source"}
-    if unknown:
-        raise InvalidInputError(f"{where} has {sorted(unknown)[0]!r} in a {name}.", f"{sorted(known)} expected.")
-    return part
-
-
-def _number(document: Any, name: str, where: str) -> float:
-    value = document.get(name) if isinstance(document, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value) or value <= 0:
-        raise InvalidInputError(f"{where} has {name} = {value!r}.", "A number above zero expected.")
-    return float(value)
-
-
 def _positive(lengths: Int64Array) -> Int64Array:
     if lengths.size == 0 or lengths.min() < 1:
-        raise InvalidInputError(f"{lengths.size} lengths to fit.", "At least one, all of at least 1, expected.")
+        raise InvalidInputError(
+            f"{lengths.size} lengths to fit, the shortest {lengths.min(initial=0)}.",
+            "At least one, all of at least 1, expected.",
+            "Leave out empty sequences.",
+        )
     return lengths

@@ -1,27 +1,30 @@
 """The sequences of a step: lengths read from a file, or drawn from a histogram or a distribution.
 
-A file of lengths holds one whole number of tokens a line. A histogram is a JSON object ``{"bin_edges": [...],
-"counts": [...]}`` with one edge more than counts, bins (edge, next edge]; a distribution is
-``{"distribution": "lognormal", ...}`` or a mixture of these (``distributions``).
+A file of lengths holds one whole number of tokens a line; a histogram or a distribution is a JSON object
+(``workload_file``).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.distributions import distribution_of
+from milpplan.groups.distributions import LONGEST
 from milpplan.groups.strategies import Int64Array
+from milpplan.groups.workload_file import read_workload
+from milpplan.units import MIB
 
-# Longer lines are no numbers of tokens.
-_MAX_LENGTH: Final = 10**9
 _SHOWN: Final = 40
+# Some five million lines.
+_MAX_BYTES: Final = 32 * MIB
+# Sequences drawn for a number of tokens: more than a step may have.
+_MOST_DRAWN: Final = 2**14
+_LINES: Final = "Write one length a line, or a histogram as JSON."
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +59,19 @@ def workload_of(
         raise InvalidInputError(
             f"The alignment is {alignment} and the maximum length {max_length}.",
             "An alignment of at least 1 and a maximum that is a multiple of it expected.",
+            "Correct --align or --seq-len.",
         )
     if tokens.size == 0:
-        raise InvalidInputError("There are no sequences.", "At least one length expected.")
+        raise InvalidInputError(
+            "There are no sequences.", "At least one length expected.", "Give lengths in tokens."
+        )
     whole = tokens.dtype.kind in "iu" and tokens.ndim == 1
-    if not whole or int(tokens.min()) < 1 or int(tokens.max()) > _MAX_LENGTH:
+    if not whole or int(tokens.min()) < 1 or int(tokens.max()) > LONGEST:
         seen = f"from {tokens.min()} to {tokens.max()}" if whole else f"in {tokens.ndim} dimensions"
         raise InvalidInputError(
             f"Lengths are of type {tokens.dtype}, {seen}.",
-            f"A row of whole numbers from 1 to {_MAX_LENGTH} expected.",
+            f"A row of whole numbers from 1 to {LONGEST} expected.",
+            "Give lengths in tokens, one a sequence.",
         )
     kept = tokens.astype(np.int64) if max_length is None else np.minimum(tokens, max_length).astype(np.int64)
     distinct, counts = np.unique(-(-kept // alignment) * alignment, return_counts=True)
@@ -82,115 +89,99 @@ def step_of(
         raise InvalidInputError(
             f"Both {num_sequences} sequences and {num_tokens} tokens a step are asked for.",
             "One of them expected.",
+            "Leave out --global-batch or --tokens-per-step.",
         )
     if num_sequences is not None:
         if not 1 <= num_sequences <= lengths.size:
             raise InvalidInputError(
                 f"{num_sequences} sequences a step are asked for.",
                 f"1 to {lengths.size}, which the input holds, expected.",
+                "Ask for fewer, or give a histogram, from which any number is drawn.",
             )
         return lengths[:num_sequences]
     if num_tokens is None:
         return lengths
     if num_tokens < 1:
-        raise InvalidInputError(f"{num_tokens} tokens a step are asked for.", "At least 1 expected.")
+        raise InvalidInputError(
+            f"{num_tokens} tokens a step are asked for.", "At least 1 expected.", "Correct --tokens-per-step."
+        )
     tokens = lengths if max_length is None else np.minimum(lengths, max_length)
     return lengths[: max(1, int(np.searchsorted(np.cumsum(tokens), num_tokens, side="right")))]
 
 
-def read_lengths(path: Path, num_sequences: int | None = None, seed: int = 1) -> Int64Array:
-    """Lengths in tokens, in the order of the file, or ``num_sequences`` drawn from its histogram or distribution.
+def read_lengths(
+    path: Path, num_sequences: int | None = None, seed: int = 1, num_tokens: int | None = None
+) -> Int64Array:
+    """Lengths in tokens, in the order of the file, or drawn from its histogram or distribution: ``num_sequences``,
+    or more than enough for ``num_tokens`` (``step_of`` takes the first of them).
 
     Raises:
-        InvalidInputError: the file cannot be read, holds no lengths, or a distribution without ``num_sequences``.
+        InvalidInputError: the file cannot be read, holds no lengths, or a distribution without either number.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}.", "A text file of lengths expected.") from error
+    text = _read(path)
     if text.lstrip().startswith("{"):
-        return _drawn(path, text, num_sequences, seed)
+        number = _MOST_DRAWN if num_sequences is None and num_tokens is not None else num_sequences
+        return _drawn(path, text, number, seed)
     return _lines(path, text)
+
+
+def _read(path: Path) -> str:
+    """The text; pipes are read, too."""
+    do = "Give a file of lengths, one a line, or a histogram as JSON."
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise InvalidInputError(f"{path} cannot be read: {reason}.", "A text file expected.", do) from error
+    if len(content) > _MAX_BYTES:
+        raise InvalidInputError(
+            f"{path} has more than {_MAX_BYTES:,} bytes.",
+            "The lengths of one step, or a few million to choose from, expected.",
+            "Give a part of them, or a histogram as JSON.",
+        )
+    return text
 
 
 def _lines(path: Path, text: str) -> Int64Array:
     """One length a line; blank lines at the end are passed over. A million lines take about half a second."""
     lines = text.rstrip().splitlines()
     if not lines:
-        raise InvalidInputError(f"{path} is empty.", "One length a line expected.")
+        raise InvalidInputError(f"{path} is empty.", "At least one length expected.", _LINES)
     try:
         # Only digits: int() would also take "1_000" and spaces.
-        if not all(line.isascii() and line.isdigit() and len(line) <= len(str(_MAX_LENGTH)) for line in lines):
+        if not all(line.isascii() and line.isdigit() and len(line) <= len(str(LONGEST)) for line in lines):
             raise ValueError
         values = np.array(lines).astype(np.int64)
     except ValueError:
         number, line = next(
             (i, line)
             for i, line in enumerate(lines, 1)
-            if not (line.isascii() and line.isdigit() and len(line) <= len(str(_MAX_LENGTH)))
+            if not (line.isascii() and line.isdigit() and len(line) <= len(str(LONGEST)))
         )
         raise InvalidInputError(
             f"Line {number} of {path} is {line[:_SHOWN]!r}.",
-            f"A whole number of tokens from 1 to {_MAX_LENGTH} expected.",
-            "Write one length a line, or a histogram as JSON.",
+            f"A whole number of tokens from 1 to {LONGEST} expected.",
+            _LINES,
         ) from None
-    if values.min() < 1 or values.max() > _MAX_LENGTH:
-        number = int(np.flatnonzero((values < 1) | (values > _MAX_LENGTH))[0]) + 1
+    if values.min() < 1 or values.max() > LONGEST:
+        number = int(np.flatnonzero((values < 1) | (values > LONGEST))[0]) + 1
         raise InvalidInputError(
-            f"Line {number} of {path} is {lines[number - 1]}.", f"1 to {_MAX_LENGTH} tokens expected."
+            f"Line {number} of {path} is {lines[number - 1]}.",
+            f"1 to {LONGEST} tokens expected.",
+            "Leave out empty sequences; lengths are in tokens.",
         )
     return np.asarray(values)
 
 
 def _drawn(path: Path, text: str, num_sequences: int | None, seed: int) -> Int64Array:
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidInputError(
-            f"{path} is no JSON: {error}.", "A histogram or a distribution expected."
-        ) from error
+    described = read_workload(text, str(path))
     if num_sequences is None or num_sequences < 1:
+        asked = "it is not said how many sequences" if num_sequences is None else f"{num_sequences} sequences"
         raise InvalidInputError(
-            f"{path} describes a distribution, and it is not said how many sequences a step has."
-            if num_sequences is None
-            else f"{path} describes a distribution, and {num_sequences} sequences are asked for.",
+            f"{path} describes a distribution, and {asked} a step has.",
             "How many to draw, at least 1, expected.",
-            "Give --global-batch.",
+            "Give --global-batch or --tokens-per-step.",
         )
-    random = np.random.default_rng(seed)
-    if "bin_edges" in document:
-        edges, counts = _histogram(path, document)
-        return drawn_from_histogram(edges, counts, num_sequences, random)
-    return distribution_of(document, str(path)).draw(num_sequences, random)
-
-
-def _histogram(path: Path, document: dict[str, Any]) -> tuple[Int64Array, Int64Array]:
-    try:
-        edges = np.array(document["bin_edges"])
-        counts = np.array(document["counts"])
-        whole = edges.dtype.kind in "iu" and counts.dtype.kind in "iu"
-    except (KeyError, ValueError) as error:
-        raise InvalidInputError(f"{path} has no histogram: {error}.", "bin_edges and counts expected.") from error
-    if (
-        not whole
-        or edges.ndim != 1
-        or counts.shape != (edges.size - 1,)
-        or (np.diff(edges) <= 0).any()
-        or edges[0] < 0
-        or edges[-1] > _MAX_LENGTH
-        or counts.min(initial=0) < 0
-        or not counts.any()
-    ):
-        raise InvalidInputError(
-            f"{path} holds {edges.size} edges and {counts.size} counts.",
-            "Ascending whole edges from 0 on, and one whole count fewer, not all zero, expected.",
-        )
-    return edges.astype(np.int64), counts.astype(np.int64)
-
-
-def drawn_from_histogram(
-    edges: Int64Array, counts: Int64Array, num_sequences: int, random: np.random.Generator
-) -> Int64Array:
-    """Lengths from bins (edge, next edge], uniform inside a bin."""
-    chosen = random.choice(counts.size, size=num_sequences, p=counts / counts.sum())
-    return np.asarray(random.integers(edges[chosen] + 1, edges[chosen + 1] + 1), np.int64)
+    return described.draw(num_sequences, np.random.default_rng(seed))

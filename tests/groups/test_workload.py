@@ -13,6 +13,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.groups.buckets import optimal_buckets, padded
 from milpplan.groups.distributions import LogNormal, Mixture, Pareto, fitted_mixture
 from milpplan.groups.workload import read_lengths, step_of, workload_of
+from milpplan.groups.workload_file import described
 
 
 def written(path: Path, text: str) -> Path:
@@ -55,22 +56,56 @@ def test_a_file_of_lines_is_read_in_order(tmp_path: Path) -> None:
         ("0\n", "Line 1 of"),
         ("99999999999999999999\n", "Line 1 of"),
         ("9999999999\n", "1 to 1000000000"),
-        ("{", "is no JSON"),
-        ('{"bin_edges": [0, 5], "counts": [0]}', "not all zero"),
-        ('{"bin_edges": [5, 5], "counts": [1]}', "Ascending"),
-        ('{"bin_edges": [0, 5], "counts": [1.5]}', "whole"),
+        ("{", "is not valid JSON"),
+        ('{"a": ' * 100_000, "nested too deeply"),
+        ('{"a": 1}', "describes no lengths"),
+        ('{"bin_edges": [0, 5], "counts": [0]}', "all counts are zero"),
+        ('{"bin_edges": [5, 5], "counts": [1]}', "edges do not rise"),
+        ('{"bin_edges": [0, 5, 9], "counts": [1]}', "3 edges need 2 counts, not 1"),
+        ('{"bin_edges": [0, 5], "counts": [1.5]}', "counts[0]"),
+        ('{"bin_edges": [0, 5], "counts": [-1]}', "counts[0]"),
+        ('{"bin_edges": [-1, 5], "counts": [1]}', "bin_edges[0]"),
+        ('{"bin_edges": [0, 5.5], "counts": [1]}', "bin_edges[1]"),
+        ('{"bin_edges": "05", "counts": [1]}', "bin_edges"),
+        ('{"bin_edges": [0, 5]}', "counts: Field required"),
+        ('{"counts": [5]}', "bin_edges: Field required"),
+        ('{"bin_edges": [0, 5], "counts": [1], "count": 1}', "count: Extra inputs"),
         ('{"distribution": "normal"}', "'normal'"),
-        ('{"distribution": "lognormal", "mean_log": 1}', "sigma_log = None"),
-        ('{"distribution": "pareto", "shortest": 1, "tail": 1, "x": 1}', "'x'"),
-        ('{"distribution": "mixture", "parts": []}', "has no parts"),
+        ('{"distribution": ["lognormal"]}', "['lognormal']"),
+        ('{"distribution": "lognormal", "mean_log": 1}', "sigma_log: Field required"),
+        ('{"distribution": "lognormal", "mean_log": NaN, "sigma_log": 1}', "mean_log"),
+        ('{"distribution": "lognormal", "mean_log": 1' + "0" * 400 + ', "sigma_log": 1}', "mean_log"),
+        ('{"distribution": "pareto", "shortest": 1, "tail": 1, "x": 1}', "x: Extra inputs"),
+        ('{"distribution": "pareto", "shortest": "1", "tail": 1}', "shortest"),
+        ('{"distribution": "mixture", "parts": []}', "parts"),
+        ('{"distribution": "mixture", "parts": [{"distribution": "pareto", "shortest": 1, "tail": 1}]}', "share"),
     ],
 )
 def test_bad_files_are_refused_with_what_was_seen(tmp_path: Path, text: str, seen: str) -> None:
-    """Every message names the line or the field, and what was expected."""
+    """Every message names the line or the field, what was expected, and what to do."""
     with pytest.raises(InvalidInputError) as error:
         read_lengths(written(tmp_path, text), 5)
-    assert seen in str(error.value)
+    assert seen in error.value.seen + error.value.expected
     assert error.value.expected
+    assert error.value.do
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe1\n", b"1\n" * (2**24 + 1)], ids=["bytes", "too much"])
+def test_what_is_no_text_or_too_much_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Bytes that are no UTF-8, and more than 32 MiB (a device never ends); nor is a folder a file."""
+    file = tmp_path / "lengths"
+    file.write_bytes(content)
+    for path in (file, tmp_path, tmp_path / "none", Path("/dev/zero")):
+        with pytest.raises(InvalidInputError) as error:
+            read_lengths(path)
+        assert error.value.do
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_passed_over(tmp_path: Path) -> None:
+    """What spreadsheets write."""
+    file = tmp_path / "lengths"
+    file.write_bytes(b"\xef\xbb\xbf100\r\n200\r\n")
+    assert read_lengths(file).tolist() == [100, 200]
 
 
 def test_a_million_lines_are_read(tmp_path: Path) -> None:
@@ -89,6 +124,20 @@ def test_draws_follow_the_histogram(tmp_path: Path) -> None:
     assert (drawn > 10).mean() == pytest.approx(2 / 3, abs=0.01)
     with pytest.raises(InvalidInputError, match="How many to draw"):
         read_lengths(file)
+
+
+def test_a_fit_is_written_and_drawn_from(tmp_path: Path) -> None:
+    """A fitted mixture as a file gives the lengths that the mixture itself gives; or so many tokens."""
+    lengths = np.random.default_rng(5).lognormal(6.0, 1.2, 2000).astype(np.int64) + 1
+    fitted = fitted_mixture(lengths)
+    file = written(tmp_path, described(fitted, "the test's own").model_dump_json())
+    assert read_lengths(file, 50, seed=7).tolist() == fitted.draw(50, np.random.default_rng(7)).tolist()
+    step = step_of(read_lengths(file, num_tokens=100_000), num_tokens=100_000)
+    assert 80_000 < step.sum() <= 100_000
+    # Equal lengths are a distribution, too.
+    same = Mixture(((1.0, LogNormal.fitted(np.full(9, 300))),))
+    alone = written(tmp_path, described(same).model_dump_json())
+    assert set(read_lengths(alone, 5).tolist()) <= {300, 301}
 
 
 def test_fits_recover_what_was_drawn() -> None:
