@@ -1,4 +1,4 @@
-"""Grouped steps on published cost tables: `python -m benchmarks.length_groups` (about two minutes of CPU).
+"""Grouped steps on published cost tables: `python -m benchmarks.length_groups` (about a minute of CPU).
 
 Prints the tables of docs/length_groups.md, with `--write` into it. The instances and figures of others are in
 data/length_groups.json and beside the adapters of examples/, with their sources; the cost tables are the same for
@@ -24,6 +24,8 @@ from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.workload import workload_of
 
 DATA = Path(__file__).parent / "data" / "length_groups.json"
+FLEXSP_LIMIT_S = 10.0
+"""What FlexSP itself allows a micro-batch."""
 DOCUMENT = Path(__file__).parents[1] / "docs" / "length_groups.md"
 
 
@@ -167,7 +169,7 @@ def flexsp_table() -> str:
     for name, case in flexsp.cases().items():
         parts = flexsp.split(case["lengths"], len(case["known"]))
         for number, (lengths, known) in enumerate(zip(parts, case["known"], strict=True), 1):
-            solved = solve_groups(flexsp.problem_of(case, lengths), "highs", 0.002, 60)
+            solved = solve_groups(flexsp.problem_of(case, lengths), "highs", 0.002, FLEXSP_LIMIT_S)
             rows.append(
                 [
                     f"{name}, micro-batch {number}",

@@ -6,7 +6,8 @@ a batch in milliseconds: which sequence runs under which strategy, on which repl
 which order the strategies run, with the exact time of this project's cost model and a proved bound.
 
 Two dispatchers of ``groups`` do the work. The bound is that of one whose tables are never above the exact times
-(``tables.strategy_of``); the sequences are placed by one whose pipelines are like the real ones
+(``tables.strategy_of``), or where a pipeline is the only strategy, that of mixtures learned for it
+(``dispatch_bound``); the sequences are placed by one whose pipelines are like the real ones
 (``tables.typical_pipeline``), or by the same, where no strategy has stages. On pipelines of
 up to a thousand sequences the packing is then improved a little (``dealing``). What is placed is timed exactly
 (``replicas``), and the order is the best one for these times. Memory is that of these strategies alone.
@@ -17,6 +18,7 @@ the same batch gets the same answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +35,7 @@ from milpplan.groups.strategies import Strategy
 from milpplan.groups.tours import best_tour
 from milpplan.lengths.candidates import candidates, grain_problem, sized
 from milpplan.lengths.dealing import Timer, improved
+from milpplan.lengths.dispatch_bound import PipelineBound
 from milpplan.lengths.pool import MAX_GRAINS, Packed, Pool
 from milpplan.lengths.records import LengthsResult, MicroBatches
 from milpplan.lengths.sequences import checked_batch
@@ -113,10 +116,15 @@ class TurnDispatcher:
         self.names = tuple(one.candidate.name for one in self.pool.members)
         self.longest = min(self._tokens(), MAX_DISTINCT * self.alignment)
         members = range(len(self.names))
-        proved = [self.pool.strategy(member, beside=len(members) > 1) for member in members]
-        self.plan = self._plan(result, proved)
-        self._bounding = self._placing = Dispatcher(self.plan)
-        if any(self.pool.num_stages(member) > 1 for member in members):
+        piped = any(self.pool.num_stages(member) > 1 for member in members)
+        self._bounding: Dispatcher | PipelineBound
+        if piped and len(members) == 1:
+            self._bounding = PipelineBound.of(self.pool.tables[0], self.pool.members[0], self._most_grains(0))
+        else:
+            proved = [self.pool.strategy(member, beside=len(members) > 1) for member in members]
+            self.plan = self._plan(result, proved)
+            self._bounding = self._placing = Dispatcher(self.plan)
+        if piped:
             self.plan = self._plan(result, [self._typical(one) for one in members])
             self._placing = Dispatcher(self.plan)
         self._timers = {
@@ -179,8 +187,7 @@ class TurnDispatcher:
         do = "Cut sequences, or solve anew with the longest lengths that occur."
         given = checked_batch(lengths, self.longest, do)
         padded = -(-given // self.alignment) * self.alignment
-        bounded = self._bounding.dispatch(padded)
-        placed = bounded if self._placing is self._bounding else self._placing.dispatch(padded)
+        placed = self._placing.dispatch(padded)
         groups = {member: self._group(placed, member) for member in placed.order}
         times = {member: packed.time_ns for member, (packed, _) in groups.items()}
         tour = best_tour(self._placing.problem, tuple(sorted(times)), times)
@@ -190,8 +197,18 @@ class TurnDispatcher:
             tuple(groups[member][1] for member in tour.order),
             self.names[self.plan.home],
             tour.time_ns,
-            min(bounded.bound_ns, tour.time_ns),
+            min(self._bound_ns(placed), tour.time_ns),
         )
+
+    def _bound_ns(self, placed: Dispatch) -> int:
+        """What no step of the strategies undercuts for the batch that is placed."""
+        if self._bounding is self._placing:
+            return placed.bound_ns
+        if isinstance(self._bounding, Dispatcher):
+            return self._bounding.dispatch(placed.lengths).bound_ns
+        lengths, counts = np.unique(placed.lengths, return_counts=True)
+        group_ns = math.floor(self._bounding.group_ns(lengths, counts))
+        return group_ns + self.pool.reduce_ns(0) + self.pool.finish_ns(0)
 
     def _group(self, placed: Dispatch, member: int) -> tuple[Packed, MicroBatches]:
         """What is placed under one strategy, at its exact time; on pipelines, where few micro-batches make every
