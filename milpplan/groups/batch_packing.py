@@ -72,6 +72,17 @@ def place(kind: BatchKind, at: Int64Array, lengths: Int64Array) -> Placed | None
     return min(packed, key=lambda one: one.time_ns, default=None)
 
 
+def place_into(kind: BatchKind, at: Int64Array, lengths: Int64Array, number: int) -> Placed | None:
+    """Places in at most ``number`` micro-batches a replica of a pipeline; None if the sequences do not fit so."""
+    units, tokens = kind.units[at], lengths[at]
+    order = np.lexsort((np.arange(at.size), -tokens))
+    load, room = (float(one.sum()) / kind.num_replicas for one in (units, tokens))
+    cap = max(_FULL * kind.table.pipeline.micro_batch_tokens / room, 1.0 / number)
+    filled = _by_shares(kind, units[order], tokens[order], _capped(kind.table.shape(number, load), min(1.0, cap)))
+    found = None if filled is None else _timed(kind, units, order, *filled)
+    return found if found is not None and _in_flight_fits(kind, tokens, found) else None
+
+
 def place_together(kinds: Sequence[BatchKind], at: Int64Array, lengths: Int64Array) -> list[Together] | None:
     """Places on replicas of one stage of several kinds at once, for when each kind alone has no packing.
 

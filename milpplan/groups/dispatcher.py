@@ -23,7 +23,7 @@ import numpy as np
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
 from milpplan.groups.batch_bound import Batch, Node, Prices, narrowed, priced, relaxed, root, split
-from milpplan.groups.batch_packing import Together, place, place_together
+from milpplan.groups.batch_packing import Placed, Together, place, place_into, place_together
 from milpplan.groups.curves import BatchKind, KindTable
 from milpplan.groups.packing import Packing
 from milpplan.groups.plan import Group, GroupedPlan, check
@@ -162,6 +162,17 @@ class Dispatcher:
         bound = math.floor(min(found.time_ns, search.bound_ns()))
         columns = (found.strategy, found.replica, found.micro_batch)
         return Dispatch(self.problem, tokens, *columns, self.home, found.order, found.time_ns, bound)
+
+    def packings(self, strategy: int, lengths: Int64Array, spares: Sequence[int]) -> list[Placed]:
+        """Packings of sequences of ``lengths`` [n] on a strategy of one kind of pipelines, in numbers of
+        micro-batches a replica that are so many above the least that their tokens need; those that were found."""
+        (table,) = self._tables[strategy]
+        distinct, at, counts = np.unique(lengths, return_inverse=True, return_counts=True)
+        kind = BatchKind(table, distinct, counts)
+        least = -(-int(lengths.sum()) // (kind.num_replicas * table.pipeline.micro_batch_tokens))
+        numbers = {min(least + spare, lengths.size) for spare in spares}
+        placed = (place_into(kind, at, distinct, number) for number in sorted(numbers))
+        return [one for one in placed if one is not None]
 
     def _require_room(self, batch: Batch) -> None:
         fits = np.any([kind.fits for kinds in batch.kinds.values() for kind in kinds], axis=0)

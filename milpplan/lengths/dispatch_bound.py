@@ -44,13 +44,13 @@ _BOX_LOADS, _SHARES = (1.5, 5.0, 16.0), (0.3, 0.65, 1.0)
 # Lines are highest for micro-batches of this share of a full one.
 _AT = 0.25
 # Ranges of numbers that get programs, for a load.
-_EFFORT = 20
+_EFFORT = 16
 # Where ranges begin; beyond, the last stage's work is the bound.
-_FIRSTS = (1, 2, 3, 5, 9, 17, 33, 65, MAX_MICRO_BATCHES)
+_FIRSTS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 91, MAX_MICRO_BATCHES)
 # Of deeper pipelines the last stages are bounded, which are a pipeline themselves.
 _MOST_STAGES = 8
 # Where the numbers ahead of the longest and behind it are cut; the last side is open.
-_EDGES = (0, 1, 2, 3, 5, 8, 13)
+_EDGES = (0, 1, 2, 4, 7, 12)
 # What is learned at so many of the nearest loads is evaluated.
 _NEAREST = 2
 

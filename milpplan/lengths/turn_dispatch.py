@@ -8,8 +8,8 @@ which order the strategies run, with the exact time of this project's cost model
 Two dispatchers of ``groups`` do the work. The bound is that of one whose tables are never above the exact times
 (``tables.strategy_of``), or where a pipeline is the only strategy, that of mixtures learned for it
 (``dispatch_bound``); the sequences are placed by one whose pipelines are like the real ones
-(``tables.typical_pipeline``), or by the same, where no strategy has stages. On pipelines of
-up to a thousand sequences the packing is then improved a little (``dealing``). What is placed is timed exactly
+(``tables.typical_pipeline``), or by the same, where no strategy has stages. On pipelines some numbers of
+micro-batches are tried, and the packing is improved a little (``dealing``). What is placed is timed exactly
 (``replicas``), and the order is the best one for these times. Memory is that of these strategies alone.
 
 A dispatcher holds nothing but what follows from its arguments, so threads share it and processes get it pickled;
@@ -34,7 +34,7 @@ from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.groups.tours import best_tour
 from milpplan.lengths.candidates import candidates, grain_problem, sized
-from milpplan.lengths.dealing import Timer, improved
+from milpplan.lengths.dealing import Replica, Timer, improved
 from milpplan.lengths.dispatch_bound import PipelineBound
 from milpplan.lengths.pool import MAX_GRAINS, Packed, Pool
 from milpplan.lengths.records import LengthsResult, MicroBatches
@@ -44,8 +44,10 @@ from milpplan.lengths.tables import Load, Tables, typical_pipeline
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Work of improving the packing of pipelines: some 25 ms; of more sequences it finds next to nothing in that time.
-_EFFORT, _FEW = 8_000, 1024
+# Work of improving the packing of pipelines: some 15 ms; of more sequences less, as placing them takes longer.
+_EFFORT, _FEW = 5_500, 768
+# Micro-batches of a replica beyond the least, of which the best number is sought; of more sequences.
+_SPARES, _SPARES_MANY = (1, 2, 3, 4, 6, 8), (4, 6, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,20 +214,41 @@ class TurnDispatcher:
 
     def _group(self, placed: Dispatch, member: int) -> tuple[Packed, MicroBatches]:
         """What is placed under one strategy, at its exact time; on pipelines, where few micro-batches make every
-        stage wait, with some sequences moved."""
+        stage wait, in the best of some numbers of them, and with some sequences moved."""
         most_grains, width = self._most_grains(member), len(self.pool.load.lengths)
         places = placed.lengths // self.alignment - 1
-        held = placed.micro_batches(member)
-        replicas = tuple(
-            np.array([np.bincount(places[list(one)], minlength=width) for one in replica]).reshape(-1, width)
-            for replica in held
-        )
-        if self.pool.num_stages(member) == 1 or len(places) > _FEW:
+        if self.pool.num_stages(member) == 1:
+            held = placed.micro_batches(member)
+            replicas = tuple(
+                np.array([np.bincount(places[list(one)], minlength=width) for one in replica]).reshape(-1, width)
+                for replica in held
+            )
             return self.pool.timed(member, replicas, most_grains), held
-        moved = improved(self._timers[member], list(replicas), _EFFORT // len(placed.order))
-        packed = self.pool.timed(member, tuple(moved), most_grains)
         mine = np.flatnonzero(placed.strategy == member)
+        effort = _EFFORT * _FEW // max(_FEW, len(places)) // len(placed.order)
+        best = improved(self._timers[member], self._best_numbers(placed, member, mine), effort)
+        packed = self.pool.timed(member, tuple(best), most_grains)
         return packed, _indexed(packed, mine, places[mine])
+
+    def _best_numbers(self, placed: Dispatch, member: int, mine: IntArray) -> list[IntArray]:
+        """The shortest packing of the sequences ``mine`` [n] in some numbers of micro-batches, by replica [v, n].
+
+        The placing dispatcher's pipelines are lines: what small micro-batches take beyond these it does not know.
+        """
+        timer, lengths = self._timers[member], placed.lengths[mine]
+        num_replicas, width = self.pool.members[member].candidate.layout.dp, len(self.pool.load.lengths)
+        spares = _SPARES if len(placed.lengths) <= _FEW else _SPARES_MANY
+        ways = [(placed.replica[mine], placed.micro_batch[mine])]
+        ways += [(one.replica, one.micro_batch) for one in self._placing.packings(member, lengths, spares)]
+        best, least = [np.zeros((0, width), dtype=np.int64)], math.inf
+        for replica, micro_batch in ways:
+            counts = np.zeros((num_replicas, int(micro_batch.max()) + 1, width), dtype=np.int64)
+            np.add.at(counts, (replica, micro_batch, lengths // self.alignment - 1), 1)
+            replicas = [Replica.of(timer, one) for one in counts]
+            longest = max(one.time_ns for one in replicas)
+            if longest < least:
+                best, least = [one.packed for one in replicas], longest
+        return best
 
 
 def _pool(problem: Problem, result: LengthsResult) -> Pool:

@@ -29,7 +29,7 @@ def problem_of(pp: int) -> Problem:
 @cache
 def solved(pp: int) -> LengthsResult:
     """A step of many short and two long sequences."""
-    return solve_lengths(problem_of(pp), workload(), GRAIN, 2, 0.01, 2.0, "highs")
+    return solve_lengths(problem_of(pp), workload(), GRAIN, 2, 0.01, 1.0, "highs")
 
 
 @cache
@@ -48,17 +48,17 @@ def batch(number: int, seed: int) -> list[int]:
 def test_every_sequence_runs_once_and_a_solve_of_the_batch_agrees(pp: int) -> None:
     """Indices are those of the batch, micro-batches fit; a solve of the same strategies' space, which has more
     choices, proves no more than the time; the batch that was solved takes as long as the solve said, nearly, and
-    pipelines, whose packings milliseconds do not improve, up to a fifth more."""
+    pipelines, whose packings milliseconds improve little, up to a tenth more."""
     lengths = batch(40, 3)
     found = dispatcher(pp).dispatch(lengths)
     indices = [index for groups in found.micro_batches for replica in groups for one in replica for index in one]
     assert sorted(indices) == list(range(40))
     assert 0.0 < found.lower_bound_s <= found.step_time_s
-    again = solve_lengths(problem_of(pp), workload_of(np.array(lengths), GRAIN), GRAIN, 2, 0.01, 2.0, "highs")
+    again = solve_lengths(problem_of(pp), workload_of(np.array(lengths), GRAIN), GRAIN, 2, 0.01, 1.0, "highs")
     assert again.lower_bound_s <= found.step_time_s * (1 + 1e-9)
     own = np.repeat(workload().lengths, workload().counts)
     time_s = dispatcher(pp).dispatch(own).step_time_s
-    assert solved(pp).lower_bound_s <= time_s <= solved(pp).step_time_s * (1.05 if pp == 1 else 1.2)
+    assert solved(pp).lower_bound_s <= time_s <= solved(pp).step_time_s * (1.05 if pp == 1 else 1.1)
 
 
 @pytest.mark.parametrize("pp", [1, 2])
