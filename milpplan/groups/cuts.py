@@ -18,7 +18,8 @@ cut of the slot v (f and b the parts of a unit's forward and backward, l the tra
 The last slot also stands for all larger numbers (but for few sequences, where there are none): its only cut,
 *last stage*, grows with v.
 
-A slot of v micro-batches holds at most v times the cap on a micro-batch's load (such a last slot: any load).
+A slot of v micro-batches holds at most the densest sequences that fit into v times the tokens of one (such a last
+slot: any load). For pipelines of one stage that is all: they take what they hold and v c.
 
 **From one replica to D.** The largest load of D equal replicas is at least W / D, and every cut grows with the
 load, so the time of the slowest is at least the least over v of the greatest cut of v at W / D.
@@ -82,8 +83,6 @@ class KindCuts:
     def rough(self) -> tuple[Slot, ...]:
         """A slot for every number of micro-batches that could be best, and one for all beyond."""
         kind = self.kind
-        if kind.pipeline.num_stages == 1:
-            return (Slot(1, (last_stage_cut(kind, 1),), True),)
         sequences = int(kind.counts[kind.fits].sum())
         limit = min(kind.pipeline.max_micro_batches or _MAX_SLOTS, max(1, sequences), _MAX_SLOTS)
         load = kind.total_units / kind.num_replicas
@@ -94,7 +93,7 @@ class KindCuts:
             if last.at(load) > best * _BEYOND or number == _MAX_SLOTS:
                 return (*found, Slot(number, (last,), True))
             found.append(Slot(number, (last, drain_cut(kind, number))))
-            if number * kind.cap_units >= load:
+            if kind.most_units(number) >= load:
                 best = min(best, found[-1].at(load))
         return tuple(found)
 
@@ -133,8 +132,8 @@ class KindCuts:
                 best = min(best, max(here, profile.cut.at(load)))
 
     def most_units(self, slot: Slot) -> float:
-        """The most that a replica holds in the slot: as many times the cap as it has micro-batches."""
-        return float("inf") if slot.open_ended else slot.num_micro_batches * self.kind.cap_units
+        """The most that a replica holds in the slot, in so many micro-batches."""
+        return float("inf") if slot.open_ended else self.kind.most_units(slot.num_micro_batches)
 
     def at(self, units: float) -> float:
         """Least time of the slowest replica when all hold ``units`` together, ns."""

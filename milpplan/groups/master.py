@@ -1,7 +1,8 @@
 """The master program: how many sequences of each length a set of strategies holds, with a proved lower bound.
 
 **Sets.** Lengths k; strategies s of the given set; kinds j of pipelines of each strategy (one unless its replicas
-differ), with D_j replicas, units u_jk, tokens l_k, capacity C_j; slots v of each kind (``cuts``).
+differ), with D_j replicas, units u_jk, tokens l_k, capacity C_j; slots v of each kind (``cuts``; pipelines of
+one stage have slots where all in the program are such).
 **Variables.** x_jk >= 0 integer, sequences of length k on kind j; W_jv >= 0, the load of kind j if its slot is v;
 nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s >= 0 the
 time of the group or of what hides behind it; y_t binary, the tour (``tours.tour_prices``).
@@ -12,7 +13,7 @@ Rows, in the order of the functions that add them:
 
  - ``every_sequence_runs``: sum_j x_jk = n_k.
  - ``load_has_one_slot``: sum_v W_jv = sum_k u_jk x_jk; sum_v nu_jv = 1 (<= 1 where replicas differ: a kind
-   may stay empty); W_jv <= min(all that fits, D_j v cap) nu_jv.
+   may stay empty); W_jv <= min(all that fits, D_j times what v micro-batches hold) nu_jv.
  - ``slowest_replica_obeys_cuts``: Z_s >= sum_v [slope_iv W_jv / D_j + constant_iv nu_jv] for i = 1, 2, ...
  - ``work_fills_replicas``: D_j Z_s >= (f + b) (sum_k u_jk x_jk + c N_j) + ramps of the replicas in use.
  - ``tokens_need_micro_batches``: C_j N_j >= sum_k l_k x_jk; N_j >= sum over l_k > C_j / 2 of x_jk;
@@ -94,8 +95,10 @@ def master_program(
     prices = GroupPrices.add(builder, problem, used, kinds, unit_ns)
     columns = [_add_columns(builder, kind, prices.times[kind.strategy]) for kind in kinds]
     every_sequence_runs(builder, problem, columns)
+    # Beside pipelines their slots prove next to nothing, and cost time.
+    flat = all(kind.pipeline.num_stages == 1 for kind in kinds)
     for one in columns:
-        if one.kind.pipeline.num_stages > 1:
+        if one.kind.pipeline.num_stages > 1 or flat:
             alone = len(problem.kinds_of(one.kind.strategy)) == 1
             slots = cuts[one.kind].slots if profiles else cuts[one.kind].rough
             rooms = [cuts[one.kind].most_units(slot) for slot in slots]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import InfeasibleError, InvalidInputError
-from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes
+from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline, Strategy, SwitchTimes
 
 # Distinct lengths that programs are built for.
 MAX_DISTINCT = 2048
@@ -114,7 +114,8 @@ class Kind:
     """One kind of pipeline of one strategy, with its tables over the lengths of the problem.
 
     ``units`` [K], ``fits`` [K]; ``cap_units``: no micro-batch holds more. A load of n_k sequences is
-    sum n_k u_k <= max_k(u_k / l_k) * sum n_k l_k, and tokens are bounded.
+    sum n_k u_k <= max_k(u_k / l_k) * sum n_k l_k, and tokens are bounded. Several micro-batches hold no more than
+    the sequences with the most units a token, as many as fit into their tokens (``most_units``).
     """
 
     def __init__(
@@ -130,6 +131,22 @@ class Kind:
         self.total_units = int((self.units * counts)[self.fits].sum())
         density = float((self.units / lengths)[self.fits].max(initial=0.0))
         self.cap_units = min(self.total_units, int(np.ceil(density * pipeline.micro_batch_tokens)) + 1)
+
+    def most_units(self, num_micro_batches: int) -> int:
+        """The most that so many micro-batches hold, of all sequences of the step; a part of one counts, too."""
+        tokens, units = self._densest
+        room = min(num_micro_batches * self.pipeline.micro_batch_tokens, int(tokens[-1]))
+        held = int(np.ceil(np.interp(room, tokens, units))) + 1
+        return min(self.total_units, num_micro_batches * self.cap_units, held)
+
+    @cached_property
+    def _densest(self) -> tuple[FloatArray, FloatArray]:
+        """Tokens and units of the sequences that fit, those with the most units a token first, added up from 0."""
+        fitting = np.flatnonzero(self.fits)
+        order = fitting[np.argsort(-self.units[fitting] / self.lengths[fitting], kind="stable")]
+        sums = (np.cumsum(one[order] * self.counts[order], dtype=np.float64) for one in (self.lengths, self.units))
+        tokens, units = (np.concatenate([[0.0], one]) for one in sums)
+        return tokens, units
 
     @property
     def longest_units(self) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.length_groups import data, step_problem
+from benchmarks.length_groups import case_problem, data, step_problem
 from benchmarks.switch_tables import Weights, switch_s
 from examples.adapters import hydraulis
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
@@ -123,3 +123,30 @@ def test_a_wrong_plan_is_caught() -> None:
         check(dataclasses.replace(plan, groups=(group, plan.groups[1])))
     with pytest.raises(IllegalPlanError, match=r"runs 0 sequences of 5000 tokens"):
         check(dataclasses.replace(plan, groups=plan.groups[:1]))
+
+
+def test_a_case_of_one_stage_replicas_is_proved() -> None:
+    """Four replicas of tp16 whose memory forces a second micro-batch on each: the bound knows that."""
+    case = hydraulis.cases()["H2_32b_64gpu_200K"]
+    result = solve_groups(case_problem(case, 0), "highs", 0.002, 20)
+    assert result.gap < 5e-4
+
+
+def test_micro_batches_hold_no_more_than_is_said() -> None:
+    """Random sequences that fit into so many micro-batches never have more units, some nearly as many."""
+    random = np.random.default_rng(9)
+    pipeline, closest = Pipeline("quadratic", 1, 0.3, 100.0, 0.0, 1000), 0.0
+    for _ in range(200):
+        lengths = np.unique(random.integers(1, 1000, 8))
+        counts = random.integers(1, 6, lengths.size)
+        problem = GroupedProblem(lengths, counts, (Strategy.of(pipeline, 1),), SwitchTimes.free(1))
+        (kind,) = problem.kinds
+        number, held, left = int(random.integers(1, 5)), 0, 0
+        for place in random.permutation(np.repeat(np.arange(lengths.size), counts)).tolist():
+            # Even if sequences could be cut where a micro-batch ends.
+            if left + lengths[place] <= number * pipeline.micro_batch_tokens:
+                left += int(lengths[place])
+                held += int(kind.units[place])
+        assert held <= kind.most_units(number)
+        closest = max(closest, held / kind.most_units(number))
+    assert closest > 0.9
