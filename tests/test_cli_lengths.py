@@ -65,6 +65,9 @@ def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, [command[0], str(out), *command[1:]])
         assert done.exit_code == 2
         assert "solve with --lengths" in done.stderr
+    trace = tmp_path / "trace.json"
+    assert CliRunner().invoke(app, ["report", str(out), "--trace", str(trace)]).exit_code == 0
+    assert json.loads(trace.read_text(encoding="utf-8"))["otherData"]["order"] == document["order"]
 
 
 def test_tables_say_what_runs(lines: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from milpplan.cli.outcome import ExitCode, say
@@ -13,6 +14,7 @@ from milpplan.overview.gathering import plan_overview
 from milpplan.reports.claims import result_in, written_by_another
 from milpplan.reports.document import ResultDocument, read_plan
 from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.lengths_trace import lengths_in, lengths_trace
 from milpplan.reports.page_template import require_jinja
 from milpplan.reports.plan_page import plan_page
 from milpplan.reports.spaces import cost_model_text
@@ -34,6 +36,9 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float, w
         raise InvalidInputError(
             f"--within is {within}.", "Expected a share from 0 to below 1, such as 0.05.", "Correct --within."
         )
+    lengths = lengths_in(path) if out is None and trace is not None else None
+    if lengths is not None and trace is not None:
+        return _written({trace: lengths_trace(lengths)})
     if out is not None:
         require_jinja()
     problem, plan = read_plan(path)
@@ -49,6 +54,10 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float, w
             )
         if out is not None:
             files[out] = _page(problem, plan, found, other, time_limit_s, within)
+    return _written(files)
+
+
+def _written(files: Mapping[Path, str]) -> ExitCode:
     for target, text in files.items():
         write_whole(target, text)
         say(f"Written to {target}.")

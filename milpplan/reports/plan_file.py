@@ -190,7 +190,8 @@ def read_plan_file(path: Path, known: frozenset[str]) -> tuple[Problem, Plan]:
         raise InvalidInputError(
             f"{path} is the result of a solve with --lengths: several plans that take turns in one step.",
             "Expected a file with one plan.",
-            "Solve for one sequence length (--seq-len) to simulate, export or report that plan.",
+            "Solve for one sequence length (--seq-len) to simulate, export or report that plan; "
+            "`milpplan report FILE --trace OUT.json` writes the time line of this one.",
         )
     unknown = sorted(set(data) - known - set(own))
     if unknown:
