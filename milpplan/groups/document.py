@@ -21,7 +21,7 @@ from milpplan.groups.dispatcher import Dispatch
 from milpplan.groups.packing import Packing
 from milpplan.groups.plan import Group, GroupedPlan, check, simulate
 from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes
+from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes, TabledPipeline
 from milpplan.specs.reading import parse_json, read_text, shown, validated
 from milpplan.specs.records import Count, NonNegativeFloat, PositiveInt, Record
 
@@ -41,7 +41,8 @@ class Degrees(Record):
 
 
 class PipelineRecord(Record):
-    """``num_replicas`` equal pipelines; the other fields are those of ``groups.strategies.Pipeline``."""
+    """``num_replicas`` equal pipelines; the other fields are those of ``groups.strategies.Pipeline``, but for
+    ``units``: pairs (tokens, units) of all lengths that may come, where the times are from a table."""
 
     name: str
     num_replicas: PositiveInt
@@ -56,10 +57,15 @@ class PipelineRecord(Record):
     forward_parts: PositiveInt
     backward_parts: Count
     num_gpus: PositiveInt
+    units: tuple[tuple[PositiveInt, Count], ...] = ()
 
     def pipeline(self) -> Pipeline:
         """The pipeline."""
-        return Pipeline(**self.model_dump(exclude={"num_replicas"}))
+        fields = self.model_dump(exclude={"num_replicas", "units"})
+        if not self.units:
+            return Pipeline(**fields)
+        lengths, table = zip(*sorted(self.units), strict=True)
+        return TabledPipeline(**fields, table_lengths=lengths, table=table)
 
 
 class StrategyRecord(Record):
@@ -208,8 +214,12 @@ def _rows(matrix: Int64Array) -> Matrix:
 
 
 def _pipeline_record(pipeline: Pipeline, number: int) -> PipelineRecord:
-    fields = {name: getattr(pipeline, name) for name in PipelineRecord.model_fields if name != "num_replicas"}
-    return PipelineRecord(num_replicas=number, **fields)
+    own = [name for name in PipelineRecord.model_fields if name not in ("num_replicas", "units")]
+    fields = {name: getattr(pipeline, name) for name in own}
+    table: tuple[tuple[int, int], ...] = ()
+    if isinstance(pipeline, TabledPipeline):
+        table = tuple(zip(pipeline.table_lengths, pipeline.table, strict=True))
+    return PipelineRecord(num_replicas=number, units=table, **fields)
 
 
 def _timeline(plan: GroupedPlan, names: list[str]) -> tuple[EventRecord, ...]:

@@ -91,6 +91,30 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
+class TabledPipeline(Pipeline):
+    """A pipeline whose units come from a table: ``table`` of the ascending ``table_lengths``."""
+
+    table_lengths: tuple[int, ...] = ()
+    table: tuple[int, ...] = ()
+
+    def units(self, lengths: Int64Array) -> Int64Array:
+        """Units of lengths; their shape.
+
+        Raises:
+            InvalidInputError: a length that is not in the table.
+        """
+        known = np.array(self.table_lengths, np.int64)
+        places = np.minimum(np.searchsorted(known, lengths), known.size - 1)
+        if (known[places] != lengths).any():
+            raise InvalidInputError(
+                f"Pipeline {self.name} has no time for {int(lengths[known[places] != lengths][0])} tokens.",
+                f"Lengths of its table expected: {known.size} from {known[0]} to {known[-1]}.",
+                "Align lengths as the table's are.",
+            )
+        return np.asarray(np.array(self.table, np.int64)[places])
+
+
+@dataclass(frozen=True)
 class Strategy:
     """Pipelines side by side on all GPUs: replicas of one kind, or of several (heterogeneous).
 

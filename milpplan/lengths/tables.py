@@ -36,7 +36,7 @@ from milpplan.costs.packed import packed_times, sequence_cores
 from milpplan.costs.term import Term
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import Pipeline, Strategy
+from milpplan.groups.strategies import Strategy, TabledPipeline
 from milpplan.lengths.candidates import Candidate, Sized
 from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replicas import StageTimes, stage_layers, stage_times
@@ -54,19 +54,6 @@ _PASSES = 40
 _MORE = 1.0 + 1e-9
 # Rounded parts of a layer's phases, of the ends and of attention: half a nanosecond each.
 _ROUNDED_PARTS = 16
-
-
-@dataclass(frozen=True)
-class TabledPipeline(Pipeline):
-    """A pipeline whose units come from a table: ``table`` of the ascending ``table_lengths``."""
-
-    table_lengths: tuple[int, ...] = ()
-    table: tuple[int, ...] = ()
-
-    def units(self, lengths: IntArray) -> IntArray:
-        """Units of lengths that are in the table; shape of ``lengths``."""
-        places = np.searchsorted(self.table_lengths, lengths)
-        return np.asarray(np.array(self.table, np.int64)[places])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from milpplan import LengthsResult, Problem, solve_lengths
 from milpplan.errors import InvalidInputError
-from milpplan.groups.document import DispatchFile
+from milpplan.groups.dispatcher import Dispatcher
+from milpplan.groups.document import DispatchFile, plan_file, read_plan
 from milpplan.groups.hetu import as_buckets, exported
 from milpplan.groups.workload import workload_of
 from milpplan.lengths.records import SequenceRules
@@ -100,6 +102,20 @@ def test_steps_are_exported_for_hotspa(pp: int) -> None:
     assert len(launch.files) == len(launch.strategies) + 1
     assert set(launch.strategies) <= {group.strategy for group in solved(pp).groups}
     assert launch.bucket_sizes[-1] == 0
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_the_plan_is_a_document_that_dispatches(pp: int, tmp_path: Path) -> None:
+    """What is read back is the same plan, though its times come from tables, and dispatches other lengths alike;
+    a length between those of the tables has no time."""
+    found, file = dispatcher(pp), tmp_path / "plan.json"
+    file.write_text(plan_file(found.plan, None, found.layouts).model_dump_json(), encoding="utf-8")
+    plan = read_plan(file)
+    assert plan.time_ns == found.plan.time_ns
+    aligned = [-(-one // GRAIN) * GRAIN for one in batch(30, 2)]
+    assert Dispatcher(plan).dispatch(aligned).time_ns == Dispatcher(found.plan).dispatch(aligned).time_ns
+    with pytest.raises(InvalidInputError, match="no time for 100 tokens"):
+        Dispatcher(plan).dispatch([100])
 
 
 def test_what_it_cannot_dispatch_is_refused() -> None:
