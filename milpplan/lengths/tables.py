@@ -14,8 +14,8 @@ workload.
 **Tokens.** D is evaluated at every number of grains that a micro-batch may hold, and replaced by a line c + a T
 that is nowhere above it and highest at the load of an even micro-batch.
 
-**Last tiles.** They grow with the length, so those of the longest are at least the sum over the sequences of
-(l / T_max) times their own.
+**Last tiles.** They grow with the length, so those of the longest are at least those of the workload's shortest,
+once a micro-batch, and the sum over the sequences of (l / T_max) times what their own are more.
 
 **Unequal stages.** The stages of a pipeline are equal but for its ends, and ``groups`` knows equal ones. Two
 tables are made, and the one that proves more for the whole workload is taken: *equal*, every stage without its
@@ -201,10 +201,10 @@ class Tables:
         replayed = self.candidate.recompute == "full" and phase == 1
         sequence, once = (one[phase] + (one[0] if replayed else 0.0) for one in self.cores)
         least = np.minimum.accumulate(once[:, ::-1], axis=1)[:, ::-1]
-        attention = weights @ (sequence + least * lengths / (most_grains * grain)) * NS_PER_S
-        constant, slope = tokens
-        rounding = 0.5 * _ROUNDED_PARTS * (self.problem.model.num_layers + 2)
-        return Affine(max(0.0, constant - rounding), slope * lengths / grain + attention)
+        more = least - least[:, :1]
+        attention = weights @ (sequence + more * lengths / (most_grains * grain)) * NS_PER_S
+        constant, slope = tokens[0] + float(weights @ least[:, 0]) * NS_PER_S, tokens[1]
+        return Affine(max(0.0, constant - self.rounding_ns), slope * lengths / grain + attention)
 
 
 def ring_times(

@@ -58,6 +58,26 @@ def test_tables_are_never_above_exact_times() -> None:
             assert (least <= times.forward[0] + times.backward[0]).all(), one.candidate.name
 
 
+def test_lines_of_stages_count_last_tiles_in_every_micro_batch() -> None:
+    """Stages of every strategy: never above random micro-batches, and exact for one shortest sequence by itself
+    where the line of its tokens touches there and no host waits."""
+    found, random, exact = pool(), np.random.default_rng(4), 0
+    shortest = np.eye(1, len(found.load.lengths), dtype=np.int64)
+    for one, tables in zip(found.members, found.tables, strict=True):
+        most, alone = one.alone_grains, int(found.load.lengths[0]) // GRAIN
+        rows = np.concatenate([shortest, random_micro_batches(found, most, random, 6)])
+        times = micro_batch_times(found.problem, one.candidate, found.load.lengths, rows)
+        for stage in range(one.candidate.layout.pp):
+            for at in (float(alone), most / 4, float(most)):
+                for line, name in zip(
+                    tables.stage([stage], most, max(1.0, at)), ("forward", "backward"), strict=True
+                ):
+                    least, took = rows @ line.sequence + line.constant, getattr(times, name)[stage]
+                    assert (least <= took + 1e-6).all(), (one.candidate.name, stage, name)
+                    exact += bool(took[0] - least[0] <= 2 * tables.rounding_ns)
+    assert exact >= 20, exact
+
+
 def test_tables_are_close_where_micro_batches_are_full() -> None:
     """Full micro-batches under replicas without a pipeline or a ring: within two per cent."""
     found, random = pool(), np.random.default_rng(2)
