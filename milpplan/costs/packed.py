@@ -14,6 +14,7 @@ with packed sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,13 +70,24 @@ class PackedTimes:
             found[:, Phase.FULL] = found[:, Phase.FORWARD]
         return np.asarray(found)
 
+    def part(self, chosen: slice) -> PackedTimes:
+        """Those of some micro-batches."""
+        return PackedTimes(self.layer[..., chosen], self.ends[..., chosen], self.transfer[chosen])
+
 
 def packed_times(problem: Problem, layout: Layout, grains: IntArray, cores: FloatArray) -> PackedTimes:
     """Times of micro-batches of ``grains`` [m] grains with ``cores`` [K, 2, m] seconds of attention.
 
     ``problem``: one whose sequence length is a grain.
     """
-    one = LayoutColumns.of([layout]).take(np.zeros(len(grains), dtype=np.int64))
+    return packed_times_of(problem, [layout], np.zeros(len(grains), dtype=np.int64), grains, cores)
+
+
+def packed_times_of(
+    problem: Problem, layouts: Sequence[Layout], rows: IntArray, grains: IntArray, cores: FloatArray
+) -> PackedTimes:
+    """``packed_times`` of micro-batches each under the layout of its row [m]: many layouts in one go."""
+    one = LayoutColumns.of(list(layouts)).take(rows)
     columns = replace(one, micro_batch_size=np.asarray(grains, dtype=np.int64))
     layers = [
         layer_seconds(problem, kind, columns, (core[0], core[1]))

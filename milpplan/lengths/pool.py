@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,8 @@ from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.lengths.candidates import Sized, candidates, sized
 from milpplan.lengths.dealing import Timer, improved
+from milpplan.lengths.forced import forced_bounds, most_whole
+from milpplan.lengths.forced_pipelines import forced_pipeline_bounds
 from milpplan.lengths.rectangles import rectangles
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.tables import (
@@ -73,6 +76,7 @@ class Pool:
     loaded: dict[tuple[int, int, bool], Loads] = field(default_factory=dict)
     fine: dict[int, Loads] = field(default_factory=dict)
     serial: dict[tuple[int, int], float] = field(default_factory=dict)
+    whole: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
 
     @staticmethod
     def of(problem: Problem, load: Load) -> Pool:
@@ -115,6 +119,35 @@ class Pool:
         if key not in self.bounded:
             self.bounded[key] = work_bounds(self.tables[member], self.members[member], key[1])
         return self.bounded[key]
+
+    def forced(self, member: int, others: Sequence[int]) -> int:
+        """How many sequences run under the strategy for sure beside ``others``, none of which holds them, and are
+        whole in ``holding``."""
+        if not np.isfinite(self.serial_ns(member, beside=True)):
+            return 0
+        most = max(self.grains(one, beside=True) for one in others) * self.load.grain
+        number = int(self.load.counts[self.load.lengths > most].sum())
+        return min(number, most_whole(self.members[member]))
+
+    def holding(self, member: int, number: int) -> WorkBounds:
+        """Bounds of groups beside other strategies that hold the ``number`` longest sequences."""
+        key = (member, number)
+        if key not in self.whole:
+            grains = self.grains(member, beside=True)
+            make = forced_bounds if self.num_stages(member) == 1 else forced_pipeline_bounds
+            self.whole[key] = make(self.tables[member], self.members[member], grains, number)
+        return self.whole[key]
+
+    def held_ns(self, member: int, counts: IntArray) -> float:
+        """What so many sequences of every length [n] take at least beside other strategies, but for what is known
+        of the loads of pipelines."""
+        held = counts.astype(np.float64)
+        found = self.bounds(member, beside=True).at(held)
+        # The longest of all that are held, every one.
+        missing = np.flatnonzero(counts < self.load.counts)
+        number = int(counts[missing[-1] + 1 :].sum()) if len(missing) else int(counts.sum())
+        number = min(number, most_whole(self.members[member]))
+        return max(found, self.holding(member, number).at(held)) if number else found
 
     def loads(self, member: int, *, beside: bool, exact: bool = False) -> Loads:
         """The bound of a pipeline by its load; dear where it is ``exact``."""

@@ -47,6 +47,9 @@ _INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
 _NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
 # Sets without pipelines that are opened before all others.
 _FIRST_OPENED = 6
+# Steps whose groups are packed with more care, and groups that are: those above their bounds by this part of the
+# step.
+_MOST_POLISHED, _LOSS = 2, 0.002
 # Share of the sets that a strategy is in to have more proved of it before others have.
 _COMMON = 0.15
 
@@ -94,6 +97,7 @@ class Several:
         self.known: dict[int, Loads] = {}
         self.pieces: dict[tuple[int, str], list[list[WorkBounds]]] = {}
         self.common: set[int] = set()
+        self.found: list[Step] = []
         self.deadline = float("inf")
 
     @property
@@ -112,6 +116,7 @@ class Several:
         times = Counter(place for one in kept.left for place in one.used)
         self.common = {place for place, number in times.items() if number >= _COMMON * len(left)}
         self._first(left)
+        self._polish(min(one.bound_ns for one in left) if left else np.inf)
         heapq.heapify(left)
         while left:
             least = left[0]
@@ -147,6 +152,24 @@ class Several:
                 self._open(one)
             one.ways = []
 
+    def _polish(self, least_ns: float) -> None:
+        """Pack the groups of the shortest steps found with more care, where the gap to the least bound is open and
+        they take longer than what is known of what they hold."""
+        for step in sorted(self.found, key=lambda one: one.time_ns)[:_MOST_POLISHED]:
+            if least_ns >= self.target_ns or time.perf_counter() > self.deadline:
+                break
+            packed = dict(step.packed)
+            for member, one in step.packed.items():
+                if one.time_ns - self.pool.held_ns(member, one.counts) > _LOSS * step.time_ns:
+                    packed[member] = self.pool.polished(member, one, self.pool.grains(member, beside=True))
+            self._keep(self._toured(sorted(packed), packed))
+
+    def _keep(self, step: Step) -> None:
+        """A step found; the best one if it is shorter than that."""
+        self.found.append(step)
+        if step.time_ns < self.best.time_ns:
+            self.best = step
+
     def _pipelines(self, one: Left) -> int:
         """Strategies of the set that are pipelines."""
         return sum(self.pool.num_stages(member) > 1 for member in self._held(one))
@@ -167,19 +190,40 @@ class Several:
         return Screened(kept.left, min(dropped, kept.dropped_ns))
 
     def _split(self, sets: tuple[OpenSet, ...], edges: FloatArray, target_ns: float) -> Screened:
-        """Sets bounded anew with the loads of their pipelines between two neighbours of ``edges`` each."""
+        """Sets bounded anew with the loads of their pipelines between two neighbours of ``edges`` each, and with
+        sequences that run under one strategy for sure."""
+        if not sets:
+            return Screened((), np.inf)
+        # A strategy of a set, with how many sequences it holds for sure.
+        keys: dict[tuple[int, int], int] = {}
+        numbered = []
+        for one in sets:
+            held = zip(one.used, self._forced(one.used), strict=True)
+            numbered.append(OpenSet(one.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in held)))
         parts: dict[int, list[int]] = {}
         bounds: list[WorkBounds] = []
         owners: list[int] = []
-        for place in sorted({one for held in sets for one in held.used}):
-            mine = [self.plain[place]]
+        for (place, number), key in keys.items():
+            mine = [self._whole(place, number, self.plain[place])]
             if place in self.known:
                 pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
                 mine = [self.known[place].within(mine[0], low, high) for low, high in pairs]
-            parts[place] = list(range(len(bounds), len(bounds) + len(mine)))
+            parts[key] = list(range(len(bounds), len(bounds) + len(mine)))
             bounds += mine
             owners += [place] * len(mine)
-        return split(self._bounded(owners, bounds), parts, sets, target_ns) if sets else Screened((), np.inf)
+        found = split(self._bounded(owners, bounds), parts, numbered, target_ns)
+        places = [place for place, _ in keys]
+        left = tuple(OpenSet(one.bound_ns, tuple(places[key] for key in one.used)) for one in found.left)
+        return Screened(left, found.dropped_ns)
+
+    def _whole(self, place: int, number: int, bounds: WorkBounds) -> WorkBounds:
+        """``bounds`` of a strategy that holds so many of the longest sequences for sure."""
+        return bounds.joined(self.pool.holding(self.members[place], number)) if number else bounds
+
+    def _forced(self, used: tuple[int, ...]) -> list[int]:
+        """How many sequences each strategy of a set holds for sure."""
+        held = [self.members[place] for place in used]
+        return [self.pool.forced(one, held[:place] + held[place + 1 :]) for place, one in enumerate(held)]
 
     def _bounded(self, places: list[int], bounds: list[WorkBounds]) -> Bounded:
         """What screening needs of so many strategies, or parts of them."""
@@ -254,20 +298,25 @@ class Several:
 
     def _branch(self, one: Left, pieces: list[list[list[WorkBounds]]]) -> None:
         """The set with its pipelines cut into intervals, then into classes."""
-        bounds = [self.plain[place] for place in one.screened.used]
-        owners = list(one.screened.used)
+        used = one.screened.used
+        numbers = self._forced(used)
+        bounds = [
+            self._whole(place, number, self.plain[place]) for place, number in zip(used, numbers, strict=True)
+        ]
+        owners = list(used)
         first: list[tuple[int, dict[int, list[int]]]] = []
         then: list[tuple[int, dict[int, list[int]]]] = []
         for position, intervals in enumerate(pieces):
             if not intervals:
                 continue
             places = np.cumsum([len(bounds), *(len(kinds) for kinds in intervals)]).tolist()
-            bounds += [bound for kinds in intervals for bound in kinds]
+            known = [bound for kinds in intervals for bound in kinds]
+            bounds += [self._whole(used[position], numbers[position], bound) for bound in known]
             owners += [owners[position]] * (len(bounds) - len(owners))
             first.append((position, {position: places[:-1]}))
             if len(intervals[0]) > 1:
                 then.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
-        if first:
+        if first or any(numbers):
             problem = self._bounded(owners, bounds)
             whole, target_ns = list(range(len(pieces))), self.target_ns - one.order_ns
             one.raise_to(branched(problem, whole, first + then, target_ns) + one.order_ns)
@@ -279,8 +328,8 @@ class Several:
         left = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
         found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left)
         step = self.arranged(held, {held[group.strategy]: group.counts for group in found.plan.groups})
-        if step is not None and step.time_ns < self.best.time_ns:
-            self.best = step
+        if step is not None:
+            self._keep(step)
         used = tuple(range(len(held)))
         one.raise_to(max(float(record.bound_ns) for record in found.sets if record.used == used))
 
@@ -302,6 +351,10 @@ class Several:
             if found is None:
                 return None
             packed[member] = found
+        return self._toured(members, packed)
+
+    def _toured(self, members: list[int], packed: dict[int, Packed]) -> Step:
+        """Groups in the best order."""
         exact = self._exact(self._problem(members, self.switches.times(members), len(members)), members)
         times = {members.index(member): one.time_ns for member, one in packed.items()}
         tour: Tour = best_tour(exact, tuple(sorted(times)), times)

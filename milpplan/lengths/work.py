@@ -93,6 +93,12 @@ class WorkBounds:
         held = counts > 0
         return float((self.shares[:, held] @ counts[held] + self.constants).max()) if held.any() else 0.0
 
+    def joined(self, more: WorkBounds) -> WorkBounds:
+        """With more bounds of the same groups, which hold no lengths that these do not."""
+        shares = np.concatenate([self.shares, more.shares])
+        shares[:, ~np.isfinite(self.shares[0])] = np.inf
+        return WorkBounds(shares, np.concatenate([self.constants, more.constants]))
+
 
 @dataclass(frozen=True, slots=True)
 class LongClass:

@@ -1,0 +1,126 @@
+"""Groups that hold the longest sequences for sure: bounds held to exact times of random packings."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from milpplan.lengths.forced import forced_bounds, longest, most_whole
+from milpplan.lengths.forced_pipelines import forced_pipeline_bounds
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.screening import branched
+from milpplan.lengths.several import Several, Step
+from tests.lengths.cases import pool_of, workload
+from tests.small import small_model, small_problem
+
+LONG = 6
+
+
+def _pool() -> Pool:
+    """Eight layers on four GPUs, some long sequences and many short ones."""
+    problem = small_problem(memory_gib=40).model_copy(update={"model": small_model(8)})
+    return pool_of(problem, workload(long=LONG, short=14, longest=12_288))
+
+
+def _packings(found: Pool, member: int, held: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:
+    """``held`` [n] sequences on random replicas in random micro-batches that fit, full ones or not, in any order,
+    falling, or rising and then falling."""
+    one, lengths = found.members[member], found.load.lengths
+    room, size = one.beside_grains * found.load.grain, one.candidate.layout.dp
+    rows: list[list[np.ndarray]] = [[] for _ in range(size)]
+    share = float(random.uniform(0.0, 1.0))
+    for k in random.permutation(np.repeat(np.arange(len(lengths)), held)).tolist():
+        mine = rows[int(random.integers(size))]
+        fitting = [row for row in mine if row @ lengths + lengths[k] <= room]
+        if not fitting or random.random() < share:
+            fitting = [np.zeros(len(lengths), dtype=np.int64)]
+            mine.append(fitting[0])
+        fitting[int(random.integers(len(fitting)))][k] += 1
+    replicas = []
+    for mine in rows:
+        packed = np.array(mine, dtype=np.int64).reshape(-1, len(lengths))
+        kind = random.integers(3)
+        if kind:
+            packed = packed[np.argsort(-(packed @ lengths))]
+        replicas.append(np.concatenate([packed[1::2][::-1], packed[::2]]) if kind == 2 else packed)
+    return replicas
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_no_packing_of_what_is_held_is_below_the_bounds(stages: int) -> None:
+    """Random parts of the workload with the longest sequences of it, in random micro-batches on random replicas,
+    take no less than any of the bounds that know these; the best packing of the longest alone comes close, well
+    above what linear bounds know of it. Bounds that took one more for sure would break."""
+    found, random = _pool(), np.random.default_rng(stages)
+    lengths, counts = found.load.lengths, found.load.counts
+    members = [
+        member
+        for member, one in enumerate(found.members)
+        if one.candidate.layout.pp == stages and np.isfinite(found.serial_ns(member, beside=True))
+    ]
+    assert members
+    close, raised, broken = 0.0, 0.0, 0
+    for member in members[::2]:
+        one = found.members[member]
+        grains, table = one.beside_grains, found.tables[member]
+        make = forced_bounds if stages == 1 else forced_pipeline_bounds
+        for number in (2, min(LONG, most_whole(one))):
+            bounds = make(table, one, grains, number)
+            more = make(table, one, grains, min(number + 1, most_whole(one)))
+            whole = np.bincount(longest(table, number), minlength=len(lengths))
+            for turn in range(9):
+                held = whole if turn < 3 else whole + random.integers(0, counts - whole + 1)
+                packings = _packings(found, member, held, random)
+                exact = int(replicas_ns(found.problem, one.candidate, lengths, tuple(packings)).max())
+                bound = bounds.at(held.astype(float))
+                assert bound <= exact, (one.candidate.name, number)
+                broken += more.at(held.astype(float)) > exact
+            best = found.packed(member, whole, grains)
+            assert best is not None
+            bound = bounds.at(whole.astype(float))
+            assert bound <= best.time_ns
+            close = max(close, bound / best.time_ns)
+            raised = max(raised, bound / found.bounds(member, beside=True).at(whole.astype(float)))
+    # Only the last two of four stages are looked at.
+    assert broken or stages == 4
+    assert close > (0.99 if stages < 4 else 0.7), close
+    assert raised > 1.2, raised
+
+
+def test_sets_know_who_holds_the_longest() -> None:
+    """Pairs of which only one strategy holds the long sequences: with random shares of the others, packed,
+    switched and timed exactly, no step is below what is known of the pair, which is more than without."""
+    found = pool_of(small_problem(memory_gib=40), workload(long=3, short=14, longest=60_000))
+    random = np.random.default_rng(5)
+    search = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search.deadline = time.perf_counter() + 60.0
+    smallest = min(search.members, key=lambda one: found.grains(one, beside=True))
+    able = [one for one in search.members if found.forced(one, [smallest])]
+    unable = [one for one in search.members if one not in able and found.num_stages(one) == 1]
+    able = [next(one for one in able if found.num_stages(one) == stages) for stages in (1, 2)]
+    search.members = [*unable[:2], *able]
+    checked, raised = 0, 0.0
+    for one in search.screened(2).left:
+        numbers = search._forced(one.used)
+        if not any(numbers):
+            continue
+        left = search.left(one, checked)
+        for learn in left.ways[:3]:
+            learn(left)
+        linear = search._bounded(list(one.used), [search.plain[place] for place in one.used])
+        plain = branched(linear, [0, 1], [], np.inf)
+        raised = max(raised, left.bound_ns / (plain + left.order_ns))
+        held = [search.members[place] for place in one.used]
+        for _ in range(4):
+            share = random.integers(0, found.load.counts + 1)
+            # What fits under one only is there.
+            share[-3:] = found.load.counts[-3:] if numbers[0] else 0
+            step = search.arranged(held, {held[0]: share, held[1]: found.load.counts - share})
+            if step is not None:
+                assert left.bound_ns <= step.time_ns
+                checked += 1
+    assert checked > 5
+    assert raised > 1.02, raised
