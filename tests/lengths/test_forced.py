@@ -97,11 +97,8 @@ def test_sets_know_who_holds_the_longest() -> None:
     random = np.random.default_rng(5)
     search = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
-    smallest = min(search.members, key=lambda one: found.grains(one, beside=True))
-    able = [one for one in search.members if found.forced(one, [smallest])]
-    unable = [one for one in search.members if one not in able and found.num_stages(one) == 1]
-    able = [next(one for one in able if found.num_stages(one) == stages) for stages in (1, 2)]
-    search.members = [*unable[:2], *able]
+    names = [one.candidate.name for one in found.members]
+    search.members = [names.index(name) for name in ("dp4", "dp4 selective", "dp2 tp2", "cp2 pp2")]
     checked, raised = 0, 0.0
     for one in search.screened(2).left:
         numbers = search._forced(one.used)
@@ -123,4 +120,4 @@ def test_sets_know_who_holds_the_longest() -> None:
                 assert left.bound_ns <= step.time_ns
                 checked += 1
     assert checked > 5
-    assert raised > 1.02, raised
+    assert raised > 1.05, raised
