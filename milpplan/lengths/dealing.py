@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.lengths.tables import Tables, ring_times
+from milpplan.lengths.rings import ring_times
+from milpplan.lengths.tables import Tables
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from milpplan.lengths.tables import (
     finish_ns,
     once_ns,
     strategy_of,
+    tables_of,
     typical_pipeline,
 )
 from milpplan.lengths.work import BESIDE_SHARE, Loads, WorkBounds, serial_times, work_bounds
@@ -98,7 +99,8 @@ class Pool:
                 f"The most that one holds is {held:,} tokens ({most.candidate.name}).",
                 "Cut sequences at that length (--seq-len), or use more GPUs.",
             )
-        tables = [Tables.of(problem, one.candidate, load, one.alone_grains) for one in kept]
+        sizes = [one.alone_grains for one in kept]
+        tables = tables_of(problem, [one.candidate for one in kept], load, sizes)
         return Pool(problem, load, tuple(kept), tuple(tables))
 
     def grains(self, member: int, *, beside: bool) -> int:

@@ -25,6 +25,7 @@ forward and before it passes them backward (it is there whichever micro-batch is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -32,22 +33,24 @@ import numpy as np
 
 from milpplan.costs import collectives, placement
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.packed import packed_times, sequence_cores
+from milpplan.costs.packed import sequence_cores
 from milpplan.costs.term import Term
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy, TabledPipeline
 from milpplan.lengths.candidates import Candidate, Sized
 from milpplan.lengths.records import PACKED, SequenceRules
-from milpplan.lengths.replicas import StageTimes, stage_layers, stage_times
+from milpplan.lengths.replicas import StageTimes, stage_layers
+from milpplan.lengths.rings import layout_times, ring_times, staged
 from milpplan.lengths.unequal import MAX_MICRO_BATCHES, StageLoads
+from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Seconds of attention that hide any ring.
-_LONG_S = 100.0
 # Forwards and backwards of equal stages keep a ratio of whole parts of this.
 _PARTS = 48
+# Micro-batches that are looked at together.
+_ROWS = 60000
 # Passes over a table before its hull is taken point by point.
 _PASSES = 40
 # What rounding of sums may take from what micro-batches hold at most.
@@ -144,13 +147,7 @@ class Tables:
     @staticmethod
     def of(problem: Problem, candidate: Candidate, load: Load, most_grains: int) -> Tables:
         """All of it, for micro-batches of up to ``most_grains``."""
-        kinds, layout = problem.model.kinds, candidate.layout
-        bare, hidden = ring_times(problem, candidate, np.arange(1, most_grains + 1), launches=False)
-        by_kind = [sequence_cores(problem, kind, layout, load.lengths, load.rules.mask) for kind in kinds]
-        cores = np.stack([[one.sequence_s for one in by_kind], [one.once_s for one in by_kind]])
-        return Tables(
-            problem, candidate, load, bare, hidden, _slopes(problem, candidate), np.moveaxis(cores, 1, 2)
-        )
+        return tables_of(problem, [candidate], load, [most_grains])[0]
 
     def values(self, stages: list[int], phase: int, most_grains: int) -> tuple[FloatArray, FloatArray]:
         """``bare`` and ``hidden`` of any of ``stages`` at least, forward (0) or backward (1), less what rounding
@@ -207,19 +204,27 @@ class Tables:
         return Affine(max(0.0, constant - self.rounding_ns), slope * lengths / grain + attention)
 
 
-def ring_times(
-    problem: Problem, candidate: Candidate, grains: IntArray, *, launches: bool
-) -> tuple[StageTimes, StageTimes]:
-    """Micro-batches of ``grains`` [G] without attention; and with so much that it hides the ring, less it."""
+def tables_of(
+    problem: Problem, candidates: Sequence[Candidate], load: Load, most_grains: Sequence[int]
+) -> list[Tables]:
+    """Tables of several candidates, each for micro-batches of up to its number of ``most_grains``. Those of one
+    layout share their kernels, and many layouts are looked at together: a call is dearer than what it works on."""
     kinds = problem.model.kinds
-    times = [
-        packed_times(problem, candidate.layout, grains, np.full((len(kinds), 2, len(grains)), core_s))
-        for core_s in (0.0, _LONG_S)
-    ]
-    bare, hidden = (stage_times(problem, candidate, one, launches=launches) for one in times)
-    long_ns = stage_layers(problem, candidate).sum(axis=1)[:, None] * round(_LONG_S * NS_PER_S)
-    replays = 2 if candidate.recompute == "full" else 1
-    return bare, StageTimes(hidden.forward - long_ns, hidden.backward - replays * long_ns, hidden.transfer)
+    most: dict[Layout, int] = {}
+    for one, number in zip(candidates, most_grains, strict=True):
+        most[one.layout] = max(number, most.get(one.layout, 0))
+    cores: dict[Layout, FloatArray] = {}
+    for layout in most:
+        by_kind = [sequence_cores(problem, kind, layout, load.lengths, load.rules.mask) for kind in kinds]
+        found = np.stack([[one.sequence_s for one in by_kind], [one.once_s for one in by_kind]])
+        cores[layout] = np.moveaxis(found, 1, 2)
+    ways = layout_times(problem, most)
+    tables = []
+    for one, number in zip(candidates, most_grains, strict=True):
+        times = [found.part(slice(number)) for found in ways[one.layout]]
+        bare, hidden = staged(problem, one, times, launches=False)
+        tables.append(Tables(problem, one, load, bare, hidden, _slopes(problem, one), cores[one.layout]))
+    return tables
 
 
 def _slopes(problem: Problem, candidate: Candidate) -> tuple[float, float]:
