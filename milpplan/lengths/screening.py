@@ -221,9 +221,30 @@ def sharpened_ns(problem: Bounded, used: IntArray) -> float:
     return least * _SAFETY + once
 
 
+def best_shares(problem: Bounded, used: IntArray) -> list[IntArray]:
+    """Sequences of every length for each strategy of a set [q], [q, n] in whole numbers: where the linear program
+    puts them, for each strategy that may run the longest."""
+    found = []
+    for place in range(len(used)):
+        if problem.holds_longest(used[place]):
+            shares, constants, counts = problem.terms(used[None], place)
+            _, parts = _solved(shares[0], constants[0], counts)
+            # Sums over the first strategies are rounded, so that all sequences are shared out.
+            held = np.diff(np.rint(np.cumsum(parts, axis=0) * counts), axis=0, prepend=0.0)
+            held[place, -1] += 1.0
+            found.append(held.astype(np.int64))
+    return found
+
+
 def _duals(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> FloatArray:
     """Weights [q, T + 1] of bounds ``shares`` [q, T, n] and ``constants`` [q, T + 1] that prove most of the sum of
     times; equal ones where the solver has no answer."""
+    return _solved(shares, constants, counts)[0]
+
+
+def _solved(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The weights of ``_duals``, and which part of the sequences of every length each strategy has [q, n]: equal
+    ones where the solver has no answer."""
     from scipy.optimize import linprog
 
     size, number, lengths = shares.shape
@@ -253,7 +274,8 @@ def _duals(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> Flo
     places = tuple(np.array(owner).T)
     weights[places] = np.maximum(0.0, -np.asarray(answer.ineqlin.marginals)) if answer.status == 0 else 1.0
     sums = weights.sum(axis=1, keepdims=True)
-    return np.asarray(np.where(sums > 0, weights / np.maximum(sums, 1e-300), np.eye(1, number + 1)[0]))
+    parts = answer.x.reshape(size, -1)[:, :-1] if answer.status == 0 else most / most.sum(axis=0)
+    return np.where(sums > 0, weights / np.maximum(sums, 1e-300), np.eye(1, number + 1)[0]), parts
 
 
 def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -34,7 +34,7 @@ from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
 from milpplan.lengths.pool import Packed, Pool
-from milpplan.lengths.screening import Bounded, OpenSet, Screened, branched, screened, split
+from milpplan.lengths.screening import Bounded, OpenSet, Screened, best_shares, branched, screened, split
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.teams import TeamStep
 from milpplan.lengths.work import DEEP, Loads, LongClass, WorkBounds
@@ -148,6 +148,9 @@ class Several:
             if time.perf_counter() > self.deadline or one.bound_ns >= self.target_ns:
                 break
             self._price(one)
+            self._coarse(one)
+            if one.bound_ns < self.best.time_ns:
+                self._arrange(one, self._linear_splits(one))
             if one.bound_ns < self.target_ns:
                 self._open(one)
             one.ways = []
@@ -327,11 +330,27 @@ class Several:
         problem = self._problem(held, self.switches.times(held), len(held))
         left = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
         found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left)
-        step = self.arranged(held, {held[group.strategy]: group.counts for group in found.plan.groups})
-        if step is not None:
-            self._keep(step)
+        counts = {held[group.strategy]: group.counts for group in found.plan.groups}
+        none = np.zeros_like(self.pool.load.counts)
+        self._arrange(one, [np.array([counts.get(member, none) for member in held])])
         used = tuple(range(len(held)))
         one.raise_to(max(float(record.bound_ns) for record in found.sets if record.used == used))
+
+    def _arrange(self, one: Left, splits: Sequence[IntArray]) -> None:
+        """Keep the steps of a set that divide its sequences so, [q, n] each."""
+        held = self._held(one)
+        for split_ in splits:
+            counts = {member: mine for member, mine in zip(held, split_, strict=True) if mine.any()}
+            step = self.arranged(held, counts)
+            if step is not None:
+                self._keep(step)
+
+    def _linear_splits(self, one: Left) -> list[IntArray]:
+        """Where the linear programs of what is known of the set put the sequences, [q, n] each."""
+        used = one.screened.used
+        numbers = self._forced(used)
+        bounds = [self._whole(*pair, self.plain[pair[0]]) for pair in zip(used, numbers, strict=True)]
+        return best_shares(self._bounded(list(used), bounds), np.arange(len(used)))
 
     def _problem(self, members: list[int], switches: SwitchTimes, max_strategies: int) -> GroupedProblem:
         return GroupedProblem(
