@@ -6,14 +6,15 @@ the least bound is next: that is the one that the bound of the step is.
  1. *Screened* (``screening``): all sets at once, switches free; then with the loads of pipelines, in intervals.
  2. *Coarse*: these intervals under the weights of linear programs; then the strategies that are in many sets as in
     4 and 5, once for all of these.
- 3. *Priced*: the cheapest order with the switches of the set.
+ 3. *Priced*: the cheapest order with what its switches take at least; after the next, with these themselves.
  4. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most.
  5. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
     this may be the longest of all; then for all its pipelines.
  6. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
     sets without pipelines are opened before all others: what they give is what these have to beat.
 
-Where the time is over, a set keeps the bound it has.
+All of them know which sequences only one strategy of the set holds (``forced``). Where the time is over, a set
+keeps the bound it has.
 """
 
 from __future__ import annotations
@@ -47,8 +48,7 @@ _INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
 _NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
 # Sets without pipelines that are opened before all others.
 _FIRST_OPENED = 6
-# Steps whose groups are packed with more care, and groups that are: those above their bounds by this part of the
-# step.
+# Steps whose groups are packed with more care, if they are above their bounds by this part of the step.
 _MOST_POLISHED, _LOSS = 2, 0.002
 # Share of the sets that a strategy is in to have more proved of it before others have.
 _COMMON = 0.15
@@ -134,8 +134,9 @@ class Several:
         ways: list[Callable[[Left], None]] = [
             self._coarse,
             self._common,
-            self._price,
+            self._price_least,
             self._finer,
+            self._price,
             self._longest,
             self._classify,
             self._open,
@@ -156,8 +157,7 @@ class Several:
             one.ways = []
 
     def _polish(self, least_ns: float) -> None:
-        """Pack the groups of the shortest steps found with more care, where the gap to the least bound is open and
-        they take longer than what is known of what they hold."""
+        """Pack the groups of the shortest steps found with more care, where the gap to the least bound is open."""
         for step in sorted(self.found, key=lambda one: one.time_ns)[:_MOST_POLISHED]:
             if least_ns >= self.target_ns or time.perf_counter() > self.deadline:
                 break
@@ -240,16 +240,27 @@ class Several:
         """Members of the pool."""
         return [self.members[place] for place in one.screened.used]
 
+    def _price_least(self, one: Left) -> None:
+        """The cheapest order of the set if every switch took what its receivers take in at least, in the place of
+        what screening counts: reductions and the least finish."""
+        self._ordered(one, self.switches.least_times(self._held(one)))
+
     def _price(self, one: Left) -> None:
-        """The cheapest order of the set in the place of what screening counts: reductions and the least finish."""
+        """The cheapest order with the switches of the set."""
         held = self._held(one)
         self.switches.price(held)
-        problem = self._problem(held, self.switches.times(held), len(held))
+        self._ordered(one, self.switches.times(held))
+
+    def _ordered(self, one: Left, times: SwitchTimes) -> None:
+        """The cheapest order under these times of switches."""
+        held = self._held(one)
+        problem = self._problem(held, times, len(held))
         once_ns = min(self.pool.finish_ns(member) for member in held)
         once_ns += sum(self.pool.reduce_ns(member) for member in held)
+        before_ns = one.order_ns
         one.order_ns = least_overhead_ns(self._exact(problem, held), tuple(range(len(held)))) - once_ns
-        # What was proved of it so far has free switches.
-        one.raise_to(one.bound_ns + one.order_ns)
+        # What was proved of it so far has the switches from before.
+        one.raise_to(one.bound_ns - before_ns + one.order_ns)
 
     def _coarse(self, one: Left) -> None:
         """The intervals that it was screened with, the weights those of linear programs."""
@@ -339,10 +350,9 @@ class Several:
     def _arrange(self, one: Left, splits: Sequence[IntArray]) -> None:
         """Keep the steps of a set that divide its sequences so, [q, n] each."""
         held = self._held(one)
-        for split_ in splits:
-            counts = {member: mine for member, mine in zip(held, split_, strict=True) if mine.any()}
-            step = self.arranged(held, counts)
-            if step is not None:
+        for one_split in splits:
+            counts = {member: mine for member, mine in zip(held, one_split, strict=True) if mine.any()}
+            if (step := self.arranged(held, counts)) is not None:
                 self._keep(step)
 
     def _linear_splits(self, one: Left) -> list[IntArray]:

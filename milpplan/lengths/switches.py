@@ -1,7 +1,8 @@
 """What moves between the strategies of a step, priced by the planner of switches when a step asks for it.
 
-A pair that has not been priced counts as free, which no switch undercuts: what is proved with it holds. Strategies
-of one layout hold the same, whatever they recompute: nothing moves between them.
+A pair that has not been priced counts as free, or as what its receivers take in at least (``least_times``), which
+no switch undercuts: what is proved with it holds. Strategies of one layout hold the same, whatever they recompute:
+nothing moves between them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from milpplan.lengths.candidates import Place
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import LengthSwitch
 from milpplan.switching.links import Links
-from milpplan.switching.order import switch_costs
+from milpplan.switching.order import least_switch_s, switch_costs
 from milpplan.switching.ownership import ShardRules
 from milpplan.units import NS_PER_S
 
@@ -41,6 +42,8 @@ class Switches:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.known: dict[tuple[Place, Place], Arc] = {}
+        # Seconds that nothing undercuts, (parameters, gradients).
+        self.least: dict[tuple[Place, Place], tuple[float, float]] = {}
         states = max(int(stage.state_bytes[2]) for one in pool.members for stage in one.stages)
         # Beside parameters on the move: optimizer states, and the gradients summed so far.
         self.beside_bytes = states + -(-states * grad_bytes(pool.problem) // ADAM_STATE_BYTES)
@@ -53,10 +56,8 @@ class Switches:
         layouts = {self._place(member): self.pool.members[member].candidate.plan for member in members}
         if all(pair in self.known for pair in permutations(layouts, 2)):
             return False
-        problem = self.pool.problem
-        plans = list(layouts.values())
-        links = Links.of(problem.hardware, plans[0].layout.num_gpus)
-        rules = ShardRules(sharding_group=problem.hardware.software.sharding_group)
+        problem, plans = self.pool.problem, list(layouts.values())
+        links, rules = self._links(plans[0].layout.num_gpus)
         costs = switch_costs(problem.model, plans, links, "relay", grad_bytes(problem), rules)
         for (a, source), (b, target) in permutations(enumerate(layouts), 2):
             self.known[source, target] = Arc(
@@ -65,6 +66,27 @@ class Switches:
                 int(costs.peak_bytes[a, b]),
             )
         return True
+
+    def _links(self, num_gpus: int) -> tuple[Links, ShardRules]:
+        hardware = self.pool.problem.hardware
+        return Links.of(hardware, num_gpus), ShardRules(sharding_group=hardware.software.sharding_group)
+
+    def least_times(self, members: Sequence[int]) -> SwitchTimes:
+        """Times between members, [from, to], that no switch undercuts, rounded down to whole ns; a sixth of the
+        work of pricing."""
+        layouts = {self._place(member): self.pool.members[member].candidate.plan for member in members}
+        if any(pair not in self.least for pair in permutations(layouts, 2)):
+            problem, plans = self.pool.problem, list(layouts.values())
+            links, rules = self._links(plans[0].layout.num_gpus)
+            found = least_switch_s(problem.model, plans, links, grad_bytes(problem), rules)
+            for (row, source), (column, target) in permutations(enumerate(layouts), 2):
+                self.least[source, target] = (float(found[0][row, column]), float(found[1][row, column]))
+        table = np.zeros((2, len(members), len(members)), dtype=np.int64)
+        for a, before in enumerate(members):
+            for b, after in enumerate(members):
+                arc = self.least.get((self._place(before), self._place(after)), (0.0, 0.0))
+                table[:, a, b] = [int(seconds * NS_PER_S) for seconds in arc]
+        return SwitchTimes(table[0], table[1])
 
     def times(self, members: Sequence[int]) -> SwitchTimes:
         """Times between members, [from, to], rounded up to whole ns; parameters that do not fit while they move

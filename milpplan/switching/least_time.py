@@ -49,6 +49,23 @@ def least_time_routes(lots: Lots, links: Links, relay: bool = False) -> tuple[Ro
     return Routes.of(list(_routes(found, amounts))), bound_s
 
 
+def receiving_bound_s(lots: Lots, links: Links) -> float:
+    """Seconds that no routes undercut, with relays or without; in a fraction of the time of a program, and mostly
+    as much as it proves.
+
+    Every rank takes in what it lacks over both of its ports, and what nobody in a domain holds comes in at least
+    once over the network's ports of all of its ranks.
+    """
+    if len(lots) == 0:
+        return 0.0
+    first_ranks = np.arange(0, lots.num_gpus, links.gpus_per_domain)
+    held = np.logical_or.reduceat(lots.holders, first_ranks, axis=1)
+    lacking = np.logical_or.reduceat(lots.receivers, first_ranks, axis=1)
+    received = (lots.num_bytes @ lots.receivers).max() / (links.inside_bytes_per_s + links.between_bytes_per_s)
+    imported = (lots.num_bytes @ (lacking & ~held)).max() / (links.gpus_per_domain * links.between_bytes_per_s)
+    return float(max(received, imported))
+
+
 def _receiving_s(lots: Lots, links: Links) -> float:
     """Seconds of the busiest receiver that takes from its domain what is there: the scale of the program."""
     first_ranks = np.arange(0, lots.num_gpus, links.gpus_per_domain)

@@ -10,6 +10,7 @@ hands gradients on, with an order and a home given by hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
+from milpplan.switching.least_time import receiving_bound_s
 from milpplan.switching.links import Links
 from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What, element_bytes, ownership
 from milpplan.switching.planning import chosen_routes, peak_bytes
@@ -58,6 +60,28 @@ def switch_costs(
                 packed = np.bincount(routes.sender, routes.num_bytes, minlength=moved.num_gpus)
                 peaks[a, b] = peak_bytes(moved, np.ceil(packed)).max()
     return SwitchCosts(seconds[0], seconds[1], moved_bytes[0], moved_bytes[1], peaks)
+
+
+def least_switch_s(
+    model: ModelSpec, plans: Sequence[Plan], links: Links, grad_bytes: int = 4, rules: ShardRules = EQUAL_ROWS
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of parameters and of gradients that ``switch_costs`` never undercuts, [from, to] each, without
+    choosing senders.
+
+    Raises:
+        InvalidInputError: the plans have different numbers of GPUs.
+        IllegalPlanError: a plan is not one of the model.
+    """
+    size = len(plans)
+    check_gpus(list(plans))
+    seconds = np.zeros((2, size, size))
+    whats: tuple[What, What] = ("parameters", "gradients")
+    for row, what in enumerate(whats):
+        owners = [ownership(model, plan, what, rules) for plan in plans]
+        for a, b in permutations(range(size), 2):
+            moved = lots_between(owners[a], owners[b], element_bytes(what, grad_bytes))
+            seconds[row, a, b] = receiving_bound_s(moved, links)
+    return seconds[0], seconds[1]
 
 
 def arc_costs(

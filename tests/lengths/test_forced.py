@@ -111,6 +111,7 @@ def test_sets_know_who_holds_the_longest() -> None:
         plain = branched(linear, [0, 1], [], np.inf)
         raised = max(raised, left.bound_ns / (plain + left.order_ns))
         held = [search.members[place] for place in one.used]
+        search.switches.price(held)
         for _ in range(4):
             share = random.integers(0, found.load.counts + 1)
             # What fits under one only is there.

@@ -9,7 +9,7 @@ import pytest
 
 from milpplan import Links, best_order, plan_switch, switch_costs
 from milpplan.errors import InvalidInputError
-from milpplan.switching.order import MAX_PLANS, arc_costs, best_circuit
+from milpplan.switching.order import MAX_PLANS, arc_costs, best_circuit, least_switch_s
 from milpplan.switching.records import SwitchCosts
 from tests.small import small_model
 from tests.switching.cases import plan_of
@@ -89,6 +89,12 @@ def test_costs_are_those_of_single_switches() -> None:
             assert seconds[a, b] == pytest.approx(switch.time_s, rel=1e-4)
             if what == "parameters":
                 assert costs.peak_bytes[a, b] >= switch.peak_bytes.max() * (1 - 1e-6)
+    # What receivers take in at least, relays or not.
+    relayed = switch_costs(model, found, links, "relay")
+    for one, least_s in enumerate(least_switch_s(model, found, links)):
+        for exact in (costs, relayed):
+            assert (least_s <= (exact.parameters_s, exact.gradients_s)[one] * (1 + 1e-9)).all()
+        assert least_s.sum() >= 0.5 * (relayed.parameters_s, relayed.gradients_s)[one].sum()
     assert (np.diag(costs.parameters_s) == 0).all()
     # Replicas hold every shard of the others: nothing has to move back.
     assert costs.parameters_bytes[1, 0] == 0 < costs.parameters_bytes[0, 1]

@@ -11,7 +11,7 @@ from milpplan import Links, ModelSpec, Plan, load_hardware, plan_switch
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.switching import least_time, slices
 from milpplan.switching.blocks import blocks, most_variables
-from milpplan.switching.least_time import least_time_routes, priced_bound_s
+from milpplan.switching.least_time import least_time_routes, priced_bound_s, receiving_bound_s
 from milpplan.switching.links import Links as SwitchLinks
 from milpplan.switching.routes import WAVES, Route, Routes, nearest_routes, routes_s
 from milpplan.switching.slices import Lots, lots
@@ -52,6 +52,7 @@ def test_best_senders_meet_their_bound_and_nobody_beats_it(found: Lots, random: 
     routes, bound_s = least_time_routes(found, LINKS)
     covered(found, routes)
     assert busiest_s(found, routes) <= bound_s * (1 + 1e-5) + 1e-15
+    assert receiving_bound_s(found, LINKS) <= bound_s * (1 + 1e-9)
     others = [nearest_routes(found, LINKS)]
     chosen: list[Route] = []
     for lot in range(len(found)):
@@ -78,6 +79,7 @@ def test_relays_meet_their_bound_too(found: Lots) -> None:
     routes, bound_s = least_time_routes(found, links, relay=True)
     covered(found, routes)
     assert bound_s <= direct_bound_s * (1 + 1e-9)
+    assert receiving_bound_s(found, links) <= bound_s * (1 + 1e-9)
     assert busiest_s(found, routes, links) <= bound_s * (1 + 1e-5) + 1e-15
     inside = links.same_domain(routes.sender, routes.receiver)
     assert inside[routes.relay].all()
