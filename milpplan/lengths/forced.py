@@ -97,11 +97,14 @@ class Line:
 
     def at(self, grains: IntArray) -> FloatArray:
         """f of the module, [...] ns; nothing where there is nothing."""
+        # Many ways hold as much.
+        some = np.arange(int(grains.max(initial=0)) + 1)
         most = len(self.above) - 1
-        number = np.maximum(2, -(-grains // most))
-        one = np.where(grains <= most, self.above[np.minimum(grains, most)], np.inf)
-        found = self.slope * grains + np.minimum(one, number * self.constant)
-        return np.where(grains > 0, found, 0.0)
+        number = np.maximum(2, -(-some // most))
+        one = np.where(some <= most, self.above[np.minimum(some, most)], np.inf)
+        found = self.slope * some + np.minimum(one, number * self.constant)
+        found[0] = 0.0
+        return np.asarray(found[grains])
 
 
 def lines(tables: Tables, stage: int, phase: int, most_grains: int) -> tuple[list[Line], list[FloatArray]]:
@@ -121,14 +124,17 @@ def lines(tables: Tables, stage: int, phase: int, most_grains: int) -> tuple[lis
 def highest(lines: list[Line], least: list[FloatArray], grains: IntArray, cores: FloatArray) -> FloatArray:
     """g of the module in one phase, [...] ns: ``cores`` is the attention with last tiles."""
     found = np.zeros(grains.shape)
+    some = np.arange(int(grains.max(initial=0)) + 1)
     for factor in {line.factor for line in lines}:
         mine = [place for place, line in enumerate(lines) if line.factor == factor]
         most = len(least[mine[0]]) - 1
-        number = np.maximum(2, -(-grains // most))
-        parts = np.max([lines[one].constant * number + lines[one].slope * grains for one in mine], axis=0)
-        one = np.where(grains <= most, least[mine[0]][np.minimum(grains, most)], np.inf)
-        found = np.maximum(found, np.minimum(one, parts) + factor * cores)
-    return np.asarray(np.where(grains > 0, found, 0.0))
+        number = np.maximum(2, -(-some // most))
+        parts = np.max([lines[one].constant * number + lines[one].slope * some for one in mine], axis=0)
+        one = np.where(some <= most, least[mine[0]][np.minimum(some, most)], np.inf)
+        table = np.minimum(one, parts)
+        table[0] = 0.0
+        found = np.maximum(found, table[grains] + factor * cores)
+    return found
 
 
 def most_whole(one: Sized) -> int:

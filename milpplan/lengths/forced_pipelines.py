@@ -23,6 +23,7 @@ a further sequence y adds at least its least over the places: bounds that are af
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -102,16 +103,24 @@ class _Placed:
     def of(stages: _Stages, each: IntArray, whole: list[int], places: int, most_grains: int) -> _Placed:
         """The first sequence with L, the others anywhere; without ways in which one of the three in the middle
         would hold too much."""
-        ways = np.array(list(product(range(places), repeat=len(whole) - 1)), dtype=np.int64)
-        ways = np.concatenate([np.full((len(ways), 1), _WITH), ways], axis=1)
-        held = ways[:, None, :] == np.arange(places)[:, None]
-        grains = held @ each[whole]
+        held, first = _ways(len(whole), places)
+        grains = held @ each[whole].astype(np.float64)
         fits = (grains[:, _CLOSE : _AFTER + 1] <= most_grains).all(axis=1)
-        held, grains = held[fits], grains[fits]
-        # The longest of a place is the first that is there.
-        first = held & (np.cumsum(held, axis=2) == 1)
-        cores = [(held @ kernel[0, whole] + first @ kernel[1, whole]).T for kernel in stages.kernels]
-        return _Placed(grains.T, np.array(cores))
+        # Sums over the sequences of all ways at once.
+        both = np.concatenate([held[fits], first[fits]], axis=2)
+        cores = [(both @ np.concatenate(kernel[:, whole])).T for kernel in stages.kernels]
+        return _Placed(grains[fits].T.astype(np.int64), np.array(cores))
+
+
+@lru_cache(maxsize=16)
+def _ways(number: int, places: int) -> tuple[FloatArray, FloatArray]:
+    """Whether a place has each sequence, the first one with L, in each way [w, places, number]; and whether it is
+    the first that is there, the longest."""
+    ways = np.array(list(product(range(places), repeat=number - 1)), dtype=np.int64)
+    ways = np.concatenate([np.full((len(ways), 1), _WITH), ways.reshape(len(ways), number - 1)], axis=1)
+    held = ways[:, None, :] == np.arange(places)[:, None]
+    first = held & (np.cumsum(held, axis=2) == 1)
+    return held.astype(np.float64), first.astype(np.float64)
 
 
 def forced_pipeline_bounds(tables: Tables, one: Sized, most_grains: int, number: int) -> WorkBounds:
