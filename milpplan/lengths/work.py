@@ -307,7 +307,8 @@ def passages(tables: Tables, stages: list[int], most_grains: int) -> FloatArray:
     total = (links * len(stages)).astype(np.float64)
     for stage in stages:
         for phase in (0, 1):
-            attention = tables.attention([stage], phase, most_grains)
+            # Last tiles are those of this sequence or of a longer one.
+            attention = tables.kernels([stage], phase).sum(axis=0)
             ways = zip(tables.slopes, tables.values([stage], phase, most_grains), strict=True)
             # A longer micro-batch may be shorter by a tile.
             total += np.max(
