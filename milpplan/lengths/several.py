@@ -116,14 +116,17 @@ class Several:
         times = Counter(place for one in kept.left for place in one.used)
         self.common = {place for place, number in times.items() if number >= _COMMON * len(left)}
         self._first(left)
-        self._polish(min(one.bound_ns for one in left) if left else np.inf)
         heapq.heapify(left)
+        polished = False
         while left:
             least = left[0]
             if time.perf_counter() > deadline or least.bound_ns >= self.target_ns:
                 self.bound_ns = min(self.bound_ns, least.bound_ns)
                 break
-            if least.ways:
+            if not polished and self._finer not in least.ways[1:]:
+                self._polish(least.bound_ns)
+                polished = True
+            elif least.ways:
                 least.ways.pop(0)(least)
                 heapq.heapreplace(left, least)
             else:
@@ -157,7 +160,7 @@ class Several:
             one.ways = []
 
     def _polish(self, least_ns: float) -> None:
-        """Pack the groups of the shortest steps found with more care, where the gap to the least bound is open."""
+        """Pack the groups of the shortest steps found with more care, where what is cheap leaves the gap open."""
         for step in sorted(self.found, key=lambda one: one.time_ns)[:_MOST_POLISHED]:
             if least_ns >= self.target_ns or time.perf_counter() > self.deadline:
                 break
@@ -342,8 +345,7 @@ class Several:
         left = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
         found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left)
         counts = {held[group.strategy]: group.counts for group in found.plan.groups}
-        none = np.zeros_like(self.pool.load.counts)
-        self._arrange(one, [np.array([counts.get(member, none) for member in held])])
+        self._arrange(one, [np.array([counts.get(member, 0 * self.pool.load.counts) for member in held])])
         used = tuple(range(len(held)))
         one.raise_to(max(float(record.bound_ns) for record in found.sets if record.used == used))
 
