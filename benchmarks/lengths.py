@@ -2,9 +2,10 @@
 
     python -m benchmarks.lengths [--jobs 1,5] [--time-limit S] [--write]
 
-Every job of ``benchmarks.length_jobs`` is solved twice: at most two strategies in turn; and degrees side by side,
-with the rules of others on the same strategies and exact times. All three tables of docs/lengths.md are of these
-runs, each time on two idle cores. About a minute a job; ``wall s of all`` counts others' rules, too.
+Every job of ``benchmarks.length_jobs`` is solved once over the whole space, at most two strategies in turn or
+degrees side by side; once for strategies in turn only; and the rules of others are applied to the same strategies
+and exact times. All three tables of docs/lengths.md are of these runs, each time on idle cores. About a minute a
+job.
 """
 
 from __future__ import annotations
@@ -17,76 +18,83 @@ from pathlib import Path
 from benchmarks.length_jobs import ALIGNMENT, CASES, Case
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import solve_lengths
-from milpplan.lengths.records import LengthsResult, StaticStep
+from milpplan.lengths.records import BaselineStep, LengthsResult, StaticStep
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "lengths.md"
 GAP, MAX_STRATEGIES = 0.01, 2
+# Of the solve that others' rules come with: nothing of it is shown.
+ANY_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A job, its best step of strategies in turn, and its best one with degrees side by side; each of both results
-    has a best static step and a bound of all static ones."""
+    """A job, its best step of the ``whole`` space, its best one of strategies in ``turns``, and what ``others``'
+    rules make of it."""
 
     case: Case
+    whole: LengthsResult
     turns: LengthsResult
-    beside: LengthsResult
+    others: tuple[BaselineStep, ...]
 
     @property
     def static(self) -> StaticStep:
-        """The shorter static step."""
-        return min(self.turns.static, self.beside.static, key=lambda one: one.step_time_s)
+        """The shorter static step of both solves."""
+        return min(self.whole.static, self.turns.static, key=lambda one: one.step_time_s)
 
     @property
     def static_gap(self) -> float:
         """(time - bound) / time of the best static step; both bounds are proved, so the higher one counts."""
-        bound_s = max(self.turns.static.lower_bound_s, self.beside.static.lower_bound_s)
+        bound_s = max(self.whole.static.lower_bound_s, self.turns.static.lower_bound_s)
         return 1 - bound_s / self.static.step_time_s
-
-    @property
-    def turns_s(self) -> float:
-        """The best step of at most two strategies in turn; one strategy is such a step."""
-        return min(self.turns.step_time_s, self.static.step_time_s)
-
-    @property
-    def turns_order(self) -> tuple[str, ...]:
-        """Its strategies."""
-        return self.turns.order if self.turns_s == self.turns.step_time_s else (self.static.strategy,)
-
-    @property
-    def best(self) -> LengthsResult:
-        """The shorter step."""
-        return min(self.turns, self.beside, key=lambda one: one.step_time_s)
-
-    @property
-    def lower_bound_s(self) -> float:
-        """No step of either space takes less."""
-        return min(self.turns.lower_bound_s, self.beside.lower_bound_s)
 
 
 def solved(case: Case, time_limit_s: float) -> Solved:
-    """A job, solved in both spaces; others' rules come with the second."""
+    """A job, solved in both spaces, with others' rules."""
 
-    def run(max_strategies: int, others: bool) -> LengthsResult:
+    def run(gap: float, *, whole: bool = False, others: bool = False) -> LengthsResult:
         return solve_lengths(
             case.problem,
             case.workload,
             ALIGNMENT,
-            max_strategies,
-            GAP,
+            1 if others else MAX_STRATEGIES,
+            gap,
             time_limit_s,
             "highs",
             baselines=others,
             hotspa=case.published if others else (),
-            side_by_side=others,
+            side_by_side=whole,
         )
 
-    return Solved(case, run(MAX_STRATEGIES, False), run(1, True))
+    return Solved(case, run(GAP, whole=True), run(GAP), run(ANY_GAP, others=True).baselines)
+
+
+WHOLE = (
+    *("job", "lengths", "best static (gap)", "its strategy", "best step", "bound", "gap", "strategies"),
+    *("gain", "CPU s", "wall s"),
+)
+
+
+def whole_row(one: Solved) -> list[str]:
+    """The best of all steps: strategies side by side, or in order."""
+    best = one.whole
+    return [
+        one.case.job,
+        f"{one.case.sequences} ({best.num_tokens // 1000:,}K tokens)",
+        f"{one.static.step_time_s:.3f} ({one.static_gap:.1%})",
+        one.static.strategy,
+        f"{best.step_time_s:.3f}",
+        f"{best.lower_bound_s:.3f}",
+        f"{best.gap:.1%}",
+        (" + " if best.is_side_by_side else " -> ").join(best.order),
+        f"{one.static.step_time_s / best.step_time_s:.3f}x",
+        f"{best.cpu_time_s:.0f}",
+        f"{best.wall_time_s:.0f}",
+    ]
 
 
 TURNS = (
-    *("job", "lengths", "best static (gap)", "its strategy", "in turns", "bound", "gap", "strategies in order"),
-    *("gain", "CPU s", "wall s"),
+    *("job", "lengths", "best static", "in turns", "bound", "gap", "strategies in order", "gain", "CPU s"),
+    "wall s",
 )
 
 
@@ -95,14 +103,13 @@ def turns_row(one: Solved) -> list[str]:
     result = one.turns
     return [
         one.case.job,
-        f"{one.case.sequences} ({result.num_tokens // 1000:,}K tokens)",
-        f"{one.static.step_time_s:.3f} ({one.static_gap:.1%})",
-        one.static.strategy,
-        f"{one.turns_s:.3f}",
+        one.case.sequences,
+        f"{one.static.step_time_s:.3f}",
+        f"{result.step_time_s:.3f}",
         f"{result.lower_bound_s:.3f}",
-        f"{1 - result.lower_bound_s / one.turns_s:.1%}",
-        " -> ".join(one.turns_order),
-        f"{one.static.step_time_s / one.turns_s:.3f}x",
+        f"{result.gap:.1%}",
+        " -> ".join(result.order),
+        f"{one.static.step_time_s / result.step_time_s:.3f}x",
         f"{result.cpu_time_s:.0f}",
         f"{result.wall_time_s:.0f}",
     ]
@@ -111,14 +118,14 @@ def turns_row(one: Solved) -> list[str]:
 RULES = ("bucketing", "HotSPa", "HotSPa, its strategies", "FlexSP")
 OTHERS = (
     *("job", "lengths", "bucketing", "HotSPa's rules", "HotSPa's strategies", "FlexSP's rules"),
-    *("strategies by HotSPa's rules", "best static", "in turns", "best of all"),
+    *("strategies by HotSPa's rules", "best static", "in turns", "best step"),
 )
 
 
 def others_row(one: Solved) -> list[str]:
     """Others' rules, and how much longer they take than the best step of all."""
-    rules = {step.rule: step for step in one.beside.baselines}
-    best_s = one.best.step_time_s
+    rules = {step.rule: step for step in one.others}
+    best_s = one.whole.step_time_s
 
     def cell(rule: str) -> str:
         if rule not in rules:
@@ -132,38 +139,15 @@ def others_row(one: Solved) -> list[str]:
         *map(cell, RULES),
         ", ".join(rules["HotSPa"].strategies),
         f"{one.static.step_time_s:.3f}",
-        f"{one.turns_s:.3f}",
+        f"{one.turns.step_time_s:.3f}",
         f"{best_s:.3f}",
     ]
 
 
-DEGREES = (
-    *("job", "lengths", "best static", "in turns", "best of all", "bound", "gap", "gain", "strategies"),
-    "wall s of all",
-)
-
-
-def degrees_row(one: Solved) -> list[str]:
-    """Strategies in turn and degrees side by side in one space: the shorter step and the lower bound."""
-    best = one.best
-    return [
-        one.case.job,
-        one.case.sequences,
-        f"{one.static.step_time_s:.3f}",
-        f"{one.turns_s:.3f}",
-        f"{best.step_time_s:.3f}",
-        f"{one.lower_bound_s:.3f}",
-        f"{1 - one.lower_bound_s / best.step_time_s:.1%}",
-        f"{one.static.step_time_s / best.step_time_s:.3f}x",
-        (" + " if best.is_side_by_side else " -> ").join(best.order),
-        f"{one.turns.wall_time_s + one.beside.wall_time_s:.0f}",
-    ]
-
-
 TABLES: dict[str, tuple[Sequence[str], Callable[[Solved], list[str]]]] = {
-    "lengths": (TURNS, turns_row),
+    "lengths": (WHOLE, whole_row),
+    "turns": (TURNS, turns_row),
     "baselines": (OTHERS, others_row),
-    "degrees": (DEGREES, degrees_row),
 }
 """Sections of the document."""
 

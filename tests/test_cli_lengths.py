@@ -123,7 +123,7 @@ def test_degrees_side_by_side(tmp_path: Path) -> None:
     tables and in the document, and a step shorter than that of the best single strategy."""
     path, out = tmp_path / "lengths.txt", tmp_path / "step.json"
     path.write_text("1500\n700\n" * 60 + "50000\n", encoding="utf-8")
-    words = ("--side-by-side", "--max-strategies", "1", "--gap", "0.02", "--time-limit", "4", "--out", str(out))
+    words = ("--max-strategies", "1", "--gap", "0.02", "--time-limit", "4", "--out", str(out))
     code, text, _ = run("--lengths", str(path), *words)
     assert code == 0
     assert "Degrees side by side gain" in text
@@ -136,6 +136,11 @@ def test_degrees_side_by_side(tmp_path: Path) -> None:
     assert sorted({one["num_gpus"] for one in turns}) == [2, 8]
     assert sum(len(batch) for one in turns for batch in one["micro_batches"]) == 121
     assert document["switches"] == []
+    _, text, _ = run("--lengths", str(path), "--turns-only", *words)
+    assert "Degrees side by side" not in text
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert "side_by_side" not in document
+    assert document["step_time_s"] == document["static"]["step_time_s"]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +179,8 @@ def test_options_of_lengths_need_the_file() -> None:
     code, _, errors = run("--global-batch", "8", "--max-strategies", "2")
     assert code == 2
     assert "--lengths" in errors
+    code, _, errors = run("--global-batch", "8", "--turns-only")
+    assert (code, "--turns-only is given without --lengths" in errors) == (2, True)
 
 
 def test_a_million_lines_are_refused_or_cut_in_bounded_time(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class LengthOptions:
     buckets: str | None
     bucket_count: int | None
     baselines: bool
-    side_by_side: bool
+    side_by_side: bool | None
     seed: int
 
     @property
@@ -81,6 +81,7 @@ def are_asked(asked: LengthOptions) -> bool:
         "--buckets": asked.buckets,
         "--baselines": asked.baselines,
         "--side-by-side": asked.side_by_side,
+        "--turns-only": asked.side_by_side is False,
     }
     given += [name for name, value in switches.items() if value]
     if given and asked.path is None:

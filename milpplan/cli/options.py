@@ -246,9 +246,12 @@ Baselines = Annotated[
     typer.Option("--baselines", help="With --lengths: what the rules of HotSPa and FlexSP, and bucketing, take."),
 ]
 SideBySide = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--side-by-side", help="With --lengths: context parallelism of several degrees on different GPUs at once."
+        "--side-by-side/--turns-only",
+        help="With --lengths: context parallelism of several degrees on different GPUs at once as well, or only"
+        " strategies in turn.",
+        show_default="side by side, unless --padding",
     ),
 ]
 Align = Annotated[

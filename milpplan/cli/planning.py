@@ -55,7 +55,7 @@ def solve(
     buckets: o.Buckets = None,
     bucket_count: o.BucketCount = None,
     baselines: o.Baselines = False,
-    side_by_side: o.SideBySide = False,
+    side_by_side: o.SideBySide = None,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> None:

@@ -63,7 +63,7 @@ class SolveWords:
     buckets: str | None
     bucket_count: int | None
     baselines: bool
-    side_by_side: bool
+    side_by_side: bool | None
     out: Path | None
     as_json: bool
 

@@ -1,12 +1,15 @@
-"""The best step of sequences of many lengths: one strategy for all, or several in turn, with a proved bound.
+"""The best step of sequences of many lengths, with a proved bound.
 
- 1. The best *static* step: every strategy alone, with its own memory (``best_static``).
- 2. *Several*: sets of strategies that switches and reductions do not already make longer than the static step
+ 1. The best *static* step: every strategy alone, with its own memory (``statics``); first those of one stage.
+ 2. *Side by side*: degrees of context parallelism on different GPUs at the same time (``team_steps``).
+ 3. *Static* pipelines that may be shorter than both.
+ 4. *Several* in turn: sets of strategies that switches and reductions do not already make longer than all of these
     (``screening``), their switches priced by the planner of switches, and ``groups`` on what is left.
+ 5. Where time is left, what makes the static step's own proof complete.
 
 ``groups`` works on tables that are never above the exact times (``tables``), so its bound holds for the exact
 times. Every answer is packed, and only its exact time counts (``replicas``); the bound of the step is the least of
-the static one's, that of ``groups`` and that of the sets that were screened out.
+all of these.
 """
 
 from __future__ import annotations
@@ -16,31 +19,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milpplan.errors import InfeasibleError
-from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.search import solve_groups
-from milpplan.groups.strategies import SwitchTimes
 from milpplan.groups.workload import Workload
-from milpplan.lengths.baselines import Degrees, baseline_steps, bucketed_step
+from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_step
-from milpplan.lengths.several import GAP_SHARE, Several, Step
-from milpplan.lengths.switches import NEVER_NS
+from milpplan.lengths.several import Several, Step
+from milpplan.lengths.statics import Statics
 from milpplan.lengths.tables import Load
 from milpplan.lengths.team_steps import BestTeams, best_teams, team_groups
 from milpplan.lengths.teams import TeamStep
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Shares of the time for the static step: where others follow, and where none do (its last packing may take
-# longer); the least time of its programs.
-_STATIC_SHARE, _ALONE_SHARE, _LEAST_S = 0.3, 0.85, 2.0
-# Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
-# by this part, which is more than that gains.
-_MOST_POLISHED, _HOPELESS = 3, 0.01
-# Degrees side by side may take this share of the time; the baselines' programs this one once more.
+# Shares of the time: for static steps, where others follow, where none do, and in the end; for degrees side by
+# side; of the baselines' programs, once more.
+_STATIC_SHARE, _ALONE_SHARE, _LAST_SHARE = 0.3, 0.65, 0.25
 _TEAMS_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
 
@@ -56,15 +51,16 @@ def solve_lengths(
     baselines: bool = False,
     hotspa: Sequence[Degrees] = (),
     rules: SequenceRules = PACKED,
-    side_by_side: bool = False,
+    side_by_side: bool | None = None,
 ) -> LengthsResult:
     """The best step for the sequences of a workload (lengths in multiples of ``alignment``).
 
     ``problem`` gives model, cluster, formats and space; its sequence length and batch mean nothing here. At most
     ``max_strategies`` take turns; ``time_limit_s`` is soft. ``rules``: how sequences are attended to and put
     together. With ``baselines`` the result has what others' rules make of the same (in a third of the time more);
-    with ``hotspa``, (dp, tp, pp) of a strategy for every bucket, the longest first, HotSPa's with these, too. With
-    ``side_by_side`` context parallelism of several degrees on different GPUs at once is in the space (``teams``).
+    with ``hotspa``, (dp, tp, pp) of a strategy for every bucket, the longest first, HotSPa's with these, too.
+    ``side_by_side``: whether context parallelism of several degrees on different GPUs at once is in the space
+    (``teams``); None: unless sequences are padded.
 
     Raises:
         InfeasibleError: no strategy holds the longest sequence.
@@ -72,21 +68,30 @@ def solve_lengths(
     """
     start, cpu_start = time.perf_counter(), time.process_time()
     check_step(problem, workload, alignment, max_strategies)
-    check_rules(problem, rules, baselines, side_by_side)
+    check_rules(problem, rules, baselines, bool(side_by_side))
     load = Load(workload.lengths, workload.counts, alignment, rules)
     pool = Pool.of(grain_problem(problem, alignment), load)
-    share = _STATIC_SHARE if max_strategies > 1 else _ALONE_SHARE - (_TEAMS_SHARE if side_by_side else 0.0)
-    static, static_bound_ns = best_static(pool, gap, share * time_limit_s, backend)
-    search = Several(pool, static, gap, backend)
+    statics = Statics(pool, gap, backend, start + time_limit_s)
     teams = None
-    if side_by_side:
-        teams = best_teams(pool, static.time_ns, gap, time.perf_counter() + _TEAMS_SHARE * time_limit_s)
-        search.best = teams.step or static
+    if side_by_side or (side_by_side is None and not rules.padded):
+        below_ns = float("inf") if statics.best is None else statics.best.time_ns
+        teams = best_teams(pool, below_ns, gap, time.perf_counter() + _TEAMS_SHARE * time_limit_s)
+    below_ns = float("inf") if teams is None or teams.step is None else teams.step.time_ns
+    share = _STATIC_SHARE if max_strategies > 1 else _ALONE_SHARE
+    static = statics.run(below_ns, time.perf_counter() + share * time_limit_s)
+    search = Several(pool, static, gap, backend)
+    if teams is not None and teams.step is not None and teams.step.time_ns < static.time_ns:
+        search.best = teams.step
     if max_strategies > 1:
-        search.run(max_strategies, start + time_limit_s)
+        # Where static steps are open, sets cannot close the gap: packing is what may.
+        open_ = statics.bound_ns < search.target_ns
+        search.run(max_strategies, start + (1.0 - (_LAST_SHARE if open_ else 0.0)) * time_limit_s)
+    if time.perf_counter() < start + time_limit_s:
+        static = statics.run(float("inf"), start + time_limit_s)
+        search.best = min(search.best, static, key=lambda one: one.time_ns)
     seconds = _BASELINES_SHARE * time_limit_s
     compared = baseline_steps(pool, search.switches, seconds, backend, hotspa) if baselines else ()
-    return _result(search, static, static_bound_ns, compared, (start, cpu_start), teams)
+    return _result(search, static, statics.bound_ns, compared, (start, cpu_start), teams)
 
 
 def _result(
@@ -132,121 +137,6 @@ def _result(
         rules=pool.load.rules,
         side_by_side=None if teams is None else teams.record(),
     )
-
-
-def best_static(pool: Pool, gap: float, time_limit_s: float, backend: str) -> tuple[Step, int]:
-    """The best step of one strategy, exactly timed, and the proved bound of all of them in ns."""
-    number, deadline = len(pool.members), time.perf_counter() + time_limit_s
-    best: Step | None = None
-    packed: dict[int, Packed] = {}
-    # One stage packs in milliseconds: what pipelines have to beat, before more is proved of them.
-    least = {member: pool.least_ns(member, beside=False) for member in range(number)}
-    for member in sorted(range(number), key=lambda one: least[one]):
-        if pool.num_stages(member) == 1:
-            best = _shorter(pool, member, best, packed)
-    best = _bucketed(pool, best, deadline)
-    # The least bound first: proved better, packed, proved better still.
-    steps = {member: 0 for member in range(number) if pool.num_stages(member) > 1}
-    while steps:
-        member = min(steps, key=lambda one: least[one])
-        late = best is not None and time.perf_counter() > deadline
-        if late or (best is not None and least[member] >= best.time_ns * (1.0 - gap * GAP_SHARE)):
-            break
-        if not np.isfinite(least[member]) or steps[member] == 4:
-            del steps[member]
-            continue
-        if steps[member] == 1:
-            best = _shorter(pool, member, best, packed)
-        elif steps[member] == 3 and best is not None:
-            once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
-            pool.lengthened(member, best.time_ns - once_ns)
-        else:
-            pool.loads(member, beside=False, exact=steps[member] == 2)
-        least[member] = pool.least_ns(member, beside=False)
-        steps[member] += 1
-    best = _polished(pool, best, packed, min(least.values()) / (1.0 - gap), deadline)
-    if best is None:
-        raise InfeasibleError(
-            f"No packing of {pool.load.counts.sum()} sequences was found under {number} strategies.",
-            "Expected one at least.",
-            "Use more GPUs, or cut sequences.",
-        )
-    open_ = [
-        member
-        for member in range(number)
-        if pool.num_stages(member) == 1 and least[member] < best.time_ns * (1.0 - gap * GAP_SHARE)
-    ]
-    if open_:
-        left_s = max(_LEAST_S, deadline - time.perf_counter())
-        least |= _proved_in_integers(pool, open_, least, gap, left_s, backend)
-    return best, min(int(min(least.values())), best.time_ns)
-
-
-def _proved_in_integers(
-    pool: Pool, members: list[int], least: dict[int, float], gap: float, time_limit_s: float, backend: str
-) -> dict[int, float]:
-    """Bounds of strategies of one stage, raised by the programs of ``groups``."""
-    number = len(members)
-    # Nothing is switched: the home is the strategy itself.
-    switches = np.full((number, number), NEVER_NS, np.int64)
-    np.fill_diagonal(switches, 0)
-    problem = GroupedProblem(
-        pool.load.lengths,
-        pool.load.counts,
-        tuple(pool.strategy(member, beside=False) for member in members),
-        SwitchTimes(switches, switches),
-        max_strategies=1,
-        finish_ns=tuple(pool.finish_ns(member) for member in members),
-    )
-    found = solve_groups(problem, backend, gap * GAP_SHARE, time_limit_s)
-    proved = {members[record.used[0]]: record.bound_ns for record in found.sets}
-    return {member: max(least[member], proved.get(member, 0)) for member in members}
-
-
-def _shorter(pool: Pool, member: int, best: Step | None, known: dict[int, Packed]) -> Step | None:
-    """The step of one strategy, if its least time leaves room and its exact time is shorter than the best."""
-    least_ns = pool.least_ns(member, beside=False)
-    if not np.isfinite(least_ns) or (best is not None and least_ns >= best.time_ns):
-        return best
-    packed = pool.packed(member, pool.load.counts, pool.grains(member, beside=False))
-    if packed is None:
-        return best
-    known[member] = packed
-    step = _alone(pool, member, packed)
-    return step if best is None or step.time_ns < best.time_ns else best
-
-
-def _polished(
-    pool: Pool, best: Step | None, known: dict[int, Packed], enough_ns: float, deadline: float
-) -> Step | None:
-    """The best step after its strategy and the next best are packed with more care, and the best of these with
-    most, until it is short enough."""
-    steps = sorted((_alone(pool, *one) for one in known.items()), key=lambda one: one.time_ns)[:_MOST_POLISHED]
-    for turn in range(len(steps) + 1):
-        if best is None or best.time_ns <= enough_ns or time.perf_counter() > deadline:
-            break
-        most = turn == len(steps)
-        home = best.home if most else steps[turn].home
-        if home in known and (most or steps[turn].time_ns <= best.time_ns * (1.0 + _HOPELESS)):
-            packed = pool.polished(home, known[home], pool.grains(home, beside=False), most=most)
-            best = min(best, _alone(pool, home, packed), key=lambda one: one.time_ns)
-    return best
-
-
-def _alone(pool: Pool, member: int, packed: Packed) -> Step:
-    """The step of one strategy."""
-    total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
-    return Step(member, (member,), {member: packed}, total)
-
-
-def _bucketed(pool: Pool, best: Step | None, deadline: float) -> Step | None:
-    """The step of plain buckets under one strategy, if it is shorter than the best: pipelines, too, for little."""
-    if pool.load.rules.padded:
-        return best
-    found = bucketed_step(pool, float("inf") if best is None else best.time_ns, deadline)
-    if found is None:
-        return best
-    return _alone(pool, *found)
 
 
 def _group(pool: Pool, step: Step, member: int) -> LengthGroup:

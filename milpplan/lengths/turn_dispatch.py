@@ -111,7 +111,7 @@ class TurnDispatcher:
             raise InvalidInputError(
                 f"The step has {'degrees side by side' if result.is_side_by_side else 'padded micro-batches'}.",
                 "Expected strategies that take turns, packed.",
-                "Use TeamDispatcher for degrees side by side, or solve without side_by_side and padding.",
+                "Use TeamDispatcher for degrees side by side, or solve with side_by_side=False and packed.",
             )
         self.alignment = result.alignment
         self.pool = _pool(problem, result)

@@ -37,7 +37,9 @@ def test_jobs_have_every_size_that_is_claimed() -> None:
 def test_tables_of_one_run_agree() -> None:
     """All three tables name the job and its best static step, and no step is below the bound of its space."""
     one = solved(Case("llama2-7b", "dgx-h100", 8, 8192, Wikipedia(12)), 0.5)
-    assert one.lower_bound_s <= one.best.step_time_s <= one.turns_s <= one.turns.static.step_time_s
+    assert one.whole.lower_bound_s <= one.turns.lower_bound_s <= one.turns.step_time_s <= one.static.step_time_s
+    assert one.whole.lower_bound_s <= one.whole.step_time_s <= one.whole.static.step_time_s
+    assert {step.rule for step in one.others} == {"bucketing", "HotSPa", "FlexSP"}
     for table in tables([one]).values():
         cells = table.splitlines()[2].split(" | ")
         assert cells[0] == "| llama2-7b, 8 x dgx-h100"

@@ -149,7 +149,7 @@ def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(nu
 def solved() -> LengthsResult:
     """The small problem with degrees side by side."""
     problem = small_problem(memory_gib=40, space=FLAT)
-    return solve_lengths(problem, steps_of(), GRAIN, 1, 0.01, 10.0, "highs", side_by_side=True)
+    return solve_lengths(problem, steps_of(), GRAIN, 1, 0.01, 10.0, "highs")
 
 
 def test_results_say_who_runs_what_when() -> None:
@@ -185,7 +185,8 @@ def test_degrees_side_by_side_are_one_space_with_the_rest() -> None:
     """The step is no longer than the best of one strategy, which stays as it is without them; the bound is below
     both, and below FlexSP's rounds, which are such steps."""
     result = solved()
-    plain = solve_lengths(small_problem(memory_gib=40, space=FLAT), steps_of(), GRAIN, 1, 0.01, 10.0, "highs")
+    problem = small_problem(memory_gib=40, space=FLAT)
+    plain = solve_lengths(problem, steps_of(), GRAIN, 1, 0.01, 10.0, "highs", side_by_side=False)
     assert plain.side_by_side is None
     assert "side_by_side" not in plain.to_dict()
     assert result.static.step_time_s == plain.static.step_time_s
@@ -202,7 +203,7 @@ def test_degrees_side_by_side_are_one_space_with_the_rest() -> None:
 def test_what_has_no_two_degrees_stays_as_it_is() -> None:
     """With one degree only there is no family; padded sequences are refused."""
     problem = small_problem(memory_gib=40, space={"cp": (2,), **FLAT})
-    result = solve_lengths(problem, steps_of(), GRAIN, 1, 0.05, 5.0, "highs", side_by_side=True)
+    result = solve_lengths(problem, steps_of(), GRAIN, 1, 0.05, 5.0, "highs")
     assert result.side_by_side is not None
     assert result.side_by_side.num_families == 0
     assert result.side_by_side.lower_bound_s is None

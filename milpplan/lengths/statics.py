@@ -1,0 +1,189 @@
+"""The best step of one strategy for all sequences, and what no such step undercuts.
+
+Every strategy has its own memory to itself. Those of one stage are packed at once; pipelines have more proved of
+them, are packed, and have more proved of them still, always the one with the least bound next: that one is the
+bound of all. The shortest are packed again with more care.
+
+What other steps take may make most of this needless: nothing is proved of strategies that cannot be shorter than
+``below_ns``. Later there may be time for the rest, so work is taken up where it was left.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from milpplan.errors import InfeasibleError
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.search import solve_groups
+from milpplan.groups.strategies import SwitchTimes
+from milpplan.lengths.baselines import bucketed_step
+from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.several import GAP_SHARE, Step
+from milpplan.lengths.switches import NEVER_NS
+
+# The least time of integer programs.
+_LEAST_S = 2.0
+# Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
+# by this part, which is more than that gains.
+_MOST_POLISHED, _HOPELESS = 3, 0.01
+# Ways to know more of a pipeline.
+_WAYS = 4
+
+
+class Statics:
+    """Steps of one strategy: the ``best`` one, and the least time of each strategy in ns, ``least``."""
+
+    def __init__(self, pool: Pool, gap: float, backend: str, deadline: float) -> None:
+        """Strategies of one stage and plain buckets are packed: milliseconds each, and what all have to beat.
+
+        ``gap`` of the answer; the ``deadline`` is one of ``perf_counter``.
+        """
+        self.pool, self.gap, self.backend = pool, gap, backend
+        self.best: Step | None = None
+        self.packed: dict[int, Packed] = {}
+        members = range(len(pool.members))
+        self.least = {member: pool.least_ns(member, beside=False) for member in members}
+        self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
+        self.in_integers: set[int] = set()
+        self.polished: dict[int, int] = {}
+        for member in sorted(members, key=lambda one: self.least[one]):
+            if pool.num_stages(member) == 1:
+                self._pack(member)
+        self._bucket(deadline)
+
+    @property
+    def bound_ns(self) -> int:
+        """No step of one strategy takes less."""
+        least = int(min(self.least.values()))
+        return least if self.best is None else min(least, self.best.time_ns)
+
+    def run(self, below_ns: float, deadline: float) -> Step:
+        """Shorten and prove all that may be shorter than ``below_ns``, until the ``deadline``.
+
+        Raises:
+            InfeasibleError: no strategy was packed.
+        """
+        self._pipelines(below_ns, deadline)
+        best, number = self.best, len(self.least)
+        if best is None:
+            raise InfeasibleError(
+                f"No packing of {self.pool.load.counts.sum()} sequences was found under {number} strategies.",
+                "Expected one at least.",
+                "Use more GPUs, or cut sequences.",
+            )
+        if best.time_ns <= below_ns * (1.0 + _HOPELESS):
+            best = self._polish(best, deadline)
+        self._prove_in_integers(min(best.time_ns, below_ns), deadline)
+        return best
+
+    def _enough_ns(self, below_ns: float) -> float:
+        """A strategy with a bound of at least this needs nothing more."""
+        time_ns = below_ns if self.best is None else min(below_ns, self.best.time_ns)
+        return time_ns * (1.0 - self.gap * GAP_SHARE)
+
+    def _pipelines(self, below_ns: float, deadline: float) -> None:
+        """The least bound first: proved better, packed, proved better still."""
+        pool, left = self.pool, self.left
+        while left:
+            member = min(left, key=lambda one: self.least[one])
+            late = self.best is not None and time.perf_counter() > deadline
+            if late or self.least[member] >= self._enough_ns(below_ns):
+                break
+            if not np.isfinite(self.least[member]) or left[member] == _WAYS:
+                del left[member]
+                continue
+            if left[member] == 1:
+                self._pack(member)
+            elif left[member] == 3 and self.best is not None:
+                once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
+                pool.lengthened(member, self.best.time_ns - once_ns)
+            else:
+                pool.loads(member, beside=False, exact=left[member] == 2)
+            self.least[member] = pool.least_ns(member, beside=False)
+            left[member] += 1
+
+    def _pack(self, member: int) -> None:
+        """The step of one strategy, if its least time leaves room."""
+        least_ns = self.pool.least_ns(member, beside=False)
+        if not np.isfinite(least_ns) or (self.best is not None and least_ns >= self.best.time_ns):
+            return
+        packed = self.pool.packed(member, self.pool.load.counts, self.pool.grains(member, beside=False))
+        if packed is not None:
+            self.packed[member] = packed
+            self._take(member, packed)
+
+    def _bucket(self, deadline: float) -> None:
+        """The step of plain buckets under one strategy, if it is shorter: pipelines, too, for little."""
+        if not self.pool.load.rules.padded:
+            found = bucketed_step(self.pool, float("inf") if self.best is None else self.best.time_ns, deadline)
+            if found is not None:
+                self._take(*found)
+
+    def _take(self, member: int, packed: Packed) -> None:
+        """The step of one strategy, if it is the shortest."""
+        step = self._alone(member, packed)
+        if self.best is None or step.time_ns < self.best.time_ns:
+            self.best = step
+
+    def _alone(self, member: int, packed: Packed) -> Step:
+        total = packed.time_ns + self.pool.reduce_ns(member) + self.pool.finish_ns(member)
+        return Step(member, (member,), {member: packed}, total)
+
+    def _polish(self, best: Step, deadline: float) -> Step:
+        """The strategy of the best step and the next best packed with more care, and the best of these with most
+        as long as that gains, until it is short enough."""
+        steps = sorted((self._alone(*one) for one in self.packed.items()), key=lambda one: one.time_ns)
+        for step in steps[:_MOST_POLISHED]:
+            if step.time_ns <= best.time_ns * (1.0 + _HOPELESS) and step.home not in self.polished:
+                best = self._shortened(step.home, best, deadline, most=False)
+        took_s = 0.0
+        while best.home in self.packed and self.polished.get(best.home) != best.time_ns:
+            begin, before = time.perf_counter(), best.time_ns
+            if begin + took_s > deadline:
+                break
+            best = self._shortened(best.home, best, deadline, most=True)
+            took_s = time.perf_counter() - begin
+            if best.time_ns == before:
+                break
+        return best
+
+    def _shortened(self, home: int, best: Step, deadline: float, *, most: bool) -> Step:
+        """The best step after one strategy is packed with more care, where there is reason and time."""
+        if self.bound_ns >= best.time_ns * (1.0 - self.gap) or time.perf_counter() > deadline:
+            return best
+        packed = self.pool.polished(home, self.packed[home], self.pool.grains(home, beside=False), most=most)
+        self.packed[home] = packed
+        self._take(home, packed)
+        # One that most care leaves as it was stays so.
+        self.polished[home] = self._alone(home, packed).time_ns if most else 0
+        assert self.best is not None
+        return self.best
+
+    def _prove_in_integers(self, below_ns: float, deadline: float) -> None:
+        """Bounds of strategies of one stage, raised by the programs of ``groups``."""
+        pool = self.pool
+        enough_ns = self._enough_ns(below_ns)
+        open_ = {member for member, least in self.least.items() if least < enough_ns} - self.in_integers
+        members = sorted(member for member in open_ if pool.num_stages(member) == 1)
+        if not members:
+            return
+        self.in_integers.update(members)
+        number = len(members)
+        # Nothing is switched: the home is the strategy itself.
+        switches = np.full((number, number), NEVER_NS, np.int64)
+        np.fill_diagonal(switches, 0)
+        problem = GroupedProblem(
+            pool.load.lengths,
+            pool.load.counts,
+            tuple(pool.strategy(member, beside=False) for member in members),
+            SwitchTimes(switches, switches),
+            max_strategies=1,
+            finish_ns=tuple(pool.finish_ns(member) for member in members),
+        )
+        left_s = max(_LEAST_S, deadline - time.perf_counter())
+        found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left_s)
+        for record in found.sets:
+            member = members[record.used[0]]
+            self.least[member] = max(self.least[member], record.bound_ns)
