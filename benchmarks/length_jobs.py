@@ -147,4 +147,7 @@ CASES = (
     Case("llama-33b", "dgx-a100-80", 64, 64 * K, LogNormalLaw(1.5)),
     Case("qwen3-32b", "dgx-h100", 32, 32 * K, Wikipedia()),
     Case("qwen3-32b", "dgx-h100", 64, 128 * K, ParetoTail(0.9)),
+    Case("llama2-7b", "dgx-a100-80", 16, 32 * K, Wikipedia(128)),
+    Case("llama2-13b", "dgx-h100", 32, 32 * K, Wikipedia(128)),
+    Case("llama-33b", "dgx-a100-80", 32, 32 * K, Wikipedia(128)),
 )
