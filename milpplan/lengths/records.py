@@ -172,7 +172,7 @@ class LengthsResult:
     the gradients, update, gather) ends the step. ``num_candidates`` strategies fit some sequence, ``num_sets``
     sets of several were not ruled out before switches were priced. ``baselines`` and ``side_by_side`` where they
     were asked for; where the step ``is_side_by_side`` its groups overlap, and ``side_by_side.turns`` has who runs
-    what when.
+    what when. ``interrupted``: by Ctrl-C, so step and bound are what was known by then.
     """
 
     status: Status
@@ -193,6 +193,7 @@ class LengthsResult:
     baselines: tuple[BaselineStep, ...] = ()
     rules: SequenceRules = PACKED
     side_by_side: SideBySide | None = None
+    interrupted: bool = False
 
     @property
     def is_side_by_side(self) -> bool:
@@ -211,9 +212,10 @@ class LengthsResult:
 
     @property
     def timeline(self) -> tuple[LengthEvent, ...]:
-        """What runs when, by the formula of ``groups.tours``; empty side by side, where ``turns`` say it."""
-        if self.is_side_by_side:
-            return ()
+        """What runs when, by the formula of ``groups.tours``; groups side by side overlap, and ``turns`` say
+        where."""
+        if self.side_by_side is not None and self.is_side_by_side:
+            return self._beside(self.side_by_side.turns)
         moves = {(one.source, one.target, one.what): one.time_s for one in self.switches}
         events: list[LengthEvent] = []
         now, before = 0.0, self.home
@@ -234,6 +236,19 @@ class LengthsResult:
         events.append(LengthEvent("finish", self.home, back, back + self.finish_s))
         return tuple(event for event in events if event.end_s > event.start_s)
 
+    def _beside(self, turns: tuple[TeamTurn, ...]) -> tuple[LengthEvent, ...]:
+        """Groups from the start of their first turn to the end of their last one; then one reduction."""
+        events = []
+        for name in self.order:
+            mine = [turn for turn in turns if turn.strategy == name]
+            starts, ends = min(turn.start_s for turn in mine), max(turn.end_s for turn in mine)
+            events.append(LengthEvent("group", name, starts, ends))
+        last = max(event.end_s for event in events)
+        reduced = last + sum(group.reduce_s for group in self.groups)
+        events.append(LengthEvent("reduce", self.home, last, reduced))
+        events.append(LengthEvent("finish", self.home, reduced, reduced + self.finish_s))
+        return tuple(event for event in events if event.end_s > event.start_s)
+
     @property
     def speedup(self) -> float:
         """The best static step over this one."""
@@ -243,6 +258,7 @@ class LengthsResult:
         """Plain data for JSON."""
         return {
             "status": self.status,
+            **({"interrupted": True} if self.interrupted else {}),
             "step_time_s": self.step_time_s,
             "lower_bound_s": self.lower_bound_s,
             "gap": self.gap,

@@ -83,12 +83,13 @@ class Left:
 class Several:
     """Steps of several strategies: the sets left, the switches between their strategies, the best step."""
 
-    def __init__(self, pool: Pool, static: Step, gap: float, backend: str) -> None:
+    def __init__(self, pool: Pool, best: Step | TeamStep, gap: float, backend: str) -> None:
         self.pool = pool
-        self.best: Step | TeamStep = static
+        self.best = best
         self.gap = gap
         self.backend = backend
         self.bound_ns = float("inf")
+        self.is_bounded = False
         self.num_sets = 0
         self.switches = Switches(pool)
         self.members = [m for m, one in enumerate(pool.members) if one.beside_grains]
@@ -105,9 +106,16 @@ class Several:
         """A set with a bound of at least this is closed."""
         return self.best.time_ns * (1.0 - self.gap)
 
+    def take(self, step: Step | TeamStep) -> None:
+        """A step found elsewhere, if it is shorter."""
+        if step.time_ns < self.best.time_ns:
+            self.best = step
+
     def run(self, max_strategies: int, deadline: float) -> None:
-        """Screen all sets, and learn more of what is left, the least bound first."""
-        if len(self.members) < 2:
+        """Screen all sets, and learn more of what is left, the least bound first; ``bound_ns`` is proved once it
+        ``is_bounded``, also where Ctrl-C raises."""
+        if len(self.members) < 2 or max_strategies < 2:
+            self.is_bounded = True
             return
         self.deadline = deadline
         kept = self.screened(max_strategies)
@@ -116,12 +124,20 @@ class Several:
         times = Counter(place for one in kept.left for place in one.used)
         self.common = {place for place, number in times.items() if number >= _COMMON * len(left)}
         self._first(left)
+        try:
+            self._narrow(left)
+        finally:
+            self.bound_ns = min([self.bound_ns, *(one.bound_ns for one in left)])
+            self.is_bounded = True
+
+    def _narrow(self, left: list[Left]) -> None:
+        """Learn more of the set with the least bound, until none is open; those that nothing more is known of
+        leave their bound."""
         heapq.heapify(left)
         polished = False
         while left:
             least = left[0]
-            if time.perf_counter() > deadline or least.bound_ns >= self.target_ns:
-                self.bound_ns = min(self.bound_ns, least.bound_ns)
+            if time.perf_counter() > self.deadline or least.bound_ns >= self.target_ns:
                 break
             if not polished and self._finer not in least.ways[1:]:
                 self._polish(least.bound_ns)

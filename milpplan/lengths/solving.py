@@ -66,52 +66,104 @@ def solve_lengths(
         InfeasibleError: no strategy holds the longest sequence.
         InvalidInputError: the problem, the workload or the numbers make no sense here.
     """
-    start, cpu_start = time.perf_counter(), time.process_time()
+    started = time.perf_counter(), time.process_time()
     check_step(problem, workload, alignment, max_strategies)
     check_rules(problem, rules, baselines, bool(side_by_side))
     load = Load(workload.lengths, workload.counts, alignment, rules)
     pool = Pool.of(grain_problem(problem, alignment), load)
-    statics = Statics(pool, gap, backend, start + time_limit_s)
-    teams = None
-    if side_by_side or (side_by_side is None and not rules.padded):
+    beside = not rules.padded if side_by_side is None else side_by_side
+    search = _Search(Statics(pool, gap, backend, started[0] + time_limit_s), max_strategies, beside)
+    interrupted = False
+    try:
+        search.run(started[0], time_limit_s)
+    except KeyboardInterrupt:
+        interrupted = True
+        search.close()
+    compared: tuple[BaselineStep, ...] = ()
+    if baselines and not interrupted:
+        compared = baseline_steps(pool, search.sets.switches, _BASELINES_SHARE * time_limit_s, backend, hotspa)
+    return _result(search, compared, started, interrupted)
+
+
+class _Search:
+    """All that is known of one step, and how more comes to be known."""
+
+    def __init__(self, statics: Statics, max_strategies: int, beside: bool) -> None:
+        self.statics, self.max_strategies, self.beside = statics, max_strategies, beside
+        self.pool, self.gap = statics.pool, statics.gap
+        self.teams: BestTeams | None = None
+        self.several: Several | None = None
+
+    @property
+    def sets(self) -> Several:
+        """The sets, and the best step of all; there is one.
+
+        Raises:
+            KeyboardInterrupt: there is none, because the search was interrupted.
+        """
+        if self.several is None:
+            raise KeyboardInterrupt
+        return self.several
+
+    @property
+    def bound_ns(self) -> float:
+        """No step of the space takes less."""
+        found = [self.statics.bound_ns, self.sets.bound_ns, self.teams.bound_ns if self.teams else np.inf]
+        return float(min(found))
+
+    def run(self, begin: float, time_limit_s: float) -> None:
+        """Whatever may be shorter, for so long from ``begin``; the time is divided among the ways."""
+        statics, deadline = self.statics, begin + time_limit_s
+        self._take(statics.best)
         below_ns = float("inf") if statics.best is None else statics.best.time_ns
-        teams = best_teams(pool, below_ns, gap, time.perf_counter() + _TEAMS_SHARE * time_limit_s)
-    below_ns = float("inf") if teams is None or teams.step is None else teams.step.time_ns
-    share = _STATIC_SHARE if max_strategies > 1 else _ALONE_SHARE
-    static = statics.run(below_ns, time.perf_counter() + share * time_limit_s)
-    search = Several(pool, static, gap, backend)
-    if teams is not None and teams.step is not None and teams.step.time_ns < static.time_ns:
-        search.best = teams.step
-    if max_strategies > 1:
+        if self.beside:
+            teams_end = time.perf_counter() + _TEAMS_SHARE * time_limit_s
+            self.teams = best_teams(self.pool, below_ns, self.gap, teams_end)
+            self._take(self.teams.step)
+        below_ns = float("inf") if self.teams is None or self.teams.step is None else self.teams.step.time_ns
+        share = _STATIC_SHARE if self.max_strategies > 1 else _ALONE_SHARE
+        self._take(statics.run(below_ns, time.perf_counter() + share * time_limit_s))
         # Where static steps are open, sets cannot close the gap: packing is what may.
-        open_ = statics.bound_ns < search.target_ns
-        search.run(max_strategies, start + (1.0 - (_LAST_SHARE if open_ else 0.0)) * time_limit_s)
-    if time.perf_counter() < start + time_limit_s:
-        static = statics.run(float("inf"), start + time_limit_s)
-        search.best = min(search.best, static, key=lambda one: one.time_ns)
-    seconds = _BASELINES_SHARE * time_limit_s
-    compared = baseline_steps(pool, search.switches, seconds, backend, hotspa) if baselines else ()
-    return _result(search, static, statics.bound_ns, compared, (start, cpu_start), teams)
+        open_ = statics.bound_ns < self.sets.target_ns
+        self.sets.run(self.max_strategies, deadline - (_LAST_SHARE * time_limit_s if open_ else 0.0))
+        if time.perf_counter() < deadline:
+            self._take(statics.run(float("inf"), deadline))
+
+    def close(self) -> None:
+        """Interrupted: bounds that are cheap of whatever has none.
+
+        Raises:
+            KeyboardInterrupt: there is no step.
+        """
+        self._take(self.statics.best)
+        if self.beside and self.teams is None:
+            self.teams = best_teams(self.pool, 0.0, self.gap, 0.0)
+        if not self.sets.is_bounded:
+            self.sets.run(self.max_strategies, 0.0)
+
+    def _take(self, step: Step | TeamStep | None) -> None:
+        """A step that was found, if it is the shortest."""
+        if step is not None and self.several is None:
+            self.several = Several(self.pool, step, self.gap, self.statics.backend)
+        elif step is not None:
+            self.sets.take(step)
 
 
 def _result(
-    search: Several,
-    static: Step,
-    static_bound_ns: int,
-    baselines: tuple[BaselineStep, ...],
-    started: tuple[float, float],
-    teams: BestTeams | None,
+    search: _Search, baselines: tuple[BaselineStep, ...], started: tuple[float, float], interrupted: bool
 ) -> LengthsResult:
     """Everything that is known; ``started``: wall clock and CPU time at the beginning."""
-    pool, best = search.pool, search.best
-    bound_ns = min(static_bound_ns, search.bound_ns, best.time_ns, *([teams.bound_ns] if teams else []))
+    pool, best, static = search.pool, search.sets.best, search.statics.best
+    if static is None:
+        raise KeyboardInterrupt
+    bound_ns = min(search.bound_ns, best.time_ns)
     reached = best.time_ns - bound_ns <= search.gap * best.time_ns
     names = [one.candidate.name for one in pool.members]
     if isinstance(best, TeamStep):
         home, groups, switches = best.order[-1], team_groups(best), []
     else:
         home, groups = best.home, tuple(_group(pool, best, member) for member in best.order)
-        switches = search.switches.of_step(home, best.order)
+        switches = search.sets.switches.of_step(home, best.order)
     return LengthsResult(
         status="optimal" if reached else "feasible",
         step_time_s=best.time_ns / NS_PER_S,
@@ -124,18 +176,19 @@ def _result(
             names[static.home],
             pool.members[static.home].candidate.plan,
             static.time_ns / NS_PER_S,
-            static_bound_ns / NS_PER_S,
+            search.statics.bound_ns / NS_PER_S,
         ),
         num_sequences=int(pool.load.counts.sum()),
         num_tokens=int(pool.load.counts @ pool.load.lengths),
         alignment=pool.load.grain,
         num_candidates=len(pool.members),
-        num_sets=search.num_sets,
+        num_sets=search.sets.num_sets,
         cpu_time_s=time.process_time() - started[1],
         wall_time_s=time.perf_counter() - started[0],
         baselines=baselines,
         rules=pool.load.rules,
-        side_by_side=None if teams is None else teams.record(),
+        side_by_side=None if search.teams is None else search.teams.record(),
+        interrupted=interrupted,
     )
 
 

@@ -97,6 +97,7 @@ class LengthsFile(Record):
     schema_version: Literal[1]
     milpplan_version: str
     status: Literal["optimal", "feasible"]
+    interrupted: bool = False
     step_time_s: PositiveFloat
     lower_bound_s: NonNegativeFloat
     gap: Share

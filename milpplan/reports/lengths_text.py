@@ -30,6 +30,8 @@ def lengths_tables(result: LengthsResult) -> RenderableType:
 
 def _parts(result: LengthsResult) -> Iterator[RenderableType]:
     static = result.static
+    if result.interrupted:
+        yield Text("Interrupted: the best step so far.")
     yield Text(
         f"Step {seconds_text(result.step_time_s)}, proved at least {seconds_text(result.lower_bound_s)} "
         f"(gap {gap_text(result.gap)}): {result.num_sequences:,} sequences, {result.num_tokens:,} tokens "

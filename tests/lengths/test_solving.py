@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import pkgutil
 import time
 from collections import Counter
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +25,43 @@ from tests.small import small_problem
 
 @cache
 def solved() -> LengthsResult:
-    """Short sequences and two long ones, where one strategy is dear."""
-    return solve_lengths(small_problem(memory_gib=40), workload(), GRAIN, 2, 0.02, 20.0, "highs")
+    """Short sequences and two long ones, where one strategy is dear; in turn."""
+    problem = small_problem(memory_gib=40)
+    return solve_lengths(problem, workload(), GRAIN, 2, 0.02, 20.0, "highs", side_by_side=False)
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "milpplan.lengths.solving.best_teams",
+        "milpplan.lengths.statics.Statics.run",
+        "milpplan.lengths.several.Several.screened",
+        "milpplan.lengths.several.Several._price",
+        "milpplan.lengths.several.Several._open",
+    ],
+)
+def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Wherever it is heard, the first time that something is called: a step of all sequences, and a bound that no
+    known step is below."""
+    module, name = when.rsplit(".", 1)
+    owner = pkgutil.resolve_name(module)
+    usual, heard = getattr(owner, name), []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if not heard:
+            heard.append(name)
+            raise KeyboardInterrupt
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    problem, beside = small_problem(memory_gib=40), name == "best_teams"
+    result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 4.0, "highs", side_by_side=beside)
+    assert heard
+    assert result.interrupted
+    assert result.to_dict()["interrupted"]
+    assert result.lower_bound_s <= solved().step_time_s
+    assert result.lower_bound_s <= result.step_time_s <= 1.2 * solved().step_time_s
+    assert sum(count for group in result.groups for _, count in group.buckets) == result.num_sequences
 
 
 def test_every_sequence_runs_once_within_its_micro_batch() -> None:

@@ -172,6 +172,8 @@ def test_results_say_who_runs_what_when() -> None:
     last = max(turn.end_s for turn in turns)
     assert result.step_time_s == pytest.approx(last + reduce_s + result.finish_s, rel=1e-9)
     assert Counter(turn.strategy for turn in turns).keys() == set(result.order)
+    assert {event.strategy for event in result.timeline if event.kind == "group"} == set(result.order)
+    assert max(event.end_s for event in result.timeline) == pytest.approx(result.step_time_s, rel=1e-9)
     for group in result.groups:
         mine = Counter(length for replica in group.micro_batches for one in replica for length in one)
         assert mine == dict(group.buckets)
