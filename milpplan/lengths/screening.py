@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -47,6 +47,22 @@ class OpenSet:
 
     bound_ns: float
     used: tuple[int, ...]
+
+
+@dataclass(order=True, slots=True)
+class Left:
+    """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
+    what its cheapest order adds to that, and what is left to do."""
+
+    bound_ns: float
+    number: int
+    screened: OpenSet = field(compare=False)
+    order_ns: float = field(compare=False, default=0.0)
+    ways: list[Callable[[Left], None]] = field(compare=False, default_factory=list)
+
+    def raise_to(self, bound_ns: float) -> None:
+        """Take over a bound if it is higher."""
+        self.bound_ns = max(self.bound_ns, bound_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -35,13 +35,13 @@ from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
 from milpplan.lengths.pool import Packed, Pool
-from milpplan.lengths.screening import Bounded, OpenSet, Screened, best_shares, branched, screened, split
+from milpplan.lengths.screening import Bounded, Left, OpenSet, Screened, best_shares, branched, screened, split
+from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.teams import TeamStep
 from milpplan.lengths.work import DEEP, Loads, LongClass, WorkBounds
 
-# A set's tables are searched to this part of the gap, for this part of the time left or so long.
-GAP_SHARE = 0.5
+# A set's tables are searched for this part of the time left or so long.
 _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
 # Ends of the intervals of a pipeline's load that are bounded one by one; and those of one set.
 _INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
@@ -52,32 +52,6 @@ _FIRST_OPENED = 6
 _MOST_POLISHED, _LOSS = 2, 0.002
 # Share of the sets that a strategy is in to have more proved of it before others have.
 _COMMON = 0.15
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """A step at its exact time: members of the pool with their sequences, in order, and the home."""
-
-    home: int
-    order: tuple[int, ...]
-    packed: dict[int, Packed]
-    time_ns: int
-
-
-@dataclass(order=True, slots=True)
-class Left:
-    """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
-    what its cheapest order adds to that, and what is left to do."""
-
-    bound_ns: float
-    number: int
-    screened: OpenSet = field(compare=False)
-    order_ns: float = field(compare=False, default=0.0)
-    ways: list[Callable[[Left], None]] = field(compare=False, default_factory=list)
-
-    def raise_to(self, bound_ns: float) -> None:
-        """Take over a bound if it is higher."""
-        self.bound_ns = max(self.bound_ns, bound_ns)
 
 
 class Several:

@@ -25,8 +25,9 @@ from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_step
-from milpplan.lengths.several import Several, Step
+from milpplan.lengths.several import Several
 from milpplan.lengths.statics import Statics
+from milpplan.lengths.steps import Step
 from milpplan.lengths.tables import Load
 from milpplan.lengths.team_steps import BestTeams, best_teams, team_groups
 from milpplan.lengths.teams import TeamStep

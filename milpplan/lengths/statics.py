@@ -20,7 +20,8 @@ from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.baselines import bucketed_step
 from milpplan.lengths.pool import Packed, Pool
-from milpplan.lengths.several import GAP_SHARE, Step
+from milpplan.lengths.shaping import shaped
+from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import NEVER_NS
 
 # The least time of integer programs.
@@ -28,6 +29,8 @@ _LEAST_S = 2.0
 # Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
 # by this part, which is more than that gains.
 _MOST_POLISHED, _HOPELESS = 3, 0.01
+# How many times as long most care takes as more care, at most.
+_MOST_TIMES = 3.0
 # Ways to know more of a pipeline.
 _WAYS = 4
 
@@ -48,6 +51,8 @@ class Statics:
         self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.in_integers: set[int] = set()
         self.polished: dict[int, int] = {}
+        # Seconds of the last packing with more care.
+        self.took_s = 0.0
         for member in sorted(members, key=lambda one: self.least[one]):
             if pool.num_stages(member) == 1:
                 self._pack(member)
@@ -138,13 +143,9 @@ class Statics:
         for step in steps[:_MOST_POLISHED]:
             if step.time_ns <= best.time_ns * (1.0 + _HOPELESS) and step.home not in self.polished:
                 best = self._shortened(step.home, best, deadline, most=False)
-        took_s = 0.0
         while best.home in self.packed and self.polished.get(best.home) != best.time_ns:
-            begin, before = time.perf_counter(), best.time_ns
-            if begin + took_s > deadline:
-                break
-            best = self._shortened(best.home, best, deadline, most=True)
-            took_s = time.perf_counter() - begin
+            before = best.time_ns
+            best = self._shortened(best.home, best, deadline - _MOST_TIMES * self.took_s, most=True)
             if best.time_ns == before:
                 break
         return best
@@ -153,13 +154,27 @@ class Statics:
         """The best step after one strategy is packed with more care, where there is reason and time."""
         if self.bound_ns >= best.time_ns * (1.0 - self.gap) or time.perf_counter() > deadline:
             return best
-        packed = self.pool.polished(home, self.packed[home], self.pool.grains(home, beside=False), most=most)
+        begin, grains = time.perf_counter(), self.pool.grains(home, beside=False)
+        start = self.packed[home] if most else self._shaped(home)
+        packed = min(self.packed[home], self.pool.polished(home, start, grains, most=most), key=_time_ns)
         self.packed[home] = packed
         self._take(home, packed)
+        self.took_s = (time.perf_counter() - begin) / (_MOST_TIMES if most else 1.0)
         # One that most care leaves as it was stays so.
         self.polished[home] = self._alone(home, packed).time_ns if most else 0
         assert self.best is not None
         return self.best
+
+    def _shaped(self, home: int) -> Packed:
+        """Where improving a pipeline's packing begins: by the shape of its best real loads, if that is not much
+        longer than the packing there is."""
+        pool, packed = self.pool, self.packed[home]
+        if pool.num_stages(home) == 1 or pool.load.rules.padded:
+            return packed
+        grains = pool.grains(home, beside=False)
+        replicas = shaped(pool.loads(home, beside=False, exact=True), pool.load, grains)
+        found = packed if replicas is None else pool.timed(home, replicas, grains)
+        return found if found.time_ns <= packed.time_ns * (1.0 + _HOPELESS) else packed
 
     def _prove_in_integers(self, below_ns: float, deadline: float) -> None:
         """Bounds of strategies of one stage, raised by the programs of ``groups``."""
@@ -187,3 +202,7 @@ class Statics:
         for record in found.sets:
             member = members[record.used[0]]
             self.least[member] = max(self.least[member], record.bound_ns)
+
+
+def _time_ns(packed: Packed) -> int:
+    return packed.time_ns

@@ -53,6 +53,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -159,10 +160,31 @@ class Mixture:
 
 def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: float, least: float = 0.0) -> Mixture:
     """The mixture that proves most of a ``load`` in a window, ``least`` of it in the one that this is around."""
+    graph = _Graph.of(num_stages, window)
+    answer = _program(stages, graph, window, load, least)
+    arcs = len(graph.tails)
+    duals = -np.asarray(answer.ineqlin.marginals)[:arcs] if answer.status == 0 else np.ones(arcs)
+    return graph.mixture(np.maximum(duals, 0.0), window)
+
+
+def best_loads(
+    stages: StageLoads, num_stages: int, window: Window, load: float, least: float = 0.0
+) -> tuple[float, FloatArray] | None:
+    """The least time of a ``load`` in real parts, ``least`` of it in the micro-batch that the window is around,
+    and these parts, [v] ns; none where they do not fit. For packing: it is no bound."""
+    answer = _program(stages, _Graph.of(num_stages, window), window, load, least)
+    if answer.status != 0:
+        return None
+    parts = np.asarray(answer.x)[-window.number * len(stages.kinds) :]
+    return float(answer.fun) * load, parts.reshape(-1, window.number).sum(axis=0) * load
+
+
+def _program(stages: StageLoads, graph: _Graph, window: Window, load: float, least: float) -> Any:
+    """The linear program of the module, solved; its first rows are the graph's arcs."""
     import scipy.sparse as sparse
     from scipy.optimize import linprog
 
-    graph, number = _Graph.of(num_stages, window), window.number
+    number = window.number
     there = np.zeros(number)
     there[slice(*window.there)] = 1.0
     kinds = stages.kinds
@@ -194,9 +216,7 @@ def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: floa
     caps[window.merged] = 1.0
     sides = np.concatenate([-(lags + constants[graph.heads]) / load, caps, [-share]])
     total = np.concatenate([np.zeros(nodes), np.ones(number * len(kinds))])[None]
-    answer = linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=(0.0, None), method="highs")
-    duals = -np.asarray(answer.ineqlin.marginals)[:arcs] if answer.status == 0 else np.ones(arcs)
-    return graph.mixture(np.maximum(duals, 0.0), window)
+    return linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=(0.0, None), method="highs")
 
 
 def path_bound(

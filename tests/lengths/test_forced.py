@@ -12,7 +12,8 @@ from milpplan.lengths.forced_pipelines import forced_pipeline_bounds
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.screening import branched
-from milpplan.lengths.several import Several, Step
+from milpplan.lengths.several import Several
+from milpplan.lengths.steps import Step
 from tests.lengths.cases import pool_of, workload
 from tests.small import small_model, small_problem
 

@@ -17,8 +17,9 @@ from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.sequences import MAX_SEQUENCES
-from milpplan.lengths.several import Several, Step
+from milpplan.lengths.several import Several
 from milpplan.lengths.solving import solve_lengths
+from milpplan.lengths.steps import Step
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 

@@ -1,0 +1,128 @@
+"""Packings of a pipeline that follow its best real loads.
+
+A pipeline's first micro-batches should be short and grow, its last ones shrink: how is what the program of
+``unequal`` says for real loads. Around a long sequence, which cannot be divided, it is another shape. So every
+replica gets its longest sequence, the best place for it and the best number of micro-batches, and then the others,
+the longest first, each where most is missing. Heuristic: what comes of it is timed exactly, and improved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.lengths.tables import Load
+from milpplan.lengths.unequal import StageLoads, best_loads
+from milpplan.lengths.windows import Window
+from milpplan.lengths.work import Loads
+
+# Numbers of micro-batches that are tried before those next to the best.
+_NUMBERS = (2, 4, 7, 11, 16, 22, 30, 42)
+# Where the longest sequence stands while the number is sought, as a share of it.
+_PLACE = 0.35
+# What a replica's time grows by with its load.
+_SLOPE = 1.03
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """About what a replica takes, ns, with micro-batches of these ``loads`` [v], around the one at ``place``."""
+
+    time_ns: float
+    loads: FloatArray
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Shapes of a pipeline's replicas with typical sequences."""
+
+    stages: StageLoads
+    num_stages: int
+
+    def of(self, number: int, place: int, load: float, least: float) -> _Shape | None:
+        """So many micro-batches, that at ``place`` with at least so much; None where they do not hold the load."""
+        if not 0 <= place < number:
+            return None
+        window = Window((place, place), (number - 1 - place, number - 1 - place))
+        found = best_loads(self.stages, self.num_stages, window, load, least)
+        return None if found is None else _Shape(*found, place)
+
+    def best(self, load: float, least: float) -> _Shape | None:
+        """The best number of micro-batches, then the best place."""
+        numbers = [number for number in _NUMBERS if number * self.stages.most[:1].sum() >= load]
+        found = _least(lambda number: self.of(number, int(_PLACE * number), load, least), numbers)
+        if found is None or least == 0.0:
+            return found
+        number = len(found.loads)
+        return _least(lambda place: self.of(number, place, load, least), [found.place])
+
+
+def shaped(loads: Loads, load: Load, most_grains: int) -> tuple[IntArray, ...] | None:
+    """Replicas [v, n] of all sequences; None where the shapes do not hold them."""
+    shapes = _Shapes(_typical(loads.stages), loads.num_stages)
+    grains = load.lengths // load.grain
+    items = np.repeat(np.arange(len(grains)), load.counts)[::-1]
+    free = shapes.best(loads.full, 0.0)
+    if free is None:
+        return None
+    # Shorter sequences than the largest load leave the shape as it is.
+    longest = [float(shapes.stages.last[one]) for one in items[: loads.num_replicas]]
+    longest = [least if least > free.loads.max() else 0.0 for least in longest]
+    known = {least: shapes.best(loads.full, least) for least in set(longest)}
+    first = [one for one in (known[least] for least in longest) if one is not None]
+    if len(first) < len(longest):
+        return None
+    # One with a longer sequence takes longer for its load: it gets less.
+    times = np.array([one.time_ns for one in first])
+    parts = (loads.full - (times - times.mean()) / _SLOPE).clip(longest)
+    triples = zip(first, parts.tolist(), longest, strict=True)
+    again = [shapes.of(len(one.loads), one.place, part, least) or one for one, part, least in triples]
+    return _filled([one.loads for one in again], shapes.stages.last, grains, items, most_grains)
+
+
+def _typical(stages: StageLoads) -> StageLoads:
+    """With the shares of a typical sequence for all."""
+    if not len(stages.mixes):
+        return stages
+    forward, backward = stages.mixes.mean(axis=0).tolist()
+    return replace(stages, shares=(forward, backward), mixes=np.zeros((0, 2)))
+
+
+def _least(at: Callable[[int], _Shape | None], tried: list[int]) -> _Shape | None:
+    """The least of some numbers, and of those around it."""
+    known = {number: at(number) for number in tried}
+
+    def time_ns(number: int) -> float:
+        one = known[number]
+        return np.inf if one is None else one.time_ns
+
+    step = 2
+    while step and known:
+        best = min(known, key=time_ns)
+        for number in (best - step, best + step):
+            if number not in known:
+                known[number] = at(number) if number >= 0 else None
+        step = step if min(known, key=time_ns) != best else step // 2
+    return known[min(known, key=time_ns)] if known else None
+
+
+def _filled(
+    shapes: list[FloatArray], each: FloatArray, grains: IntArray, items: IntArray, most_grains: int
+) -> tuple[IntArray, ...] | None:
+    """Sequences, the longest first, each where most is missing and tokens fit."""
+    missing = np.concatenate(shapes)
+    room = np.full(len(missing), most_grains)
+    packed = np.zeros((len(missing), len(grains)), dtype=np.int64)
+    for k in items.tolist():
+        fits = np.flatnonzero(room >= grains[k])
+        if not len(fits):
+            return None
+        place = int(fits[missing[fits].argmax()])
+        packed[place, k] += 1
+        missing[place] -= each[k]
+        room[place] -= grains[k]
+    return tuple(part[part.any(axis=1)] for part in np.split(packed, np.cumsum([len(one) for one in shapes])[:-1]))

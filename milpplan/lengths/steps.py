@@ -1,0 +1,20 @@
+"""A step of strategies in turn, whoever found it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milpplan.lengths.pool import Packed
+
+GAP_SHARE = 0.5
+"""What is proved of single strategies, and searched of a set's tables, to this part of the gap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step at its exact time: members of the pool with their sequences, in order, and the home."""
+
+    home: int
+    order: tuple[int, ...]
+    packed: dict[int, Packed]
+    time_ns: int
