@@ -31,6 +31,7 @@ from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
+from milpplan.units import gib_text
 
 FIXED: dict[str, tuple[object, ...]] = {
     "vpp": (1,),
@@ -159,7 +160,7 @@ def sized(problem: Problem, found: Sequence[Candidate], most_grains: int) -> lis
         least = min(max(rank.peak_bytes for rank in ranks) for ranks in peaks.at(np.ones(len(found), np.int64)))
         raise InfeasibleError(
             f"No strategy holds {problem.job.sequence_length} tokens: the smallest peak over {len(found)} of them "
-            f"is {least:,} bytes; a GPU has {usable:,}.",
+            f"is {gib_text(least)}; a GPU has {gib_text(usable)}.",
             "Expected one that fits.",
             "Use more GPUs.",
         )

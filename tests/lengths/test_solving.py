@@ -148,6 +148,8 @@ def test_results_are_plain_data() -> None:
 def test_bad_steps_are_refused() -> None:
     """Sequences that fit nowhere, too many of them, and jobs that groups do not know."""
     problem = small_problem(memory_gib=40)
+    with pytest.raises(InfeasibleError, match=r"them is [\d.]+ GiB; a GPU has [\d.]+ GiB"):
+        solve_lengths(small_problem(memory_gib=4), workload_of([GRAIN], GRAIN), GRAIN)
     with pytest.raises(InfeasibleError, match="fits under no strategy"):
         solve_lengths(problem, workload_of([100_000_000], GRAIN), GRAIN)
     with pytest.raises(InvalidInputError, match="--align 256"):
