@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.length_jobs import ALIGNMENT, CASES, Case
-from benchmarks.tables import markdown_table, replace_section
+from benchmarks.tables import markdown_table, replace_section, section
 from milpplan import solve_lengths
 from milpplan.lengths.records import BaselineStep, LengthsResult, StaticStep
 
@@ -157,18 +157,26 @@ def tables(found: Sequence[Solved]) -> dict[str, str]:
     return {name: markdown_table(header, [row(one) for one in found]) for name, (header, row) in TABLES.items()}
 
 
+def with_rows(old: str, new: str, numbers: Sequence[int]) -> str:
+    """A table with the rows of jobs, counted from 1, in the place of its own; all of it where it has others."""
+    lines, rows = old.splitlines(), new.splitlines()
+    if len(lines) != 2 + len(CASES) or lines[:2] != rows[:2]:
+        return new
+    for number, row in zip(numbers, rows[2:], strict=True):
+        lines[1 + number] = row
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Solve the jobs asked for, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", help="numbers of jobs, as in 1,5; all unless given")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), two solves a job")
-    parser.add_argument("--write", action="store_true", help="replace docs/lengths.md's tables (all jobs only)")
+    parser.add_argument("--write", action="store_true", help="replace these jobs' rows in docs/lengths.md")
     words = parser.parse_args()
     numbers = [int(word) for word in words.jobs.split(",")] if words.jobs else list(range(1, len(CASES) + 1))
     if not all(1 <= number <= len(CASES) for number in numbers):
         parser.error(f"jobs are numbered from 1 to {len(CASES)}")
-    if words.write and len(numbers) < len(CASES):
-        parser.error("--write replaces whole tables, so it needs all jobs")
     found = []
     for number in numbers:
         found.append(solved(CASES[number - 1], words.time_limit))
@@ -176,7 +184,7 @@ def main() -> None:
             print(number, " | ".join(row(found[-1])), sep=" | ", flush=True)
     for name, table in tables(found).items():
         if words.write:
-            replace_section(DOCUMENT, name, table)
+            replace_section(DOCUMENT, name, with_rows(section(DOCUMENT, name), table, numbers))
         else:
             print(f"\n{table}")
 

@@ -29,6 +29,12 @@ def layout_text(plan: Plan) -> str:
     return f"{' '.join(degrees)} mbs{layout.micro_batch_size} zero{layout.zero_stage}, {recompute} recompute"
 
 
+def section(document: Path, name: str) -> str:
+    """What stands between the two comments of a Markdown file that name a generated section."""
+    _, _, rest = document.read_text(encoding="utf-8").partition(f"<!-- {name}: generated -->\n")
+    return rest.partition(f"<!-- {name}: end -->\n")[0].strip()
+
+
 def replace_section(document: Path, name: str, text: str) -> None:
     """Put ``text`` between the two comments of a Markdown file that name a generated section."""
     first, last = f"<!-- {name}: generated -->\n", f"<!-- {name}: end -->\n"

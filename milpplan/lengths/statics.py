@@ -51,6 +51,8 @@ class Statics:
         self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.in_integers: set[int] = set()
         self.polished: dict[int, int] = {}
+        # Packings of strategies that were improved from another start.
+        self.unshaped: dict[int, Packed] = {}
         # Seconds of the last packing with more care.
         self.took_s = 0.0
         for member in sorted(members, key=lambda one: self.least[one]):
@@ -138,7 +140,7 @@ class Statics:
 
     def _polish(self, best: Step, deadline: float) -> Step:
         """The strategy of the best step and the next best packed with more care, and the best of these with most
-        as long as that gains, until it is short enough."""
+        as long as that gains, then from another start, until it is short enough."""
         steps = sorted((self._alone(*one) for one in self.packed.items()), key=lambda one: one.time_ns)
         for step in steps[:_MOST_POLISHED]:
             if step.time_ns <= best.time_ns * (1.0 + _HOPELESS) and step.home not in self.polished:
@@ -148,7 +150,16 @@ class Statics:
             best = self._shortened(best.home, best, deadline - _MOST_TIMES * self.took_s, most=True)
             if best.time_ns == before:
                 break
-        return best
+        other = self.unshaped.get(best.home)
+        late = time.perf_counter() + (1.0 + _MOST_TIMES) * self.took_s > deadline
+        if other is not None and not late and self.bound_ns < best.time_ns * (1.0 - self.gap):
+            del self.unshaped[best.home]
+            grains = self.pool.grains(best.home, beside=False)
+            for most in (False, True):
+                other = self.pool.polished(best.home, other, grains, most=most)
+                self._take(best.home, other)
+        assert self.best is not None
+        return self.best
 
     def _shortened(self, home: int, best: Step, deadline: float, *, most: bool) -> Step:
         """The best step after one strategy is packed with more care, where there is reason and time."""
@@ -174,7 +185,10 @@ class Statics:
         grains = pool.grains(home, beside=False)
         replicas = shaped(pool.loads(home, beside=False, exact=True), pool.load, grains)
         found = packed if replicas is None else pool.timed(home, replicas, grains)
-        return found if found.time_ns <= packed.time_ns * (1.0 + _HOPELESS) else packed
+        if found.time_ns > packed.time_ns * (1.0 + _HOPELESS):
+            return packed
+        self.unshaped[home] = packed
+        return found
 
     def _prove_in_integers(self, below_ns: float, deadline: float) -> None:
         """Bounds of strategies of one stage, raised by the programs of ``groups``."""

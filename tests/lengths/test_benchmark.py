@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.length_jobs import CASES, Case, LogNormalLaw, ParetoTail, Wikipedia
-from benchmarks.lengths import solved, tables
+from benchmarks.lengths import solved, tables, with_rows
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,16 @@ def test_jobs_have_every_size_that_is_claimed() -> None:
     assert {case.hardware for case in CASES} == {"dgx-a100-80", "dgx-h100"}
     assert {case.longest // 1024 for case in CASES} == {8, 16, 32, 64, 128}
     assert {case.model for case in CASES} == {"llama2-7b", "llama2-13b", "llama-33b", "qwen3-32b"}
+
+
+def test_rows_of_some_jobs_replace_theirs() -> None:
+    """The second of all jobs; a table of other columns, or of fewer jobs, is replaced."""
+    head = "| a | b |\n| --- | ---: |"
+    old = "\n".join([head, *(f"| {number} | old |" for number in range(1, len(CASES) + 1))])
+    new = f"{head}\n| 2 | new |"
+    assert with_rows(old, new, [2]) == old.replace("| 2 | old |", "| 2 | new |")
+    assert with_rows(old.replace("| a |", "| c |"), new, [2]) == new
+    assert with_rows("", new, [2]) == new
 
 
 def test_tables_of_one_run_agree() -> None:
