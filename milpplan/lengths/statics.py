@@ -145,21 +145,26 @@ class Statics:
         for step in steps[:_MOST_POLISHED]:
             if step.time_ns <= best.time_ns * (1.0 + _HOPELESS) and step.home not in self.polished:
                 best = self._shortened(step.home, best, deadline, most=False)
+        best = self._most(best, deadline)
+        other = self.unshaped.get(best.home)
+        late = time.perf_counter() + _MOST_TIMES * self.took_s > deadline
+        if other is None or late or self.bound_ns >= best.time_ns * (1.0 - self.gap):
+            return best
+        del self.unshaped[best.home]
+        found = self.pool.polished(best.home, other, self.pool.grains(best.home, beside=False), most=True)
+        if found.time_ns < self.packed[best.home].time_ns:
+            self.packed[best.home] = found
+            self._take(best.home, found)
+        return self._most(self._best(), deadline)
+
+    def _most(self, best: Step, deadline: float) -> Step:
+        """The best step's strategy packed with most care, as long as that gains."""
         while best.home in self.packed and self.polished.get(best.home) != best.time_ns:
             before = best.time_ns
             best = self._shortened(best.home, best, deadline - _MOST_TIMES * self.took_s, most=True)
             if best.time_ns == before:
                 break
-        other = self.unshaped.get(best.home)
-        late = time.perf_counter() + (1.0 + _MOST_TIMES) * self.took_s > deadline
-        if other is not None and not late and self.bound_ns < best.time_ns * (1.0 - self.gap):
-            del self.unshaped[best.home]
-            grains = self.pool.grains(best.home, beside=False)
-            for most in (False, True):
-                other = self.pool.polished(best.home, other, grains, most=most)
-                self._take(best.home, other)
-        assert self.best is not None
-        return self.best
+        return best
 
     def _shortened(self, home: int, best: Step, deadline: float, *, most: bool) -> Step:
         """The best step after one strategy is packed with more care, where there is reason and time."""
@@ -173,6 +178,9 @@ class Statics:
         self.took_s = (time.perf_counter() - begin) / (_MOST_TIMES if most else 1.0)
         # One that most care leaves as it was stays so.
         self.polished[home] = self._alone(home, packed).time_ns if most else 0
+        return self._best()
+
+    def _best(self) -> Step:
         assert self.best is not None
         return self.best
 
