@@ -68,6 +68,12 @@ def solved(case: Case, time_limit_s: float) -> Solved:
     return Solved(case, run(GAP, whole=True), run(GAP), run(ANY_GAP, others=True).baselines)
 
 
+def strategies(result: LengthsResult) -> str:
+    """Side by side or in order, and where the optimizer lives if that is none of them."""
+    found = (" + " if result.is_side_by_side else " -> ").join(result.order)
+    return found if result.home in result.order else f"{found}, home {result.home}"
+
+
 WHOLE = (
     *("job", "lengths", "best static (gap)", "its strategy", "best step", "bound", "gap", "strategies"),
     *("gain", "CPU s", "wall s"),
@@ -85,7 +91,7 @@ def whole_row(one: Solved) -> list[str]:
         f"{best.step_time_s:.3f}",
         f"{best.lower_bound_s:.3f}",
         f"{best.gap:.1%}",
-        (" + " if best.is_side_by_side else " -> ").join(best.order),
+        strategies(best),
         f"{one.static.step_time_s / best.step_time_s:.3f}x",
         f"{best.cpu_time_s:.0f}",
         f"{best.wall_time_s:.0f}",
@@ -108,7 +114,7 @@ def turns_row(one: Solved) -> list[str]:
         f"{result.step_time_s:.3f}",
         f"{result.lower_bound_s:.3f}",
         f"{result.gap:.1%}",
-        " -> ".join(result.order),
+        strategies(result),
         f"{one.static.step_time_s / result.step_time_s:.3f}x",
         f"{result.cpu_time_s:.0f}",
         f"{result.wall_time_s:.0f}",
