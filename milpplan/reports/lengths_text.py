@@ -59,6 +59,8 @@ def _verdict(result: LengthsResult) -> str:
     saved = percent_text(result.speedup - 1.0)
     if result.is_side_by_side:
         return f"Degrees side by side gain {saved}"
+    if result.home not in result.order:
+        return f"Optimizer states under {result.home}, where no group runs, gain {saved}"
     return f"Switching gains {saved}" if len(result.groups) > 1 else "Nothing found is shorter than one strategy"
 
 
