@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from milpplan.reports.lengths_file import EventRecord, LengthsFile
+from milpplan.reports.lengths_file import EventRecord, LengthsFile, TurnRecord
 from milpplan.specs.reading import parse_json, read_text, validated
 from milpplan.units import NS_PER_S
 from milpplan.version import __version__
@@ -48,12 +48,9 @@ def lengths_trace(result: LengthsFile) -> str:
 
 def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
     yield _named("process_name", 0, f"step of {result.num_sequences:,} sequences")
-    if not result.timeline and result.side_by_side is not None:
-        for gpu in sorted({turn.first_gpu for turn in result.side_by_side.turns}):
-            yield _named("thread_name", 1 + gpu, f"from GPU {gpu}")
-        for turn in result.side_by_side.turns:
-            args = {"gpus": turn.num_gpus, "micro_batches": len(turn.micro_batches)}
-            yield _slice("group", turn.strategy, 1 + turn.first_gpu, turn.start_s, turn.end_s, args)
+    beside = result.side_by_side
+    if beside is not None and beside.step_time_s == result.step_time_s:
+        yield from _teams(result, beside.turns)
         return
     yield _named("thread_name", _COMPUTE, "strategies in turn")
     yield _named("thread_name", _BESIDE, "gradients on the way")
@@ -64,6 +61,19 @@ def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
         name = event.strategy if event.kind == "group" else f"{event.kind}: {event.strategy}"
         yield _slice(event.kind, name, thread, event.start_s, event.end_s, args)
         before = event.strategy if event.kind == "reduce" else before
+
+
+def _teams(result: LengthsFile, turns: tuple[TurnRecord, ...]) -> Iterator[dict[str, Any]]:
+    """The turns of every team by its first GPU, and what all GPUs do afterwards."""
+    yield _named("thread_name", 0, "all GPUs")
+    for gpu in sorted({turn.first_gpu for turn in turns}):
+        yield _named("thread_name", 1 + gpu, f"from GPU {gpu}")
+    for turn in turns:
+        args = {"gpus": turn.num_gpus, "micro_batches": len(turn.micro_batches)}
+        yield _slice("group", turn.strategy, 1 + turn.first_gpu, turn.start_s, turn.end_s, args)
+    for event in result.timeline:
+        if event.kind != "group":
+            yield _slice(event.kind, f"{event.kind}: {event.strategy}", 0, event.start_s, event.end_s, {})
 
 
 def _moved(result: LengthsFile, event: EventRecord, before: str) -> dict[str, Any]:

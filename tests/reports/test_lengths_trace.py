@@ -91,10 +91,14 @@ def test_degrees_side_by_side_have_a_thread_for_their_gpus(tmp_path: Path) -> No
         {"strategy": "cp2", "first_gpu": 2, "num_gpus": 2, "start_s": 3.0, "end_s": 4.0, "micro_batches": [[4]]},
     ]
     beside = {"step_time_s": 5.5, "lower_bound_s": 5.0, "num_families": 1, "turns": turns}
-    found = slices(tmp_path, document() | {"timeline": [], "side_by_side": beside})
-    assert [(one["name"], one["args"]["gpus"], one["tid"]) for one in found] == [
-        ("cp4", 4, 1), ("cp2", 2, 1), ("cp2", 2, 3),
+    line = [event("group", "cp4", 0.0, 3.0), event("group", "cp2", 3.0, 5.0), event("reduce", "cp2", 5.0, 5.5)]
+    found = slices(tmp_path, document() | {"step_time_s": 5.5, "timeline": line, "side_by_side": beside})
+    assert [(one["name"], one["args"].get("gpus"), one["tid"]) for one in found] == [
+        ("cp4", 4, 1), ("cp2", 2, 1), ("cp2", 2, 3), ("reduce: cp2", None, 0),
     ]  # fmt: skip
+    # Another step was shorter: its time line counts.
+    found = slices(tmp_path, document() | {"side_by_side": beside | {"step_time_s": 11.0}})
+    assert len(found) == len(document()["timeline"])
 
 
 def test_another_file_is_none(tmp_path: Path) -> None:
