@@ -143,6 +143,19 @@ def test_degrees_side_by_side(tmp_path: Path) -> None:
     assert document["step_time_s"] == document["static"]["step_time_s"]
 
 
+def test_a_step_becomes_files_of_hotspas_runtime(lines: Path, tmp_path: Path) -> None:
+    """A file for every strategy, and the script with the buckets; other parallelism is refused after the solve."""
+    folder = tmp_path / "hetu"
+    words = ("--max-strategies", "1", "--gap", "0.05", "--hetu", str(folder))
+    code, _, errors = run("--lengths", str(lines), "--fix", "cp=1", "--turns-only", *words)
+    assert code == 0, errors
+    configurations = list((folder / "ds_parallel_config" / "gpus8").iterdir())
+    assert [json.loads(one.read_text())["devices"] for one in configurations] == [list(range(8))]
+    assert "14080" in (folder / "hotspa.sh").read_text(encoding="utf-8")
+    code, _, errors = run("--lengths", str(lines), "--fix", "cp=2", "--turns-only", *words)
+    assert (code, "--fix cp=1" in errors) == (2, True), errors
+
+
 @pytest.mark.parametrize(
     ("content", "words", "code", "said"),
     [

@@ -13,14 +13,15 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
-from milpplan.lengths.records import SequenceRules
+from milpplan.lengths.hotspa import hotspa_step
+from milpplan.lengths.records import LengthsResult, SequenceRules
 from milpplan.lengths.sequences import bucketed, least_padding
 from milpplan.lengths.solving import solve_lengths
 from milpplan.optimize.backends import AUTO, backend_names
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable, make_directory, write_whole
 from milpplan.reports.lengths_text import lengths_document, lengths_tables
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.problem import MAX_BATCH, MAX_SEQUENCE
+from milpplan.specs.problem import MAX_BATCH, MAX_SEQUENCE, Problem
 from milpplan.units import percent_text
 
 DEFAULT_TIME_LIMIT_S = 60.0
@@ -33,7 +34,8 @@ DEFAULT_ALIGNMENT = 128
 class LengthOptions:
     """What the command line says about lengths: the file, strategies a step, tokens a step, multiples that lengths
     are padded to, how sequences are put together and attended to, ends or number of buckets, whether others' rules
-    are priced, whether degrees run side by side, and the seed of what is drawn. None: not given."""
+    are priced, whether degrees run side by side, where HotSPa's configuration goes, and the seed of what is drawn.
+    None: not given."""
 
     path: Path | None
     max_strategies: int | None
@@ -45,6 +47,7 @@ class LengthOptions:
     bucket_count: int | None
     baselines: bool
     side_by_side: bool | None
+    hetu: Path | None
     seed: int
 
     @property
@@ -82,6 +85,7 @@ def are_asked(asked: LengthOptions) -> bool:
         "--baselines": asked.baselines,
         "--side-by-side": asked.side_by_side,
         "--turns-only": asked.side_by_side is False,
+        "--hetu": asked.hetu,
     }
     given += [name for name, value in switches.items() if value]
     if given and asked.path is None:
@@ -156,6 +160,8 @@ def solve(
     lengths = workload(options, problem.model, job["global_batch"], job["seq_len"])
     if out is not None:
         check_writable(out)
+    if options.hetu is not None:
+        make_directory(options.hetu, "--hetu")
     strategies = DEFAULT_STRATEGIES if options.max_strategies is None else options.max_strategies
     seconds = DEFAULT_TIME_LIMIT_S if time_limit_s is None else time_limit_s
     with within_range():
@@ -179,4 +185,18 @@ def solve(
     if out is not None:
         write_whole(out, document)
         say(f"Written to {out}.")
+    if options.hetu is not None:
+        _write_hetu(problem, result, options.hetu)
     return OF_STATUS[result.status]
+
+
+def _write_hetu(problem: Problem, result: LengthsResult, folder: Path) -> None:
+    """The files of HotSPa's runtime, and what they do not say."""
+    step = hotspa_step(problem, result)
+    for name, text in step.launch.files.items():
+        place = folder / name
+        make_directory(place.parent, "--hetu")
+        write_whole(place, text)
+        say(f"Written to {place}.")
+    for note in step.notes:
+        say(f"Note: {note}")

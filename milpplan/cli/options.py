@@ -254,6 +254,15 @@ SideBySide = Annotated[
         show_default="side by side, unless --padding",
     ),
 ]
+Hetu = Annotated[
+    Path | None,
+    typer.Option(
+        "--hetu",
+        metavar="DIR",
+        help="With --lengths --turns-only --fix cp=1: the files of HotSPa's runtime, into a directory.",
+        show_default=False,
+    ),
+]
 Align = Annotated[
     int | None,
     typer.Option(

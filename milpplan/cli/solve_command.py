@@ -64,6 +64,7 @@ class SolveWords:
     bucket_count: int | None
     baselines: bool
     side_by_side: bool | None
+    hetu: Path | None
     out: Path | None
     as_json: bool
 
@@ -116,6 +117,7 @@ class SolveWords:
             bucket_count=self.bucket_count,
             baselines=self.baselines,
             side_by_side=self.side_by_side,
+            hetu=self.hetu,
             seed=self.seed,
         )
 

@@ -1,0 +1,55 @@
+"""A solved step as the configuration of HotSPa's runtime (``groups.hetu``).
+
+The runtime knows tensor parallelism, stages and replicas, one bucket a strategy, the longest last and at home; the
+closest step that its rules allow is what it gets. It recomputes nothing by these files, and packs by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milpplan.errors import IllegalPlanError
+from milpplan.groups.hetu import HotSPaLaunch, as_buckets, exported
+from milpplan.lengths.records import LengthsResult
+from milpplan.lengths.turn_dispatch import TurnDispatcher
+from milpplan.specs.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class HotSPaStep:
+    """The files and strategies of a launch, and what they do not say, in sentences."""
+
+    launch: HotSPaLaunch
+    notes: tuple[str, ...]
+
+
+def hotspa_step(problem: Problem, result: LengthsResult) -> HotSPaStep:
+    """The configuration of a step that ``solve_lengths`` found for a problem, in turn.
+
+    Raises:
+        InvalidInputError: degrees run side by side, or sequences are padded.
+        IllegalPlanError: a strategy has parallelism that the runtime does not know, or two have one layout.
+    """
+    for group in result.groups:
+        layout = group.plan.layout
+        foreign = [name for name in ("cp", "ep") if getattr(layout, name) > 1]
+        if foreign and not result.is_side_by_side:
+            raise IllegalPlanError(
+                f"The strategy {group.strategy} has {' and '.join(foreign)} above 1.",
+                "Expected tp, pp and dp only: HotSPa's runtime knows no other parallelism.",
+                "Solve again with " + " ".join(f"--fix {name}=1" for name in foreign) + ".",
+            )
+    dispatcher = TurnDispatcher(problem, result)
+    launch = exported(as_buckets(dispatcher.plan), dispatcher.layouts, problem.model.num_layers)
+    notes = []
+    replayed = [one.strategy for one in result.groups if one.strategy.endswith(("selective", "full"))]
+    if replayed:
+        notes.append(
+            f"{' and '.join(replayed)} recompute{'s' if len(replayed) == 1 else ''} activations, which these files"
+            " cannot say (solve with --fix recompute=none for a step that needs none)."
+        )
+    if launch.strategies != (result.home, *result.order[:-1]):
+        notes.append(
+            "The runtime runs its home last: the step's order or home is another, so it takes longer there."
+        )
+    return HotSPaStep(launch, tuple(notes))
