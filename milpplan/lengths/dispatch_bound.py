@@ -1,6 +1,6 @@
 """What a batch takes at least on a pipeline, in milliseconds: mixtures of paths learned before.
 
-``unequal`` and ``longest`` solve programs for a workload. A mixture of paths that one of them found bounds
+``groups.unequal`` and ``longest`` solve programs for a workload. A mixture of paths that one of them found bounds
 any pipeline and any sequences, so ``PipelineBound`` keeps the mixtures of a few loads, in numbers of full
 micro-batches, and of a few lengths of the longest sequence, and evaluates them for the batch at hand: its own
 lines (``tables.stage_loads``), its own heaviest sequences, its own longest one. No program is solved for a batch.
@@ -22,10 +22,8 @@ from itertools import pairwise, product
 import numpy as np
 
 from milpplan.costs.columns import IntArray
-from milpplan.lengths.candidates import Sized
-from milpplan.lengths.longest import LongBound, group_ns
-from milpplan.lengths.tables import Load, Tables, stage_loads
-from milpplan.lengths.unequal import (
+from milpplan.groups.longest import LongBound, group_ns
+from milpplan.groups.unequal import (
     MAX_MICRO_BATCHES,
     LoadBound,
     Mixture,
@@ -34,7 +32,9 @@ from milpplan.lengths.unequal import (
     StageLoads,
     best_mixture,
 )
-from milpplan.lengths.windows import Window
+from milpplan.groups.windows import Window
+from milpplan.lengths.candidates import Sized
+from milpplan.lengths.tables import Load, Tables, stage_loads
 from milpplan.lengths.work import ramp, serial_times
 
 # Loads that ranges and boxes are learned for, in full micro-batches of a replica; the longest sequence as a share

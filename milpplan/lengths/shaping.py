@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.groups.unequal import StageLoads, best_loads
+from milpplan.groups.windows import Window
 from milpplan.lengths.tables import Load
-from milpplan.lengths.unequal import StageLoads, best_loads
-from milpplan.lengths.windows import Window
 from milpplan.lengths.work import Loads
 
 # Numbers of micro-batches that are tried before those next to the best.

@@ -38,11 +38,11 @@ from milpplan.costs.term import Term
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy, TabledPipeline
+from milpplan.groups.unequal import MAX_MICRO_BATCHES, StageLoads
 from milpplan.lengths.candidates import Candidate, Sized
 from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replicas import StageTimes, stage_layers
 from milpplan.lengths.rings import layout_times, ring_times, staged
-from milpplan.lengths.unequal import MAX_MICRO_BATCHES, StageLoads
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S

@@ -49,10 +49,10 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.costs.columns import FloatArray
+from milpplan.groups.longest import LongBound, group_ns, long_bound
+from milpplan.groups.unequal import LoadBound, StageLoads, chord, load_bound
 from milpplan.lengths.candidates import Sized
-from milpplan.lengths.longest import LongBound, group_ns, long_bound
 from milpplan.lengths.tables import Tables, hull_below, line_of, stage_loads
-from milpplan.lengths.unequal import LoadBound, StageLoads, chord, load_bound
 
 # Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
 _LOADS = (1.0, 0.25)

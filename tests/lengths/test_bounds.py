@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.lengths.longest import group_ns, long_bound
+from milpplan.groups.longest import group_ns, long_bound
+from milpplan.groups.unequal import StageLoads, best_mixture, chord, load_bound, path_bound
+from milpplan.groups.windows import Window
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
 from milpplan.lengths.screening import Bounded, branched, mixed_ns, screened, sharpened_ns, split
 from milpplan.lengths.tables import Load, heaviest
-from milpplan.lengths.unequal import StageLoads, best_mixture, chord, load_bound, path_bound
-from milpplan.lengths.windows import Window
 from milpplan.lengths.work import WorkBounds, serial_times
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem

@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from milpplan.groups.unequal import load_bound
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.dispatch_bound import PipelineBound
 from milpplan.lengths.pool import MAX_GRAINS, Pool
 from milpplan.lengths.tables import Load
-from milpplan.lengths.unequal import load_bound
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from milpplan.groups.unequal import StageLoads, load_bound, path_bound
 from milpplan.lengths.replicas import pipeline_ns
 from milpplan.lengths.tables import corners
-from milpplan.lengths.unequal import StageLoads, load_bound, path_bound
 
 
 def test_every_pair_has_at_least_a_mixture_of_the_corners() -> None:

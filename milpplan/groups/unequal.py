@@ -9,7 +9,7 @@ mixture,
     time >= lags and constants on the mixture + sum_m w_m y_m >= constant_v + slope_v Y,    slope_v = min_m w_m,
 
 for every packing into v micro-batches: the time is at least the length of every path. Any flow of one unit will
-do, so nothing rests on the solver. (The form of ``groups.profile``, for stages that differ.)
+do, so nothing rests on the solver. (The form of ``profile``, for stages that differ.)
 
 **Any number.** A replica with v micro-batches, u <= v <= w, runs what one with w runs but for the last w - v, in
 the same order. Take the graph of w without the arcs between stages of the forwards after u, and a path in it: what
@@ -57,8 +57,9 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.lengths.windows import Window
+from milpplan.groups.strategies import FloatArray
+from milpplan.groups.strategies import Int64Array as IntArray
+from milpplan.groups.windows import Window
 
 # Numbers of micro-batches from here on have no program, and where ranges begin.
 MAX_MICRO_BATCHES = 129
@@ -241,7 +242,7 @@ class _Graph:
 
     @staticmethod
     def of(num_stages: int, window: Window) -> _Graph:
-        """1F1B as in ``replicas.pipeline_ns``, the last stage's forward and backward of a micro-batch in one.
+        """1F1B as in ``lengths.replicas``, the last stage's forward and backward of a micro-batch in one.
 
         The forwards of those that may not be there at the end need nothing of the stage before, the backwards of
         those that may not be there at the beginning nothing of the stage behind.

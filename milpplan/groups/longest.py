@@ -27,15 +27,15 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray
-from milpplan.lengths.unequal import (
+from milpplan.groups.strategies import FloatArray
+from milpplan.groups.unequal import (
     LoadBound,
     PathBound,
     StageLoads,
     best_mixture,
     loads_within,
 )
-from milpplan.lengths.windows import Window
+from milpplan.groups.windows import Window
 
 # Numbers ahead and behind where boxes begin; the last ones are open.
 _EDGES = (0, 1, 2, 4, 8, 16)
