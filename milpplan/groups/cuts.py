@@ -27,6 +27,7 @@ load, so the time of the slowest is at least the least over v of the greatest cu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -102,12 +103,18 @@ class KindCuts:
         """``rough`` with profiles where they can matter."""
         if self.kind.pipeline.num_stages == 1:
             return self.rough
+        whole = self.kind.total_units / self.kind.num_replicas
+        return self._with_profiles((share * whole for share in _SHARES), self.rough)
+
+    def near(self, load: float) -> tuple[Slot, ...]:
+        """``slots`` with profiles at one more ``load`` of a replica."""
+        return self._with_profiles((load,), self.slots)
+
+    def _with_profiles(self, loads: Iterable[float], slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
         extra: dict[int, list[Cut]] = {}
-        for share in _SHARES:
-            self._add_profiles(share * self.kind.total_units / self.kind.num_replicas, extra)
-        return tuple(
-            replace(slot, cuts=(*slot.cuts, *extra.get(slot.num_micro_batches, ()))) for slot in self.rough
-        )
+        for load in loads:
+            self._add_profiles(load, extra)
+        return tuple(replace(slot, cuts=(*slot.cuts, *extra.get(slot.num_micro_batches, ()))) for slot in slots)
 
     def _add_profiles(self, load: float, extra: dict[int, list[Cut]]) -> None:
         """Profiles at ``load``, the most promising number first, until the others' rough cuts are above."""

@@ -19,6 +19,8 @@ Rows, in the order of the functions that add them:
  - ``tokens_need_micro_batches``: C_j N_j >= sum_k l_k x_jk; N_j >= sum over l_k > C_j / 2 of x_jk;
    2 N_j >= sum over l_k > C_j / 3 of x_jk.
  - ``longest_passes_all_stages``: Z_s >= P ((f + b) (u_jk + c)) + 2 (P - 1) l where g_jk = 1; x_jk <= n_k g_jk.
+ - ``waits_around_long``: A Z_s >= sum_k u_jk x_jk - b_j0 + sum_i (b_j,i-1 - b_ji) G_ji for the lengths i whose
+   ``waiting.Room`` is known; G_ji = 1 where it or a longer one is present: x_jk <= n_k G_ji <= n_k G_j,i-1.
  - ``every_strategy_is_used``: sum of all x_jk of a strategy >= 1 (a plan without it belongs to another set).
  - ``one_tour``: sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t.
 
@@ -42,6 +44,7 @@ from milpplan.groups.pricing import GroupPrices, every_strategy_is_used
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.profile import SCALE_BITS
 from milpplan.groups.strategies import Int64Array
+from milpplan.groups.waiting import Room
 from milpplan.optimize.program import Program, ProgramBuilder
 
 # Slopes of cuts are whole multiples of 1 / this, rounded down.
@@ -88,8 +91,12 @@ def master_program(
     unit_ns: int,
     fractions: int = DEFAULT_FRACTIONS,
     profiles: bool = True,
+    waits: Mapping[Kind, Room] | None = None,
 ) -> Master:
-    """The program for exactly the strategies ``used``; without ``profiles`` their cuts stay out, and unsought."""
+    """The program for exactly the strategies ``used``; without ``profiles`` their cuts stay out, and unsought.
+
+    ``waits`` hold for plans with the groups' times in the interval that they were made for.
+    """
     builder = ProgramBuilder(f"groups {'+'.join(problem.strategies[s].name for s in used)}")
     kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
     prices = GroupPrices.add(builder, problem, used, kinds, unit_ns)
@@ -107,6 +114,8 @@ def master_program(
         work_fills_replicas(builder, one, unit_ns)
         tokens_need_micro_batches(builder, one)
         longest_passes_all_stages(builder, one, unit_ns)
+        if waits is not None and one.kind in waits:
+            waits_around_long(builder, one, waits[one.kind], unit_ns, fractions)
     for strategy in used:
         held = [c for one in columns if one.kind.strategy == strategy for _, c in one.used()]
         every_strategy_is_used(builder, problem.strategies[strategy].name, held)
@@ -246,3 +255,32 @@ def longest_passes_all_stages(builder: ProgramBuilder, one: _Columns, unit_ns: i
         present = builder.add_variable(f"present[{name}]", 0, 1)
         builder.add_row(f"present[{name}]", [column, present], [-1, int(kind.counts[k])], 0)
         builder.add_row(f"longest_passes_all_stages[{name}]", [one.time, present], [1, -(alone // unit_ns)], 0)
+
+
+def waits_around_long(builder: ProgramBuilder, one: _Columns, room: Room, unit_ns: int, fractions: int) -> None:
+    """F Z >= floor(F / A) work - F b_0 / A + sum_i F (b_{i-1} - b_i) / A G_i; G_i = 1 where one of its lengths is
+    present, and falling."""
+    columns, works = _work(one, unit_ns)
+    name, share = one.kind.pipeline.name, fractions / room.slope
+    longer: list[int] = []
+    losses: list[int] = []
+    ends = [length for length, _ in room.rooms[1:]] + [one.kind.lengths.size]
+    last = room.plain
+    # Without any length learned there is one end too many.
+    for (length, left), end in zip(room.rooms, ends, strict=False):
+        present = builder.add_variable(f"long[{name},{int(one.kind.lengths[length])}]", 0, 1)
+        for k, column in one.used():
+            if length <= k < end:
+                label = f"long[{name},{int(one.kind.lengths[k])}]"
+                builder.add_row(label, [column, present], [-1, int(one.kind.counts[k])], 0)
+        if longer:
+            builder.add_row(f"longer[{name},{int(one.kind.lengths[length])}]", [longer[-1], present], [1, -1], 0)
+        longer.append(present)
+        losses.append(math.floor(share * (last - left) / unit_ns))
+        last = left
+    builder.add_row(
+        f"waits_around_long[{name}]",
+        [one.time, *columns, *longer],
+        [fractions, *(-math.floor(share) * work for work in works), *(-loss for loss in losses)],
+        math.floor(-share * room.plain / unit_ns) - 1,
+    )

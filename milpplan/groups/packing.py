@@ -81,19 +81,19 @@ def _by_profile(kind: Kind, counts: Int64Array, number: int) -> Packing | None:
     plain = best_profile(kind.pipeline, number, load, kind.cap_units)
     if plain is None:
         return None
-    targets = np.tile(plain.units, (kind.num_replicas, 1))
+    targets = [plain.units] * kind.num_replicas
     items = np.repeat(np.arange(counts.size), counts)[::-1]
     items = items[np.argsort(-kind.units[items], kind="stable")]
     long = [k for k in items.tolist() if kind.units[k] > plain.units.max()]
     placed: list[tuple[int, int, int]] = []
     if long:
         targets, placed = _around_long(kind, plain.units, long, load)
-    return _fill(kind, targets, items[len(long) :], placed)
+    return filled_towards(kind, targets, items[len(long) :], placed)
 
 
 def _around_long(
     kind: Kind, plain: FloatArray, long: list[int], load: int
-) -> tuple[FloatArray, list[tuple[int, int, int]]]:
+) -> tuple[list[FloatArray], list[tuple[int, int, int]]]:
     """Targets of every replica around its long sequences, and where these are: (replica, micro-batch, k)."""
     number, replicas = plain.size, kind.num_replicas
     held: list[list[int]] = [[] for _ in range(replicas)]
@@ -114,16 +114,20 @@ def _around_long(
             # More long ones than micro-batches: the rest share.
             extra = sequences[number:]
             placed += [(replica, i % number, k) for i, k in enumerate(extra)]
-    return np.array(targets), placed
+    return targets, placed
 
 
-def _fill(
-    kind: Kind, targets: FloatArray, items: Int64Array, placed: list[tuple[int, int, int]]
+def filled_towards(
+    kind: Kind, targets: list[FloatArray], items: Int64Array, placed: list[tuple[int, int, int]]
 ) -> Packing | None:
-    """Items in turn into the micro-batch with the most room under its target that has room for the tokens."""
-    packed = np.zeros((*targets.shape, kind.units.size), np.int64)
-    room = targets.copy()
-    tokens = np.full(targets.shape, kind.pipeline.micro_batch_tokens, np.int64)
+    """Items in turn into the micro-batch with the most room under its target that has room for the tokens.
+
+    ``targets`` are units of every replica's micro-batches, ``placed`` what is there: (replica, micro-batch, k).
+    """
+    most = max(one.size for one in targets)
+    room = np.array([np.pad(one, (0, most - one.size), constant_values=-np.inf) for one in targets])
+    tokens = np.where(np.isfinite(room), kind.pipeline.micro_batch_tokens, 0)
+    packed = np.zeros((*room.shape, kind.units.size), np.int64)
     for replica, place, k in placed:
         packed[replica, place, k] += 1
         room[replica, place] -= kind.units[k]

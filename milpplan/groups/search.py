@@ -1,17 +1,19 @@
 """The best grouped step and a proved lower bound: over all sets of strategies, best bound first.
 
-Every plan uses exactly one set Q of strategies (those that hold sequences). For each set four bounds, each dearer
+Every plan uses exactly one set Q of strategies (those that hold sequences). For each set five bounds, each dearer
 than the last and none below it; the first that reaches the best plan known (less the gap asked for) closes it:
 
  1. *sum*: least_overhead(Q) + sum_k n_k min over s in Q of inflation_s (f + b) u_sk / D_s, for all sets at once;
     or, if that is more, least_overhead(Q) and the longest sequence alone where it is done first (``alone_ns``).
     Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``cuts.KindCuts.inflation``), and each
-    sequence adds at least its cheapest share. ``sequence_shares`` says how for replicas of several kinds, and
+    sequence adds at least its cheapest share. ``sets.sequence_shares`` says how for replicas of several kinds, and
     for pipelines of one stage, whose first micro-batch is counted apart.
  2. *relaxation*: the linear relaxation of ``master``, first without profiles, then with them; its dual bound
     recomputed in exact arithmetic.
  3. *master*: the integer program. A set whose program has no solution below the best plan is closed too.
- 4. *exact*: for steps of few sequences, the whole problem of the set as one program (``exact``).
+ 4. *waits*: where one set of a single strategy is what leaves a gap, its master with the waits of its pipelines
+    around long sequences (``waiting``), learned for the longest ones that its answers give a kind of replicas.
+ 5. *exact*: for steps of few sequences, the whole problem of the set as one program (``exact``).
 
 The bound of the problem is the least over all sets. The masters' answers are packed, arranged and simulated: the
 best of these plans is the answer, and only its exact time counts.
@@ -19,17 +21,16 @@ best of these plans is the answer, and only its exact time counts.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from milpplan.errors import InvalidInputError, SolverError
+from milpplan.errors import SolverError
+from milpplan.groups.around import pack_around
 from milpplan.groups.balance import balanced, balances, first_packings
-from milpplan.groups.cuts import KindCuts, last_stage_cut
+from milpplan.groups.cuts import KindCuts
 from milpplan.groups.exact import exact_program, exact_size
 from milpplan.groups.exchange import filled
 from milpplan.groups.local_search import improve
@@ -38,17 +39,15 @@ from milpplan.groups.packing import Packing, pack
 from milpplan.groups.pair_exchange import exchanged
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
-from milpplan.groups.profile import SCALE_BITS
-from milpplan.groups.strategies import FloatArray, Int64Array
-from milpplan.groups.tours import least_overhead_ns
+from milpplan.groups.sets import Proof, SetRecord, ranked_sets
+from milpplan.groups.strategies import Int64Array
+from milpplan.groups.tours import least_overhead_ns, tour_prices
+from milpplan.groups.waiting import Waits
 from milpplan.optimize.backends import backend
 from milpplan.optimize.program import MINUS_INFINITY, Program, Rows
 from milpplan.optimize.relaxation import Relaxation
 from milpplan.optimize.solution import Backend, Limits
 
-Proof = Literal["sum", "relaxation", "master", "exact"]
-
-_MAX_SETS = 300_000
 # One master may take this share of the time that is left.
 _SHARE = 0.34
 # Programs state times in this many units of the best time known, where the backend bears it.
@@ -61,6 +60,10 @@ _DEFAULT_UNITS = 2**20
 _BOUND_TOLERANCE = 1e-4
 # Steps with exact programs of at most so many variables are solved exactly.
 _MAX_EXACT = 512
+# A bound or plan is nearer by at least this share where another master with waits is worth it.
+_PROGRESS = 2e-4
+# Masters that follow what packings took.
+_SHARED = 3
 # Exchanges between different kinds of replicas of a group.
 _ROUNDS = 150
 # Sets that are balanced before programs are solved, in so many rounds each; the best ones for longer.
@@ -69,15 +72,6 @@ _STARTS_MORE = 3
 # Of more sequences than this, the small ones level replicas.
 _START_SEQUENCES = 96
 _START_ROUNDS = 1_000
-
-
-@dataclass(slots=True)
-class SetRecord:
-    """One set of strategies: its proved bound, and what proved it."""
-
-    used: tuple[int, ...]
-    bound_ns: int
-    by: Proof = "sum"
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +146,7 @@ class _Search:
             if self.best is not None and time.perf_counter() >= self.deadline:
                 break
             self._examine(record)
+        self._wait()
         self._polish()
 
     def _start(self) -> None:
@@ -178,7 +173,7 @@ class _Search:
     def _examine(self, record: SetRecord) -> None:
         """Relaxation, master, and where that leaves a gap and the step is small, the exact program."""
         guess = record.bound_ns if self.best is None else self.best.time_ns
-        unit_ns = max(1, guess // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
+        unit_ns = self._unit_ns(guess)
         fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
         for profiles in (False, True):
             master = master_program(self.problem, record.used, self.cuts, unit_ns, fractions, profiles)
@@ -193,6 +188,87 @@ class _Search:
         small = exact_size(self.problem, record.used) <= _MAX_EXACT
         if record.bound_ns < self.target_ns() and small:
             self._solve_exactly(record)
+
+    def _wait(self) -> None:
+        """Waits around long sequences, while the set with the least bound is one of them that learns any."""
+        learned: dict[Kind, Waits] = {}
+        shared: set[tuple[int, ...]] = set()
+        while self.best is not None and time.perf_counter() < self.deadline:
+            record = min(self.sets, key=lambda one: one.bound_ns)
+            pipelines = [kind for kind in self.problem.kinds_of(record.used[0]) if kind.pipeline.num_stages > 1]
+            if record.bound_ns >= self.target_ns() or len(record.used) > 1 or not pipelines:
+                return
+            first = [kind for kind in pipelines if kind not in learned]
+            learned |= {kind: Waits(kind, self.cuts[kind]) for kind in first}
+            waits = {kind: learned[kind] for kind in pipelines}
+            if first:
+                self._learn_from_best(record, waits)
+            before = record.bound_ns, self.best.time_ns
+            new, loads = self._learn(record, waits)
+            if not new and loads is not None and record.used not in shared:
+                shared.add(record.used)
+                self._share(record, loads, waits)
+            nearer = record.bound_ns - before[0] + before[1] - self.best.time_ns > _PROGRESS * before[1]
+            if not new and not nearer:
+                return
+
+    def _learn_from_best(self, record: SetRecord, waits: dict[Kind, Waits]) -> None:
+        """Learn of the longest sequences that the best plan gives to kinds of the set."""
+        assert self.best is not None
+        packings = [packing for group in self.best.groups for packing in group.packings]
+        for packing in packings:
+            longest = [int(np.flatnonzero(one.any(axis=0))[-1]) for one in packing.replicas if one.any()]
+            if packing.kind in waits and longest:
+                waits[packing.kind].learn(max(longest), *self._interval(record, 1))
+
+    def _unit_ns(self, guess_ns: int) -> int:
+        return max(1, guess_ns // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
+
+    def _interval(self, record: SetRecord, unit_ns: int) -> tuple[float, float]:
+        """Times of the group of all plans that are shorter than the best and none below the bound, ns."""
+        assert self.best is not None
+        constants = [price.constant_ns for price in tour_prices(self.problem, record.used)]
+        return record.bound_ns - max(constants), self.best.time_ns - min(constants) + 2 * unit_ns
+
+    def _learn(self, record: SetRecord, waits: dict[Kind, Waits]) -> tuple[bool, dict[Kind, Int64Array] | None]:
+        """Solve a set's master with what is known, and learn of the longest sequences in its answer: whether that
+        is anything new, and the answer."""
+        assert self.best is not None
+        unit_ns = self._unit_ns(self.best.time_ns)
+        fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
+        low, high = self._interval(record, unit_ns)
+        rooms = {kind: one.room(low, high) for kind, one in waits.items()}
+        master = master_program(self.problem, record.used, self.cuts, unit_ns, fractions, waits=rooms)
+        values = self._solved(record, master.program, unit_ns, "waits")
+        if values is None:
+            return False, None
+        loads = dict(zip(master.kinds, master.loads(values).values(), strict=True))
+        longest = {kind: np.flatnonzero(loads[kind]) for kind in waits if record.bound_ns < self.target_ns()}
+        news = [waits[kind].learn(int(held[-1]), low, high) for kind, held in longest.items() if held.size]
+        return any(news), loads
+
+    def _share(self, record: SetRecord, loads: dict[Kind, Int64Array], waits: dict[Kind, Waits]) -> None:
+        """Pack a master's answer, and those of masters that know by how much each kind came out later than its
+        bound."""
+        assert self.best is not None
+        unit_ns = self._unit_ns(self.best.time_ns)
+        interval = self._interval(record, unit_ns)
+        for _ in range(_SHARED):
+            packings = self._packings(loads, around=True)
+            if packings is None:
+                return
+            self._keep(self._joined(packings))
+            rooms = {
+                kind: one.room(*interval).after(packings[kind].time_ns, loads[kind], kind)
+                for kind, one in waits.items()
+            }
+            master = master_program(self.problem, record.used, self.cuts, unit_ns, waits=rooms)
+            limits = Limits(time_limit_s=1.0, relative_gap=self.relative_gap / 8)
+            values = self.solver.solve(master.program, limits).values
+            if values is None or time.perf_counter() >= self.deadline:
+                return
+            decided = master.loads(np.rint(values.astype(np.float64)).astype(np.int64))
+            loads = dict(zip(master.kinds, decided.values(), strict=True))
 
     def _raise(self, record: SetRecord, units: int | None, unit_ns: int, by: Proof) -> None:
         """Take over a bound proved in units if it is higher."""
@@ -238,7 +314,7 @@ class _Search:
 
     def _solve_exactly(self, record: SetRecord) -> None:
         guess = record.bound_ns if self.best is None else self.best.time_ns
-        unit_ns = max(1, guess // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
+        unit_ns = self._unit_ns(guess)
         exact = exact_program(self.problem, record.used, unit_ns)
         values = self._solved(record, exact.program, unit_ns, "exact")
         if values is not None:
@@ -274,89 +350,29 @@ class _Search:
         return Group(group.strategy, tuple(exchanged(group.packings)))
 
     def _packed(self, counts: dict[Kind, Int64Array]) -> GroupedPlan | None:
-        packings = {kind: pack(kind, self.cuts[kind], counts[kind]) for kind in counts}
+        packings = self._packings(counts)
+        return None if packings is None else self._joined(packings)
+
+    def _packings(self, counts: dict[Kind, Int64Array], around: bool = False) -> dict[Kind, Packing] | None:
+        """Every kind's sequences packed, ``around`` the longest where that is possible; None if one's are not."""
+        packings = {}
+        for kind in counts:
+            found = pack_around(kind, self.cuts[kind], counts[kind]) if around else None
+            if found is None:
+                found = pack(kind, self.cuts[kind], counts[kind])
+            if found is None:
+                return None
+            packings[kind] = found
+        return packings
+
+    def _joined(self, packings: dict[Kind, Packing]) -> GroupedPlan:
+        """The plan of all kinds' packings, levelled between the kinds of a group."""
         groups: dict[int, list[Packing]] = {}
         for kind, packing in packings.items():
-            if packing is None:
-                return None
             groups.setdefault(kind.strategy, []).append(packing)
-        for strategy, found in groups.items():
-            if len(found) > 1:
-                groups[strategy] = improve(found, _ROUNDS)
-            if balances([packing.kind for packing in found]):
+        for strategy, side_by_side in groups.items():
+            if len(side_by_side) > 1:
+                groups[strategy] = improve(side_by_side, _ROUNDS)
+            if balances([packing.kind for packing in side_by_side]):
                 groups[strategy] = balanced(groups[strategy], _START_ROUNDS)
-        return arranged(self.problem, [Group(strategy, tuple(found)) for strategy, found in groups.items()])
-
-
-def ranked_sets(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> list[SetRecord]:
-    """All sets of at most ``max_strategies`` strategies that hold every length, by their *sum* bound."""
-    shares, constants = sequence_shares(problem, cuts)
-    useful = [s for s in range(len(problem.strategies)) if np.isfinite(shares[s]).any()]
-    most = min(problem.max_strategies, len(useful))
-    number = sum(math.comb(len(useful), size) for size in range(1, most + 1))
-    if number > _MAX_SETS:
-        raise InvalidInputError(
-            f"{len(useful)} strategies make {number} sets of at most {most}.",
-            f"At most {_MAX_SETS} sets expected.",
-            "Offer fewer strategies, or lower max_strategies.",
-        )
-    alone = np.array([alone_ns(problem, s) for s in range(len(problem.strategies))])
-    records = []
-    for size in range(1, most + 1):
-        for used in itertools.combinations(useful, size):
-            least = shares[list(used)].min(axis=0)
-            if np.isfinite(least).all():
-                total = math.floor(float(problem.counts @ least) * (1.0 - 1e-9)) + int(constants[list(used)].sum())
-                longest = int(alone[list(used)].min(axis=0).max())
-                records.append(SetRecord(used, max(total, longest) + least_overhead_ns(problem, used)))
-    return sorted(records, key=lambda record: (record.bound_ns, record.used))
-
-
-def alone_ns(problem: GroupedProblem, strategy: int) -> FloatArray:
-    """Time of each length in a micro-batch of its own on the strategy's best replica, ns, [K]; infinite if none.
-
-    It passes all stages forward and back, so no group that holds it takes less.
-    """
-    times = []
-    for kind in problem.kinds_of(strategy):
-        pipeline = kind.pipeline
-        lag = 2 * (pipeline.num_stages - 1) * pipeline.transfer_ns
-        passed = (kind.units + pipeline.micro_batch_units) * (pipeline.num_stages * pipeline.parts) + lag
-        times.append(np.where(kind.fits, passed, np.inf))
-    return np.asarray(np.min(times, axis=0))
-
-
-def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> tuple[FloatArray, Int64Array]:
-    """What a sequence, and a group before its sequences, add to the group's time at least, ns.
-
-    Shapes [strategies, K], infinite where none fits, and [strategies]. For kinds j side by side and any weights
-    w_j >= 0 with sum 1, two forms, of which a strategy takes the second if all its pipelines have one stage:
-
-     - Z >= r_j (f + b) W_j / D_j for each j (r_j the inflation), so Z >= sum_j w_j r_j (f + b) W_j / D_j.
-     - Z >= (f + b) W_j / D_j + e_j for each kind that is used (e_j the least that one micro-batch adds). Weighted
-       over these, Z sum_used w_j >= sum_used w_j ((f + b) W_j / D_j + e_j), so Z >= sum_j w_j (f + b) W_j / D_j +
-       min_j e_j, because an unused kind has W_j = 0 and the weights used add up to at most 1.
-
-    A sequence then adds at least its least term over j. Weights are in proportion to the kinds' speeds.
-    """
-    shares = np.full((len(problem.strategies), problem.lengths.size), np.inf)
-    constants = np.zeros(len(problem.strategies), np.int64)
-    for s in range(len(problem.strategies)):
-        kinds = [kind for kind in problem.kinds_of(s) if kind.fits.any()]
-        if not kinds:
-            continue
-        single = all(kind.pipeline.num_stages == 1 for kind in kinds)
-        times = [_unit_times(kind, 1.0 if single else cuts[kind].inflation) for kind in kinds]
-        common = np.logical_and.reduce([kind.fits for kind in kinds])
-        speeds = np.array([1.0 / max(1e-9, float((one * problem.counts)[common].sum())) for one in times])
-        weights = speeds / speeds.sum()
-        shares[s] = np.min([one * weight for one, weight in zip(times, weights, strict=True)], axis=0)
-        if single:
-            constants[s] = min(last_stage_cut(kind, 1).constant >> SCALE_BITS for kind in kinds)
-    return shares, constants
-
-
-def _unit_times(kind: Kind, inflation: float) -> FloatArray:
-    """Time of one sequence of each length if all replicas share it, ns, [K]; infinite where it does not fit."""
-    times = kind.units * (inflation * kind.pipeline.parts / kind.num_replicas)
-    return np.where(kind.fits, times, np.inf)
+        return arranged(self.problem, [Group(strategy, tuple(one)) for strategy, one in groups.items()])

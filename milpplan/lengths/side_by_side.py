@@ -31,7 +31,8 @@ from milpplan.errors import InfeasibleError, SolverError
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.plan import GroupedPlan
 from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.search import ranked_sets, solve_groups
+from milpplan.groups.search import solve_groups
+from milpplan.groups.sets import ranked_sets
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import BaselineStep

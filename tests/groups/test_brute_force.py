@@ -6,7 +6,8 @@ import pytest
 
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.master import master_program
-from milpplan.groups.search import ranked_sets, solve_groups
+from milpplan.groups.search import solve_groups
+from milpplan.groups.sets import ranked_sets
 from milpplan.optimize.backends import backend
 from milpplan.optimize.solution import Limits
 from tests.amounts import first
