@@ -94,15 +94,21 @@ class GroupedResult:
 
 
 def solve_groups(
-    problem: GroupedProblem, backend_name: str = "auto", relative_gap: float = 0.0, time_limit_s: float = 60.0
+    problem: GroupedProblem,
+    backend_name: str = "auto",
+    relative_gap: float = 0.0,
+    time_limit_s: float = 60.0,
+    *,
+    waits: bool = True,
 ) -> GroupedResult:
-    """Solve to ``relative_gap`` or until ``time_limit_s`` of wall clock (soft).
+    """Solve to ``relative_gap`` or until ``time_limit_s`` of wall clock (soft); without ``waits`` leave out that
+    proof, for sets of several strategies, which it does not help.
 
     Raises ``InvalidInputError`` where there are more sets of strategies than can be listed, and ``SolverError``
     where no plan was found in time.
     """
     search = _Search(problem, backend(backend_name), relative_gap, time_limit_s)
-    search.run()
+    search.run(waits)
     if search.best is None:
         raise SolverError(
             f"No plan was packed within {time_limit_s} s.",
@@ -136,7 +142,7 @@ class _Search:
         assert self.best is not None
         return min(self.best.time_ns, *(record.bound_ns for record in self.sets))
 
-    def run(self) -> None:
+    def run(self, waits: bool) -> None:
         """Sets in the order of their bounds, once each."""
         self._start()
         for record in self.sets:
@@ -146,7 +152,8 @@ class _Search:
             if self.best is not None and time.perf_counter() >= self.deadline:
                 break
             self._examine(record)
-        self._wait()
+        if waits:
+            self._wait()
         self._polish()
 
     def _start(self) -> None:

@@ -333,7 +333,8 @@ class Several:
         held = self._held(one)
         problem = self._problem(held, self.switches.times(held), len(held))
         left = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
-        found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left)
+        # What counts is the bound of all of the set together.
+        found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left, waits=False)
         counts = {held[group.strategy]: group.counts for group in found.plan.groups}
         self._arrange(one, [np.array([counts.get(member, 0 * self.pool.load.counts) for member in held])])
         used = tuple(range(len(held)))
