@@ -62,8 +62,9 @@ _BOUND_TOLERANCE = 1e-4
 _MAX_EXACT = 512
 # A bound or plan is nearer by at least this share where another master with waits is worth it.
 _PROGRESS = 2e-4
-# Masters that follow what packings took.
+# Masters that follow what packings took, and how often they do for a set, after what is learned.
 _SHARED = 3
+_SHARES = 2
 # Exchanges between different kinds of replicas of a group.
 _ROUNDS = 150
 # Sets that are balanced before programs are solved, in so many rounds each; the best ones for longer.
@@ -199,7 +200,7 @@ class _Search:
     def _wait(self) -> None:
         """Waits around long sequences, while the set with the least bound is one of them that learns any."""
         learned: dict[Kind, Waits] = {}
-        shared: set[tuple[int, ...]] = set()
+        shared = dict.fromkeys((one.used for one in self.sets), 0)
         while self.best is not None and time.perf_counter() < self.deadline:
             record = min(self.sets, key=lambda one: one.bound_ns)
             pipelines = [kind for kind in self.problem.kinds_of(record.used[0]) if kind.pipeline.num_stages > 1]
@@ -212,8 +213,8 @@ class _Search:
                 self._learn_from_best(record, waits)
             before = record.bound_ns, self.best.time_ns
             new, loads = self._learn(record, waits)
-            if not new and loads is not None and record.used not in shared:
-                shared.add(record.used)
+            if not new and loads is not None and shared[record.used] < _SHARES:
+                shared[record.used] += 1
                 self._share(record, loads, waits)
             nearer = record.bound_ns - before[0] + before[1] - self.best.time_ns > _PROGRESS * before[1]
             if not new and not nearer:
@@ -270,7 +271,7 @@ class _Search:
                 for kind, one in waits.items()
             }
             master = master_program(self.problem, record.used, self.cuts, unit_ns, waits=rooms)
-            limits = Limits(time_limit_s=1.0, relative_gap=self.relative_gap / 8)
+            limits = Limits(time_limit_s=1.0, relative_gap=self.relative_gap / 64)
             values = self.solver.solve(master.program, limits).values
             if values is None or time.perf_counter() >= self.deadline:
                 return
@@ -285,7 +286,8 @@ class _Search:
     def _solved(self, record: SetRecord, program: Program, unit_ns: int, by: Proof) -> Int64Array | None:
         """Solve below the best plan; the bound goes to the record, the decisions come back."""
         left = max(1.0, self.deadline - time.perf_counter())
-        limits = Limits(time_limit_s=max(1.0, _SHARE * left), relative_gap=self.relative_gap / 8)
+        share = 64 if by == "waits" else 8
+        limits = Limits(time_limit_s=max(1.0, _SHARE * left), relative_gap=self.relative_gap / share)
         # Nothing is gained from plans between the target and the best, and their absence is hard to prove.
         most_ns = math.ceil(self.target_ns()) if by == "exact" and self.best is not None else None
         below = self._below_best(program, unit_ns, most_ns)

@@ -81,7 +81,7 @@ class Waits:
         least = float(kind.units[length] * kind.pipeline.parts)
         load = _most_within(self._slots, middle) * kind.pipeline.parts
         for effort in _EFFORTS:
-            load = max(load, least)
+            load = max(load, least, 1.0)
             plain = _plain(kind, self._slots, load)
             enough = _ENOUGH * high_ns
             found = long_bound(self._stages, kind.pipeline.num_stages, plain, least, load, enough, effort)
@@ -95,7 +95,9 @@ class Waits:
         kind, ends = self._kind, np.array([low_ns, high_ns])
         slots = [_loads_of(slot, ends) * kind.pipeline.parts for slot in self._slots]
         most = np.max([lines.min(axis=0) for lines in slots], axis=0)
-        slope = float(most[1] - most[0]) / (high_ns - low_ns)
+        # Any slope will do, the chord's is the best; there is none where no line rises.
+        slope = float(most[1] - most[0]) / max(1.0, high_ns - low_ns)
+        slope = slope if 0.0 < slope < np.inf else 1.0
         plain = max(float((lines - slope * ends).max(axis=1).min()) for lines in slots)
         rooms, last = [], plain
         for length, long in sorted(self._long.items()):

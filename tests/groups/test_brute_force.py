@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.master import master_program
 from milpplan.groups.search import solve_groups
 from milpplan.groups.sets import ranked_sets
+from milpplan.groups.tours import tour_prices
+from milpplan.groups.waiting import Waits
 from milpplan.optimize.backends import backend
 from milpplan.optimize.solution import Limits
 from tests.amounts import first
@@ -70,3 +73,46 @@ def test_bounds_of_sets_are_bounds(block: int) -> None:
             else:
                 assert solution.bound is not None
                 assert solution.bound <= least, (seed, record.used)
+
+
+def check_waits(seeds: range) -> None:
+    """No master with waits exceeds the least time of all plans of its strategy; the rows are there."""
+    solver = backend("cpsat")
+    for seed in seeds:
+        problem = random_problem(seed)
+        cuts = {kind: KindCuts(kind) for kind in problem.kinds}
+        for record in ranked_sets(problem, cuts):
+            kinds = problem.kinds_of(record.used[0])
+            least = least_time_ns(problem, record.used)
+            if (
+                len(record.used) > 1
+                or max(kind.pipeline.num_stages for kind in kinds) == 1
+                or least == float("inf")
+            ):
+                continue
+            constants = [price.constant_ns for price in tour_prices(problem, record.used)]
+            ends = float(record.bound_ns - max(constants)), 1.1 * least - min(constants)
+            rooms = {}
+            for kind in kinds:
+                waits = Waits(kind, cuts[kind])
+                for length in np.flatnonzero(kind.fits)[-2:] if kind.pipeline.num_stages > 1 else ():
+                    waits.learn(int(length), *ends)
+                    rooms[kind] = waits.room(*ends)
+            master = master_program(problem, record.used, cuts, 1, 2**10, waits=rooms)
+            assert any(name.startswith("waits_around_long") for name in master.program.rows.names) == bool(rooms)
+            bound = solver.solve(master.program, Limits()).bound
+            assert bound is not None
+            assert bound <= least, (seed, record.used)
+
+
+@pytest.mark.parametrize("seed", [2005, 2007, 2015])
+def test_masters_with_waits_are_bounds(seed: int) -> None:
+    """Waits around the two longest sequences, for times up to a little above the least of all plans."""
+    check_waits(range(seed, seed + 2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(2020, 2120, 10))
+def test_masters_with_waits_are_bounds_many(block: int) -> None:
+    """A hundred problems more."""
+    check_waits(range(block, block + 10))
