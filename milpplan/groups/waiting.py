@@ -3,7 +3,7 @@
 A pipeline waits around a micro-batch that is longer than the others. ``longest.long_bound`` says what a replica
 takes at least for a load if one of its micro-batches holds a sequence of some length, whatever their numbers: one
 of several lines in the load. So within a time Z it does at most F_k(Z), the largest load that one of these lines
-allows, if it holds length k or a longer one, and at most H(Z), that of the slots' cuts (``cuts``), in any case; D
+allows, if it holds length k or a longer one, and at most H(Z), that of the slots' cuts (``cuts``) or 0, anyway; D
 replicas, one of them with such a sequence, do at most F_k(Z) + (D - 1) H(Z).
 
 **For times from lo to hi** the master needs one row of them all. With A the slope of the chord of H, every line
@@ -14,6 +14,7 @@ time between lo and hi that holds length k, W <= D A Z + b_k + (D - 1) b_0, with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,31 +78,33 @@ class Waits:
         kind, middle = self._kind, (low_ns + high_ns) / 2
         if not self._long and kind.num_replicas > 1:
             # Beside a replica with a long sequence the others' bound counts, at the load that they have.
-            self._slots = self._cuts.near(_most_within(self._slots, high_ns))
+            self._slots = self._cuts.near(_most_within(self._slots, high_ns, kind.total_units))
         least = float(kind.units[length] * kind.pipeline.parts)
-        load = _most_within(self._slots, middle) * kind.pipeline.parts
+        load = _most_within(self._slots, middle, kind.total_units) * kind.pipeline.parts
         for effort in _EFFORTS:
             load = max(load, least, 1.0)
             plain = _plain(kind, self._slots, load)
             enough = _ENOUGH * high_ns
             found = long_bound(self._stages, kind.pipeline.num_stages, plain, least, load, enough, effort)
             whole = float(kind.total_units * kind.pipeline.parts)
-            load = min(whole, float(_lines_of(found, np.array([middle])).max()))
+            load = min(whole, float(_lines_of(found, np.array([middle]), whole).max()))
         self._long[length] = found
         return True
 
     def room(self, low_ns: float, high_ns: float) -> Room:
         """The module's row for times in the interval."""
         kind, ends = self._kind, np.array([low_ns, high_ns])
-        slots = [_loads_of(slot, ends) * kind.pipeline.parts for slot in self._slots]
+        whole = float(kind.total_units * kind.pipeline.parts)
+        slots = [_loads_of(slot, ends, kind.total_units) * kind.pipeline.parts for slot in self._slots]
         most = np.max([lines.min(axis=0) for lines in slots], axis=0)
         # Any slope will do, the chord's is the best; there is none where no line rises.
         slope = float(most[1] - most[0]) / max(1.0, high_ns - low_ns)
         slope = slope if 0.0 < slope < np.inf else 1.0
-        plain = max(float((lines - slope * ends).max(axis=1).min()) for lines in slots)
+        # A replica may stay empty, too, and does nothing then.
+        plain = max(-slope * low_ns, *(float((lines - slope * ends).max(axis=1).min()) for lines in slots))
         rooms, last = [], plain
         for length, long in sorted(self._long.items()):
-            lines = _lines_of(long, ends)
+            lines = _lines_of(long, ends, whole)
             # A longer sequence leaves no more room than a shorter one.
             last = min(last, float((lines - slope * ends).max()))
             rooms.append((length, last + (kind.num_replicas - 1) * plain))
@@ -123,23 +126,29 @@ def stage_loads(kind: Kind) -> StageLoads:
     )
 
 
-def _loads_of(slot: Slot, times: FloatArray) -> FloatArray:
-    """Loads in units that every cut of a slot allows at ``times`` [n], [cuts, n]."""
-    cuts = [(one.constant / 2.0**SCALE_BITS, one.slope / 2.0**SCALE_BITS) for one in slot.cuts]
-    return np.array([(times - constant) / slope for constant, slope in cuts])
+def _loads_of(slot: Slot, times: FloatArray, whole: float) -> FloatArray:
+    """Loads in units, ``whole`` at most of all, that every cut of a slot allows at ``times`` [n], [cuts, n]."""
+    lines = [(one.constant / 2.0**SCALE_BITS, one.slope / 2.0**SCALE_BITS) for one in slot.cuts]
+    return _allowed(lines, times, whole)
 
 
-def _lines_of(long: LongBound, times: FloatArray) -> FloatArray:
-    """Loads in ns that every line allows at ``times`` [n], [lines, n]; any load where a line does not rise."""
-    constants, slopes = np.array([(one.constant, one.slope) for one in long.bounds]).T[..., None]
+def _lines_of(long: LongBound, times: FloatArray, whole: float) -> FloatArray:
+    """Loads in ns, ``whole`` at most of all, that every line allows at ``times`` [n], [lines, n]."""
+    return _allowed([(one.constant, one.slope) for one in long.bounds], times, whole)
+
+
+def _allowed(lines: Sequence[tuple[float, float]], times: FloatArray, whole: float) -> FloatArray:
+    """Loads for which (constant, slope) are within ``times`` [n], [lines, n]; where one does not rise, all there is
+    at all times, if at any, or less than nothing."""
+    constants, slopes = np.array(lines).T[..., None]
     left = times / (1.0 - _SLACK) - constants
-    flat = np.where(left >= 0.0, np.inf, -np.inf)
+    flat = np.where(left.max(axis=1, keepdims=True) >= 0.0, whole, -whole)
     return np.where(slopes > 0.0, left / np.where(slopes > 0.0, slopes, 1.0), flat)
 
 
-def _most_within(slots: tuple[Slot, ...], time_ns: float) -> float:
+def _most_within(slots: tuple[Slot, ...], time_ns: float, whole: float) -> float:
     """The largest load of a replica within a time, units."""
-    return max(0.0, *(float(_loads_of(slot, np.array([time_ns])).min()) for slot in slots))
+    return max(0.0, *(float(_loads_of(slot, np.array([time_ns]), whole).min()) for slot in slots))
 
 
 def _plain(kind: Kind, slots: tuple[Slot, ...], load: float) -> LoadBound:
