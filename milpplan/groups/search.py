@@ -212,10 +212,14 @@ class _Search:
             if first:
                 self._learn_from_best(record, waits)
             before = record.bound_ns, self.best.time_ns
-            new, loads = self._learn(record, waits)
-            if not new and loads is not None and shared[record.used] < _SHARES:
-                shared[record.used] += 1
-                self._share(record, loads, waits)
+            try:
+                new, loads = self._learn(record, waits)
+                if not new and loads is not None and shared[record.used] < _SHARES:
+                    shared[record.used] += 1
+                    self._share(record, loads, waits)
+            except SolverError:
+                # A backend that refuses rows of this size leaves what is proved already.
+                return
             nearer = record.bound_ns - before[0] + before[1] - self.best.time_ns > _PROGRESS * before[1]
             if not new and not nearer:
                 return

@@ -97,9 +97,9 @@ class Waits:
         whole = float(kind.total_units * kind.pipeline.parts)
         slots = [_loads_of(slot, ends, kind.total_units) * kind.pipeline.parts for slot in self._slots]
         most = np.max([lines.min(axis=0) for lines in slots], axis=0)
-        # Any slope will do, the chord's is the best; there is none where no line rises.
+        # Any slope will do, the chord's is the best; it may be anything where few sequences are left.
         slope = float(most[1] - most[0]) / max(1.0, high_ns - low_ns)
-        slope = slope if 0.0 < slope < np.inf else 1.0
+        slope = slope if 0.1 < slope < 10.0 else 1.0
         # A replica may stay empty, too, and does nothing then.
         plain = max(-slope * low_ns, *(float((lines - slope * ends).max(axis=1).min()) for lines in slots))
         rooms, last = [], plain
@@ -138,8 +138,8 @@ def _lines_of(long: LongBound, times: FloatArray, whole: float) -> FloatArray:
 
 
 def _allowed(lines: Sequence[tuple[float, float]], times: FloatArray, whole: float) -> FloatArray:
-    """Loads for which (constant, slope) are within ``times`` [n], [lines, n]; where one does not rise, all there is
-    at all times, if at any, or less than nothing."""
+    """Loads for which (constant, slope) are within ``times`` [n], [lines, n]; where one does not rise, all there
+    is at all times, if at any, or less than nothing."""
     constants, slopes = np.array(lines).T[..., None]
     left = times / (1.0 - _SLACK) - constants
     flat = np.where(left.max(axis=1, keepdims=True) >= 0.0, whole, -whole)

@@ -98,7 +98,7 @@ def check_waits(seeds: range) -> None:
                 for length in np.flatnonzero(kind.fits)[-2:] if kind.pipeline.num_stages > 1 else ():
                     waits.learn(int(length), *ends)
                     rooms[kind] = waits.room(*ends)
-            master = master_program(problem, record.used, cuts, 1, 2**10, waits=rooms)
+            master = master_program(problem, record.used, cuts, 1, 2**6, waits=rooms)
             assert any(name.startswith("waits_around_long") for name in master.program.rows.names) == bool(rooms)
             bound = solver.solve(master.program, Limits()).bound
             assert bound is not None
