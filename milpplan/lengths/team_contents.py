@@ -9,13 +9,9 @@ seats), the question is by how much
 every sequence's attention adds, and once what the longest adds. The larger is at least any mixture of both, so
 each of a few mixtures, for both phases, makes it linear in x for a given number of grains, and never too long.
 
-**Knapsack.** For a mixture, the most that sequences up to length k, with at least one of k, are worth less their
-attention in exactly G grains is a dynamic program over the lengths, ascending, so that k is the longest:
-
-    E_k[G] = value_k + max of F_{k-1}[G - g_k] and with up to n_k - 1 more of k,     F_k = max(F_{k-1}, E_k)
-
-with parts 1, 2, 4, ... of the others. The least of E_k[G] less the values of G and of the longest over all
-mixtures is what any such micro-batch is worth at most beyond its time.
+**Knapsack.** For a mixture, ``knapsacks`` says what sequences are worth at most, less their attention, in exactly
+G grains with k the longest. The least of that less the values of G and of the longest over all mixtures is what
+any such micro-batch is worth at most beyond its time.
 
 **Limit.** In a step shorter than some limit no micro-batch takes the limit: where a sequence alone takes longer,
 it is in none, and numbers of grains that take longer are left out.
@@ -23,18 +19,16 @@ it is in none, and numbers of grains that take longer are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.lengths.knapsacks import NOTHING, Items, Knapsacks
 from milpplan.lengths.teams import Family
 
 # Parts of the way *hidden* in the forward and in the backward.
 _MIXTURES = ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0))
-# What nothing is worth, ns.
-_NOTHING = -1e30
 # What sums of floats may add.
 _MORE = 1.0 + 1e-9
 
@@ -51,9 +45,7 @@ class Contents:
     attention: FloatArray
     once: FloatArray
     mixed: tuple[FloatArray, FloatArray, FloatArray]
-    sizes: IntArray
-    counts: IntArray
-    fits: BoolArray
+    items: Items
     short: BoolArray
 
     @staticmethod
@@ -76,92 +68,30 @@ class Contents:
         short = base_.max(axis=0) <= limit_ns * _MORE
         mixed = (base_, attention_, once_)
         share = degree / family.num_seats
-        return Contents(member, share, base, attention, once, mixed, sizes, load.counts, fits, short)
+        return Contents(member, share, base, attention, once, mixed, Items(sizes, load.counts, fits), short)
 
     @property
     def entries(self) -> int:
         """Numbers in the tables of ``worst``."""
-        most = np.minimum(self.counts, self.mixed[0].shape[1] // self.sizes)[self.fits]
-        return int(self.mixed[0].size * (2 + np.ceil(np.log2(most))).sum())
+        return self.mixed[0].size * self.items.passes(self.mixed[0].shape[1])
 
     def costs(self, rows: IntArray) -> FloatArray:
         """Time of micro-batches [v, n] at least, as a part of all seats' time, ns [v]."""
         longest = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
-        ways = self.base[..., rows @ self.sizes - 1] + self.attention @ rows.T + self.once[..., longest]
+        ways = self.base[..., rows @ self.items.sizes - 1] + self.attention @ rows.T + self.once[..., longest]
         return np.asarray(self.share * ways.max(axis=1).sum(axis=0))
 
     def worst(self, prices: FloatArray, least: float = 0.0) -> tuple[float, list[IntArray]]:
         """By which factor the prices [n] are too high at most, at least 1; and for every length as the longest
         the micro-batch that is worth most beyond its time, if that is more than ``least`` ns."""
-        base, attention, _ = self.mixed
-        table = _Table(self, prices - self.share * attention)
+        base, attention, once = self.mixed
+        table = Knapsacks(self.items, prices - self.share * attention, base.shape[1])
         times, most, found = self.share * base.max(axis=0), 0.0, []
-        for k, worth in table.rows():
-            beyond = worth.min(axis=0)
+        for k, held in table.rows():
+            worth = held - self.share * (base + once[:, k, None])
+            beyond = np.where(self.short, worth.min(axis=0), NOTHING)
             most = max(most, float((beyond / times).max()))
             place = int(beyond.argmax())
             if beyond[place] > least:
                 found.append(table.content(k, place + 1, int(worth[:, place].argmin())))
         return 1.0 + most, found
-
-
-class _Table:
-    """The dynamic program for ``values`` [R, n] of the lengths, with what leads to its entries."""
-
-    def __init__(self, contents: Contents, values: FloatArray) -> None:
-        self.contents, self.values = contents, values
-        # By length: F of the shorter ones, the parts of more of it with E before each, and E.
-        self.steps: dict[int, tuple[FloatArray, list[tuple[int, FloatArray]], FloatArray]] = {}
-
-    def rows(self) -> Iterator[tuple[int, FloatArray]]:
-        """(k, what micro-batches with k the longest are worth beyond their time [R, G])."""
-        own = self.contents
-        base, _, once = own.mixed
-        number, room = base.shape
-        best = np.full((number, room + 1), _NOTHING)
-        best[:, 0] = 0.0
-        for k in np.flatnonzero(own.fits).tolist():
-            size, value = int(own.sizes[k]), self.values[:, k, None]
-            held = np.full_like(best, _NOTHING)
-            held[:, size:] = best[:, : room + 1 - size] + value
-            parts = []
-            for part in _parts(min(int(own.counts[k]), room // size) - 1):
-                parts.append((part, held))
-                more = held.copy()
-                shift = part * size
-                np.maximum(more[:, shift:], held[:, : room + 1 - shift] + part * value, out=more[:, shift:])
-                held = more
-            self.steps[k] = best, parts, held
-            worth = held[:, 1:] - own.share * (base + once[:, k, None])
-            worth[:, ~own.short] = _NOTHING
-            yield k, worth
-            best = np.maximum(best, held)
-
-    def content(self, k: int, grains: int, row: int) -> IntArray:
-        """The micro-batch [n] of an entry: so many grains, k the longest, in mixture ``row``."""
-        own = self.contents
-        found = np.zeros_like(own.counts)
-        while True:
-            before, parts, held = self.steps[k]
-            size, now = int(own.sizes[k]), held
-            for part, earlier in reversed(parts):
-                if now[row, grains] != earlier[row, grains]:
-                    found[k] += part
-                    grains -= part * size
-                now = earlier
-            found[k] += 1
-            grains -= size
-            if grains == 0:
-                return found
-            worth = before[row, grains]
-            k = next(one for one in reversed(self.steps) if one < k and self.steps[one][2][row, grains] == worth)
-
-
-def _parts(number: int) -> list[int]:
-    """1, 2, 4, ... and a rest, whose sums are all numbers up to ``number``."""
-    found, part = [], 1
-    while number > 0:
-        found.append(min(part, number))
-        number -= part
-        part *= 2
-    return found

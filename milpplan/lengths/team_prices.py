@@ -105,7 +105,7 @@ def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: float)
     ]
     counts = family.pool.load.counts.astype(np.float64)
     nothing = Priced(shared.bound_ns, np.zeros(0), np.zeros((0, len(counts)), dtype=np.int64))
-    if not np.logical_or.reduce([one.fits for one in all_contents])[counts > 0].all():
+    if not np.logical_or.reduce([one.items.fits for one in all_contents])[counts > 0].all():
         return Priced(max(limit_ns, shared.bound_ns), nothing.shares, nothing.rows)
     entries = [one.entries for one in all_contents]
     if max(entries) > _LARGEST:
@@ -137,8 +137,8 @@ def _alone(all_contents: list[Contents], counts: FloatArray) -> _Program:
     each = np.eye(len(counts), dtype=np.int64)
     costs = np.full((len(all_contents), len(counts)), np.inf)
     for one, row in zip(all_contents, costs, strict=True):
-        if one.fits.any():
-            row[one.fits] = one.costs(each[one.fits])
+        if one.items.fits.any():
+            row[one.items.fits] = one.costs(each[one.items.fits])
     there = counts > 0
     return _Program(counts, each[there], costs.min(axis=0)[there], int(there.sum()))
 
@@ -151,11 +151,11 @@ def _beyond(
     After the deadline nothing is known: the factor is infinite."""
     most, rows, costs = 1.0, [], [np.zeros(0)]
     for contents, shares in zip(all_contents, linear, strict=True):
-        if ((prices <= shares * _SAFETY) | ~contents.fits).all(axis=1).any():
+        if ((prices <= shares * _SAFETY) | ~contents.items.fits).all(axis=1).any():
             continue
         if time.perf_counter() > deadline:
             return float("inf"), [], np.zeros(0)
-        factor, found = contents.worst(prices, _WORTH * float(contents.counts @ prices))
+        factor, found = contents.worst(prices, _WORTH * float(contents.items.counts @ prices))
         most = max(most, factor)
         if found:
             rows += found

@@ -83,7 +83,7 @@ def test_no_micro_batch_is_worth_more_than_the_factor() -> None:
         limit_ns = float(np.median(costs)) / contents.share
         short = contents_of(found, limit_ns)[found.members.index(contents.member)]
         below = fitting[costs < np.median(costs)]
-        assert (below[:, ~short.fits] == 0).all()
+        assert (below[:, ~short.items.fits] == 0).all()
         assert short.short[below @ sizes - 1].all()
         assert short.worst(prices)[0] >= (below @ prices / contents.costs(below)).max() * (1 - 1e-9)
 
