@@ -72,6 +72,7 @@ ALLOWED = {
         "milpplan.groups",
         "milpplan.optimize.layouts",
         "milpplan.optimize.uniform",
+        "milpplan.optimize.worker_process",
         "milpplan.lengths",
     ),
     "milpplan.insight": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize", "milpplan.insight"),

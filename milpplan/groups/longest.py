@@ -22,6 +22,7 @@ concave in Y: between two loads it is above its chord.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -48,7 +49,7 @@ _KINDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Box:
+class Box:
     """A window and what is known of it: one of ``bounds`` holds; solved or not."""
 
     window: Window
@@ -56,16 +57,23 @@ class _Box:
     solved: bool = False
 
     def at(self, load: float) -> float:
+        """The bound, ns."""
         return min(one.at(load) for one in self.bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class LongBound:
     """What a replica with the longest sequence takes at least for a load on its last stage, of which the sequence
-    is ``alone``."""
+    is ``alone``; ``boxes`` say where each of the bounds holds."""
 
     alone: float
     bounds: tuple[PathBound, ...]
+    boxes: tuple[Box, ...] = ()
+
+    @staticmethod
+    def of(alone: float, boxes: Sequence[Box]) -> LongBound:
+        """Of boxes that cover all numbers."""
+        return LongBound(alone, tuple(bound for one in boxes for bound in one.bounds), tuple(boxes))
 
     def at(self, load: float) -> float:
         """The bound, ns."""
@@ -97,11 +105,11 @@ def long_bound(
     """The bound of a micro-batch of ``least`` in a replica, highest near ``load``, up to ``enough_ns`` there;
     at most ``effort`` programs."""
 
-    def box(window: Window) -> _Box:
+    def box(window: Window) -> Box:
         held = [one for one in plain.ranges if (one.last or np.inf) >= window.fewest]
         if not any(window.open):
             held = [one for one in held if one.first <= window.number]
-        return _Box(window, tuple(one.bound for one in held))
+        return Box(window, tuple(one.bound for one in held))
 
     programmed = stages.with_kinds(_KINDS)
     boxes = [box(one) for one in _windows()]
@@ -113,18 +121,18 @@ def long_bound(
             break
         boxes.remove(worst)
         if worst.solved:
-            halves = _halved(window)
+            halves = halved(window)
             if not halves:
                 boxes.append(worst)
                 break
             # What is known of a window holds for its parts.
-            boxes += [max(box(one), _Box(one, worst.bounds), key=lambda part: part.at(load)) for one in halves]
+            boxes += [max(box(one), Box(one, worst.bounds), key=lambda part: part.at(load)) for one in halves]
             continue
         found = best_mixture(programmed, num_stages, window, load, least).bound(stages, load, least)
         solved += 1
         kept = (found,) if found.at(load) > worst.at(load) else worst.bounds
-        boxes.append(_Box(window, kept, True))
-    return LongBound(least, tuple(bound for one in boxes for bound in one.bounds))
+        boxes.append(Box(window, kept, True))
+    return LongBound.of(least, boxes)
 
 
 def _windows() -> list[Window]:
@@ -133,7 +141,7 @@ def _windows() -> list[Window]:
     return [Window(one[:2], other[:2], (one[2], other[2])) for one, other in product(spans, spans)]
 
 
-def _halved(window: Window) -> tuple[Window, ...]:
+def halved(window: Window) -> tuple[Window, ...]:
     """The window cut across an open side or else its wider one; nothing where it is one pair of numbers, or where
     programs would be too large."""
     sides = (window.ahead, window.behind)

@@ -161,7 +161,7 @@ class Mixture:
 
 def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: float, least: float = 0.0) -> Mixture:
     """The mixture that proves most of a ``load`` in a window, ``least`` of it in the one that this is around."""
-    graph = _Graph.of(num_stages, window)
+    graph = Graph.of(num_stages, window)
     answer = _program(stages, graph, window, load, least)
     arcs = len(graph.tails)
     duals = -np.asarray(answer.ineqlin.marginals)[:arcs] if answer.status == 0 else np.ones(arcs)
@@ -173,14 +173,14 @@ def best_loads(
 ) -> tuple[float, FloatArray] | None:
     """The least time of a ``load`` in real parts, ``least`` of it in the micro-batch that the window is around,
     and these parts, [v] ns; none where they do not fit. For packing: it is no bound."""
-    answer = _program(stages, _Graph.of(num_stages, window), window, load, least)
+    answer = _program(stages, Graph.of(num_stages, window), window, load, least)
     if answer.status != 0:
         return None
     parts = np.asarray(answer.x)[-window.number * len(stages.kinds) :]
     return float(answer.fun) * load, parts.reshape(-1, window.number).sum(axis=0) * load
 
 
-def _program(stages: StageLoads, graph: _Graph, window: Window, load: float, least: float) -> Any:
+def _program(stages: StageLoads, graph: Graph, window: Window, load: float, least: float) -> Any:
     """The linear program of the module, solved; its first rows are the graph's arcs."""
     import scipy.sparse as sparse
     from scipy.optimize import linprog
@@ -230,7 +230,7 @@ def path_bound(
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class Graph:
     """Nodes in the order of time, the last one ends the step, with their micro-batch and kind (0: the last
     stage's, 1: forward, 2: backward elsewhere); arcs from -1, the beginning, ``links`` those between stages."""
 
@@ -241,7 +241,7 @@ class _Graph:
     links: FloatArray
 
     @staticmethod
-    def of(num_stages: int, window: Window) -> _Graph:
+    def of(num_stages: int, window: Window) -> Graph:
         """1F1B as in ``lengths.replicas``, the last stage's forward and backward of a micro-batch in one.
 
         The forwards of those that may not be there at the end need nothing of the stage before, the backwards of
@@ -277,7 +277,7 @@ class _Graph:
             work(0, last, number - 1, None)
         columns = [*zip(*nodes, strict=True), *zip(*arcs, strict=True)]
         kinds, micro_batch, tails, heads, links = (np.array(one, dtype=np.int64) for one in columns)
-        return _Graph(kinds, micro_batch, tails, heads, links.astype(np.float64))
+        return Graph(kinds, micro_batch, tails, heads, links.astype(np.float64))
 
     def mixture(self, duals: FloatArray, window: Window) -> Mixture:
         """The flow that divides like ``duals`` [arcs], one unit from the last node backwards."""

@@ -20,6 +20,7 @@ from milpplan.lengths.forced import forced_bounds, most_whole
 from milpplan.lengths.forced_pipelines import forced_pipeline_bounds
 from milpplan.lengths.rectangles import rectangles
 from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.stage_contents import StageContents
 from milpplan.lengths.tables import (
     Load,
     Tables,
@@ -163,9 +164,19 @@ class Pool:
         """``loads`` alone, the dearest known, with what the longest sequence adds, up to ``enough_ns``."""
         grains = self.grains(member, beside=False)
         exact = (member, grains, True) in self.loaded
-        found = self.loads(member, beside=False, exact=exact).lengthened(enough_ns)
-        self.loaded[member, grains, exact] = found
+        found = self.loads(member, beside=False, exact=exact)
+        if not found.classes:
+            found = found.lengthened(enough_ns)
+            self.loaded[member, grains, exact] = found
         return found
+
+    def contents(self, member: int, *, beside: bool = False) -> StageContents:
+        """What micro-batches of a pipeline may hold."""
+        return StageContents.of(self.tables[member], self.num_stages(member), self.grains(member, beside=beside))
+
+    def know(self, member: int, loads: Loads) -> None:
+        """More of a pipeline alone."""
+        self.loaded[member, self.grains(member, beside=False), True] = loads
 
     def classified(self, member: int, *, only_longest: bool = False) -> Loads:
         """``finer`` with groups told apart by their longest sequence."""

@@ -3,7 +3,9 @@
 A pipeline's first micro-batches should be short and grow, its last ones shrink: how is what the program of
 ``unequal`` says for real loads. Around a long sequence, which cannot be divided, it is another shape. So every
 replica gets its longest sequence, the best place for it and the best number of micro-batches, and then the others,
-the longest first, each where most is missing. Heuristic: what comes of it is timed exactly, and improved.
+the longest first, each where most is missing. Or only some replicas get one of the longest, and the other
+long ones as well: the rest have more and shorter micro-batches, with shorter ends. Heuristic: what comes of it is
+timed exactly, and improved.
 """
 
 from __future__ import annotations
@@ -61,27 +63,46 @@ class _Shapes:
         return _least(lambda place: self.of(number, place, load, least), [found.place])
 
 
-def shaped(loads: Loads, load: Load, most_grains: int) -> tuple[IntArray, ...] | None:
-    """Replicas [v, n] of all sequences; None where the shapes do not hold them."""
+def shaped(loads: Loads, load: Load, most_grains: int) -> list[tuple[IntArray, ...]]:
+    """Replicas [v, n] of all sequences, with the longest ones on one, two, four ... or all of them; nothing where
+    the shapes do not hold the sequences."""
     shapes = _Shapes(_typical(loads.stages), loads.num_stages)
-    grains = load.lengths // load.grain
-    items = np.repeat(np.arange(len(grains)), load.counts)[::-1]
+    items = np.repeat(np.arange(len(load.lengths)), load.counts)[::-1]
+    number = loads.num_replicas
     free = shapes.best(loads.full, 0.0)
     if free is None:
-        return None
+        return []
     # Shorter sequences than the largest load leave the shape as it is.
-    longest = [float(shapes.stages.last[one]) for one in items[: loads.num_replicas]]
+    longest = [float(shapes.stages.last[one]) for one in items[:number]]
     longest = [least if least > free.loads.max() else 0.0 for least in longest]
-    known = {least: shapes.best(loads.full, least) for least in set(longest)}
-    first = [one for one in (known[least] for least in longest) if one is not None]
-    if len(first) < len(longest):
-        return None
-    # One with a longer sequence takes longer for its load: it gets less.
+    longest += [0.0] * (number - len(longest))
+    known = {least: shapes.best(loads.full, least) for least in {0.0, *longest}}
+    ways = {tuple(longest[:held] + [0.0] * (number - held)) for held in _held(number)}
+    found = []
+    for way in sorted(ways):
+        first = [one for one in (known[least] for least in way) if one is not None]
+        if len(first) == number:
+            found.append(
+                _filled(_balanced(shapes, first, way, loads.full), shapes.stages.last, load, items, most_grains)
+            )
+    return [one for one in found if one is not None]
+
+
+def _held(number: int) -> list[int]:
+    """How many of so many replicas have one of the longest: 1, 2, 4, ... and all."""
+    return [*(1 << one for one in range((number - 1).bit_length())), number]
+
+
+def _balanced(shapes: _Shapes, first: list[_Shape], longest: tuple[float, ...], full: float) -> list[FloatArray]:
+    """Loads of shapes that take about as long: one with a longer sequence takes longer for its load, and gets
+    less."""
     times = np.array([one.time_ns for one in first])
-    parts = (loads.full - (times - times.mean()) / _SLOPE).clip(longest)
-    triples = zip(first, parts.tolist(), longest, strict=True)
-    again = [shapes.of(len(one.loads), one.place, part, least) or one for one, part, least in triples]
-    return _filled([one.loads for one in again], shapes.stages.last, grains, items, most_grains)
+    parts = (full - (times - times.mean()) / _SLOPE).clip(longest)
+    again: dict[tuple[float, float], FloatArray] = {}
+    for one, part, least in zip(first, parts.tolist(), longest, strict=True):
+        if (part, least) not in again:
+            again[part, least] = (shapes.of(len(one.loads), one.place, part, least) or one).loads
+    return [again[key] for key in zip(parts.tolist(), longest, strict=True)]
 
 
 def _typical(stages: StageLoads) -> StageLoads:
@@ -111,9 +132,10 @@ def _least(at: Callable[[int], _Shape | None], tried: list[int]) -> _Shape | Non
 
 
 def _filled(
-    shapes: list[FloatArray], each: FloatArray, grains: IntArray, items: IntArray, most_grains: int
+    shapes: list[FloatArray], each: FloatArray, load: Load, items: IntArray, most_grains: int
 ) -> tuple[IntArray, ...] | None:
     """Sequences, the longest first, each where most is missing and tokens fit."""
+    grains = load.lengths // load.grain
     missing = np.concatenate(shapes)
     room = np.full(len(missing), most_grains)
     packed = np.zeros((len(missing), len(grains)), dtype=np.int64)

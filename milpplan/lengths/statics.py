@@ -19,6 +19,7 @@ from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.baselines import bucketed_step
+from milpplan.lengths.filled import Filled
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.shaping import shaped
 from milpplan.lengths.steps import GAP_SHARE, Step
@@ -31,8 +32,9 @@ _LEAST_S = 2.0
 _MOST_POLISHED, _HOPELESS = 3, 0.01
 # How many times as long most care takes as more care, at most.
 _MOST_TIMES = 3.0
-# Ways to know more of a pipeline.
-_WAYS = 4
+# Ways to know more of a pipeline, how many are packed early, and for how long configuration programs of one are
+# looked at together.
+_WAYS, _FIRST_PACKED, _SLICE_S = 7, 3, 0.5
 
 
 class Statics:
@@ -47,12 +49,12 @@ class Statics:
         self.best: Step | None = None
         self.packed: dict[int, Packed] = {}
         members = range(len(pool.members))
-        self.least = {member: pool.least_ns(member, beside=False) for member in members}
+        self.least: dict[int, float] = {member: pool.least_ns(member, beside=False) for member in members}
         self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
+        self.filled: dict[int, Filled] = {}
         self.in_integers: set[int] = set()
         self.polished: dict[int, int] = {}
-        # Packings of strategies that were improved from another start.
-        self.unshaped: dict[int, Packed] = {}
+        self.eager = False
         # Seconds of the last packing with more care.
         self.took_s = 0.0
         for member in sorted(members, key=lambda one: self.least[one]):
@@ -66,13 +68,27 @@ class Statics:
         least = int(min(self.least.values()))
         return least if self.best is None else min(least, self.best.time_ns)
 
-    def run(self, below_ns: float, deadline: float) -> Step:
-        """Shorten and prove all that may be shorter than ``below_ns``, until the ``deadline``.
+    @property
+    def open_pipelines(self) -> bool:
+        """Whether steps of a pipeline may be shorter than the best one by more than the gap."""
+        enough_ns = self._enough_ns(float("inf"))
+        return any(self.least[member] < enough_ns for member in self.least if self.pool.num_stages(member) > 1)
+
+    def learn(self, best: Step | None, least: dict[int, float]) -> None:
+        """What was found and proved elsewhere."""
+        if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
+            self.best = best
+        self.least = {member: max(self.least[member], known) for member, known in least.items()}
+
+    def run(self, below_ns: float, deadline: float, pause: float = np.inf, *, eager: bool = False) -> Step:
+        """Shorten and prove all that may be shorter than ``below_ns``, until the ``deadline``; after a ``pause``
+        nothing is begun. ``eager``: what is proved may be packed with more care, too.
 
         Raises:
             InfeasibleError: no strategy was packed.
         """
-        self._pipelines(below_ns, deadline)
+        pause, self.eager = min(pause, deadline), eager
+        self._pipelines(below_ns, pause)
         best, number = self.best, len(self.least)
         if best is None:
             raise InfeasibleError(
@@ -80,15 +96,19 @@ class Statics:
                 "Expected one at least.",
                 "Use more GPUs, or cut sequences.",
             )
-        if best.time_ns <= below_ns * (1.0 + _HOPELESS):
+        # Bounds first, but for what most care takes.
+        self._fill(below_ns, min(pause, deadline - _MOST_TIMES * self.took_s))
+        if best.time_ns <= below_ns * (1.0 + _HOPELESS) and time.perf_counter() < pause:
             best = self._polish(best, deadline)
-        self._prove_in_integers(min(best.time_ns, below_ns), deadline)
+        self._fill(below_ns, pause)
+        if time.perf_counter() < pause:
+            self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         return best
 
     def _enough_ns(self, below_ns: float) -> float:
-        """A strategy with a bound of at least this needs nothing more."""
+        """A pipeline with a bound of at least this needs nothing more."""
         time_ns = below_ns if self.best is None else min(below_ns, self.best.time_ns)
-        return time_ns * (1.0 - self.gap * GAP_SHARE)
+        return time_ns * (1.0 - self.gap)
 
     def _pipelines(self, below_ns: float, deadline: float) -> None:
         """The least bound first: proved better, packed, proved better still."""
@@ -101,15 +121,41 @@ class Statics:
             if not np.isfinite(self.least[member]) or left[member] == _WAYS:
                 del left[member]
                 continue
-            if left[member] == 1:
-                self._pack(member)
-            elif left[member] == 3 and self.best is not None:
-                once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
-                pool.lengthened(member, self.best.time_ns - once_ns)
-            else:
-                pool.loads(member, beside=False, exact=left[member] == 2)
+            self._next_way(member, left[member], deadline)
             self.least[member] = pool.least_ns(member, beside=False)
             left[member] += 1
+
+    def _next_way(self, member: int, way: int, deadline: float) -> None:
+        """More of a pipeline: a few are packed as soon as they have the least bound, the others when all that is
+        proved of them leaves room."""
+        pool = self.pool
+        if way in (1, 5) and member not in self.packed:
+            if way == 5 or sum(pool.num_stages(one) > 1 for one in self.packed) < _FIRST_PACKED:
+                self._pack(member)
+        elif way in (2, 6) and member in self.packed:
+            self._shorten(member, deadline)
+        elif way == 4 and self.best is not None:
+            once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
+            pool.lengthened(member, self.best.time_ns - once_ns)
+        elif way in (0, 3):
+            pool.loads(member, beside=False, exact=way == 3)
+
+    def _fill(self, below_ns: float, deadline: float) -> None:
+        """Configuration programs for pipelines, a slice of time always for the one with the least bound."""
+        pool, enough_ns = self.pool, self._enough_ns(below_ns)
+        while time.perf_counter() < deadline:
+            member = min(self.least, key=lambda one: self.least[one])
+            if self.least[member] >= enough_ns or pool.num_stages(member) == 1:
+                return
+            if member not in self.filled:
+                self.filled[member] = Filled(pool.lengthened(member, np.inf), pool.contents(member))
+            one = self.filled[member]
+            if one.done:
+                return
+            once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
+            one.run(enough_ns - once_ns, min(deadline, time.perf_counter() + _SLICE_S))
+            pool.know(member, one.loads)
+            self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
 
     def _pack(self, member: int) -> None:
         """The step of one strategy, if its least time leaves room."""
@@ -120,6 +166,7 @@ class Statics:
         if packed is not None:
             self.packed[member] = packed
             self._take(member, packed)
+            self._shape(member)
 
     def _bucket(self, deadline: float) -> None:
         """The step of plain buckets under one strategy, if it is shorter: pipelines, too, for little."""
@@ -140,39 +187,33 @@ class Statics:
 
     def _polish(self, best: Step, deadline: float) -> Step:
         """The strategy of the best step and the next best packed with more care, and the best of these with most
-        as long as that gains, then from another start, until it is short enough."""
+        as long as that gains, until it is short enough."""
         steps = sorted((self._alone(*one) for one in self.packed.items()), key=lambda one: one.time_ns)
         for step in steps[:_MOST_POLISHED]:
-            if step.time_ns <= best.time_ns * (1.0 + _HOPELESS) and step.home not in self.polished:
-                best = self._shortened(step.home, best, deadline, most=False)
-        best = self._most(best, deadline)
-        other = self.unshaped.get(best.home)
-        late = time.perf_counter() + _MOST_TIMES * self.took_s > deadline
-        if other is None or late or self.bound_ns >= best.time_ns * (1.0 - self.gap):
-            return best
-        del self.unshaped[best.home]
-        found = self.pool.polished(best.home, other, self.pool.grains(best.home, beside=False), most=True)
-        if found.time_ns < self.packed[best.home].time_ns:
-            self.packed[best.home] = found
-            self._take(best.home, found)
-        return self._most(self._best(), deadline)
+            best = self._shorten(step.home, deadline)
+        return self._most(best, deadline)
 
     def _most(self, best: Step, deadline: float) -> Step:
         """The best step's strategy packed with most care, as long as that gains."""
         while best.home in self.packed and self.polished.get(best.home) != best.time_ns:
             before = best.time_ns
-            best = self._shortened(best.home, best, deadline - _MOST_TIMES * self.took_s, most=True)
+            best = self._shortened(best.home, deadline - _MOST_TIMES * self.took_s, most=True)
             if best.time_ns == before:
                 break
         return best
 
-    def _shortened(self, home: int, best: Step, deadline: float, *, most: bool) -> Step:
+    def _shorten(self, home: int, deadline: float) -> Step:
+        """The best step after one strategy is packed with more care, once, if it may become the best."""
+        best = self._best()
+        near = self._alone(home, self.packed[home]).time_ns <= best.time_ns * (1.0 + _HOPELESS)
+        return self._shortened(home, deadline, most=False) if near and home not in self.polished else best
+
+    def _shortened(self, home: int, deadline: float, *, most: bool) -> Step:
         """The best step after one strategy is packed with more care, where there is reason and time."""
-        if self.bound_ns >= best.time_ns * (1.0 - self.gap) or time.perf_counter() > deadline:
-            return best
+        if self._late(deadline):
+            return self._best()
         begin, grains = time.perf_counter(), self.pool.grains(home, beside=False)
-        start = self.packed[home] if most else self._shaped(home)
-        packed = min(self.packed[home], self.pool.polished(home, start, grains, most=most), key=_time_ns)
+        packed = self.pool.polished(home, self.packed[home], grains, most=most)
         self.packed[home] = packed
         self._take(home, packed)
         self.took_s = (time.perf_counter() - begin) / (_MOST_TIMES if most else 1.0)
@@ -180,23 +221,26 @@ class Statics:
         self.polished[home] = self._alone(home, packed).time_ns if most else 0
         return self._best()
 
+    def _late(self, deadline: float) -> bool:
+        """Whether the best step is short enough by what is proved here, or the time is over."""
+        short = self.bound_ns >= self._best().time_ns * (1.0 - self.gap) and not self.eager
+        return short or time.perf_counter() > deadline
+
     def _best(self) -> Step:
         assert self.best is not None
         return self.best
 
-    def _shaped(self, home: int) -> Packed:
+    def _shape(self, home: int) -> None:
         """Where improving a pipeline's packing begins: by the shape of its best real loads, if that is not much
         longer than the packing there is."""
         pool, packed = self.pool, self.packed[home]
         if pool.num_stages(home) == 1 or pool.load.rules.padded:
-            return packed
+            return
         grains = pool.grains(home, beside=False)
-        replicas = shaped(pool.loads(home, beside=False, exact=True), pool.load, grains)
-        found = packed if replicas is None else pool.timed(home, replicas, grains)
-        if found.time_ns > packed.time_ns * (1.0 + _HOPELESS):
-            return packed
-        self.unshaped[home] = packed
-        return found
+        ways = shaped(pool.loads(home, beside=False), pool.load, grains)
+        found = min((pool.timed(home, replicas, grains) for replicas in ways), key=_time_ns, default=packed)
+        if found.time_ns <= packed.time_ns * (1.0 + _HOPELESS):
+            self.packed[home] = found
 
     def _prove_in_integers(self, below_ns: float, deadline: float) -> None:
         """Bounds of strategies of one stage, raised by the programs of ``groups``."""

@@ -27,15 +27,14 @@ def test_shapes_hold_every_sequence_and_are_short(case: Case, name: str) -> None
     found = Pool.of(grain_problem(case.problem, 128), load)
     (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == name)
     grains = found.grains(member, beside=False)
-    replicas = shaped(found.loads(member, beside=False, exact=True), load, grains)
-    assert replicas is not None
-    assert len(replicas) == found.members[member].candidate.layout.dp
-    assert (sum(one.sum(axis=0) for one in replicas) == steps.counts).all()
-    assert all((one @ steps.lengths <= grains * 128).all() for one in replicas)
+    ways = shaped(found.loads(member, beside=False, exact=True), load, grains)
+    for replicas in ways:
+        assert len(replicas) == found.members[member].candidate.layout.dp
+        assert (sum(one.sum(axis=0) for one in replicas) == steps.counts).all()
+        assert all((one @ steps.lengths <= grains * 128).all() for one in replicas)
     plain = found.packed(member, load.counts, grains)
     assert plain is not None
-    start = found.timed(member, replicas, grains)
-    assert start.time_ns <= 1.01 * plain.time_ns
+    assert min(found.timed(member, replicas, grains).time_ns for replicas in ways) <= 1.01 * plain.time_ns
 
 
 def test_sequences_that_fit_nowhere_have_no_shape() -> None:
@@ -46,4 +45,4 @@ def test_sequences_that_fit_nowhere_have_no_shape() -> None:
     found = Pool.of(grain_problem(case.problem, 128), load)
     member = next(place for place in range(len(found.members)) if found.num_stages(place) > 1)
     most = int(np.max(steps.lengths)) // 128 - 1
-    assert shaped(found.loads(member, beside=False, exact=True), load, most) is None
+    assert shaped(found.loads(member, beside=False, exact=True), load, most) == []

@@ -1,0 +1,96 @@
+"""What the micro-batches of a pipeline may hold at most, at given prices of sequences and weights of stages.
+
+On a mixture of paths (``unequal``) micro-batch m weighs some w_m0 of its time on the last stage, forward and
+backward, and w_m1 and w_m2 of its forward and backward on the others. With prices lambda_k of the sequences the
+question is how little
+
+    w_m0 last(x) + w_m1 forward(x) + w_m2 backward(x) - sum_k lambda_k x_k
+
+may be for any x that fits. Lines in the tokens are not needed for that, nor even shares of last tiles: as in
+``team_contents`` every time is the larger of *ring exposed* and *ring hidden*, which is at least any mixture of
+both, and for each of a few mixtures ``knapsacks`` finds the least over all x of so many grains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.lengths.knapsacks import Items, Knapsacks
+from milpplan.lengths.tables import Tables
+
+# Parts of the way *hidden* in the forward and in the backward: equal ones alone lose up to 2 %.
+_PARTS = (0.0, 0.5, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class StageContents:
+    """Times never above the exact ones: ``base`` [2 (last stage, others), 2 phases, 2 ways, G], ``attention`` and
+    ``once`` [2, 2, 2, n] ns; ``mixed`` are mixtures of the ways, [R, 2, 2, ...]."""
+
+    base: FloatArray
+    attention: FloatArray
+    once: FloatArray
+    mixed: tuple[FloatArray, FloatArray, FloatArray]
+    items: Items
+    transfer_ns: int
+
+    @staticmethod
+    def of(tables: Tables, num_stages: int, most_grains: int) -> StageContents:
+        """Those of a pipeline of several stages, of up to so many grains."""
+        load, parts = tables.load, ([num_stages - 1], list(range(num_stages - 1)))
+        slopes = np.array(tables.slopes)[:, None]
+        kernels = np.array([[tables.kernels(stages, phase) for phase in (0, 1)] for stages in parts])
+        base = np.array([[tables.values(stages, phase, most_grains) for phase in (0, 1)] for stages in parts])
+        attention, once = (slopes * kernels[:, :, None, part] for part in (0, 1))
+        sizes = load.lengths // load.grain
+        hidden = np.array(list(product(_PARTS, _PARTS)) if tables.candidate.layout.cp > 1 else [(1.0, 1.0)])
+        weights = np.stack([1.0 - hidden, hidden], axis=-1)
+        mixed = [np.einsum("rpw,spwg->rspg", weights, part) for part in (base, attention, once)]
+        items = Items(sizes, load.counts, (sizes <= most_grains) & (load.counts > 0))
+        transfer_ns = int(tables.bare.transfer[:most_grains].min())
+        return StageContents(base, attention, once, (mixed[0], mixed[1], mixed[2]), items, transfer_ns)
+
+    @property
+    def entries(self) -> int:
+        """Numbers in the tables of one micro-batch of ``least``."""
+        room = int(self.base.shape[-1])
+        return len(self.mixed[0]) * room * self.items.passes(room)
+
+    def times(self, rows: IntArray) -> FloatArray:
+        """Least times of micro-batches [v, n] on the last stage, and forward and backward on the others, [v, 3]
+        ns; nothing of one that holds nothing."""
+        longest = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
+        grains = np.maximum(1, rows @ self.items.sizes)
+        ways = self.base[..., grains - 1] + self.attention @ rows.T + self.once[..., longest]
+        ways = ways.max(axis=2)
+        found = np.stack([ways[0].sum(axis=0), ways[1, 0], ways[1, 1]], axis=1)
+        found[~rows.any(axis=1)] = 0.0
+        return np.asarray(found)
+
+    def least(
+        self, weights: FloatArray, prices: FloatArray, longest: BoolArray, first: int
+    ) -> tuple[FloatArray, IntArray]:
+        """The least over what every micro-batch may hold of its time by ``weights`` [3, v] less ``prices`` [n],
+        [v] ns, and that [v, n]; those where ``longest`` [v] hold a sequence of length number ``first`` or more."""
+        number, turns = weights.shape[1], len(self.mixed[0])
+        parts = np.stack([weights[[0, 0]], weights[1:]])
+        base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in self.mixed)
+        room = base.shape[-1]
+        table = Knapsacks(self.items, prices - attention.reshape(number * turns, -1), room)
+        best, where = np.full(number, -np.inf), np.zeros((number, 3), dtype=np.int64)
+        every = np.arange(number)
+        for k, held in table.rows():
+            worth = held.reshape(number, turns, room) - base - once[:, :, k, None]
+            below = worth.min(axis=1)
+            grains = below.argmax(axis=1)
+            values = below[every, grains]
+            values[longest & (k < first)] = -np.inf
+            better = np.flatnonzero(values > best)
+            best[better] = values[better]
+            rows = every[better] * turns + worth[better, :, grains[better]].argmin(axis=1)
+            where[better] = np.stack([np.full(len(better), k), grains[better] + 1, rows], axis=1)
+        return -best, np.array([table.content(*place) for place in where.tolist()])

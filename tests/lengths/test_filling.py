@@ -1,0 +1,153 @@
+"""Configuration programs of pipelines: never above the time of whole sequences, and higher than real loads."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import numpy as np
+import pytest
+
+from milpplan.groups.unequal import best_mixture
+from milpplan.groups.windows import Window
+from milpplan.lengths.filled import Filled
+from milpplan.lengths.filling import Filling, within
+from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.stage_contents import StageContents
+from tests.lengths.cases import GRAIN, pool, random_micro_batches
+
+
+@cache
+def pipelines() -> tuple[int, ...]:
+    """Members with several stages that hold the longest sequence alone: with a ring, and without; few and more
+    stages."""
+    found, longest = pool(), int(pool().load.lengths[-1])
+    able = [
+        one
+        for one in range(len(found.members))
+        if found.num_stages(one) > 1 and found.grains(one, beside=False) * GRAIN >= longest
+    ]
+    chosen: dict[tuple[bool, int], int] = {}
+    for one in able:
+        layout = found.members[one].candidate.layout
+        chosen.setdefault((layout.cp > 1, layout.pp), one)
+    members = tuple(chosen.values())
+    assert {cp for cp, _ in chosen} == {True, False}
+    assert len(members) == 2
+    return members
+
+
+def contents_of(member: int) -> StageContents:
+    return pool().contents(member)
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_the_least_of_contents_is_below_all_and_reached_by_one(turn: int) -> None:
+    """At random weights and prices no micro-batch is worth less than what is said, and the one that is told is
+    worth about that."""
+    member = pipelines()[turn]
+    found, random, contents = pool(), np.random.default_rng(member), contents_of(member)
+    most = found.grains(member, beside=False)
+    rows = random_micro_batches(found, most, random, 60)
+    times, sizes = contents.times(rows), found.load.lengths // GRAIN
+    assert (times > 0).all()
+    assert (contents.times(np.zeros_like(rows[:1])) == 0).all()
+    unit = times.sum() / (rows @ sizes).sum()
+    last = len(sizes) - 1
+    loose = 0.0
+    for _ in range(8):
+        weights = random.uniform(0.0, 1.0, (3, 4))
+        prices = unit * sizes * random.uniform(0.3, 1.2, len(sizes))
+        longest = np.array([False, True, False, True])
+        values, told = contents.least(weights, prices, longest, last)
+        worth = times @ weights - (rows @ prices)[:, None]
+        held = rows[:, last] > 0
+        assert (values[[0, 2]] <= worth[:, [0, 2]].min(axis=0) + 1e-6 * abs(values[0])).all()
+        if held.any():
+            assert (values[[1, 3]] <= worth[held][:, [1, 3]].min(axis=0) + 1e-6 * abs(values[1])).all()
+        assert (told <= found.load.counts).all()
+        assert (told @ sizes <= most).all()
+        assert (told[longest, last] > 0).all()
+        true = (contents.times(told) * weights.T).sum(axis=1)
+        assert (true - told @ prices >= values - 1e-6 * abs(values)).all()
+        loose = max(loose, float(((true - told @ prices - values) / true).max()))
+    assert loose < 0.03, loose
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
+    """Random micro-batches, as many as the window says and the longest sequence where it says: the exact time is
+    no less than what the mixture of real loads proves of whole sequences, or an improved one, which is more."""
+    member = pipelines()[turn]
+    found, random, contents = pool(), np.random.default_rng(7 + member), contents_of(member)
+    one, stages = found.members[member].candidate, found.num_stages(member)
+    loads = found.loads(member, beside=False)
+    most, last = found.grains(member, beside=False), len(found.load.lengths) - 1
+    windows = [
+        (Window.of(4, 4), None),
+        (Window.of(3, 5), None),
+        (Window((1, 1), (2, 2)), last),
+        (Window((1, 2), (0, 3)), last),
+        (Window((1, 1), (2, 2), (True, False)), last),
+        (Window((2, 2), (1, 1), (False, True)), last),
+    ]
+    gained = 0.0
+    for window, first in windows:
+        least = 0.0 if first is None else float(loads.stages.last[first])
+        load = max(loads.full, least)
+        mixture = best_mixture(loads.stages, stages, window, load, least)
+        line = mixture.bound(loads.stages, load, least)
+        filling = Filling(contents, loads.stages.last, stages, window, first)
+        proved, rows = filling.proved(mixture, line.slope)
+        # About as long as a step of this load.
+        time_ns = 1.02 * max(line.at(load), proved.at(load))
+        better, known = proved, None
+        if not any(window.open):
+            better, known = filling.improved(mixture, proved, rows, known, time_ns, 0.0)
+        assert within(better, time_ns) <= within(proved, time_ns)
+        gained = max(gained, within(line, time_ns) / within(better, time_ns) - 1.0)
+        for _ in range(12):
+            before = int(random.integers(window.ahead[0], window.ahead[1] + 1))
+            after = int(random.integers(window.behind[0], window.behind[1] + 1))
+            before += int(random.integers(3)) if window.open[0] else 0
+            after += int(random.integers(3)) if window.open[1] else 0
+            number = before + after + 1
+            held = random_micro_batches(found, most, random, 3 * number)[:number]
+            held[:, last] = 0
+            held = held[held.any(axis=1)]
+            if len(held) < number:
+                continue
+            if first is not None:
+                held[before] = np.arange(last + 1) == last
+            exact = int(replicas_ns(found.problem, one, found.load.lengths, (held,), found.load.rules.mask)[0])
+            total = float((held @ loads.stages.last).sum())
+            assert max(proved.at(total), better.at(total)) <= exact
+    assert gained > 0.0
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None:
+    """Whatever was refined: the bound of the whole workload does not fall, and the best packing is no shorter; for
+    a time that it says is too short there is none."""
+    member = pipelines()[turn]
+    found = pool()
+    loads = found.loads(member, beside=False).lengthened(float("inf"))
+    packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
+    assert packed is not None
+    search = Filled(loads, contents_of(member))
+    for share in (0.9, 0.97, 0.99):
+        search.run(share * packed.time_ns, time.perf_counter() + 1.0)
+        assert loads.highest * (1 - 1e-9) <= search.loads.highest <= packed.time_ns
+
+
+def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
+    """Of one of them at least by a part in a thousand."""
+    found, gained = pool(), 0.0
+    for member in pipelines():
+        loads = found.loads(member, beside=False).lengthened(float("inf"))
+        packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
+        assert packed is not None
+        search = Filled(loads, contents_of(member))
+        search.run(packed.time_ns, time.perf_counter() + 1.0)
+        gained = max(gained, search.loads.highest / loads.highest - 1.0)
+    assert gained > 0.001, gained
