@@ -52,13 +52,15 @@ class OpenSet:
 @dataclass(order=True, slots=True)
 class Left:
     """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
-    what its cheapest order adds to that, and what is left to do."""
+    what its cheapest order adds to that, what is left to do, and on which intervals of its pipelines (by place)
+    its bound rests."""
 
     bound_ns: float
     number: int
     screened: OpenSet = field(compare=False)
     order_ns: float = field(compare=False, default=0.0)
     ways: list[Callable[[Left], None]] = field(compare=False, default_factory=list)
+    worst: dict[int, int] = field(compare=False, default_factory=dict)
 
     def raise_to(self, bound_ns: float) -> None:
         """Take over a bound if it is higher."""
@@ -193,8 +195,9 @@ def branched(
     whole: Sequence[int],
     cuts: Sequence[tuple[int, Mapping[int, Sequence[int]]]],
     target_ns: float,
-) -> float:
-    """The bound of one set whose strategies are cut into parts one after another, ns.
+) -> tuple[float, IntArray | None]:
+    """The bound of one set whose strategies are cut into parts one after another, ns, and the choice of parts [q]
+    that it rests on; none where that was cut no further.
 
     ``cuts``: which strategy of the set, and what each part of it falls into. Choices of parts that reach the
     target are cut no further.
@@ -210,18 +213,21 @@ def branched(
         rows, bounds = rows[~closed], bounds[~closed]
         if not len(rows):
             break
-    return min(dropped, _sharpest(problem, rows, bounds, target_ns))
+    sharpest, row = _sharpest(bounds, rows, problem, target_ns)
+    return (dropped, None) if dropped < sharpest else (sharpest, row)
 
 
-def _sharpest(problem: Bounded, sets: IntArray, bounds: FloatArray, target_ns: float) -> float:
-    """The least bound of sets [N, q] with the weights of linear programs, the least first; those after one that
-    stays below all others are not raised."""
+def _sharpest(
+    bounds: FloatArray, sets: IntArray, problem: Bounded, target_ns: float
+) -> tuple[float, IntArray | None]:
+    """The least bound of sets [N, q] with the weights of linear programs, the least first, and whose that is;
+    those after one that stays below all others are not raised."""
     left = [(bound, row, False) for row, bound in enumerate(bounds.tolist())]
     heapq.heapify(left)
     while left and left[0][0] < target_ns and not left[0][2]:
         bound, row, _ = left[0]
         heapq.heapreplace(left, (max(bound, sharpened_ns(problem, sets[row])), row, True))
-    return left[0][0] if left else np.inf
+    return (left[0][0], sets[left[0][1]]) if left else (np.inf, None)
 
 
 def sharpened_ns(problem: Bounded, used: IntArray) -> float:

@@ -10,7 +10,8 @@ the least bound is next: that is the one that the bound of the step is.
  4. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most.
  5. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
     this may be the longest of all; then for all its pipelines.
- 6. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
+ 6. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 5.
+ 7. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
     sets without pipelines are opened before all others: what they give is what these have to beat.
 
 All of them know which sequences only one strategy of the set holds (``forced``). Where the time is over, a set
@@ -25,7 +26,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -34,22 +34,22 @@ from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
+from milpplan.lengths.parts import INTERVALS, Kind, Parts
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.screening import Bounded, Left, OpenSet, Screened, best_shares, branched, screened, split
 from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.teams import TeamStep
-from milpplan.lengths.work import DEEP, Loads, LongClass, WorkBounds
+from milpplan.lengths.work import Loads, WorkBounds
 
 # A set's tables are searched for this part of the time left or so long.
 _SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
-# Ends of the intervals of a pipeline's load that are bounded one by one; and those of one set.
-_INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
-_NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
 # Sets without pipelines that are opened before all others.
 _FIRST_OPENED = 6
 # Steps whose groups are packed with more care, if they are above their bounds by this part of the step.
 _MOST_POLISHED, _LOSS = 2, 0.002
+# Seconds for whole sequences of one pipeline of a set.
+_FILL_S = 0.7
 # Share of the sets that a strategy is in to have more proved of it before others have.
 _COMMON = 0.15
 
@@ -70,7 +70,7 @@ class Several:
         # By place among the members: linear bounds, and the loads of pipelines where they are known.
         self.plain: list[WorkBounds] = []
         self.known: dict[int, Loads] = {}
-        self.pieces: dict[tuple[int, str], list[list[WorkBounds]]] = {}
+        self.parts = Parts(pool, self.members, [])
         self.common: set[int] = set()
         self.found: list[Step] = []
         self.deadline = float("inf")
@@ -85,9 +85,9 @@ class Several:
         if step.time_ns < self.best.time_ns:
             self.best = step
 
-    def run(self, max_strategies: int, deadline: float) -> None:
+    def run(self, max_strategies: int, deadline: float, heard: Callable[[], object] = bool) -> None:
         """Screen all sets, and learn more of what is left, the least bound first; ``bound_ns`` is proved once it
-        ``is_bounded``, also where Ctrl-C raises."""
+        ``is_bounded``, also where Ctrl-C raises. ``heard`` is called between two steps, and may ``take`` one."""
         if len(self.members) < 2 or max_strategies < 2:
             self.is_bounded = True
             return
@@ -99,17 +99,18 @@ class Several:
         self.common = {place for place, number in times.items() if number >= _COMMON * len(left)}
         self._first(left)
         try:
-            self._narrow(left)
+            self._narrow(left, heard)
         finally:
             self.bound_ns = min([self.bound_ns, *(one.bound_ns for one in left)])
             self.is_bounded = True
 
-    def _narrow(self, left: list[Left]) -> None:
+    def _narrow(self, left: list[Left], heard: Callable[[], object]) -> None:
         """Learn more of the set with the least bound, until none is open; those that nothing more is known of
         leave their bound."""
         heapq.heapify(left)
         polished = False
         while left:
+            heard()
             least = left[0]
             if time.perf_counter() > self.deadline or least.bound_ns >= self.target_ns:
                 break
@@ -131,6 +132,7 @@ class Several:
             self._finer,
             self._price,
             self._longest,
+            self._fill,
             self._classify,
             self._open,
         ]
@@ -175,6 +177,7 @@ class Several:
         the loads of pipelines, then with parts of these."""
         pool, members, target_ns = self.pool, self.members, self.target_ns
         self.plain = [pool.bounds(member, beside=True) for member in members]
+        self.parts = Parts(pool, members, self.plain)
         kept = screened(self._bounded(list(range(len(members))), self.plain), max_strategies, target_ns)
         dropped = kept.dropped_ns
         end = time.perf_counter() + _REFINE_SHARE * (self.deadline - time.perf_counter())
@@ -182,7 +185,7 @@ class Several:
         for place in dict.fromkeys(one for held in kept.left for one in held.used):
             if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
                 self.known[place] = pool.loads(members[place], beside=True)
-        kept = self._split(kept.left, _INTERVALS, target_ns)
+        kept = self._split(kept.left, INTERVALS, target_ns)
         return Screened(kept.left, min(dropped, kept.dropped_ns))
 
     def _split(self, sets: tuple[OpenSet, ...], edges: FloatArray, target_ns: float) -> Screened:
@@ -257,51 +260,28 @@ class Several:
 
     def _coarse(self, one: Left) -> None:
         """The intervals that it was screened with, the weights those of linear programs."""
-        self._branch(one, [self._pieces(place, "coarse") for place in one.screened.used])
+        self._branch(one, [self.parts.of(place, "coarse") for place in one.screened.used])
 
     def _common(self, one: Left) -> None:
         """What is known of the longest sequence for those strategies that are in many sets, so that few pipelines
         need programs of their own."""
         used = one.screened.used
-        if self.common.isdisjoint(used):
-            return
-        self._branch(one, [self._pieces(place, "longest" if place in self.common else "coarse") for place in used])
+        if not self.common.isdisjoint(used):
+            kinds: list[Kind] = ["longest" if place in self.common else "coarse" for place in used]
+            self._branch(one, [self.parts.of(*pair) for pair in zip(used, kinds, strict=True)])
 
     def _finer(self, one: Left) -> None:
         """Narrow intervals of the loads of its pipelines, with what their micro-batches hold at most."""
-        self._branch(one, [self._pieces(place, "none") for place in one.screened.used])
+        self._branch(one, [self.parts.of(place, "none") for place in one.screened.used])
 
     def _longest(self, one: Left) -> None:
         """The same; those that may run the longest sequence by whether they do, but for deep ones, whose programs
         are dear."""
-        self._branch(one, [self._pieces(place, "longest") for place in one.screened.used])
+        self._branch(one, [self.parts.of(place, "longest") for place in one.screened.used])
 
     def _classify(self, one: Left) -> None:
         """The same, and all groups told apart by their longest sequence."""
-        self._branch(one, [self._pieces(place, "all") for place in one.screened.used])
-
-    def _pieces(self, place: int, classes: Literal["coarse", "none", "longest", "all"]) -> list[list[WorkBounds]]:
-        """A pipeline's bounds in narrow intervals of its load: for each all groups, then those of each class;
-        nothing where it is no pipeline."""
-        pool, member = self.pool, self.members[place]
-        if pool.num_stages(member) == 1:
-            return []
-        able = bool(np.isfinite(pool.serial_ns(member, beside=True))) and pool.num_stages(member) < DEEP
-        if classes == "longest" and not able:
-            classes = "none"
-        key = (place, classes)
-        if key not in self.pieces:
-            edges = _NARROW
-            if classes == "coarse":
-                loads, edges = pool.loads(member, beside=True), _INTERVALS
-            elif classes == "none":
-                loads = pool.finer(member)
-            else:
-                loads = pool.classified(member, only_longest=classes == "longest")
-            plain, pairs = self.plain[place], list(pairwise(edges.tolist()))
-            kinds: list[LongClass | None] = [None, *loads.classes]
-            self.pieces[key] = [[loads.within(plain, *pair, kind) for kind in kinds] for pair in pairs]
-        return self.pieces[key]
+        self._branch(one, [self.parts.of(place, "all") for place in one.screened.used])
 
     def _branch(self, one: Left, pieces: list[list[list[WorkBounds]]]) -> None:
         """The set with its pipelines cut into intervals, then into classes."""
@@ -326,7 +306,20 @@ class Several:
         if first or any(numbers):
             problem = self._bounded(owners, bounds)
             whole, target_ns = list(range(len(pieces))), self.target_ns - one.order_ns
-            one.raise_to(branched(problem, whole, first + then, target_ns) + one.order_ns)
+            bound_ns, row = branched(problem, whole, first + then, target_ns)
+            one.raise_to(bound_ns + one.order_ns)
+            one.worst = {} if row is None else _intervals(used, first, row.tolist())
+
+    def _fill(self, one: Left) -> None:
+        """Whole sequences of its pipelines near the loads that its bound rests on, as long as that raises it."""
+        before_ns, filled = one.bound_ns, False
+        for place, interval in one.worst.items():
+            end = min(self.deadline, time.perf_counter() + _FILL_S)
+            filled = self.parts.fill(place, interval, end) or filled
+        if filled:
+            self._longest(one)
+            if one.bound_ns > before_ns and one.bound_ns < self.target_ns:
+                one.ways.insert(0, self._fill)
 
     def _open(self, one: Left) -> None:
         """Search the tables of the set, and time what they give exactly."""
@@ -389,3 +382,17 @@ class Several:
             for one, member in zip(problem.strategies, members, strict=True)
         )
         return replace(problem, strategies=strategies)
+
+
+def _intervals(
+    used: tuple[int, ...],
+    first: list[tuple[int, dict[int, list[int]]]],
+    row: list[int],
+) -> dict[int, int]:
+    """Which interval of its load every pipeline of a set has in a choice of parts, by its place."""
+    found = {}
+    for position, parts in first:
+        ((_, places),) = parts.items()
+        # A part of an interval stands behind it.
+        found[used[position]] = int(np.searchsorted(places, row[position], side="right")) - 1
+    return found

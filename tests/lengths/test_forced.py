@@ -109,7 +109,7 @@ def test_sets_know_who_holds_the_longest() -> None:
         for learn in left.ways[:3]:
             learn(left)
         linear = search._bounded(list(one.used), [search.plain[place] for place in one.used])
-        plain = branched(linear, [0, 1], [], np.inf)
+        plain, _ = branched(linear, [0, 1], [], np.inf)
         raised = max(raised, left.bound_ns / (plain + left.order_ns))
         held = [search.members[place] for place in one.used]
         search.switches.price(held)

@@ -1,0 +1,84 @@
+"""What is known of pipelines beside other strategies, in intervals of their loads, and how more comes to be known.
+
+A set's pipelines are cut into intervals of the load that they hold, where a concave function is near its chord
+(``work.Loads``), and these by the longest sequence. More and more is known of them: wide intervals (*coarse*),
+narrow ones with what micro-batches hold at most (*none*), told apart by whether they hold the longest sequence
+(*longest*), or by classes of their longest (*all*). Where the bound of a set rests on some interval, ``fill``
+looks at whole sequences near that load (``filled``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from milpplan.lengths.filled import Filled
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.work import DEEP, Loads, LongClass, WorkBounds
+
+INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
+"""Ends of wide intervals, as shares of the whole workload's load."""
+_NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
+# What whole sequences may add near a load.
+_RISE = 0.015
+
+Kind = Literal["coarse", "none", "longest", "all"]
+"""What is known of a pipeline."""
+
+
+class Parts:
+    """Bounds of parts of ``members`` of the pool, of which ``plain`` linear bounds are known."""
+
+    def __init__(self, pool: Pool, members: Sequence[int], plain: Sequence[WorkBounds]) -> None:
+        self.pool, self.members, self.plain = pool, members, plain
+        self.known: dict[tuple[int, Kind], list[list[WorkBounds]]] = {}
+        # By place and number of the interval.
+        self.fillings: dict[tuple[int, int], Filled] = {}
+
+    def of(self, place: int, kind: Kind) -> list[list[WorkBounds]]:
+        """A pipeline's bounds in intervals of its load: for each all groups, then those of each class; nothing
+        where it is no pipeline."""
+        if self.pool.num_stages(self.members[place]) == 1:
+            return []
+        if kind == "longest" and not self._able(place):
+            kind = "none"
+        key = (place, kind)
+        if key not in self.known:
+            edges = INTERVALS if kind == "coarse" else _NARROW
+            loads, plain, pairs = self._loads(place, kind), self.plain[place], list(pairwise(edges.tolist()))
+            kinds: list[LongClass | None] = [None, *loads.classes]
+            self.known[key] = [[loads.within(plain, *pair, one) for one in kinds] for pair in pairs]
+        return self.known[key]
+
+    def _able(self, place: int) -> bool:
+        """Whether it may hold the longest sequence, and its programs are not too dear."""
+        pool, member = self.pool, self.members[place]
+        return bool(np.isfinite(pool.serial_ns(member, beside=True))) and pool.num_stages(member) < DEEP
+
+    def _loads(self, place: int, kind: Kind) -> Loads:
+        pool, member = self.pool, self.members[place]
+        if kind == "coarse":
+            return pool.loads(member, beside=True)
+        found = pool.finer(member) if kind == "none" else pool.classified(member, only_longest=kind == "longest")
+        filled = [one.bound for (other, _), one in self.fillings.items() if other == place]
+        return replace(found, bounds=(*found.bounds, *filled))
+
+    def fill(self, place: int, interval: int, deadline: float) -> bool:
+        """Look at whole sequences near the load of a narrow interval, until the ``deadline``; whether there was
+        anything to do."""
+        pool, member = self.pool, self.members[place]
+        load = float(_NARROW[interval : interval + 2].mean()) * self._loads(place, "none").full
+        key = (place, interval)
+        if key not in self.fillings:
+            self.fillings[key] = Filled.near(pool.finer(member), pool.contents(member, beside=True), load)
+        one = self.fillings[key]
+        if one.done:
+            return False
+        one.sharpen(load, _RISE, deadline)
+        for kind in ("none", "longest", "all"):
+            self.known.pop((place, kind), None)
+        return True
