@@ -145,12 +145,12 @@ def solve(
     space: str,
     fix: list[str],
     options: LengthOptions,
-    limits: tuple[float | None, float | None, str],
+    limits: tuple[float | None, float | None, str, int | None],
     out: Path | None,
     as_json: bool,
 ) -> ExitCode:
-    """Solve, print, write; ``limits``: gap, seconds, backend."""
-    gap, time_limit_s, backend = limits
+    """Solve, print, write; ``limits``: gap, seconds, backend, processes."""
+    gap, time_limit_s, backend, workers = limits
     gap = DEFAULT_GAP if gap is None else gap
     arguments.positive(time_limit_s, "--time-limit", "number of seconds")
     arguments.choice(backend, "--backend", (AUTO, *backend_names()))
@@ -176,6 +176,7 @@ def solve(
             options.baselines,
             rules=options.rules,
             side_by_side=options.side_by_side,
+            workers=workers,
         )
     document = lengths_document(result) if as_json or out is not None else ""
     if as_json:

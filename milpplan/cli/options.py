@@ -178,7 +178,7 @@ Workers = Annotated[
         "--workers",
         min=1,
         metavar="N",
-        help="Processes that prove, for --space any; 1: this one.",
+        help="Processes that prove, for --space any and --lengths; 1: this one.",
         show_default="CPUs, at most 4",
     ),
 ]

@@ -167,5 +167,5 @@ def _of_lengths(words: SolveWords) -> ExitCode:
     )
     asked = words.lengths_asked()
     named = {"MODEL": words.model, "HARDWARE": words.hardware}
-    limits = words.gap, words.time_limit, words.backend
+    limits = words.gap, words.time_limit, words.backend, words.workers
     return solve_lengths(named, words.job(), words.space, words.fix or [], asked, limits, words.out, words.as_json)

@@ -5,7 +5,8 @@
  3. *Static* pipelines that may be shorter than both.
  4. *Several* in turn: sets of strategies that switches and reductions do not already make longer than all of these
     (``screening``), their switches priced by the planner of switches, and ``groups`` on what is left.
- 5. Where time is left, what makes the static step's own proof complete.
+ 5. Where time is left, what makes the static step's own proof complete; with two CPUs another process does that
+    beside 4 (``static_process``).
 
 ``groups`` works on tables that are never above the exact times (``tables``), so its bound holds for the exact
 times. Every answer is packed, and only its exact time counts (``replicas``); the bound of the step is the least of
@@ -26,6 +27,7 @@ from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_step
 from milpplan.lengths.several import Several
+from milpplan.lengths.static_process import StaticProcess, can_help
 from milpplan.lengths.statics import Statics
 from milpplan.lengths.steps import Step
 from milpplan.lengths.tables import Load
@@ -39,6 +41,9 @@ from milpplan.units import NS_PER_S
 _STATIC_SHARE, _ALONE_SHARE, _LAST_SHARE = 0.3, 0.65, 0.25
 _TEAMS_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
+# Seconds of static pipelines here while another process works on them, too; time limits from which there is one;
+# and what this process waits at once where it has nothing else to do.
+_FIRST_S, _WORTH_S, _WAIT_S = 1.0, 5.0, 0.05
 
 
 def solve_lengths(
@@ -53,6 +58,7 @@ def solve_lengths(
     hotspa: Sequence[Degrees] = (),
     rules: SequenceRules = PACKED,
     side_by_side: bool | None = None,
+    workers: int | None = None,
 ) -> LengthsResult:
     """The best step for the sequences of a workload (lengths in multiples of ``alignment``).
 
@@ -61,7 +67,8 @@ def solve_lengths(
     together. With ``baselines`` the result has what others' rules make of the same (in a third of the time more);
     with ``hotspa``, (dp, tp, pp) of a strategy for every bucket, the longest first, HotSPa's with these, too.
     ``side_by_side``: whether context parallelism of several degrees on different GPUs at once is in the space
-    (``teams``); None: unless sequences are padded.
+    (``teams``); None: unless sequences are padded. ``workers``: processes, at most two are used; None: as many as
+    there are CPUs.
 
     Raises:
         InfeasibleError: no strategy holds the longest sequence.
@@ -76,10 +83,13 @@ def solve_lengths(
     search = _Search(Statics(pool, gap, backend, started[0] + time_limit_s), max_strategies, beside)
     interrupted = False
     try:
-        search.run(started[0], time_limit_s)
+        search.run(started[0], time_limit_s, workers)
     except KeyboardInterrupt:
         interrupted = True
         search.close()
+    finally:
+        if search.other is not None:
+            search.other.close()
     compared: tuple[BaselineStep, ...] = ()
     if baselines and not interrupted:
         compared = baseline_steps(pool, search.sets.switches, _BASELINES_SHARE * time_limit_s, backend, hotspa)
@@ -94,6 +104,7 @@ class _Search:
         self.pool, self.gap = statics.pool, statics.gap
         self.teams: BestTeams | None = None
         self.several: Several | None = None
+        self.other: StaticProcess | None = None
 
     @property
     def sets(self) -> Several:
@@ -112,23 +123,40 @@ class _Search:
         found = [self.statics.bound_ns, self.sets.bound_ns, self.teams.bound_ns if self.teams else np.inf]
         return float(min(found))
 
-    def run(self, begin: float, time_limit_s: float) -> None:
-        """Whatever may be shorter, for so long from ``begin``; the time is divided among the ways."""
+    def run(self, begin: float, time_limit_s: float, workers: int | None) -> None:
+        """Whatever may be shorter, for so long from ``begin``; the time is divided among the ways, and another
+        process looks after pipelines where there may be one."""
         statics, deadline = self.statics, begin + time_limit_s
         self._take(statics.best)
         below_ns = float("inf") if statics.best is None else statics.best.time_ns
+        several = self.max_strategies > 1
+        if several and can_help(workers) and time_limit_s >= _WORTH_S and statics.open_pipelines:
+            self.other = StaticProcess(statics, below_ns, deadline)
         if self.beside:
             teams_end = time.perf_counter() + _TEAMS_SHARE * time_limit_s
             self.teams = best_teams(self.pool, below_ns, self.gap, teams_end)
             self._take(self.teams.step)
         below_ns = float("inf") if self.teams is None or self.teams.step is None else self.teams.step.time_ns
-        share = _STATIC_SHARE if self.max_strategies > 1 else _ALONE_SHARE
-        self._take(statics.run(below_ns, time.perf_counter() + share * time_limit_s))
+        share_s = (_STATIC_SHARE if several else _ALONE_SHARE) * time_limit_s
+        self._take(statics.run(below_ns, time.perf_counter() + (share_s if self.other is None else _FIRST_S)))
         # Where static steps are open, sets cannot close the gap: packing is what may.
         open_ = statics.bound_ns < self.sets.target_ns
-        self.sets.run(self.max_strategies, deadline - (_LAST_SHARE * time_limit_s if open_ else 0.0))
-        if time.perf_counter() < deadline:
+        if self.other is not None and not open_:
+            self.other.close()
+        sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
+        self.sets.run(self.max_strategies, sets_end, self._hear)
+        while self._hear() and self.bound_ns < self.sets.target_ns:
+            time.sleep(_WAIT_S)
+        if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))
+
+    def _hear(self) -> bool:
+        """What the other process has found, if there is one; whether it will tell more."""
+        if self.other is None:
+            return False
+        more = self.other.hear(self.sets.best.time_ns)
+        self._take(self.statics.best)
+        return more
 
     def close(self) -> None:
         """Interrupted: bounds that are cheap of whatever has none.
@@ -184,7 +212,7 @@ def _result(
         alignment=pool.load.grain,
         num_candidates=len(pool.members),
         num_sets=search.sets.num_sets,
-        cpu_time_s=time.process_time() - started[1],
+        cpu_time_s=time.process_time() - started[1] + (search.other.cpu_s if search.other else 0.0),
         wall_time_s=time.perf_counter() - started[0],
         baselines=baselines,
         rules=pool.load.rules,

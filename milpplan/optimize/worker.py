@@ -1,4 +1,5 @@
-"""A process that decides layouts for a search: what it does. ``worker_process`` starts it."""
+"""A process that works for a search: what it does. ``worker_process`` starts it. Its first message knows who
+answers the others: here, who decides layouts."""
 
 from __future__ import annotations
 
@@ -35,6 +36,10 @@ class Hello:
     options: SolveOptions
     keep_below: float
     wants_programs: bool
+
+    def worker(self, gone: threading.Event) -> Worker:
+        """Who answers the messages after this one; ``gone``: nobody waits any more."""
+        return Worker.of(self, gone)
 
 
 @dataclass(slots=True)
@@ -93,7 +98,7 @@ def serve(messages: queue.SimpleQueue[Any], target: BinaryIO, gone: threading.Ev
     """Answer messages; an error is an answer too."""
     try:
         hello = messages.get()
-        worker = None if hello is None else Worker.of(hello, gone)
+        worker = None if hello is None else hello.worker(gone)
         while worker is not None and (asked := messages.get()) is not None:
             _answer(target, "reply", worker.reply(asked))
     except (KeyboardInterrupt, OSError):

@@ -1,4 +1,4 @@
-"""A process that decides layouts for a search: our end of it. ``worker`` is the other end.
+"""A process that works for a search: our end of it. ``worker`` is the other end.
 
 It is a Python of its own that imports milpplan and nothing else, so a script needs no guard around its main part.
 It ends when our end of its input is closed, however that comes about, and the solvers that it has started with it.
@@ -65,6 +65,11 @@ class WorkerProcess:
             pickle.dump(message, self.process.stdin)
             self.process.stdin.flush()
 
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer that was not asked for yet."""
+        return not self._answers.empty()
+
     def answer(self, until: float | None, cancelled: Callable[[], bool] | None) -> Any:
         """The answer to a message; None where there is none at ``until`` (``time.monotonic``).
 
@@ -85,7 +90,7 @@ class WorkerProcess:
                 raise value
             if kind == "death":
                 raise SolverError(
-                    f"A process that solved layouts died ({self._how()}).",
+                    f"A process that worked for the solve died ({self._how()}).",
                     "Expected it to end with the solve.",
                     "Solve with one worker, or where more memory is free.",
                 )
@@ -112,10 +117,12 @@ class WorkerProcess:
         with suppress(OSError):
             self.process.stdin.close()
 
-    def close(self) -> None:
-        """End the process, whatever it does."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the process, whatever it does; ``at_once`` where it has started no other."""
         assert self.process.stdout is not None
         self.stop()
+        if at_once:
+            self.process.kill()
         try:
             self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:

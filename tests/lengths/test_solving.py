@@ -42,7 +42,7 @@ def solved() -> LengthsResult:
         "milpplan.lengths.statics.Statics.run",
         "milpplan.lengths.several.Several.screened",
         "milpplan.lengths.several.Several._price",
-        "milpplan.lengths.several.Several._open",
+        "milpplan.lengths.several.Several._branch",
     ],
 )
 def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when: str) -> None:

@@ -197,7 +197,7 @@ def test_a_process_that_dies_is_an_error(branched: Problem, soon: pytest.MonkeyP
         return process
 
     soon.setattr(crew, "WorkerProcess", dead)
-    with pytest.raises(SolverError, match=r"A process that solved layouts died \(signal 9; .* out of memory"):
+    with pytest.raises(SolverError, match=r"A process that worked .* died \(signal 9; .* out of memory"):
         solve(branched, workers=2)
 
 

@@ -1,0 +1,120 @@
+"""The steps of one strategy, looked after by another process while this one searches sets of strategies.
+
+What both need of each other is little: how long the best step is. The other process works in slices; after each it
+tells the best step of one strategy and what is proved of each, and is told what there is to beat. If it dies, what
+it has told stays true, and this process goes on by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.errors import InfeasibleError, MilpplanError
+from milpplan.lengths.statics import Statics
+from milpplan.lengths.steps import Step
+from milpplan.optimize.worker_process import WorkerProcess, can_start, usable_cpus
+
+# Seconds of a slice, and slices that it is asked for at once.
+_SLICE_S, _AHEAD = 1.5, 3
+
+
+@dataclass(frozen=True, eq=False)
+class StaticsHello:
+    """What the other process begins with."""
+
+    statics: Statics
+
+    def worker(self, gone: threading.Event) -> StaticsWorker:
+        """Who answers the messages after this one."""
+        return StaticsWorker(self.statics)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What is to beat, ns, and the seconds of the slice and until the end."""
+
+    below_ns: float
+    seconds: float
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The best step of one strategy, the least time of each in ns, the CPU seconds that it took so far; ``idle``
+    where nothing was left to do."""
+
+    best: Step | None
+    least: dict[int, float]
+    cpu_s: float
+    idle: bool
+
+
+@dataclass(slots=True)
+class StaticsWorker:
+    """Answers slices, in the other process."""
+
+    statics: Statics
+
+    def reply(self, asked: Slice) -> Known:
+        """What is known after a slice."""
+        now = time.perf_counter()
+        with suppress(InfeasibleError):
+            self.statics.run(asked.below_ns, now + asked.left_s, now + asked.seconds, eager=True)
+        idle = time.perf_counter() < now + asked.seconds
+        return Known(self.statics.best, dict(self.statics.least), time.process_time(), idle)
+
+
+def can_help(workers: int | None) -> bool:
+    """Whether there may be another process: as many as there are CPUs, unless ``workers`` says how many."""
+    return can_start() and (usable_cpus() if workers is None else workers) > 1
+
+
+class StaticProcess:
+    """Our end: ``statics`` is brought up to date by ``hear``."""
+
+    def __init__(self, statics: Statics, below_ns: float, deadline: float) -> None:
+        """Start it; the ``deadline`` is one of ``perf_counter``."""
+        self.statics, self.deadline = statics, deadline
+        self.process: WorkerProcess | None = WorkerProcess(StaticsHello(statics))
+        self.cpu_s, self.idle, self.awaited, self.asked_ns = 0.0, False, 0, np.inf
+        self._ask(below_ns)
+
+    def _ask(self, below_ns: float) -> None:
+        """A few slices, so that it need not wait until it is heard."""
+        assert self.process is not None
+        self.asked_ns, self.idle = below_ns, False
+        while self.awaited < _AHEAD:
+            left_s = max(0.0, self.deadline - time.perf_counter())
+            self.process.send(Slice(below_ns, min(_SLICE_S, left_s), left_s))
+            self.awaited += 1
+
+    def hear(self, below_ns: float) -> bool:
+        """Take over what it has told, and say what is to beat now; False where it will tell nothing more: nothing
+        is left to do, the time is over, or it died."""
+        while self.process is not None and self.awaited and self.process.answered:
+            self.awaited -= 1
+            try:
+                known: Known = self.process.answer(None, None)
+            except MilpplanError:
+                self.close()
+                return False
+            self.statics.learn(known.best, known.least)
+            self.cpu_s, self.idle = known.cpu_s, known.idle
+        best, now = self.statics.best, time.perf_counter()
+        below_ns = below_ns if best is None else min(below_ns, best.time_ns)
+        if self.process is None or now > self.deadline + (_SLICE_S if self.awaited else 0.0):
+            return False
+        if not self.idle or below_ns < self.asked_ns:
+            self._ask(below_ns)
+        return self.awaited > 0
+
+    def close(self) -> None:
+        """End it."""
+        if self.process is not None:
+            self.process.close(at_once=True)
+            self.process = None

@@ -1,0 +1,94 @@
+"""Another process proves and packs the steps of one strategy; if it dies, this one goes on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from milpplan.lengths import solving, static_process
+from milpplan.lengths.records import LengthsResult
+from milpplan.lengths.static_process import Slice, StaticProcess, StaticsWorker
+from milpplan.lengths.statics import Statics
+from tests.lengths.cases import GRAIN, pool, workload
+from tests.small import small_problem
+
+
+def statics() -> Statics:
+    """At the beginning, with a gap that leaves something to do."""
+    return Statics(pool(), 0.004, "highs", time.perf_counter() + 10.0)
+
+
+def test_another_process_learns_what_this_one_would() -> None:
+    """Its best step and bounds come back: no less is proved than at the beginning, of no step that is there."""
+    here, there = statics(), statics()
+    assert here.best is not None
+    before_ns, first_ns = here.bound_ns, here.best.time_ns
+    other = StaticProcess(here, first_ns, time.perf_counter() + 2.0)
+    try:
+        while other.hear(first_ns):
+            time.sleep(0.05)
+        assert other.process is not None
+        assert other.cpu_s > 0
+    finally:
+        other.close()
+    there.run(float("inf"), time.perf_counter() + 2.0)
+    assert there.best is not None
+    assert before_ns < here.bound_ns <= min(here.best.time_ns, there.best.time_ns)
+    assert there.bound_ns <= here.best.time_ns <= first_ns
+    assert not other.hear(first_ns)
+
+
+def test_slices_end_and_tell_whether_anything_is_left() -> None:
+    """One of no time leaves something; what is to beat closes everything."""
+    worker = StaticsWorker(statics())
+    known = worker.reply(Slice(float("inf"), 0.0, 3.0))
+    assert not known.idle
+    assert known.best is not None
+    assert worker.reply(Slice(1.0, 60.0, 60.0)).idle
+
+
+def test_a_process_that_dies_leaves_what_is_known() -> None:
+    """It is seen, and nothing is awaited any more."""
+    here = statics()
+    assert here.best is not None
+    bound_ns = here.bound_ns
+    other = StaticProcess(here, here.best.time_ns, time.perf_counter() + 2.0)
+    assert other.process is not None
+    other.process.process.kill()
+    begin = time.perf_counter()
+    while other.hear(here.best.time_ns):
+        assert time.perf_counter() - begin < 5.0
+    assert other.process is None
+    assert here.bound_ns == bound_ns
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_step_with_two_processes_is_proved_as_with_one(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    """The same space: no bound is above any step; also where the other process dies at once."""
+    started = []
+
+    class Counted(StaticProcess):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            started.append(self)
+            if dies:
+                assert self.process is not None
+                self.process.process.kill()
+
+    monkeypatch.setattr(solving, "StaticProcess", Counted)
+    monkeypatch.setattr(solving, "_WORTH_S", 0.0)
+    monkeypatch.setattr(Statics, "open_pipelines", True)
+    monkeypatch.setattr(static_process, "usable_cpus", lambda: 2)
+    found = solved(2)
+    assert len(started) == 1
+    assert started[0].process is None
+    alone = solved(1)
+    assert max(found.lower_bound_s, alone.lower_bound_s) <= min(found.step_time_s, alone.step_time_s)
+    assert abs(found.step_time_s / alone.step_time_s - 1.0) < 0.02
+
+
+def solved(workers: int) -> LengthsResult:
+    """A small problem's step by so many processes."""
+    problem = small_problem(memory_gib=40)
+    return solving.solve_lengths(problem, workload(), GRAIN, 2, 0.004, 1.5, "highs", workers=workers)
