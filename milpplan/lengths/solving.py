@@ -43,7 +43,7 @@ _TEAMS_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
 # Seconds of static pipelines here while another process works on them, too; time limits from which there is one;
 # and what this process waits at once where it has nothing else to do.
-_FIRST_S, _WORTH_S, _WAIT_S = 1.0, 5.0, 0.05
+_FIRST_S, _WORTH_S, _WAIT_S = 2.0, 5.0, 0.05
 
 
 def solve_lengths(

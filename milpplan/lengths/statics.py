@@ -96,13 +96,12 @@ class Statics:
                 "Expected one at least.",
                 "Use more GPUs, or cut sequences.",
             )
+        self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         # Bounds first, but for what most care takes.
         self._fill(below_ns, min(pause, deadline - _MOST_TIMES * self.took_s))
         if best.time_ns <= below_ns * (1.0 + _HOPELESS) and time.perf_counter() < pause:
             best = self._polish(best, deadline)
         self._fill(below_ns, pause)
-        if time.perf_counter() < pause:
-            self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         return best
 
     def _enough_ns(self, below_ns: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -118,10 +119,14 @@ class WorkerProcess:
             self.process.stdin.close()
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the process, whatever it does; ``at_once`` where it has started no other."""
+        """End the process, whatever it does; ``at_once`` together with the solvers that it has started."""
         assert self.process.stdout is not None
         self.stop()
-        if at_once:
+        if at_once and os.name == "posix":
+            # It leads a group of its own.
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        elif at_once:
             self.process.kill()
         try:
             self.process.wait(PATIENCE_S)

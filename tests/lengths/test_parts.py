@@ -1,0 +1,73 @@
+"""Parts of pipelines in sets: what whole sequences add near a load holds for all groups of that load."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from milpplan.lengths.parts import _NARROW, Parts
+from milpplan.lengths.several import Several
+from milpplan.lengths.statics import Statics
+from tests.lengths.cases import pool
+
+
+def test_groups_near_a_load_take_no_less_and_more_is_known_of_them() -> None:
+    """Random groups whose load is in the interval that was looked at: packed as well as is cheap, none is below
+    the bounds, which are no lower than before for any of them and higher for some."""
+    found, random = pool(), np.random.default_rng(3)
+    members = [one for one, strategy in enumerate(found.members) if strategy.beside_grains]
+    parts = Parts(found, members, [found.bounds(member, beside=True) for member in members])
+    places = [place for place, member in enumerate(members) if found.num_stages(member) > 1]
+    assert parts.of(next(place for place in range(len(members)) if place not in places), "longest") == []
+    gained, checked = 0.0, 0
+    for place in places[:3]:
+        member = members[place]
+        loads = found.finer(member)
+        grains = found.grains(member, beside=True)
+        fits = (found.load.lengths <= grains * found.load.grain) & (found.load.lengths < found.load.lengths[-1])
+        for interval in (8, 12, 21):
+            before = parts.of(place, "longest")[interval]
+            assert parts.fill(place, interval, time.perf_counter() + 0.4)
+            after = parts.of(place, "longest")[interval]
+            low, high = (float(end) * loads.full for end in _NARROW[interval : interval + 2])
+            for _ in range(40):
+                counts = random.binomial(found.load.counts, random.uniform(0.1, 1.0)) * fits
+                if not low <= float(counts @ loads.each) <= high:
+                    continue
+                packed = found.packed(member, counts, grains)
+                assert packed is not None
+                held = counts.astype(np.float64)
+                assert after[0].at(held) <= packed.time_ns
+                assert after[0].at(held) >= before[0].at(held) * (1 - 1e-9)
+                gained, checked = max(gained, after[0].at(held) / before[0].at(held) - 1.0), checked + 1
+    assert checked > 20
+    assert gained > 0.001, gained
+
+
+def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
+    """Of its pipelines, narrow ones; looking at them does not lower its bound, and no step of it is shorter."""
+    found = pool()
+    statics = Statics(found, 0.01, "highs", time.perf_counter() + 5.0)
+    assert statics.best is not None
+    search, looked_at = Several(found, statics.best, 0.0, "highs"), 0
+    search.deadline = time.perf_counter() + 60.0
+    for number, one in enumerate(search.screened(2).left):
+        if looked_at == 3 or not any(found.num_stages(search.members[place]) > 1 for place in one.used):
+            continue
+        left = search.left(one, number)
+        for learn in left.ways[: left.ways.index(search._fill)]:
+            learn(left)
+        if not left.worst:
+            continue
+        assert set(left.worst) <= set(one.used)
+        assert all(0 <= interval < len(_NARROW) - 1 for interval in left.worst.values())
+        before_ns = left.bound_ns
+        search._fill(left)
+        looked_at += 1
+        assert left.bound_ns >= before_ns
+        held = [search.members[place] for place in one.used]
+        half = found.load.counts // 2
+        step = search.arranged(held, {held[0]: half, held[1]: found.load.counts - half})
+        assert step is None or left.bound_ns <= step.time_ns
+    assert looked_at > 0
