@@ -28,14 +28,9 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from milpplan.groups.path_bounds import PathBound, loads_within
 from milpplan.groups.strategies import FloatArray
-from milpplan.groups.unequal import (
-    LoadBound,
-    PathBound,
-    StageLoads,
-    best_mixture,
-    loads_within,
-)
+from milpplan.groups.unequal import LoadBound, StageLoads, best_mixture
 from milpplan.groups.windows import Window
 
 # Numbers ahead and behind where boxes begin; the last ones are open.

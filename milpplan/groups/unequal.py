@@ -49,7 +49,6 @@ function: between two loads it is above its chord (``chord``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -57,6 +56,7 @@ from typing import Any
 
 import numpy as np
 
+from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.strategies import FloatArray
 from milpplan.groups.strategies import Int64Array as IntArray
 from milpplan.groups.windows import Window
@@ -70,8 +70,6 @@ _FULL = (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128)
 _ROOM = 1.0 + 1e-6
 # Kinds of sequences in exact programs.
 _KINDS = 3
-# What floats may add to sums of flows.
-_SAFETY = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +106,6 @@ class StageLoads:
             return 0.0
         number = int(np.searchsorted(sums, load)) + 1
         return load * number / float(sums[number - 1])
-
-
-@dataclass(frozen=True, slots=True)
-class PathBound:
-    """``time >= constant + slope * load`` for all loads."""
-
-    constant: float
-    slope: float
-
-    def at(self, load: float) -> float:
-        """The bound of a load, ns."""
-        return (self.constant + self.slope * load) * _SAFETY
-
-
-def loads_within(bounds: Sequence[PathBound], times: FloatArray) -> FloatArray:
-    """The largest load that may be done within each of ``times`` [n] ns where one bound holds; 0 if none."""
-    constants, slopes = (np.array([getattr(one, name) for one in bounds]) for name in ("constant", "slope"))
-    return np.asarray(((times[:, None] / _SAFETY - constants) / slopes).max(axis=1).clip(0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -321,13 +301,6 @@ class LoadBound:
     def at(self, load: float) -> float:
         """h of the module, ns."""
         return min(one.bound.at(load) for one in self.ranges)
-
-
-def chord(ends: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
-    """(slope, constant) of the line through a function's values at two loads: below it between them where it is
-    concave."""
-    slope = (values[1] - values[0]) / (ends[1] - ends[0])
-    return slope, values[0] - slope * ends[0]
 
 
 @lru_cache(maxsize=4096)

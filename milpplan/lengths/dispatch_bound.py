@@ -23,15 +23,8 @@ import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.groups.longest import LongBound, group_ns
-from milpplan.groups.unequal import (
-    MAX_MICRO_BATCHES,
-    LoadBound,
-    Mixture,
-    PathBound,
-    Range,
-    StageLoads,
-    best_mixture,
-)
+from milpplan.groups.path_bounds import PathBound
+from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Mixture, Range, StageLoads, best_mixture
 from milpplan.groups.windows import Window
 from milpplan.lengths.candidates import Sized
 from milpplan.lengths.tables import Load, Tables, stage_loads

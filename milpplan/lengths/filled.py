@@ -4,58 +4,70 @@ Whether D replicas can do a workload within a time Z is the question of ``longes
 sequence does, and D - 1 others. Of the boxes of numbers of micro-batches that leave most, the ``filling`` of the
 mixture that real loads give is looked at; where one pair of numbers is left, mixtures are improved for whole
 sequences, and wider ones are halved. It ends as soon as all together do less than the workload.
+
+**Large micro-batches.** Programs share out contents: a micro-batch that is one of all that memory holds for a
+twentieth and nothing much for the rest has the times of large products and of a short pipeline at once. So
+replicas are told apart by their largest micro-batch. One of more than some number of grains makes stages wait
+around it, as the longest sequence does, and those who have one get windows around it; all others have programs of
+smaller contents, which are faster, too. The number is the least at which real loads around such a micro-batch
+already take too long.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from milpplan.costs.columns import IntArray
-from milpplan.groups.longest import Box, LongBound, halved
-from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Mixture, PathBound, Range, best_mixture
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.groups.longest import Box, LongBound, halved, long_bound
+from milpplan.groups.path_bounds import PathBound
+from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Mixture, Range, best_mixture
 from milpplan.groups.windows import Window
-from milpplan.lengths.filling import Columns, Filling, within
-from milpplan.lengths.stage_contents import StageContents
+from milpplan.lengths.filling import Columns, Filling
+from milpplan.lengths.stage_contents import Core, StageContents
 from milpplan.lengths.work import Loads
 
 # Numbers in the tables of one window that are too many.
 _LARGEST = 4e8
 # Kinds of sequences in programs of real loads.
 _KINDS = 2
+# Where large micro-batches begin, in longest sequences, and programs for each of these.
+_LARGE, _LARGE_EFFORT = (1.05, 1.15, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0), 30
+# A sequence is worth this part of the time it takes at least.
+_LEAST_WORTH = 0.2
 
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """What is known of a window (none: of any more micro-batches), and of which mixture and contents; ``done``
-    where nothing more is to be had."""
+    """What is known of a window (none: of any more micro-batches), of which mixture, slope and contents; ``stale``
+    where they were others' contents or worths, ``done`` where nothing more is to be had."""
 
     window: Window | None
     bounds: tuple[PathBound, ...]
-    start: tuple[Mixture, IntArray] | None = None
+    start: tuple[Mixture, float, IntArray] | None = None
+    stale: bool = False
     done: bool = False
 
     def within(self, time_ns: float) -> float:
         """The largest load that it leaves for a time."""
-        return max(within(one, time_ns) for one in self.bounds)
+        return max(one.within(time_ns) for one in self.bounds)
 
 
 @dataclass(eq=False)
 class _Side:
-    """Pieces that cover all numbers of micro-batches of a replica, and how one is halved; ``first`` as in
-    ``Filling``, with the load of such a sequence, ``least``; ``columns`` that did most in the last one that was
-    improved."""
+    """Pieces that cover all numbers of micro-batches of a replica with ``contents``, and how one is halved;
+    ``core`` as in ``Filling``, with the load of such a micro-batch, ``least``; ``columns`` that did most in the
+    last one that was improved."""
 
-    pieces: list[_Piece]
+    contents: StageContents
     halved: Callable[[Window], Sequence[Window]]
-    first: int | None
-    least: float
+    core: Core | None = None
+    least: float = 0.0
+    pieces: list[_Piece] = field(default_factory=list)
     columns: Columns | None = None
-
-    def most(self, time_ns: float) -> _Piece:
-        """The piece that leaves most."""
-        return max(self.pieces, key=lambda one: one.within(time_ns))
 
 
 class Filled:
@@ -64,18 +76,27 @@ class Filled:
     def __init__(self, loads: Loads, contents: StageContents) -> None:
         """``loads`` have one bound; and where they hold the whole workload, they know what its longest sequence
         adds (``Loads.lengthened``)."""
-        self.known, self.contents, self.done = loads, contents, False
+        self.known, self.done, self.turn = loads, False, 0
         self.programmed = loads.stages.with_kinds(_KINDS)
         self.total, self.others = loads.num_replicas * loads.full, loads.num_replicas - 1
+        # What a sequence of every length is worth, as a load, and whether the worst window was asked for it.
+        self.each, self.weighed = loads.stages.last, False
         (bound,) = loads.bounds
-        windows = [None if part.last is None else Window.of(part.first, part.last) for part in bound.ranges]
-        pieces = [_Piece(window, (part.bound,)) for window, part in zip(windows, bound.ranges, strict=True)]
-        self.plain, self.long = _Side(pieces, _halves, None, 0.0), _Side([], halved, None, 0.0)
+        self.plain, self.long = _Side(contents, _halves), _Side(contents, halved)
+        for part in bound.ranges:
+            window = None if part.last is None else Window.of(part.first, part.last)
+            self.plain.pieces.append(_Piece(window, (part.bound,)))
         for group in loads.classes:
             (longest,) = group.long
             boxes = [_Piece(box.window, box.bounds) for box in longest.boxes]
-            self.long = _Side(boxes, halved, group.first, longest.alone)
-        self.turn = 0
+            self.long = _Side(contents, halved, Core(group.first), longest.alone, boxes)
+        # Those with a micro-batch of more than some number of grains, and the numbers that are left.
+        self.large: list[_Side] = []
+        items, room = contents.items, contents.base.shape[-1]
+        longest_size = int(items.sizes[items.fits].max())
+        self.numbers = [int(longest_size * part) for part in _LARGE if int(longest_size * part) < room]
+        self.divided = False
+        self.kept = loads
 
     @staticmethod
     def near(loads: Loads, contents: StageContents, load: float) -> Filled:
@@ -85,71 +106,159 @@ class Filled:
     @property
     def bound(self) -> LoadBound:
         """What is known by now of a replica."""
-        return LoadBound(tuple(sorted((_range(piece) for piece in self.plain.pieces), key=lambda one: one.first)))
+        ranges = [_range(piece) for piece in self.plain.pieces]
+        # How many there are around a large one says nothing of others.
+        ranges += [Range(1, None, one) for side in self.large for piece in side.pieces for one in piece.bounds]
+        return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))
 
     @property
     def loads(self) -> Loads:
-        """With what is known by now."""
-        boxes = [Box(piece.window, piece.bounds, True) for piece in self.long.pieces if piece.window is not None]
-        long = (LongBound.of(self.long.least, boxes),)
-        return replace(
-            self.known, bounds=(self.bound,), classes=tuple(replace(one, long=long) for one in self.known.classes)
-        )
+        """With what is known by now, or was before windows were looked at anew."""
+        pieces = [*self.long.pieces, *(piece for side in self.large for piece in side.pieces)]
+        boxes = [Box(piece.window, piece.bounds, True) for piece in pieces if piece.window is not None]
+        classes = tuple(replace(one, long=(LongBound.of(self.long.least, boxes),)) for one in self.known.classes)
+        each = self.each / self.known.num_replicas
+        found = replace(self.known, bounds=(self.bound,), classes=classes, each=each)
+        return max(found, self.kept, key=lambda one: one.highest)
 
     def sharpen(self, load: float, rise: float, deadline: float) -> None:
         """Refine what leaves most of a time that is above the bound of a ``load`` by the share ``rise``, until all
         of it leaves less than the load, or the ``deadline``."""
         time_ns = self.bound.at(load) * (1.0 + rise)
+        self._divide(time_ns, load)
         while time.perf_counter() < deadline:
-            worst = self.plain.most(time_ns)
+            side, worst = self._most(time_ns, self.plain)
             if worst.within(time_ns) <= load:
                 return
             if worst.done:
                 self.done = True
                 return
-            self._refine(self.plain, worst, time_ns, load)
+            self._refine(side, worst, time_ns, load)
+
+    def run(self, time_ns: float, deadline: float) -> None:
+        """Refine what leaves most for steps within a time of a replica, until nothing is left of the question or
+        of the time (of ``perf_counter``)."""
+        self._divide(time_ns, self.known.full)
+        while time.perf_counter() < deadline:
+            worst = [self._most(time_ns, side) for side in (self.long, self.plain)]
+            loads = [one.within(time_ns) for _, one in worst]
+            if loads[0] + self.others * loads[1] <= self.total:
+                return
+            open_ = [place for place in ((0, 1) if self.others else (0,)) if not worst[place][1].done]
+            if not open_:
+                if self._deeper(*worst[0], time_ns):
+                    continue
+                self.done = True
+                return
+            # Those that were looked at less first, else in turn.
+            self.turn += 1
+            chosen = min(open_, key=lambda one: (worst[one][1].start is not None, (one + self.turn) % 2))
+            enough = self.total - self.others * loads[1], (self.total - loads[0]) / max(1, self.others)
+            self._refine(*worst[chosen], time_ns, enough[chosen])
+
+    def _most(self, time_ns: float, side: _Side) -> tuple[_Side, _Piece]:
+        """The piece that leaves most of a side, or of those with a large micro-batch, and whose it is."""
+        pieces = [(one, piece) for one in (side, *self.large) for piece in one.pieces]
+        return max(pieces, key=lambda one: one[1].within(time_ns))
+
+    def _deeper(self, side: _Side, worst: _Piece, time_ns: float) -> bool:
+        """Where all is done: what sequences are worth where the worst window does all of them, or micro-batches
+        that are large from fewer grains on; whether there was any."""
+        window, start = worst.window, worst.start
+        if self.others == 0 and not self.weighed and window is not None and start is not None:
+            self.kept, self.weighed = self.loads, True
+            self._weigh(self._filling(side, window).worths(start[2], side.columns, time_ns))
+        elif self.numbers:
+            self.kept, self.weighed = self.loads, False
+            number = self.numbers.pop()
+            self._tell(number, self._around(number, self.known.full, time_ns))
+        else:
+            return False
+        return True
+
+    def _divide(self, time_ns: float, load: float) -> None:
+        """Once: tell large micro-batches from others at the least number of grains for which real loads around one
+        take too long for a ``load`` within the time."""
+        if self.divided:
+            return
+        self.divided = True
+        first, end, found = 0, len(self.numbers), None
+        while first < end:
+            middle = (first + end) // 2
+            around = self._around(self.numbers[middle], load, time_ns)
+            if around.at(load) < time_ns:
+                first = middle + 1
+            else:
+                end, found = middle, around
+        if found is not None:
+            self._tell(self.numbers[end], found)
+            self.numbers = self.numbers[:end]
+
+    def _around(self, number: int, load: float, time_ns: float) -> LongBound:
+        """What a replica takes for a load with a micro-batch of more than so many grains, up to a time."""
+        stages, items = self.known.stages, self.plain.contents.items
+        (bound,) = self.known.bounds
+        each = float((stages.last[items.fits] / items.sizes[items.fits]).min())
+        least = each * (number + 1)
+        return long_bound(stages, self.known.num_stages, bound, least, max(load, least), time_ns, _LARGE_EFFORT)
+
+    def _tell(self, number: int, around: LongBound) -> None:
+        """Tell replicas with a micro-batch of more than so many grains from others."""
+        contents = self.plain.contents
+        pieces = [_Piece(box.window, tuple(map(self._valued, box.bounds))) for box in around.boxes]
+        self.large.append(_Side(contents, halved, Core(grains=number + 1), around.alone, pieces))
+        for side in (self.plain, self.long):
+            side.contents = contents.within(number)
+            side.pieces = [_renewed(one) for one in side.pieces]
+
+    def _weigh(self, worths: FloatArray) -> None:
+        """Count what sequences are worth by ``worths`` [n], all together as much as before."""
+        counts, before = self.plain.contents.items.counts, self.each
+        worths = np.maximum(worths / float(counts @ worths) * self.total, _LEAST_WORTH * before)
+        self.each = worths / float(counts @ worths) * self.total
+        for side in (self.plain, self.long, *self.large):
+            side.pieces = [
+                _renewed(
+                    replace(
+                        one, bounds=tuple(_revalued(bound, before, self.each, self.total) for bound in one.bounds)
+                    )
+                )
+                for one in side.pieces
+            ]
+
+    def _valued(self, bound: PathBound) -> PathBound:
+        """What lines prove, by what sequences are worth now."""
+        return _revalued(bound, self.known.stages.last, self.each, self.total)
 
     def _refine(self, side: _Side, piece: _Piece, time_ns: float, enough: float) -> None:
         side.pieces.remove(piece)
         side.pieces += self._refined(side, piece, time_ns, enough)
 
-    def run(self, time_ns: float, deadline: float) -> None:
-        """Refine what leaves most for steps within a time of a replica, until nothing is left of the question or
-        of the time (of ``perf_counter``)."""
-        while time.perf_counter() < deadline:
-            sides = self.long, self.plain
-            worst = [side.most(time_ns) for side in sides]
-            loads = [one.within(time_ns) for one in worst]
-            if loads[0] + self.others * loads[1] <= self.total:
-                return
-            open_ = [side for side in ((0, 1) if self.others else (0,)) if not worst[side].done]
-            if not open_:
-                self.done = True
-                return
-            # Those that were looked at less first, else in turn.
-            self.turn += 1
-            chosen = min(open_, key=lambda one: (worst[one].start is not None, (one + self.turn) % 2))
-            enough = self.total - self.others * loads[1], (self.total - loads[0]) / max(1, self.others)
-            self._refine(sides[chosen], worst[chosen], time_ns, enough[chosen])
+    def _filling(self, side: _Side, window: Window) -> Filling:
+        stages = self.known.stages
+        return Filling(side.contents, self.each, stages.last, self.known.num_stages, window, side.core)
 
     def _refined(self, side: _Side, piece: _Piece, time_ns: float, enough: float) -> list[_Piece]:
         """The piece with more known of it, or its halves."""
         window = piece.window
         if window is None:
             return [replace(piece, done=True)]
-        filling = Filling(self.contents, self.known.stages.last, self.known.num_stages, window, side.first)
-        size = float(self.contents.entries * window.number)
-        single = window.fewest == window.number and not any(window.open)
+        filling = self._filling(side, window)
+        size = float(side.contents.entries * window.number)
         if piece.start is None and size <= _LARGEST:
             return [self._looked_at(filling, piece, time_ns, side.least)]
-        if not single:
+        if piece.stale and piece.start is not None:
+            mixture, slope, _ = piece.start
+            return [_better(replace(piece, stale=False), filling.proved(mixture, slope)[0], time_ns)]
+        if window.fewest < window.number or any(window.open):
             halves = side.halved(window)
             return [_Piece(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
         if piece.start is None:
             return [replace(piece, done=True)]
-        mixture, rows = piece.start
-        found, side.columns = filling.improved(mixture, piece.bounds[0], rows, side.columns, time_ns, enough)
-        return [_Piece(window, (found,), piece.start, done=True)]
+        mixture, slope, rows = piece.start
+        found, mixture, side.columns = filling.improved(mixture, slope, rows, side.columns, time_ns, enough)
+        done = replace(piece, start=(mixture, found.slope, rows), done=True)
+        return [_better(done, found, time_ns)]
 
     def _looked_at(self, filling: Filling, piece: _Piece, time_ns: float, least: float) -> _Piece:
         """With the better bound of the mixture that real loads give: by lines, or by contents."""
@@ -158,9 +267,25 @@ class Filled:
         mixture = best_mixture(self.programmed, filling.num_stages, window, load, least)
         line = mixture.bound(stages, load, least)
         found, rows = filling.proved(mixture, line.slope)
-        best = min((line, found), key=lambda one: within(one, time_ns))
-        bounds = (best,) if within(best, time_ns) < piece.within(time_ns) else piece.bounds
-        return _Piece(window, bounds, (mixture, rows))
+        known = replace(piece, start=(mixture, line.slope, rows))
+        return _better(_better(known, self._valued(line), time_ns), found, time_ns)
+
+
+def _better(piece: _Piece, found: PathBound, time_ns: float) -> _Piece:
+    """With another bound, where that leaves less for a time."""
+    return replace(piece, bounds=(found,)) if found.within(time_ns) < piece.within(time_ns) else piece
+
+
+def _renewed(piece: _Piece) -> _Piece:
+    """A piece of other contents, or other worths."""
+    return replace(piece, stale=piece.start is not None, done=False)
+
+
+def _revalued(bound: PathBound, before: FloatArray, each: FloatArray, total: float) -> PathBound:
+    """A bound by what sequences were worth ``before`` as one by what ``each`` is worth now, for parts of what is
+    worth ``total`` both ways: what is missing was worth so many times as much at most."""
+    times = max(1.0, float((before / each).max()))
+    return PathBound(bound.constant - bound.slope * (times - 1.0) * total, bound.slope * times)
 
 
 def _range(piece: _Piece) -> Range:

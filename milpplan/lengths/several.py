@@ -22,36 +22,32 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.columns import IntArray
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
-from milpplan.lengths.parts import INTERVALS, Kind, Parts
+from milpplan.lengths.parts import Kind
 from milpplan.lengths.pool import Packed, Pool
-from milpplan.lengths.screening import Bounded, Left, OpenSet, Screened, best_shares, branched, screened, split
+from milpplan.lengths.screening import Left, OpenSet, Screened, best_shares
+from milpplan.lengths.set_bounds import SetBounds
 from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.teams import TeamStep
-from milpplan.lengths.work import Loads, WorkBounds
 
 # A set's tables are searched for this part of the time left or so long.
-_SEARCH_SHARE, _REFINE_SHARE, _LEAST_S = 0.5, 0.5, 2.0
+_SEARCH_SHARE, _LEAST_S = 0.5, 2.0
 # Sets without pipelines that are opened before all others.
 _FIRST_OPENED = 6
 # Steps whose groups are packed with more care, if they are above their bounds by this part of the step.
 _MOST_POLISHED, _LOSS = 2, 0.002
 # Seconds for whole sequences of one pipeline of a set.
 _FILL_S = 0.7
-# Share of the sets that a strategy is in to have more proved of it before others have.
-_COMMON = 0.15
 
 
 class Several:
@@ -67,11 +63,7 @@ class Several:
         self.num_sets = 0
         self.switches = Switches(pool)
         self.members = [m for m, one in enumerate(pool.members) if one.beside_grains]
-        # By place among the members: linear bounds, and the loads of pipelines where they are known.
-        self.plain: list[WorkBounds] = []
-        self.known: dict[int, Loads] = {}
-        self.parts = Parts(pool, self.members, [])
-        self.common: set[int] = set()
+        self.bounds = SetBounds(pool, self.members)
         self.found: list[Step] = []
         self.deadline = float("inf")
 
@@ -95,8 +87,6 @@ class Several:
         kept = self.screened(max_strategies)
         self.bound_ns, self.num_sets = kept.dropped_ns, len(kept.left)
         left = [self.left(one, number) for number, one in enumerate(kept.left)]
-        times = Counter(place for one in kept.left for place in one.used)
-        self.common = {place for place, number in times.items() if number >= _COMMON * len(left)}
         self._first(left)
         try:
             self._narrow(left, heard)
@@ -173,64 +163,9 @@ class Several:
         return sum(self.pool.num_stages(member) > 1 for member in self._held(one))
 
     def screened(self, max_strategies: int) -> Screened:
-        """Sets that may be shorter than the best step by more than the gap: with what is cheap to prove, then with
-        the loads of pipelines, then with parts of these."""
-        pool, members, target_ns = self.pool, self.members, self.target_ns
-        self.plain = [pool.bounds(member, beside=True) for member in members]
-        self.parts = Parts(pool, members, self.plain)
-        kept = screened(self._bounded(list(range(len(members))), self.plain), max_strategies, target_ns)
-        dropped = kept.dropped_ns
-        end = time.perf_counter() + _REFINE_SHARE * (self.deadline - time.perf_counter())
-        # Those of the sets with the least bounds first.
-        for place in dict.fromkeys(one for held in kept.left for one in held.used):
-            if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
-                self.known[place] = pool.loads(members[place], beside=True)
-        kept = self._split(kept.left, INTERVALS, target_ns)
-        return Screened(kept.left, min(dropped, kept.dropped_ns))
-
-    def _split(self, sets: tuple[OpenSet, ...], edges: FloatArray, target_ns: float) -> Screened:
-        """Sets bounded anew with the loads of their pipelines between two neighbours of ``edges`` each, and with
-        sequences that run under one strategy for sure."""
-        if not sets:
-            return Screened((), np.inf)
-        # A strategy of a set, with how many sequences it holds for sure.
-        keys: dict[tuple[int, int], int] = {}
-        numbered = []
-        for one in sets:
-            held = zip(one.used, self._forced(one.used), strict=True)
-            numbered.append(OpenSet(one.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in held)))
-        parts: dict[int, list[int]] = {}
-        bounds: list[WorkBounds] = []
-        owners: list[int] = []
-        for (place, number), key in keys.items():
-            mine = [self._whole(place, number, self.plain[place])]
-            if place in self.known:
-                pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-                mine = [self.known[place].within(mine[0], low, high) for low, high in pairs]
-            parts[key] = list(range(len(bounds), len(bounds) + len(mine)))
-            bounds += mine
-            owners += [place] * len(mine)
-        found = split(self._bounded(owners, bounds), parts, numbered, target_ns)
-        places = [place for place, _ in keys]
-        left = tuple(OpenSet(one.bound_ns, tuple(places[key] for key in one.used)) for one in found.left)
-        return Screened(left, found.dropped_ns)
-
-    def _whole(self, place: int, number: int, bounds: WorkBounds) -> WorkBounds:
-        """``bounds`` of a strategy that holds so many of the longest sequences for sure."""
-        return bounds.joined(self.pool.holding(self.members[place], number)) if number else bounds
-
-    def _forced(self, used: tuple[int, ...]) -> list[int]:
-        """How many sequences each strategy of a set holds for sure."""
-        held = [self.members[place] for place in used]
-        return [self.pool.forced(one, held[:place] + held[place + 1 :]) for place, one in enumerate(held)]
-
-    def _bounded(self, places: list[int], bounds: list[WorkBounds]) -> Bounded:
-        """What screening needs of so many strategies, or parts of them."""
-        members = [self.members[place] for place in places]
-        serial = np.array([self.pool.serial_ns(member, beside=True) for member in members])
-        once = np.array([float(self.pool.reduce_ns(member)) for member in members])
-        finish = np.array([float(self.pool.finish_ns(member)) for member in members])
-        return Bounded.of(bounds, serial, once, finish, self.pool.load.counts)
+        """Sets that may be shorter than the best step by more than the gap."""
+        self.bounds = SetBounds(self.pool, self.members)
+        return self.bounds.screened(max_strategies, self.target_ns, self.deadline)
 
     def _held(self, one: Left) -> list[int]:
         """Members of the pool."""
@@ -260,62 +195,38 @@ class Several:
 
     def _coarse(self, one: Left) -> None:
         """The intervals that it was screened with, the weights those of linear programs."""
-        self._branch(one, [self.parts.of(place, "coarse") for place in one.screened.used])
+        self._branch(one, ["coarse" for _ in one.screened.used])
 
     def _common(self, one: Left) -> None:
         """What is known of the longest sequence for those strategies that are in many sets, so that few pipelines
         need programs of their own."""
         used = one.screened.used
-        if not self.common.isdisjoint(used):
-            kinds: list[Kind] = ["longest" if place in self.common else "coarse" for place in used]
-            self._branch(one, [self.parts.of(*pair) for pair in zip(used, kinds, strict=True)])
+        if not self.bounds.common.isdisjoint(used):
+            self._branch(one, ["longest" if place in self.bounds.common else "coarse" for place in used])
 
     def _finer(self, one: Left) -> None:
         """Narrow intervals of the loads of its pipelines, with what their micro-batches hold at most."""
-        self._branch(one, [self.parts.of(place, "none") for place in one.screened.used])
+        self._branch(one, ["none" for _ in one.screened.used])
 
     def _longest(self, one: Left) -> None:
         """The same; those that may run the longest sequence by whether they do, but for deep ones, whose programs
         are dear."""
-        self._branch(one, [self.parts.of(place, "longest") for place in one.screened.used])
+        self._branch(one, ["longest" for _ in one.screened.used])
 
     def _classify(self, one: Left) -> None:
         """The same, and all groups told apart by their longest sequence."""
-        self._branch(one, [self.parts.of(place, "all") for place in one.screened.used])
+        self._branch(one, ["all" for _ in one.screened.used])
 
-    def _branch(self, one: Left, pieces: list[list[list[WorkBounds]]]) -> None:
-        """The set with its pipelines cut into intervals, then into classes."""
-        used = one.screened.used
-        numbers = self._forced(used)
-        bounds = [
-            self._whole(place, number, self.plain[place]) for place, number in zip(used, numbers, strict=True)
-        ]
-        owners = list(used)
-        first: list[tuple[int, dict[int, list[int]]]] = []
-        then: list[tuple[int, dict[int, list[int]]]] = []
-        for position, intervals in enumerate(pieces):
-            if not intervals:
-                continue
-            places = np.cumsum([len(bounds), *(len(kinds) for kinds in intervals)]).tolist()
-            known = [bound for kinds in intervals for bound in kinds]
-            bounds += [self._whole(used[position], numbers[position], bound) for bound in known]
-            owners += [owners[position]] * (len(bounds) - len(owners))
-            first.append((position, {position: places[:-1]}))
-            if len(intervals[0]) > 1:
-                then.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
-        if first or any(numbers):
-            problem = self._bounded(owners, bounds)
-            whole, target_ns = list(range(len(pieces))), self.target_ns - one.order_ns
-            bound_ns, row = branched(problem, whole, first + then, target_ns)
-            one.raise_to(bound_ns + one.order_ns)
-            one.worst = {} if row is None else _intervals(used, first, row.tolist())
+    def _branch(self, one: Left, kinds: Sequence[Kind]) -> None:
+        """What is proved of the set with so much known of its pipelines."""
+        self.bounds.branch(one, kinds, self.target_ns)
 
     def _fill(self, one: Left) -> None:
         """Whole sequences of its pipelines near the loads that its bound rests on, as long as that raises it."""
         before_ns, filled = one.bound_ns, False
         for place, interval in one.worst.items():
             end = min(self.deadline, time.perf_counter() + _FILL_S)
-            filled = self.parts.fill(place, interval, end) or filled
+            filled = self.bounds.parts.fill(place, interval, end) or filled
         if filled:
             self._longest(one)
             if one.bound_ns > before_ns and one.bound_ns < self.target_ns:
@@ -344,9 +255,7 @@ class Several:
     def _linear_splits(self, one: Left) -> list[IntArray]:
         """Where the linear programs of what is known of the set put the sequences, [q, n] each."""
         used = one.screened.used
-        numbers = self._forced(used)
-        bounds = [self._whole(*pair, self.plain[pair[0]]) for pair in zip(used, numbers, strict=True)]
-        return best_shares(self._bounded(list(used), bounds), np.arange(len(used)))
+        return best_shares(self.bounds.linear(used), np.arange(len(used)))
 
     def _problem(self, members: list[int], switches: SwitchTimes, max_strategies: int) -> GroupedProblem:
         return GroupedProblem(
@@ -382,17 +291,3 @@ class Several:
             for one, member in zip(problem.strategies, members, strict=True)
         )
         return replace(problem, strategies=strategies)
-
-
-def _intervals(
-    used: tuple[int, ...],
-    first: list[tuple[int, dict[int, list[int]]]],
-    row: list[int],
-) -> dict[int, int]:
-    """Which interval of its load every pipeline of a set has in a choice of parts, by its place."""
-    found = {}
-    for position, parts in first:
-        ((_, places),) = parts.items()
-        # A part of an interval stands behind it.
-        found[used[position]] = int(np.searchsorted(places, row[position], side="right")) - 1
-    return found

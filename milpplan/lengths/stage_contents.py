@@ -13,7 +13,7 @@ both, and for each of a few mixtures ``knapsacks`` finds the least over all x of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -24,6 +24,14 @@ from milpplan.lengths.tables import Tables
 
 # Parts of the way *hidden* in the forward and in the backward: equal ones alone lose up to 2 %.
 _PARTS = (0.0, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What a micro-batch has at least: a sequence of length number ``first`` or longer, and so many ``grains``."""
+
+    first: int = 0
+    grains: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +62,12 @@ class StageContents:
         transfer_ns = int(tables.bare.transfer[:most_grains].min())
         return StageContents(base, attention, once, (mixed[0], mixed[1], mixed[2]), items, transfer_ns)
 
+    def within(self, most_grains: int) -> StageContents:
+        """Those of up to fewer grains."""
+        items = replace(self.items, fits=self.items.fits & (self.items.sizes <= most_grains))
+        base, mixed = self.base[..., :most_grains], (self.mixed[0][..., :most_grains], *self.mixed[1:])
+        return replace(self, base=base, mixed=mixed, items=items)
+
     @property
     def entries(self) -> int:
         """Numbers in the tables of one micro-batch of ``least``."""
@@ -72,10 +86,10 @@ class StageContents:
         return np.asarray(found)
 
     def least(
-        self, weights: FloatArray, prices: FloatArray, longest: BoolArray, first: int
+        self, weights: FloatArray, prices: FloatArray, cores: BoolArray, core: Core
     ) -> tuple[FloatArray, IntArray]:
         """The least over what every micro-batch may hold of its time by ``weights`` [3, v] less ``prices`` [n],
-        [v] ns, and that [v, n]; those where ``longest`` [v] hold a sequence of length number ``first`` or more."""
+        [v] ns, and that [v, n]; those where ``cores`` [v] hold a ``core``."""
         number, turns = weights.shape[1], len(self.mixed[0])
         parts = np.stack([weights[[0, 0]], weights[1:]])
         base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in self.mixed)
@@ -86,9 +100,10 @@ class StageContents:
         for k, held in table.rows():
             worth = held.reshape(number, turns, room) - base - once[:, :, k, None]
             below = worth.min(axis=1)
+            below[cores, : core.grains - 1] = -np.inf
             grains = below.argmax(axis=1)
             values = below[every, grains]
-            values[longest & (k < first)] = -np.inf
+            values[cores & (k < core.first)] = -np.inf
             better = np.flatnonzero(values > best)
             best[better] = values[better]
             rows = every[better] * turns + worth[better, :, grains[better]].argmin(axis=1)

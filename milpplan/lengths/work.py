@@ -50,7 +50,8 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray
 from milpplan.groups.longest import LongBound, group_ns, long_bound
-from milpplan.groups.unequal import LoadBound, StageLoads, chord, load_bound
+from milpplan.groups.path_bounds import chord
+from milpplan.groups.unequal import LoadBound, StageLoads, load_bound
 from milpplan.lengths.candidates import Sized
 from milpplan.lengths.tables import Tables, hull_below, line_of, stage_loads
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from milpplan.groups.longest import group_ns, long_bound
-from milpplan.groups.unequal import StageLoads, best_mixture, chord, load_bound, path_bound
+from milpplan.groups.path_bounds import chord
+from milpplan.groups.unequal import StageLoads, best_mixture, load_bound, path_bound
 from milpplan.groups.windows import Window
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns

@@ -11,9 +11,9 @@ import pytest
 from milpplan.groups.unequal import best_mixture
 from milpplan.groups.windows import Window
 from milpplan.lengths.filled import Filled
-from milpplan.lengths.filling import Filling, within
+from milpplan.lengths.filling import Filling
 from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.stage_contents import StageContents
+from milpplan.lengths.stage_contents import Core, StageContents
 from tests.lengths.cases import GRAIN, pool, random_micro_batches
 
 
@@ -41,11 +41,11 @@ def contents_of(member: int) -> StageContents:
     return pool().contents(member)
 
 
-@pytest.mark.parametrize("turn", range(2))
-def test_the_least_of_contents_is_below_all_and_reached_by_one(turn: int) -> None:
+@pytest.mark.parametrize("place", range(2))
+def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> None:
     """At random weights and prices no micro-batch is worth less than what is said, and the one that is told is
     worth about that."""
-    member = pipelines()[turn]
+    member = pipelines()[place]
     found, random, contents = pool(), np.random.default_rng(member), contents_of(member)
     most = found.grains(member, beside=False)
     rows = random_micro_batches(found, most, random, 60)
@@ -55,19 +55,21 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(turn: int) -> Non
     unit = times.sum() / (rows @ sizes).sum()
     last = len(sizes) - 1
     loose = 0.0
-    for _ in range(8):
+    for turn in range(8):
         weights = random.uniform(0.0, 1.0, (3, 4))
         prices = unit * sizes * random.uniform(0.3, 1.2, len(sizes))
-        longest = np.array([False, True, False, True])
-        values, told = contents.least(weights, prices, longest, last)
+        cores = np.array([False, True, False, True])
+        core = Core(last) if turn % 2 else Core(grains=int(random.integers(1, most // 2)))
+        values, told = contents.least(weights, prices, cores, core)
         worth = times @ weights - (rows @ prices)[:, None]
-        held = rows[:, last] > 0
+        held = (rows[:, core.first :].any(axis=1)) & (rows @ sizes >= core.grains)
         assert (values[[0, 2]] <= worth[:, [0, 2]].min(axis=0) + 1e-6 * abs(values[0])).all()
         if held.any():
             assert (values[[1, 3]] <= worth[held][:, [1, 3]].min(axis=0) + 1e-6 * abs(values[1])).all()
         assert (told <= found.load.counts).all()
         assert (told @ sizes <= most).all()
-        assert (told[longest, last] > 0).all()
+        assert told[cores, core.first :].any(axis=1).all()
+        assert (told[cores] @ sizes >= core.grains).all()
         true = (contents.times(told) * weights.T).sum(axis=1)
         assert (true - told @ prices >= values - 1e-6 * abs(values)).all()
         loose = max(loose, float(((true - told @ prices - values) / true).max()))
@@ -83,29 +85,33 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
     one, stages = found.members[member].candidate, found.num_stages(member)
     loads = found.loads(member, beside=False)
     most, last = found.grains(member, beside=False), len(found.load.lengths) - 1
+    sizes = found.load.lengths // GRAIN
+    longest, large = Core(last), Core(grains=most // 2)
+    each = float((loads.stages.last / sizes).min())
     windows = [
         (Window.of(4, 4), None),
         (Window.of(3, 5), None),
-        (Window((1, 1), (2, 2)), last),
-        (Window((1, 2), (0, 3)), last),
-        (Window((1, 1), (2, 2), (True, False)), last),
-        (Window((2, 2), (1, 1), (False, True)), last),
+        (Window((1, 1), (2, 2)), longest),
+        (Window((1, 2), (0, 3)), longest),
+        (Window((1, 2), (0, 3)), large),
+        (Window((1, 1), (2, 2), (True, False)), longest),
+        (Window((2, 2), (1, 1), (False, True)), longest),
     ]
     gained = 0.0
-    for window, first in windows:
-        least = 0.0 if first is None else float(loads.stages.last[first])
+    for window, core in windows:
+        least = 0.0 if core is None else float(loads.stages.last[last]) if core.first else each * core.grains
         load = max(loads.full, least)
         mixture = best_mixture(loads.stages, stages, window, load, least)
         line = mixture.bound(loads.stages, load, least)
-        filling = Filling(contents, loads.stages.last, stages, window, first)
+        filling = Filling(contents, loads.stages.last, loads.stages.last, stages, window, core)
         proved, rows = filling.proved(mixture, line.slope)
         # About as long as a step of this load.
         time_ns = 1.02 * max(line.at(load), proved.at(load))
         better, known = proved, None
         if not any(window.open):
-            better, known = filling.improved(mixture, proved, rows, known, time_ns, 0.0)
-        assert within(better, time_ns) <= within(proved, time_ns)
-        gained = max(gained, within(line, time_ns) / within(better, time_ns) - 1.0)
+            better, _, known = filling.improved(mixture, line.slope, rows, known, time_ns, 0.0)
+        assert better.within(time_ns) <= proved.within(time_ns)
+        gained = max(gained, line.within(time_ns) / better.within(time_ns) - 1.0)
         for _ in range(12):
             before = int(random.integers(window.ahead[0], window.ahead[1] + 1))
             after = int(random.integers(window.behind[0], window.behind[1] + 1))
@@ -117,8 +123,11 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
             held = held[held.any(axis=1)]
             if len(held) < number:
                 continue
-            if first is not None:
+            if core == longest:
                 held[before] = np.arange(last + 1) == last
+            elif core is not None:
+                # As many of the shortest as it has at least.
+                held[before] = (np.arange(last + 1) == 0) * -(-core.grains // int(sizes[0]))
             exact = int(replicas_ns(found.problem, one, found.load.lengths, (held,), found.load.rules.mask)[0])
             total = float((held @ loads.stages.last).sum())
             assert max(proved.at(total), better.at(total)) <= exact
@@ -138,6 +147,41 @@ def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None
     for share in (0.9, 0.97, 0.99):
         search.run(share * packed.time_ns, time.perf_counter() + 1.0)
         assert loads.highest * (1 - 1e-9) <= search.loads.highest <= packed.time_ns
+
+
+def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
+    """One replica whose large micro-batches are told apart, and whose sequences are worth what the worst window
+    says: no random part of the workload, with the longest sequence or without, is shorter than its bounds."""
+    found, random, told = pool(), np.random.default_rng(3), 0
+    for member in range(len(found.members)):
+        one = found.members[member].candidate
+        most, stages = found.grains(member, beside=False), found.num_stages(member)
+        if one.layout.dp > 1 or stages == 1 or most * GRAIN < found.load.lengths[-1]:
+            continue
+        loads = found.loads(member, beside=False).lengthened(float("inf"))
+        packed = found.packed(member, found.load.counts, most)
+        assert packed is not None
+        search = Filled(loads, contents_of(member))
+        search.run(0.97 * packed.time_ns, time.perf_counter() + 4.0)
+        search.run(packed.time_ns, time.perf_counter() + 4.0)
+        told += len(search.large) > 0 and not np.array_equal(search.each, loads.stages.last)
+        known = search.loads
+        plain, (group,) = search.bound, known.classes
+        assert known.highest <= packed.time_ns
+        assert float(found.load.counts @ known.each) == pytest.approx(known.full)
+        (replica,) = packed.replicas
+        for _ in range(40):
+            rows = np.minimum(replica, random.integers(0, 3, replica.shape) * (random.random(replica.shape) < 0.7))
+            rows = np.where(random.random((len(replica), 1)) < 0.5, replica, rows)
+            rows = rows[rows.any(axis=1)]
+            if not len(rows):
+                continue
+            exact = int(replicas_ns(found.problem, one, found.load.lengths, (rows,), found.load.rules.mask)[0])
+            load = float((rows @ search.each).sum())
+            assert plain.at(load) <= exact
+            if rows[:, -1].any():
+                assert group.long[0].at(float((rows @ known.each).sum())) <= exact
+    assert told > 0
 
 
 def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:

@@ -102,13 +102,13 @@ def test_sets_know_who_holds_the_longest() -> None:
     search.members = [names.index(name) for name in ("dp4", "dp2 tp2", "cp2 pp2")]
     checked, raised = 0, 0.0
     for one in search.screened(2).left:
-        numbers = search._forced(one.used)
+        numbers = search.bounds.forced(one.used)
         if not any(numbers):
             continue
         left = search.left(one, checked)
         for learn in left.ways[:3]:
             learn(left)
-        linear = search._bounded(list(one.used), [search.plain[place] for place in one.used])
+        linear = search.bounds.bounded(list(one.used), [search.bounds.plain[place] for place in one.used])
         plain, _ = branched(linear, [0, 1], [], np.inf)
         raised = max(raised, left.bound_ns / (plain + left.order_ns))
         held = [search.members[place] for place in one.used]

@@ -200,7 +200,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
     for place in random.choice(len(with_pipelines), 2, replace=False).tolist():
         left = search.left(with_pipelines[place], place)
         bounds = [left.bound_ns]
-        search.common = {int(random.choice(left.screened.used))}
+        search.bounds.common = {int(random.choice(left.screened.used))}
         for learn in left.ways[:5]:
             learn(left)
             bounds.append(left.bound_ns)

@@ -1,0 +1,147 @@
+"""What is proved of sets of strategies that take turns, before any is opened.
+
+All sets are *screened* (``screening``): with what is cheap to prove of their strategies, then with the loads of
+pipelines, in intervals. A set that is left is *branched*: cut by the intervals of its pipelines, then by what is
+told apart there, with all that is known of them by then (``parts``) and of the sequences that only one of its
+strategies holds (``forced``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray
+from milpplan.lengths.parts import INTERVALS, Kind, Parts
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.screening import Bounded, Left, OpenSet, Screened, branched, screened, split
+from milpplan.lengths.work import Loads, WorkBounds
+
+# Part of the time for loads of pipelines, before sets are looked at.
+_REFINE_SHARE = 0.5
+# Share of the sets that a strategy is in to have more proved of it before others have.
+_COMMON = 0.15
+
+
+class SetBounds:
+    """Bounds of sets of ``members`` of the pool, by their places among these."""
+
+    def __init__(self, pool: Pool, members: Sequence[int]) -> None:
+        self.pool, self.members = pool, list(members)
+        # By place: linear bounds, and the loads of pipelines where they are known; strategies of many sets.
+        self.plain: list[WorkBounds] = []
+        self.known: dict[int, Loads] = {}
+        self.parts = Parts(pool, self.members, [])
+        self.common: set[int] = set()
+
+    def screened(self, max_strategies: int, target_ns: float, deadline: float) -> Screened:
+        """Sets that may hold a step shorter than a target: with what is cheap to prove, then with the loads of
+        pipelines, then with parts of these."""
+        pool, members = self.pool, self.members
+        self.plain = [pool.bounds(member, beside=True) for member in members]
+        self.parts = Parts(pool, members, self.plain)
+        kept = screened(self.bounded(list(range(len(members))), self.plain), max_strategies, target_ns)
+        dropped = kept.dropped_ns
+        end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
+        # Those of the sets with the least bounds first.
+        for place in dict.fromkeys(one for held in kept.left for one in held.used):
+            if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
+                self.known[place] = pool.loads(members[place], beside=True)
+        kept = self._split(kept.left, INTERVALS, target_ns)
+        times = Counter(place for one in kept.left for place in one.used)
+        self.common = {place for place, number in times.items() if number >= _COMMON * len(kept.left)}
+        return Screened(kept.left, min(dropped, kept.dropped_ns))
+
+    def _split(self, sets: tuple[OpenSet, ...], edges: FloatArray, target_ns: float) -> Screened:
+        """Sets bounded anew with the loads of their pipelines between two neighbours of ``edges`` each, and with
+        sequences that run under one strategy for sure."""
+        if not sets:
+            return Screened((), np.inf)
+        # A strategy of a set, with how many sequences it holds for sure.
+        keys: dict[tuple[int, int], int] = {}
+        numbered = []
+        for one in sets:
+            held = zip(one.used, self.forced(one.used), strict=True)
+            numbered.append(OpenSet(one.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in held)))
+        parts: dict[int, list[int]] = {}
+        bounds: list[WorkBounds] = []
+        owners: list[int] = []
+        for (place, number), key in keys.items():
+            mine = [self._whole(place, number, self.plain[place])]
+            if place in self.known:
+                pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+                mine = [self.known[place].within(mine[0], low, high) for low, high in pairs]
+            parts[key] = list(range(len(bounds), len(bounds) + len(mine)))
+            bounds += mine
+            owners += [place] * len(mine)
+        found = split(self.bounded(owners, bounds), parts, numbered, target_ns)
+        places = [place for place, _ in keys]
+        left = tuple(OpenSet(one.bound_ns, tuple(places[key] for key in one.used)) for one in found.left)
+        return Screened(left, found.dropped_ns)
+
+    def linear(self, used: tuple[int, ...]) -> Bounded:
+        """A set with nothing but linear bounds."""
+        pairs = zip(used, self.forced(used), strict=True)
+        return self.bounded(list(used), [self._whole(*pair, self.plain[pair[0]]) for pair in pairs])
+
+    def _whole(self, place: int, number: int, bounds: WorkBounds) -> WorkBounds:
+        """``bounds`` of a strategy that holds so many of the longest sequences for sure."""
+        return bounds.joined(self.pool.holding(self.members[place], number)) if number else bounds
+
+    def forced(self, used: tuple[int, ...]) -> list[int]:
+        """How many sequences each strategy of a set holds for sure."""
+        held = [self.members[place] for place in used]
+        return [self.pool.forced(one, held[:place] + held[place + 1 :]) for place, one in enumerate(held)]
+
+    def bounded(self, places: list[int], bounds: list[WorkBounds]) -> Bounded:
+        """What screening needs of so many strategies, or parts of them."""
+        members = [self.members[place] for place in places]
+        serial = np.array([self.pool.serial_ns(member, beside=True) for member in members])
+        once = np.array([float(self.pool.reduce_ns(member)) for member in members])
+        finish = np.array([float(self.pool.finish_ns(member)) for member in members])
+        return Bounded.of(bounds, serial, once, finish, self.pool.load.counts)
+
+    def branch(self, one: Left, kinds: Sequence[Kind], target_ns: float) -> None:
+        """The set with its pipelines cut into intervals, then into classes, of these kinds."""
+        used = one.screened.used
+        pieces = [self.parts.of(*pair) for pair in zip(used, kinds, strict=True)]
+        numbers = self.forced(used)
+        bounds = [
+            self._whole(place, number, self.plain[place]) for place, number in zip(used, numbers, strict=True)
+        ]
+        owners = list(used)
+        first: list[tuple[int, dict[int, list[int]]]] = []
+        then: list[tuple[int, dict[int, list[int]]]] = []
+        for position, intervals in enumerate(pieces):
+            if not intervals:
+                continue
+            places = np.cumsum([len(bounds), *(len(kinds) for kinds in intervals)]).tolist()
+            known = [bound for kinds in intervals for bound in kinds]
+            bounds += [self._whole(used[position], numbers[position], bound) for bound in known]
+            owners += [owners[position]] * (len(bounds) - len(owners))
+            first.append((position, {position: places[:-1]}))
+            if len(intervals[0]) > 1:
+                then.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
+        if first or any(numbers):
+            problem = self.bounded(owners, bounds)
+            bound_ns, row = branched(problem, list(range(len(pieces))), first + then, target_ns - one.order_ns)
+            one.raise_to(bound_ns + one.order_ns)
+            one.worst = {} if row is None else _intervals(used, first, row.tolist())
+
+
+def _intervals(
+    used: tuple[int, ...],
+    first: list[tuple[int, dict[int, list[int]]]],
+    row: list[int],
+) -> dict[int, int]:
+    """Which interval of its load every pipeline of a set has in a choice of parts, by its place."""
+    found = {}
+    for position, parts in first:
+        ((_, places),) = parts.items()
+        # A part of an interval stands behind it.
+        found[used[position]] = int(np.searchsorted(places, row[position], side="right")) - 1
+    return found
