@@ -37,7 +37,7 @@ _KINDS = 2
 # Where large micro-batches begin, in longest sequences, and programs for each of these.
 _LARGE, _LARGE_EFFORT = (1.05, 1.15, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0), 30
 # A sequence is worth this part of the time it takes at least.
-_LEAST_WORTH = 0.2
+_LEAST_WORTH = 0.85
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,20 +74,18 @@ class Filled:
     """Bounds of a pipeline; ``done`` where nothing more is to be had."""
 
     def __init__(self, loads: Loads, contents: StageContents) -> None:
-        """``loads`` have one bound; and where they hold the whole workload, they know what its longest sequence
-        adds (``Loads.lengthened``)."""
+        """``loads`` that hold the whole workload know what its longest sequence adds (``Loads.lengthened``)."""
         self.known, self.done, self.turn = loads, False, 0
         self.programmed = loads.stages.with_kinds(_KINDS)
         self.total, self.others = loads.num_replicas * loads.full, loads.num_replicas - 1
         # What a sequence of every length is worth, as a load, and whether the worst window was asked for it.
-        self.each, self.weighed = loads.stages.last, False
-        (bound,) = loads.bounds
+        self.each, self.weighed = loads.each * loads.num_replicas, False
         self.plain, self.long = _Side(contents, _halves), _Side(contents, halved)
-        for part in bound.ranges:
+        for part in loads.near(loads.full).ranges:
             window = None if part.last is None else Window.of(part.first, part.last)
             self.plain.pieces.append(_Piece(window, (part.bound,)))
         for group in loads.classes:
-            (longest,) = group.long
+            longest = max(group.long, key=lambda one: one.at(loads.full))
             boxes = [_Piece(box.window, box.bounds) for box in longest.boxes]
             self.long = _Side(contents, halved, Core(group.first), longest.alone, boxes)
         # Those with a micro-batch of more than some number of grains, and the numbers that are left.
@@ -116,9 +114,16 @@ class Filled:
         """With what is known by now, or was before windows were looked at anew."""
         pieces = [*self.long.pieces, *(piece for side in self.large for piece in side.pieces)]
         boxes = [Box(piece.window, piece.bounds, True) for piece in pieces if piece.window is not None]
-        classes = tuple(replace(one, long=(LongBound.of(self.long.least, boxes),)) for one in self.known.classes)
+        # For parts of the workload what was known before may be more.
+        before = self.known.each * self.known.num_replicas
+        bounds = (self.bound, *(self._load_bound(one, before, self.each) for one in self.known.bounds))
+        classes = []
+        for group in self.known.classes:
+            boxes_before = [[self._box(box, before) for box in one.boxes] for one in group.long]
+            known = (LongBound.of(one.alone, of) for one, of in zip(group.long, boxes_before, strict=True))
+            classes.append(replace(group, long=(LongBound.of(self.long.least, boxes), *known)))
         each = self.each / self.known.num_replicas
-        found = replace(self.known, bounds=(self.bound,), classes=classes, each=each)
+        found = replace(self.known, bounds=bounds, classes=tuple(classes), each=each)
         return max(found, self.kept, key=lambda one: one.highest)
 
     def sharpen(self, load: float, rise: float, deadline: float) -> None:
@@ -197,7 +202,8 @@ class Filled:
     def _around(self, number: int, load: float, time_ns: float) -> LongBound:
         """What a replica takes for a load with a micro-batch of more than so many grains, up to a time."""
         stages, items = self.known.stages, self.plain.contents.items
-        (bound,) = self.known.bounds
+        known = self.known
+        bound = self._load_bound(known.near(known.full), known.each * known.num_replicas, stages.last)
         each = float((stages.last[items.fits] / items.sizes[items.fits]).min())
         least = each * (number + 1)
         return long_bound(stages, self.known.num_stages, bound, least, max(load, least), time_ns, _LARGE_EFFORT)
@@ -205,7 +211,8 @@ class Filled:
     def _tell(self, number: int, around: LongBound) -> None:
         """Tell replicas with a micro-batch of more than so many grains from others."""
         contents = self.plain.contents
-        pieces = [_Piece(box.window, tuple(map(self._valued, box.bounds))) for box in around.boxes]
+        boxes = [self._box(box, self.known.stages.last) for box in around.boxes]
+        pieces = [_Piece(box.window, box.bounds) for box in boxes]
         self.large.append(_Side(contents, halved, Core(grains=number + 1), around.alone, pieces))
         for side in (self.plain, self.long):
             side.contents = contents.within(number)
@@ -217,18 +224,24 @@ class Filled:
         worths = np.maximum(worths / float(counts @ worths) * self.total, _LEAST_WORTH * before)
         self.each = worths / float(counts @ worths) * self.total
         for side in (self.plain, self.long, *self.large):
-            side.pieces = [
-                _renewed(
-                    replace(
-                        one, bounds=tuple(_revalued(bound, before, self.each, self.total) for bound in one.bounds)
-                    )
-                )
-                for one in side.pieces
-            ]
+            known = [tuple(self._counted(bound, before, self.each) for bound in one.bounds) for one in side.pieces]
+            pairs = zip(side.pieces, known, strict=True)
+            side.pieces = [_renewed(replace(one, bounds=bounds)) for one, bounds in pairs]
 
-    def _valued(self, bound: PathBound) -> PathBound:
-        """What lines prove, by what sequences are worth now."""
-        return _revalued(bound, self.known.stages.last, self.each, self.total)
+    def _counted(self, bound: PathBound, before: FloatArray, each: FloatArray) -> PathBound:
+        """A bound by what sequences were worth ``before`` as one by what ``each`` is worth, for parts of what is
+        worth the same both ways: what is missing was worth so many times as much at most."""
+        times = max(1.0, float((before / each).max()))
+        return PathBound(bound.constant - bound.slope * (times - 1.0) * self.total, bound.slope * times)
+
+    def _load_bound(self, known: LoadBound, before: FloatArray, each: FloatArray) -> LoadBound:
+        """The same of all ranges."""
+        ranges = (replace(one, bound=self._counted(one.bound, before, each)) for one in known.ranges)
+        return LoadBound(tuple(ranges))
+
+    def _box(self, box: Box, before: FloatArray) -> Box:
+        """The same of a box, by what sequences are worth now."""
+        return replace(box, bounds=tuple(self._counted(one, before, self.each) for one in box.bounds))
 
     def _refine(self, side: _Side, piece: _Piece, time_ns: float, enough: float) -> None:
         side.pieces.remove(piece)
@@ -268,7 +281,7 @@ class Filled:
         line = mixture.bound(stages, load, least)
         found, rows = filling.proved(mixture, line.slope)
         known = replace(piece, start=(mixture, line.slope, rows))
-        return _better(_better(known, self._valued(line), time_ns), found, time_ns)
+        return _better(_better(known, self._counted(line, stages.last, self.each), time_ns), found, time_ns)
 
 
 def _better(piece: _Piece, found: PathBound, time_ns: float) -> _Piece:
@@ -279,13 +292,6 @@ def _better(piece: _Piece, found: PathBound, time_ns: float) -> _Piece:
 def _renewed(piece: _Piece) -> _Piece:
     """A piece of other contents, or other worths."""
     return replace(piece, stale=piece.start is not None, done=False)
-
-
-def _revalued(bound: PathBound, before: FloatArray, each: FloatArray, total: float) -> PathBound:
-    """A bound by what sequences were worth ``before`` as one by what ``each`` is worth now, for parts of what is
-    worth ``total`` both ways: what is missing was worth so many times as much at most."""
-    times = max(1.0, float((before / each).max()))
-    return PathBound(bound.constant - bound.slope * (times - 1.0) * total, bound.slope * times)
 
 
 def _range(piece: _Piece) -> Range:

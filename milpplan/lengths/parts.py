@@ -4,12 +4,14 @@ A set's pipelines are cut into intervals of the load that they hold, where a con
 (``work.Loads``), and these by the longest sequence. More and more is known of them: wide intervals (*coarse*),
 narrow ones with what micro-batches hold at most (*none*), told apart by whether they hold the longest sequence
 (*longest*), or by classes of their longest (*all*). Where the bound of a set rests on some interval, ``fill``
-looks at whole sequences near that load (``filled``).
+looks at whole sequences near that load (``filled``). What is known of the same strategy *alone*, in its measure
+of the load, is most where a group holds nearly everything: a group beside others is no shorter for having less
+memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
@@ -26,7 +28,10 @@ _NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 
 # What whole sequences may add near a load.
 _RISE = 0.015
 
-Kind = Literal["coarse", "none", "longest", "all"]
+# Ends of intervals of what is known of strategies alone.
+_ALONE = np.array([0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0])
+
+Kind = Literal["coarse", "none", "longest", "all", "alone"]
 """What is known of a pipeline."""
 
 
@@ -36,6 +41,10 @@ class Parts:
     def __init__(self, pool: Pool, members: Sequence[int], plain: Sequence[WorkBounds]) -> None:
         self.pool, self.members, self.plain = pool, members, plain
         self.known: dict[tuple[int, Kind], list[list[WorkBounds]]] = {}
+        # By place: what is known of strategies alone, and of the whole workload.
+        self.alone: dict[int, tuple[Loads, float]] = {}
+        # By place: with what the longest sequence adds beside others.
+        self.longest: dict[int, Loads] = {}
         # By place and number of the interval.
         self.fillings: dict[tuple[int, int], Filled] = {}
 
@@ -46,13 +55,53 @@ class Parts:
             return []
         if kind == "longest" and not self._able(place):
             kind = "none"
+        if kind == "alone":
+            self._renew(place)
         key = (place, kind)
         if key not in self.known:
-            edges = INTERVALS if kind == "coarse" else _NARROW
+            edges = {"coarse": INTERVALS, "alone": _ALONE}.get(kind, _NARROW)
             loads, plain, pairs = self._loads(place, kind), self.plain[place], list(pairwise(edges.tolist()))
             kinds: list[LongClass | None] = [None, *loads.classes]
-            self.known[key] = [[loads.within(plain, *pair, one) for one in kinds] for pair in pairs]
+            beside = self._beside(place, kinds) if kind == "alone" else None
+            self.known[key] = [
+                [
+                    loads.within(plain if beside is None else beside(number, *pair), *pair, one)
+                    for number, one in enumerate(kinds)
+                ]
+                for pair in pairs
+            ]
         return self.known[key]
+
+    def _beside(self, place: int, kinds: Sequence[LongClass | None]) -> Callable[[int, float, float], WorkBounds]:
+        """What is known of a pipeline beside others, for the number of one of ``kinds`` and between two shares of
+        its load in the measure of what is known of it alone: that is high for large ones only."""
+        plain, alone = self.plain[place], self.alone[place][0]
+        beside = self.longest.get(place, self._loads(place, "coarse"))
+        same: list[LongClass | None] = [None, *beside.classes]
+        if len(same) < len(kinds):
+            same = [None] * len(kinds)
+        fits = np.isfinite(plain.shares[0])
+        # Both count about the same of every sequence.
+        times = (beside.each / alone.each)[fits] * alone.full / beside.full
+        least, most = float(times.min()), float(times.max())
+        return lambda number, low, high: beside.within(plain, low * least, min(1.0, high * most), same[number])
+
+    def highest(self, place: int) -> float:
+        """What the whole workload takes under a pipeline alone at least, by what is known by now, ns."""
+        self._renew(place)
+        return self.alone[place][1]
+
+    def lengthen(self, place: int) -> None:
+        """Know what the longest sequence adds to a strategy alone, if it may hold that."""
+        if np.isfinite(self.pool.serial_ns(self.members[place], beside=True)):
+            self.pool.lengthened(self.members[place], np.inf)
+
+    def _renew(self, place: int) -> None:
+        """Take over what is known of a strategy alone."""
+        loads = self.pool.alone(self.members[place])
+        if place not in self.alone or self.alone[place][0] is not loads:
+            self.alone[place] = loads, loads.highest
+            self.known.pop((place, "alone"), None)
 
     def _able(self, place: int) -> bool:
         """Whether it may hold the longest sequence, and its programs are not too dear."""
@@ -63,7 +112,14 @@ class Parts:
         pool, member = self.pool, self.members[place]
         if kind == "coarse":
             return pool.loads(member, beside=True)
+        if kind == "alone":
+            found = self.alone[place][0]
+            rest = LongClass(0, len(found.each) - 1)
+            return replace(found, classes=(rest, *found.classes) if found.classes else ())
         found = pool.finer(member) if kind == "none" else pool.classified(member, only_longest=kind == "longest")
+        if kind == "longest":
+            self.longest[place] = found
+            self.known.pop((place, "alone"), None)
         filled = [one.bound for (other, _), one in self.fillings.items() if other == place]
         return replace(found, bounds=(*found.bounds, *filled))
 

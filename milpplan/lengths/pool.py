@@ -170,6 +170,11 @@ class Pool:
             self.loaded[member, grains, exact] = found
         return found
 
+    def alone(self, member: int) -> Loads:
+        """The most that is known of a pipeline alone."""
+        exact = self.loaded.get((member, self.grains(member, beside=False), True))
+        return self.loads(member, beside=False) if exact is None else exact
+
     def contents(self, member: int, *, beside: bool = False) -> StageContents:
         """What micro-batches of a pipeline may hold."""
         return StageContents.of(self.tables[member], self.num_stages(member), self.grains(member, beside=beside))

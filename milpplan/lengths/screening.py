@@ -52,8 +52,8 @@ class OpenSet:
 @dataclass(order=True, slots=True)
 class Left:
     """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
-    what its cheapest order adds to that, what is left to do, and on which intervals of its pipelines (by place)
-    its bound rests."""
+    what its cheapest order adds to that, what is left to do, on which intervals of its pipelines (by place) its
+    bound rests, and what was known of these alone, ns."""
 
     bound_ns: float
     number: int
@@ -61,6 +61,7 @@ class Left:
     order_ns: float = field(compare=False, default=0.0)
     ways: list[Callable[[Left], None]] = field(compare=False, default_factory=list)
     worst: dict[int, int] = field(compare=False, default_factory=dict)
+    alone: dict[int, float] = field(compare=False, default_factory=dict)
 
     def raise_to(self, bound_ns: float) -> None:
         """Take over a bound if it is higher."""

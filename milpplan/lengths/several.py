@@ -4,8 +4,9 @@ Every set goes through the same few ways to know more of it, each dearer than th
 the least bound is next: that is the one that the bound of the step is.
 
  1. *Screened* (``screening``): all sets at once, switches free; then with the loads of pipelines, in intervals.
- 2. *Coarse*: these intervals under the weights of linear programs; then the strategies that are in many sets as in
-    4 and 5, once for all of these.
+ 2. *Coarse*: these intervals under the weights of linear programs; then with what is known of its strategies
+    *alone*, and again whenever that is more; then the strategies that are in many sets as in 4 and 5, once for all
+    of these.
  3. *Priced*: the cheapest order with what its switches take at least; after the next, with these themselves.
  4. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most.
  5. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
@@ -40,6 +41,8 @@ from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.teams import TeamStep
 
+# More is known of a strategy alone if its bound is higher by this part.
+_NEWS = 5e-4
 # A set's tables are searched for this part of the time left or so long.
 _SEARCH_SHARE, _LEAST_S = 0.5, 2.0
 # Sets without pipelines that are opened before all others.
@@ -60,11 +63,16 @@ class Several:
         self.backend = backend
         self.bound_ns = float("inf")
         self.is_bounded = False
+        # Sets that are left, and what is proved of those that are not.
+        self.sets: list[Left] = []
+        self.dropped_ns = float("inf")
         self.num_sets = 0
         self.switches = Switches(pool)
         self.members = [m for m, one in enumerate(pool.members) if one.beside_grains]
         self.bounds = SetBounds(pool, self.members)
+        # Steps of several found, and whether the best were packed with more care.
         self.found: list[Step] = []
+        self.polished = False
         self.deadline = float("inf")
 
     @property
@@ -86,42 +94,63 @@ class Several:
         self.deadline = deadline
         kept = self.screened(max_strategies)
         self.bound_ns, self.num_sets = kept.dropped_ns, len(kept.left)
-        left = [self.left(one, number) for number, one in enumerate(kept.left)]
+        left = self.sets = [self.left(one, number) for number, one in enumerate(kept.left)]
         self._first(left)
         try:
             self._narrow(left, heard)
         finally:
-            self.bound_ns = min([self.bound_ns, *(one.bound_ns for one in left)])
+            self.dropped_ns, self.bound_ns = self.bound_ns, min([self.bound_ns, *(one.bound_ns for one in left)])
             self.is_bounded = True
 
+    def again(self, heard: Callable[[], object]) -> None:
+        """The sets that are left, where more is known of strategies alone by now."""
+        try:
+            self._narrow(self.sets, heard)
+        finally:
+            self.bound_ns = min([self.dropped_ns, *(one.bound_ns for one in self.sets)])
+
     def _narrow(self, left: list[Left], heard: Callable[[], object]) -> None:
-        """Learn more of the set with the least bound, until none is open; those that nothing more is known of
-        leave their bound."""
+        """Learn more of the set with the least bound, until none is open: its ways in turn, and what is known of
+        its strategies alone whenever that is more."""
         heapq.heapify(left)
-        polished = False
-        while left:
-            heard()
-            least = left[0]
-            if time.perf_counter() > self.deadline or least.bound_ns >= self.target_ns:
-                break
-            if not polished and self._finer not in least.ways[1:]:
-                self._polish(least.bound_ns)
-                polished = True
-            elif least.ways:
-                least.ways.pop(0)(least)
-                heapq.heapreplace(left, least)
-            else:
-                self.bound_ns = min(self.bound_ns, heapq.heappop(left).bound_ns)
+        # Those of which nothing more is known for now; Ctrl-C may come anywhere, so none is ever in no list.
+        ended: list[Left] = []
+        try:
+            while left or ended:
+                heard()
+                for one in [one for one in ended if self._renewed(one)]:
+                    heapq.heappush(left, one)
+                    ended.remove(one)
+                if time.perf_counter() > self.deadline or not left or left[0].bound_ns >= self.target_ns:
+                    break
+                least = left[0]
+                if self._renewed(least):
+                    self._alone(least)
+                    heapq.heapreplace(left, least)
+                elif not self.polished and self._finer not in least.ways[1:]:
+                    self._polish(least.bound_ns)
+                    self.polished = True
+                elif least.ways:
+                    least.ways.pop(0)(least)
+                    heapq.heapreplace(left, least)
+                else:
+                    ended.append(least)
+                    heapq.heappop(left)
+        finally:
+            left += ended
 
     def left(self, one: OpenSet, number: int) -> Left:
         """A screened set with everything left to do."""
         ways: list[Callable[[Left], None]] = [
             self._coarse,
+            self._alone,
+            self._lengthened,
             self._common,
             self._price_least,
             self._finer,
             self._price,
             self._longest,
+            self._alone,
             self._fill,
             self._classify,
             self._open,
@@ -130,7 +159,7 @@ class Several:
 
     def _first(self, left: list[Left]) -> None:
         """Open the first sets without pipelines: their tables are tight, and what they give all have to beat."""
-        for one in [one for one in left if not self._pipelines(one)][:_FIRST_OPENED]:
+        for one in [one for one in left if not self._pipelined(one)][:_FIRST_OPENED]:
             if time.perf_counter() > self.deadline or one.bound_ns >= self.target_ns:
                 break
             self._price(one)
@@ -158,9 +187,9 @@ class Several:
         if step.time_ns < self.best.time_ns:
             self.best = step
 
-    def _pipelines(self, one: Left) -> int:
-        """Strategies of the set that are pipelines."""
-        return sum(self.pool.num_stages(member) > 1 for member in self._held(one))
+    def _pipelined(self, one: Left) -> list[int]:
+        """Places of the pipelines of the set."""
+        return [place for place in one.screened.used if self.pool.num_stages(self.members[place]) > 1]
 
     def screened(self, max_strategies: int) -> Screened:
         """Sets that may be shorter than the best step by more than the gap."""
@@ -196,6 +225,24 @@ class Several:
     def _coarse(self, one: Left) -> None:
         """The intervals that it was screened with, the weights those of linear programs."""
         self._branch(one, ["coarse" for _ in one.screened.used])
+
+    def _alone(self, one: Left) -> None:
+        """What is known of its strategies alone."""
+        worst, places = one.worst, self._pipelined(one)
+        one.alone = {place: self.bounds.parts.highest(place) for place in places}
+        self._branch(one, ["alone" for _ in one.screened.used])
+        one.worst = worst
+
+    def _lengthened(self, one: Left) -> None:
+        """The same, with what the longest sequence adds."""
+        for place in self._pipelined(one):
+            self.bounds.parts.lengthen(place)
+        self._alone(one)
+
+    def _renewed(self, one: Left) -> bool:
+        """Whether by now more is known of its strategies alone."""
+        known = self.bounds.parts.highest
+        return any(known(place) > before * (1.0 + _NEWS) for place, before in one.alone.items())
 
     def _common(self, one: Left) -> None:
         """What is known of the longest sequence for those strategies that are in many sets, so that few pipelines

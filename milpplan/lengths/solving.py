@@ -147,6 +147,7 @@ class _Search:
         self.sets.run(self.max_strategies, sets_end, self._hear)
         while self._hear() and self.bound_ns < self.sets.target_ns:
             time.sleep(_WAIT_S)
+            self.sets.again(self._hear)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))
 

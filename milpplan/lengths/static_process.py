@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from milpplan.errors import InfeasibleError, MilpplanError
 from milpplan.lengths.statics import Statics
 from milpplan.lengths.steps import Step
+from milpplan.lengths.work import Loads
 from milpplan.optimize.worker_process import WorkerProcess, can_start, usable_cpus
 
 # Seconds of a slice, and slices that it is asked for at once.
@@ -45,11 +46,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The best step of one strategy, the least time of each in ns, the CPU seconds that it took so far; ``idle``
-    where nothing was left to do."""
+    """The best step of one strategy, the least time of each in ns, what else is known of some pipelines, the CPU
+    seconds that it took so far; ``idle`` where nothing was left to do."""
 
     best: Step | None
     least: dict[int, float]
+    loads: dict[int, Loads]
     cpu_s: float
     idle: bool
 
@@ -59,6 +61,8 @@ class StaticsWorker:
     """Answers slices, in the other process."""
 
     statics: Statics
+    # What was told of pipelines.
+    told: dict[int, Loads] = field(default_factory=dict)
 
     def reply(self, asked: Slice) -> Known:
         """What is known after a slice."""
@@ -66,7 +70,10 @@ class StaticsWorker:
         with suppress(InfeasibleError):
             self.statics.run(asked.below_ns, now + asked.left_s, now + asked.seconds, eager=True)
         idle = time.perf_counter() < now + asked.seconds
-        return Known(self.statics.best, dict(self.statics.least), time.process_time(), idle)
+        loads = {member: self.statics.pool.alone(member) for member in self.statics.filled}
+        new = {member: one for member, one in loads.items() if self.told.get(member) is not one}
+        self.told |= new
+        return Known(self.statics.best, dict(self.statics.least), new, time.process_time(), idle)
 
 
 def can_help(workers: int | None) -> bool:
@@ -103,7 +110,7 @@ class StaticProcess:
             except MilpplanError:
                 self.close()
                 return False
-            self.statics.learn(known.best, known.least)
+            self.statics.learn(known.best, known.least, known.loads)
             self.cpu_s, self.idle = known.cpu_s, known.idle
         best, now = self.statics.best, time.perf_counter()
         below_ns = below_ns if best is None else min(below_ns, best.time_ns)

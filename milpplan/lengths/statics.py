@@ -24,6 +24,7 @@ from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.shaping import shaped
 from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import NEVER_NS
+from milpplan.lengths.work import Loads
 
 # The least time of integer programs.
 _LEAST_S = 2.0
@@ -74,8 +75,10 @@ class Statics:
         enough_ns = self._enough_ns(float("inf"))
         return any(self.least[member] < enough_ns for member in self.least if self.pool.num_stages(member) > 1)
 
-    def learn(self, best: Step | None, least: dict[int, float]) -> None:
+    def learn(self, best: Step | None, least: dict[int, float], loads: dict[int, Loads]) -> None:
         """What was found and proved elsewhere."""
+        for member, one in loads.items():
+            self.pool.know(member, one)
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
             self.best = best
         self.least = {member: max(self.least[member], known) for member, known in least.items()}
