@@ -36,6 +36,8 @@ _LARGEST = 4e8
 _KINDS = 2
 # Where large micro-batches begin, in longest sequences, and programs for each of these.
 _LARGE, _LARGE_EFFORT = (1.05, 1.15, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0), 30
+# Fewer grains than this part of what memory holds tell something.
+_SMALLER = 0.9
 # A sequence is worth this part of the time it takes at least.
 _LEAST_WORTH = 0.85
 
@@ -92,7 +94,7 @@ class Filled:
         self.large: list[_Side] = []
         items, room = contents.items, contents.base.shape[-1]
         longest_size = int(items.sizes[items.fits].max())
-        self.numbers = [int(longest_size * part) for part in _LARGE if int(longest_size * part) < room]
+        self.numbers = [int(longest_size * part) for part in _LARGE if int(longest_size * part) < _SMALLER * room]
         self.divided = False
         self.kept = loads
 
@@ -270,8 +272,9 @@ class Filled:
             return [replace(piece, done=True)]
         mixture, slope, rows = piece.start
         found, mixture, side.columns = filling.improved(mixture, slope, rows, side.columns, time_ns, enough)
-        done = replace(piece, start=(mixture, found.slope, rows), done=True)
-        return [_better(done, found, time_ns)]
+        # What is enough now may not be for a longer time.
+        done = found.within(time_ns) > enough
+        return [_better(replace(piece, start=(mixture, found.slope, rows), done=done), found, time_ns)]
 
     def _looked_at(self, filling: Filling, piece: _Piece, time_ns: float, least: float) -> _Piece:
         """With the better bound of the mixture that real loads give: by lines, or by contents."""

@@ -83,7 +83,7 @@ class Parts:
         fits = np.isfinite(plain.shares[0])
         # Both count about the same of every sequence.
         times = (beside.each / alone.each)[fits] * alone.full / beside.full
-        least, most = float(times.min()), float(times.max())
+        least, most = min(1.0, float(times.min())), max(1.0, float(times.max()))
         return lambda number, low, high: beside.within(plain, low * least, min(1.0, high * most), same[number])
 
     def highest(self, place: int) -> float:

@@ -142,7 +142,6 @@ class Several:
     def left(self, one: OpenSet, number: int) -> Left:
         """A screened set with everything left to do."""
         ways: list[Callable[[Left], None]] = [
-            self._coarse,
             self._alone,
             self._lengthened,
             self._common,

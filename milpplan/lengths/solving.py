@@ -132,13 +132,16 @@ class _Search:
         several = self.max_strategies > 1
         if several and can_help(workers) and time_limit_s >= _WORTH_S and statics.open_pipelines:
             self.other = StaticProcess(statics, below_ns, deadline)
+            # The sooner there is something to beat, the less of the others is looked at.
+            below_ns = self._static(below_ns, _FIRST_S)
         if self.beside:
             teams_end = time.perf_counter() + _TEAMS_SHARE * time_limit_s
             self.teams = best_teams(self.pool, below_ns, self.gap, teams_end)
             self._take(self.teams.step)
-        below_ns = float("inf") if self.teams is None or self.teams.step is None else self.teams.step.time_ns
-        share_s = (_STATIC_SHARE if several else _ALONE_SHARE) * time_limit_s
-        self._take(statics.run(below_ns, time.perf_counter() + (share_s if self.other is None else _FIRST_S)))
+            if self.teams.step is not None:
+                below_ns = min(below_ns, self.teams.step.time_ns)
+        if self.other is None:
+            self._static(below_ns, (_STATIC_SHARE if several else _ALONE_SHARE) * time_limit_s)
         # Where static steps are open, sets cannot close the gap: packing is what may.
         open_ = statics.bound_ns < self.sets.target_ns
         if self.other is not None and not open_:
@@ -150,6 +153,12 @@ class _Search:
             self.sets.again(self._hear)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))
+
+    def _static(self, below_ns: float, seconds: float) -> float:
+        """Steps of one strategy that may be shorter than ``below_ns``; what is to beat then, ns."""
+        step = self.statics.run(below_ns, time.perf_counter() + seconds)
+        self._take(step)
+        return min(below_ns, step.time_ns)
 
     def _hear(self) -> bool:
         """What the other process has found, if there is one; whether it will tell more."""

@@ -24,7 +24,7 @@ from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.shaping import shaped
 from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import NEVER_NS
-from milpplan.lengths.work import Loads
+from milpplan.lengths.work import DEEP, Loads
 
 # The least time of integer programs.
 _LEAST_S = 2.0
@@ -33,6 +33,8 @@ _LEAST_S = 2.0
 _MOST_POLISHED, _HOPELESS = 3, 0.01
 # How many times as long most care takes as more care, at most.
 _MOST_TIMES = 3.0
+# By how much configuration programs are to raise what is known, at a time.
+_RISE = 0.001
 # Ways to know more of a pipeline, how many are packed early, and for how long configuration programs of one are
 # looked at together.
 _WAYS, _FIRST_PACKED, _SLICE_S = 7, 3, 0.5
@@ -139,8 +141,17 @@ class Statics:
         elif way == 4 and self.best is not None:
             once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
             pool.lengthened(member, self.best.time_ns - once_ns)
-        elif way in (0, 3):
+        elif way == 0 or (way == 3 and not self._closed_by_longest(member)):
             pool.loads(member, beside=False, exact=way == 3)
+
+    def _closed_by_longest(self, member: int) -> bool:
+        """Whether what the longest sequence adds makes programs of all micro-batches needless, which are dear of
+        many stages."""
+        pool, best = self.pool, self.best
+        if pool.num_stages(member) < DEEP or best is None:
+            return False
+        pool.lengthened(member, best.time_ns - pool.reduce_ns(member) - pool.finish_ns(member))
+        return pool.least_ns(member, beside=False) >= self._enough_ns(best.time_ns)
 
     def _fill(self, below_ns: float, deadline: float) -> None:
         """Configuration programs for pipelines, a slice of time always for the one with the least bound."""
@@ -155,7 +166,9 @@ class Statics:
             if one.done:
                 return
             once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
-            one.run(enough_ns - once_ns, min(deadline, time.perf_counter() + _SLICE_S))
+            # What leaves most for a time not much longer than what is proved is what the bound rests on.
+            enough = min(enough_ns - once_ns, pool.alone(member).highest * (1.0 + _RISE))
+            one.run(enough, min(deadline, time.perf_counter() + _SLICE_S))
             pool.know(member, one.loads)
             self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
 

@@ -75,7 +75,7 @@ _CLASSES = (0.1, 0.2, 0.4, 0.7)
 # Where their bounds are high: at these shares of the full load, or at so many times the sequence; for so many
 # programs each. The class of the longest of all has more: one that holds it holds little else.
 _CLASS_SHARES, _LONGEST_SHARES, _CLASS_LEAST = (BESIDE_SHARE,), (0.7, 0.4), 1.2
-_CLASS_EFFORT, _LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 24, 48, 100, 160
+_CLASS_EFFORT, _LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 24, 48, 60, 160
 # Parts of an even micro-batch at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
 # What sums of floats may add.

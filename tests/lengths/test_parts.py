@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
+from milpplan.lengths.filled import Filled
 from milpplan.lengths.parts import _NARROW, Parts
 from milpplan.lengths.several import Several
 from milpplan.lengths.statics import Statics
+from milpplan.lengths.steps import Step
 from tests.lengths.cases import pool
 
 
@@ -71,3 +74,43 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
         step = search.arranged(held, {held[0]: half, held[1]: found.load.counts - half})
         assert step is None or left.bound_ns <= step.time_ns
     assert looked_at > 0
+
+
+def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
+    """When more is known of a pipeline alone, its sets take it over: bounds do not fall, some rise, and no random
+    share of the sequences, packed and timed exactly, is below any."""
+    found = replace(pool(), loaded={})
+    random = np.random.default_rng(11)
+    # A step that everything is shorter than closes nothing.
+    search, rose, checked = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs"), 0, 0
+    search.deadline = time.perf_counter() + 60.0
+    chosen = [member for member in search.members if 1 < found.num_stages(member) < 8][:3]
+    search.members = [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5]
+    sets = [search.left(one, number) for number, one in enumerate(search.screened(2).left)]
+    for left in sets:
+        search._alone(left)
+        assert not search._renewed(left)
+    before = [left.bound_ns for left in sets]
+    for member in chosen:
+        # That takes the longest beside others only if it holds it.
+        if np.isfinite(found.serial_ns(member, beside=False)):
+            loads = found.lengthened(member, np.inf)
+            filled = Filled(loads, found.contents(member))
+            filled.run(loads.highest * 1.02, time.perf_counter() + 0.7)
+            found.know(member, filled.loads)
+    for left, before_ns in zip(sets, before, strict=True):
+        if search._renewed(left):
+            search._alone(left)
+            assert not search._renewed(left)
+        assert left.bound_ns >= before_ns
+        rose += left.bound_ns > before_ns
+        held = [search.members[place] for place in left.screened.used]
+        for _ in range(4):
+            share = random.binomial(found.load.counts, random.choice([0.05, 0.5, 0.95]))
+            split = {held[0]: share, held[1]: found.load.counts - share}
+            step = search.arranged(held, split) if all(counts.any() for counts in split.values()) else None
+            if step is not None:
+                checked += 1
+                assert left.bound_ns <= step.time_ns
+    assert checked > 20
+    assert rose > 0

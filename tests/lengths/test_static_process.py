@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from milpplan.lengths import solving, static_process
+from milpplan.lengths.filled import Filled
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.static_process import Slice, StaticProcess, StaticsWorker
 from milpplan.lengths.statics import Statics
@@ -15,8 +17,8 @@ from tests.small import small_problem
 
 
 def statics() -> Statics:
-    """At the beginning, with a gap that leaves something to do."""
-    return Statics(pool(), 0.004, "highs", time.perf_counter() + 10.0)
+    """At the beginning, with a gap that leaves something to do, and nothing known of pipelines."""
+    return Statics(replace(pool(), loaded={}), 0.004, "highs", time.perf_counter() + 10.0)
 
 
 def test_another_process_learns_what_this_one_would() -> None:
@@ -46,6 +48,31 @@ def test_slices_end_and_tell_whether_anything_is_left() -> None:
     assert not known.idle
     assert known.best is not None
     assert worker.reply(Slice(1.0, 60.0, 60.0)).idle
+
+
+def test_what_is_proved_of_pipelines_is_told_once() -> None:
+    """What configuration programs raise of a pipeline is told if it is more, and known here once it is heard."""
+    there, here = statics(), statics()
+    worker, found = StaticsWorker(there), there.pool
+    longest = int(found.load.lengths[-1])
+    member = next(
+        one
+        for one in range(len(found.members))
+        if found.num_stages(one) > 1 and found.grains(one, beside=False) * GRAIN >= longest
+    )
+    nothing = Slice(1.0, 1.0, 1.0)
+    assert worker.reply(nothing).loads == {}
+    loads = found.lengthened(member, float("inf"))
+    there.filled[member] = Filled(loads, found.contents(member))
+    there.filled[member].run(1.02 * loads.highest, time.perf_counter() + 1.0)
+    found.know(member, there.filled[member].loads)
+    known = worker.reply(nothing)
+    assert list(known.loads) == [member]
+    assert worker.reply(nothing).loads == {}
+    before = here.pool.alone(member).highest
+    here.learn(known.best, known.least, known.loads)
+    assert here.pool.alone(member) is known.loads[member]
+    assert here.pool.alone(member).highest > before
 
 
 def test_a_process_that_dies_leaves_what_is_known() -> None:
