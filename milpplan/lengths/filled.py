@@ -27,6 +27,7 @@ from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Mixture, Range, best_mixture
 from milpplan.groups.windows import Window
 from milpplan.lengths.filling import Columns, Filling
+from milpplan.lengths.knapsacks import Items
 from milpplan.lengths.stage_contents import Core, StageContents
 from milpplan.lengths.work import Loads
 
@@ -203,12 +204,10 @@ class Filled:
 
     def _around(self, number: int, load: float, time_ns: float) -> LongBound:
         """What a replica takes for a load with a micro-batch of more than so many grains, up to a time."""
-        stages, items = self.known.stages, self.plain.contents.items
-        known = self.known
-        bound = self._load_bound(known.near(known.full), known.each * known.num_replicas, stages.last)
-        each = float((stages.last[items.fits] / items.sizes[items.fits]).min())
-        least = each * (number + 1)
-        return long_bound(stages, self.known.num_stages, bound, least, max(load, least), time_ns, _LARGE_EFFORT)
+        known, last = self.known, self.known.stages.last
+        bound = self._load_bound(known.near(known.full), known.each * known.num_replicas, last)
+        lines = replace(known, bounds=(bound,), each=last / known.num_replicas)
+        return around_larger(lines, self.plain.contents.items, number, load, time_ns)
 
     def _tell(self, number: int, around: LongBound) -> None:
         """Tell replicas with a micro-batch of more than so many grains from others."""
@@ -285,6 +284,31 @@ class Filled:
         found, rows = filling.proved(mixture, line.slope)
         known = replace(piece, start=(mixture, line.slope, rows))
         return _better(_better(known, self._counted(line, stages.last, self.each), time_ns), found, time_ns)
+
+
+def around_larger(loads: Loads, items: Items, grains: int, load: float, time_ns: float) -> LongBound:
+    """What a replica takes for a ``load`` with a micro-batch of more than so many ``grains``, by lines, up to a
+    time; ``loads`` are in the measure of their lines."""
+    stages, bound = loads.stages, loads.near(loads.full)
+    least = float((stages.last[items.fits] / items.sizes[items.fits]).min()) * (grains + 1)
+    return long_bound(stages, loads.num_stages, bound, least, max(load, least), time_ns, _LARGE_EFFORT)
+
+
+def with_larger(loads: Loads, other: Loads, larger: Sequence[Box]) -> Loads:
+    """``loads`` of a strategy as those of another, which takes no less for the same micro-batches and holds larger
+    ones, too: a replica has one of these, of which ``larger`` are known in the measure of ``other``, or none."""
+    ratio = float((other.each / loads.each).min())
+    boxes = [
+        replace(box, bounds=tuple(PathBound(one.constant, one.slope * ratio) for one in box.bounds))
+        for box in larger
+    ]
+    ranges = [Range(1, None, one) for box in boxes for one in box.bounds]
+    bounds = tuple(LoadBound((*ranges, *one.ranges)) for one in loads.bounds)
+    classes = []
+    for group in loads.classes:
+        long = (LongBound.of(one.alone, (*one.boxes, *boxes)) for one in group.long)
+        classes.append(replace(group, long=tuple(long)))
+    return replace(loads, bounds=bounds, classes=tuple(classes))
 
 
 def _better(piece: _Piece, found: PathBound, time_ns: float) -> _Piece:

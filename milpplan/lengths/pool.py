@@ -77,6 +77,7 @@ class Pool:
     bounded: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
     loaded: dict[tuple[int, int, bool], Loads] = field(default_factory=dict)
     fine: dict[int, Loads] = field(default_factory=dict)
+    told: dict[int, Loads] = field(default_factory=dict)
     serial: dict[tuple[int, int], float] = field(default_factory=dict)
     whole: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
 
@@ -172,8 +173,14 @@ class Pool:
 
     def alone(self, member: int) -> Loads:
         """The most that is known of a pipeline alone."""
-        exact = self.loaded.get((member, self.grains(member, beside=False), True))
-        return self.loads(member, beside=False) if exact is None else exact
+        known = self.told.get(member, self.loaded.get((member, self.grains(member, beside=False), True)))
+        return self.loads(member, beside=False) if known is None else known
+
+    def tell(self, member: int, loads: Loads) -> None:
+        """Bounds of a pipeline alone from elsewhere, if they are more than what is known: with lines of other
+        stages, so nothing is raised further from there."""
+        if loads.highest > self.alone(member).highest:
+            self.told[member] = loads
 
     def contents(self, member: int, *, beside: bool = False) -> StageContents:
         """What micro-batches of a pipeline may hold."""
@@ -182,6 +189,8 @@ class Pool:
     def know(self, member: int, loads: Loads) -> None:
         """More of a pipeline alone."""
         self.loaded[member, self.grains(member, beside=False), True] = loads
+        if member in self.told and self.told[member].highest <= loads.highest:
+            del self.told[member]
 
     def classified(self, member: int, *, only_longest: bool = False) -> Loads:
         """``finer`` with groups told apart by their longest sequence."""
@@ -288,8 +297,12 @@ def _time_ns(packed: Packed) -> int:
 def _dominates(other: Sized, one: Sized) -> bool:
     """Whether ``other`` recomputes less than ``one`` in the same layout and holds as many tokens: every packing of
     ``one`` is one of ``other``, no slower, with the same states, reduction and switches."""
+    more = other.alone_grains >= one.alone_grains and other.beside_grains >= one.beside_grains
+    return recomputes_less(other, one) and more
+
+
+def recomputes_less(other: Sized, one: Sized) -> bool:
+    """Whether ``other`` recomputes less than ``one`` in the same layout: none of its micro-batches is slower."""
     order = ("none", "selective", "full")
     a, b = other.candidate, one.candidate
-    if a.layout != b.layout or order.index(a.recompute) >= order.index(b.recompute):
-        return False
-    return other.alone_grains >= one.alone_grains and other.beside_grains >= one.beside_grains
+    return a.layout == b.layout and order.index(a.recompute) < order.index(b.recompute)

@@ -70,7 +70,8 @@ class StaticsWorker:
         with suppress(InfeasibleError):
             self.statics.run(asked.below_ns, now + asked.left_s, now + asked.seconds, eager=True)
         idle = time.perf_counter() < now + asked.seconds
-        loads = {member: self.statics.pool.alone(member) for member in self.statics.filled}
+        pool = self.statics.pool
+        loads = {member: pool.alone(member) for member in {*self.statics.filled, *pool.told}}
         new = {member: one for member, one in loads.items() if self.told.get(member) is not one}
         self.told |= new
         return Known(self.statics.best, dict(self.statics.least), new, time.process_time(), idle)

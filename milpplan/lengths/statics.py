@@ -15,12 +15,13 @@ import time
 import numpy as np
 
 from milpplan.errors import InfeasibleError
+from milpplan.groups.longest import Box
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.baselines import bucketed_step
-from milpplan.lengths.filled import Filled
-from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.filled import Filled, around_larger, with_larger
+from milpplan.lengths.pool import Packed, Pool, recomputes_less
 from milpplan.lengths.shaping import shaped
 from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import NEVER_NS
@@ -55,6 +56,8 @@ class Statics:
         self.least: dict[int, float] = {member: pool.least_ns(member, beside=False) for member in members}
         self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.filled: dict[int, Filled] = {}
+        # What replicas take with larger micro-batches than a strategy holds under one that recomputes more.
+        self.larger: dict[tuple[int, int], tuple[Box, ...]] = {}
         self.in_integers: set[int] = set()
         self.polished: dict[int, int] = {}
         self.eager = False
@@ -80,7 +83,7 @@ class Statics:
     def learn(self, best: Step | None, least: dict[int, float], loads: dict[int, Loads]) -> None:
         """What was found and proved elsewhere."""
         for member, one in loads.items():
-            self.pool.know(member, one)
+            self.pool.tell(member, one)
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
             self.best = best
         self.least = {member: max(self.least[member], known) for member, known in least.items()}
@@ -171,6 +174,29 @@ class Statics:
             one.run(enough, min(deadline, time.perf_counter() + _SLICE_S))
             pool.know(member, one.loads)
             self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
+            self._share(member, enough_ns - once_ns)
+
+    def _dearer(self, member: int) -> list[int]:
+        """Open strategies that recompute more in the same layout."""
+        members = self.pool.members
+        return [
+            other
+            for other, one in enumerate(members)
+            if recomputes_less(members[member], one) and self.least[other] < self._enough_ns(np.inf)
+        ]
+
+    def _share(self, member: int, time_ns: float) -> None:
+        """What is proved of a pipeline holds for those that recompute more, but where a micro-batch is larger than
+        it holds: stages wait around such a one."""
+        pool, loads, grains = self.pool, self.pool.alone(member), self.pool.grains(member, beside=False)
+        for other in self._dearer(member):
+            lines, items = pool.loads(other, beside=False), pool.contents(other).items
+            if (member, other) not in self.larger:
+                around = around_larger(lines, items, grains, lines.full, time_ns)
+                self.larger[member, other] = around.boxes
+            pool.tell(other, with_larger(loads, lines, self.larger[member, other]))
+            once_ns = pool.reduce_ns(other) + pool.finish_ns(other)
+            self.least[other] = max(self.least[other], pool.alone(other).highest + once_ns)
 
     def _pack(self, member: int) -> None:
         """The step of one strategy, if its least time leaves room."""

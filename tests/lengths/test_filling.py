@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from functools import cache
+from itertools import permutations
 
 import numpy as np
 import pytest
 
 from milpplan.groups.unequal import best_mixture
 from milpplan.groups.windows import Window
-from milpplan.lengths.filled import Filled
+from milpplan.lengths.filled import Filled, around_larger, with_larger
 from milpplan.lengths.filling import Filling
+from milpplan.lengths.pool import recomputes_less
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.stage_contents import Core, StageContents
 from tests.lengths.cases import GRAIN, pool, random_micro_batches
@@ -182,6 +184,44 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
             if rows[:, -1].any():
                 assert group.long[0].at(float((rows @ known.each).sum())) <= exact
     assert told > 0
+
+
+def test_what_is_proved_holds_for_those_that_recompute_more() -> None:
+    """Of the same layout, with what is known of larger micro-batches: no replica of the one that recomputes more,
+    with large micro-batches or without, is below, nor its best packing; and it is more than its own lines say."""
+    found, random, checked, rose = pool(), np.random.default_rng(5), 0, 0
+    longest = found.load.lengths[-1]
+    for one, other in permutations(range(len(found.members)), 2):
+        stages, grains = found.num_stages(one), found.grains(one, beside=False)
+        if (
+            stages == 1
+            or grains * GRAIN < longest
+            or not recomputes_less(found.members[one], found.members[other])
+        ):
+            continue
+        most = found.grains(other, beside=False)
+        lines = found.loads(other, beside=False)
+        loads = found.loads(one, beside=False).lengthened(float("inf"))
+        filled = Filled(loads, contents_of(one))
+        filled.run(loads.highest * 1.03, time.perf_counter() + 1.0)
+        items = found.contents(other).items
+        larger = around_larger(lines, items, grains, lines.full, 2.0 * lines.highest)
+        told = with_larger(filled.loads, lines, larger.boxes)
+        packed = found.packed(other, found.load.counts, most)
+        assert packed is not None
+        assert told.highest <= packed.time_ns
+        rose += told.highest > lines.highest
+        candidate = found.members[other].candidate
+        for _ in range(40):
+            rows = random_micro_batches(found, most, random, int(random.integers(2, 12)))
+            exact = int(
+                replicas_ns(found.problem, candidate, found.load.lengths, (rows,), found.load.rules.mask)[0]
+            )
+            load = float((rows @ told.each).sum()) * told.num_replicas
+            assert told.at(load) <= exact
+            checked += bool((rows @ (found.load.lengths // GRAIN) > grains).any())
+    assert checked > 10
+    assert rose > 0
 
 
 def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
