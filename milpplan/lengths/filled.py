@@ -36,7 +36,7 @@ _LARGEST = 4e8
 # Kinds of sequences in programs of real loads.
 _KINDS = 2
 # Where large micro-batches begin, in longest sequences, and programs for each of these.
-_LARGE, _LARGE_EFFORT = (1.05, 1.15, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0), 30
+_LARGE, _LARGE_EFFORT = (1.1, 1.3, 1.5, 2.0, 4.0), 30
 # Fewer grains than this part of what memory holds tell something.
 _SMALLER = 0.9
 # A sequence is worth this part of the time it takes at least.

@@ -31,6 +31,9 @@ _RISE = 0.015
 # Ends of intervals of what is known of strategies alone.
 _ALONE = np.array([0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0])
 
+# What is nearly everything.
+_NEARLY = 0.8
+
 Kind = Literal["coarse", "none", "longest", "all", "alone"]
 """What is known of a pipeline."""
 
@@ -55,8 +58,8 @@ class Parts:
             return []
         if kind == "longest" and not self._able(place):
             kind = "none"
-        if kind == "alone":
-            self._renew(place)
+        if kind == "alone" and not self._renew(place):
+            kind = "coarse"
         key = (place, kind)
         if key not in self.known:
             edges = {"coarse": INTERVALS, "alone": _ALONE}.get(kind, _NARROW)
@@ -88,20 +91,27 @@ class Parts:
 
     def highest(self, place: int) -> float:
         """What the whole workload takes under a pipeline alone at least, by what is known by now, ns."""
-        self._renew(place)
-        return self.alone[place][1]
+        return self.alone[place][1] if self._renew(place) else 0.0
 
-    def lengthen(self, place: int) -> None:
-        """Know what the longest sequence adds to a strategy alone, if it may hold that."""
-        if np.isfinite(self.pool.serial_ns(self.members[place], beside=True)):
-            self.pool.lengthened(self.members[place], np.inf)
+    def lengthen(self, place: int) -> bool:
+        """Know what the longest sequence adds to a strategy alone, if it may hold that; whether that is new."""
+        pool, member = self.pool, self.members[place]
+        dear = not self._renew(place) or not np.isfinite(pool.serial_ns(member, beside=True))
+        if dear or pool.alone(member).classes:
+            return False
+        pool.lengthened(member, np.inf)
+        return True
 
-    def _renew(self, place: int) -> None:
-        """Take over what is known of a strategy alone."""
-        loads = self.pool.alone(self.members[place])
+    def _renew(self, place: int) -> bool:
+        """Take over what is known of a strategy alone; False where that is too dear to know."""
+        member = self.members[place]
+        if self.pool.alone_is_dear(member):
+            return False
+        loads = self.pool.alone(member)
         if place not in self.alone or self.alone[place][0] is not loads:
             self.alone[place] = loads, loads.highest
             self.known.pop((place, "alone"), None)
+        return True
 
     def _able(self, place: int) -> bool:
         """Whether it may hold the longest sequence, and its programs are not too dear."""
@@ -138,3 +148,8 @@ class Parts:
         for kind in ("none", "longest", "all"):
             self.known.pop((place, kind), None)
         return True
+
+
+def nearly_all(intervals: dict[int, int]) -> list[int]:
+    """Places of the pipelines that hold nearly everything in these intervals of what is known of them alone."""
+    return [place for place, interval in intervals.items() if _ALONE[interval] >= _NEARLY]

@@ -30,7 +30,7 @@ from milpplan.lengths.tables import (
     tables_of,
     typical_pipeline,
 )
-from milpplan.lengths.work import BESIDE_SHARE, Loads, WorkBounds, serial_times, work_bounds
+from milpplan.lengths.work import BESIDE_SHARE, DEEP, Loads, WorkBounds, serial_times, work_bounds
 from milpplan.specs.problem import Problem
 
 # No capacity differs from this many grains more: tables are made up to here.
@@ -175,6 +175,13 @@ class Pool:
         """The most that is known of a pipeline alone."""
         known = self.told.get(member, self.loaded.get((member, self.grains(member, beside=False), True)))
         return self.loads(member, beside=False) if known is None else known
+
+    def alone_is_dear(self, member: int) -> bool:
+        """Whether nothing is known of a pipeline alone, and programs of all of its stages are dear: beside others
+        they are of the last ones."""
+        grains = self.grains(member, beside=False)
+        known = member in self.told or any((member, grains, exact) in self.loaded for exact in (False, True))
+        return self.num_stages(member) > DEEP and not known
 
     def tell(self, member: int, loads: Loads) -> None:
         """Bounds of a pipeline alone from elsewhere, if they are more than what is known: with lines of other

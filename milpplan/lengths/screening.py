@@ -53,7 +53,7 @@ class OpenSet:
 class Left:
     """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
     what its cheapest order adds to that, what is left to do, on which intervals of its pipelines (by place) its
-    bound rests, and what was known of these alone, ns."""
+    bound rests, what was known of these alone, ns, and which of them hold nearly everything there."""
 
     bound_ns: float
     number: int
@@ -62,6 +62,7 @@ class Left:
     ways: list[Callable[[Left], None]] = field(compare=False, default_factory=list)
     worst: dict[int, int] = field(compare=False, default_factory=dict)
     alone: dict[int, float] = field(compare=False, default_factory=dict)
+    nearly_all: list[int] = field(compare=False, default_factory=list)
 
     def raise_to(self, bound_ns: float) -> None:
         """Take over a bound if it is higher."""

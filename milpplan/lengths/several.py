@@ -33,7 +33,7 @@ from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
-from milpplan.lengths.parts import Kind
+from milpplan.lengths.parts import Kind, nearly_all
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.screening import Left, OpenSet, Screened, best_shares
 from milpplan.lengths.set_bounds import SetBounds
@@ -230,13 +230,14 @@ class Several:
         worst, places = one.worst, self._pipelined(one)
         one.alone = {place: self.bounds.parts.highest(place) for place in places}
         self._branch(one, ["alone" for _ in one.screened.used])
+        one.nearly_all = nearly_all(one.worst)
         one.worst = worst
 
     def _lengthened(self, one: Left) -> None:
-        """The same, with what the longest sequence adds."""
-        for place in self._pipelined(one):
-            self.bounds.parts.lengthen(place)
-        self._alone(one)
+        """The same, with what the longest sequence adds to those that may hold nearly everything."""
+        if any(self.bounds.parts.lengthen(place) for place in one.nearly_all):
+            self._alone(one)
+            one.ways.insert(0, self._lengthened)
 
     def _renewed(self, one: Left) -> bool:
         """Whether by now more is known of its strategies alone."""
