@@ -77,12 +77,14 @@ class LongBound:
 
 def group_ns(long: LongBound, plain: LoadBound, num_replicas: int, loads: FloatArray) -> FloatArray:
     """What a group takes at least for every mean load [n] of its replicas, one of them that of ``long``, ns."""
-    others = [one.bound for one in plain.ranges]
     totals = num_replicas * loads
     low, high = np.zeros(len(loads)), np.array([long.at(total) for total in totals.tolist()])
+    if num_replicas == 1:
+        return high
+    mine, others = loads_within(long.bounds), loads_within([one.bound for one in plain.ranges])
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        done = loads_within(long.bounds, middle) + (num_replicas - 1) * loads_within(others, middle)
+        done = mine(middle) + (num_replicas - 1) * others(middle)
         enough = done >= totals
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return low

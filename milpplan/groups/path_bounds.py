@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,13 +30,17 @@ class PathBound:
         return 0.0 if left <= 0.0 else left / self.slope if self.slope > 0.0 else float("inf")
 
 
-def loads_within(bounds: Sequence[PathBound], times: FloatArray) -> FloatArray:
-    """The largest load that may be done within each of ``times`` [n] ns where one bound holds; 0 if none."""
+def loads_within(bounds: Sequence[PathBound]) -> Callable[[FloatArray], FloatArray]:
+    """The largest load that may be done within each of some times [n] ns where one bound holds; 0 if none."""
     constants, slopes = (np.array([getattr(one, name) for one in bounds]) for name in ("constant", "slope"))
-    left = (times[:, None] / _SAFETY - constants).clip(0.0)
-    # What adds no time to a load has room for any.
-    found = np.divide(left, slopes, out=np.where(left > 0.0, np.inf, 0.0), where=slopes > 0.0)
-    return np.asarray(found.max(axis=1))
+
+    def within(times: FloatArray) -> FloatArray:
+        left = (times[:, None] / _SAFETY - constants).clip(0.0)
+        # What adds no time to a load has room for any.
+        found = np.divide(left, slopes, out=np.where(left > 0.0, np.inf, 0.0), where=slopes > 0.0)
+        return np.asarray(found.max(axis=1))
+
+    return within
 
 
 def chord(ends: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
