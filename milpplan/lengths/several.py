@@ -4,8 +4,8 @@ Every set goes through the same few ways to know more of it, each dearer than th
 the least bound is next: that is the one that the bound of the step is.
 
  1. *Screened* (``screening``): all sets at once, switches free; then with the loads of pipelines, in intervals.
- 2. *Coarse*: these intervals under the weights of linear programs; then with what is known of its strategies
-    *alone*, and again whenever that is more; then the strategies that are in many sets as in 4 and 5, once for all
+ 2. *Alone*: with what is known of its strategies alone, and of the longest sequence where one of them holds nearly
+    everything; again whenever that is more. Then the strategies that are in many sets as in 4 and 5, once for all
     of these.
  3. *Priced*: the cheapest order with what its switches take at least; after the next, with these themselves.
  4. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most.

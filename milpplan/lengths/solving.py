@@ -6,7 +6,7 @@
  4. *Several* in turn: sets of strategies that switches and reductions do not already make longer than all of these
     (``screening``), their switches priced by the planner of switches, and ``groups`` on what is left.
  5. Where time is left, what makes the static step's own proof complete; with two CPUs another process does that
-    beside 4 (``static_process``).
+    beside all others (``static_process``), and 3 comes before 2, for a moment.
 
 ``groups`` works on tables that are never above the exact times (``tables``), so its bound holds for the exact
 times. Every answer is packed, and only its exact time counts (``replicas``); the bound of the step is the least of
