@@ -26,7 +26,8 @@ from milpplan.groups.longest import Box, LongBound, halved, long_bound
 from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Mixture, Range, best_mixture
 from milpplan.groups.windows import Window
-from milpplan.lengths.filling import Columns, Filling
+from milpplan.lengths.filling import Filling
+from milpplan.lengths.filling_programs import Columns, Start, improved, worths
 from milpplan.lengths.knapsacks import Items
 from milpplan.lengths.stage_contents import Core, StageContents
 from milpplan.lengths.work import Loads
@@ -175,7 +176,8 @@ class Filled:
         window, start = worst.window, worst.start
         if self.others == 0 and not self.weighed and window is not None and start is not None:
             self.kept, self.weighed = self.loads, True
-            self._weigh(self._filling(side, window).worths(start[2], side.columns, time_ns))
+            begin = Start(start[0], start[1] * self.each, start[2])
+            self._weigh(worths(self._filling(side, window), begin, side.columns, time_ns))
         elif self.numbers:
             self.kept, self.weighed = self.loads, False
             number = self.numbers.pop()
@@ -270,7 +272,8 @@ class Filled:
         if piece.start is None:
             return [replace(piece, done=True)]
         mixture, slope, rows = piece.start
-        found, mixture, side.columns = filling.improved(mixture, slope, rows, side.columns, time_ns, enough)
+        given = mixture, slope, rows, side.columns, time_ns, enough
+        found, mixture, side.columns = improved(filling, *given)
         # What is enough now may not be for a longer time.
         done = found.within(time_ns) > enough
         return [_better(replace(piece, start=(mixture, found.slope, rows), done=done), found, time_ns)]

@@ -6,7 +6,7 @@ the lengths, ascending, so that k is the longest:
 
     E_k[G] = value_k + max of F_{k-1}[G - g_k] and with up to n_k - 1 more of k,     F_k = max(F_{k-1}, E_k)
 
-with parts 1, 2, 4, ... of the others.
+with parts 1, 2, 4, ... of the others. *Loose* ones are of one grain each, of any number.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ NOTHING = -1e30
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Sequences of ascending ``sizes`` in grains, so many ``counts`` of each, of which some may be held; [n]."""
+    """Sequences of ascending ``sizes`` in grains, so many ``counts`` of each, of which some may be held; [n]. The
+    first ``loose`` of them are of one grain, and of any number."""
 
     sizes: IntArray
     counts: IntArray
     fits: BoolArray
+    loose: int = 0
 
     def passes(self, room: int) -> int:
         """How often the tables of so many grains are gone through."""
         most = np.minimum(self.counts, room // self.sizes)[self.fits]
+        most[: self.loose] = 1
         return int((2 + np.ceil(np.log2(np.maximum(1, most)))).sum())
 
 
@@ -52,25 +55,41 @@ class Knapsacks:
         best = np.full((len(self.values), room + 1), NOTHING)
         best[:, 0] = 0.0
         for k in np.flatnonzero(self.items.fits).tolist():
-            size, value = int(self.items.sizes[k]), self.values[:, k, None]
-            held = np.full_like(best, NOTHING)
-            held[:, size:] = best[:, : room + 1 - size] + value
-            parts = []
-            for part in _parts(min(int(self.items.counts[k]), room // size) - 1):
-                parts.append((part, held))
-                more = held.copy()
-                shift = part * size
-                np.maximum(more[:, shift:], held[:, : room + 1 - shift] + part * value, out=more[:, shift:])
-                held = more
+            held, parts = self._filled(best, k) if k < self.items.loose else self._added(best, k)
             self.steps[k] = best, parts, held
             yield k, held[:, 1:]
             best = np.maximum(best, held)
+
+    def _added(self, best: FloatArray, k: int) -> tuple[FloatArray, list[tuple[int, FloatArray]]]:
+        """E_k of F_{k-1}, with the parts of more of it and E before each."""
+        room, size, value = self.room, int(self.items.sizes[k]), self.values[:, k, None]
+        held = np.full_like(best, NOTHING)
+        held[:, size:] = best[:, : room + 1 - size] + value
+        parts = []
+        for part in _parts(min(int(self.items.counts[k]), room // size) - 1):
+            parts.append((part, held))
+            more = held.copy()
+            shift = part * size
+            np.maximum(more[:, shift:], held[:, : room + 1 - shift] + part * value, out=more[:, shift:])
+            held = more
+        return held, parts
+
+    def _filled(self, best: FloatArray, k: int) -> tuple[FloatArray, list[tuple[int, FloatArray]]]:
+        """The same of loose ones."""
+        worth = self.values[:, k, None] * np.arange(self.room + 1)
+        held = np.full_like(best, NOTHING)
+        held[:, 1:] = np.maximum.accumulate(best - worth, axis=1)[:, :-1] + worth[:, 1:]
+        return held, []
 
     def content(self, k: int, grains: int, row: int) -> IntArray:
         """Sequences [n] of an entry: so many grains, k the longest, values of ``row``."""
         found = np.zeros_like(self.items.counts)
         while True:
             before, parts, held = self.steps[k]
+            if k < self.items.loose:
+                left = int((before[row, :grains] - self.values[row, k] * np.arange(grains)).argmax())
+                found[k] += grains - left - 1
+                grains = left + 1
             size, now = int(self.items.sizes[k]), held
             for part, earlier in reversed(parts):
                 if now[row, grains] != earlier[row, grains]:

@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from milpplan.costs.columns import FloatArray
 from milpplan.lengths.filled import Filled
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.work import DEEP, Loads, LongClass, WorkBounds
@@ -74,6 +75,15 @@ class Parts:
                 for pair in pairs
             ]
         return self.known[key]
+
+    def near(self, place: int, counts: FloatArray) -> WorkBounds:
+        """Bounds of groups that hold about as much as so many sequences of every length [n]."""
+        intervals = self.of(place, "none")
+        if not intervals:
+            return self.plain[place]
+        loads = self._loads(place, "none")
+        number = int(np.searchsorted(_NARROW, float(loads.each @ counts) / loads.full)) - 1
+        return intervals[min(max(number, 0), len(intervals) - 1)][0]
 
     def _beside(self, place: int, kinds: Sequence[LongClass | None]) -> Callable[[int, float, float], WorkBounds]:
         """What is known of a pipeline beside others, for the number of one of ``kinds`` and between two shares of

@@ -127,11 +127,16 @@ class Pool:
     def forced(self, member: int, others: Sequence[int]) -> int:
         """How many sequences run under the strategy for sure beside ``others``, none of which holds them, and are
         whole in ``holding``."""
-        if not np.isfinite(self.serial_ns(member, beside=True)):
-            return 0
-        most = max(self.grains(one, beside=True) for one in others) * self.load.grain
-        number = int(self.load.counts[self.load.lengths > most].sum())
+        number = int(self.load.counts[self.first_forced(member, others) :].sum())
         return min(number, most_whole(self.members[member]))
+
+    def first_forced(self, member: int, others: Sequence[int]) -> int:
+        """From which length number on none of ``others`` holds a sequence, but the strategy holds the longest; the
+        number of lengths where it does not."""
+        if not np.isfinite(self.serial_ns(member, beside=True)):
+            return len(self.load.lengths)
+        most = max(self.grains(one, beside=True) for one in others) * self.load.grain
+        return int((self.load.lengths <= most).sum())
 
     def holding(self, member: int, number: int) -> WorkBounds:
         """Bounds of groups beside other strategies that hold the ``number`` longest sequences."""

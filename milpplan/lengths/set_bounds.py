@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.costs.columns import FloatArray
+from milpplan.lengths.forced_programs import ForcedProgram
 from milpplan.lengths.parts import INTERVALS, Kind, Parts
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import Bounded, Left, OpenSet, Screened, branched, screened, split
@@ -25,6 +26,8 @@ from milpplan.lengths.work import Loads, WorkBounds
 _REFINE_SHARE = 0.5
 # Share of the sets that a strategy is in to have more proved of it before others have.
 _COMMON = 0.15
+# Programs of what strategies hold for sure prove a little more than is needed.
+_ENOUGH = 1.001
 
 
 class SetBounds:
@@ -37,6 +40,8 @@ class SetBounds:
         self.known: dict[int, Loads] = {}
         self.parts = Parts(pool, self.members, [])
         self.common: set[int] = set()
+        # By place: what is proved of groups that hold all from some length on.
+        self.programs: dict[int, list[tuple[int, WorkBounds]]] = {}
 
     def screened(self, max_strategies: int, target_ns: float, deadline: float) -> Screened:
         """Sets that may hold a step shorter than a target: with what is cheap to prove, then with the loads of
@@ -105,13 +110,58 @@ class SetBounds:
         finish = np.array([float(self.pool.finish_ns(member)) for member in members])
         return Bounded.of(bounds, serial, once, finish, self.pool.load.counts)
 
+    def first_forced(self, used: tuple[int, ...], place: int) -> int:
+        """``Pool.first_forced`` of a strategy of a set."""
+        others = [self.members[one] for one in used if one != place]
+        return self.pool.first_forced(self.members[place], others)
+
+    def _programs(self, used: tuple[int, ...], place: int) -> list[WorkBounds]:
+        """What is proved of a strategy of a set with what it holds for sure, by programs."""
+        if place not in self.programs:
+            return []
+        forced = self.first_forced(used, place)
+        return [bounds for first, bounds in self.programs[place] if first >= forced]
+
+    def force(self, one: Left, target_ns: float, deadline: float) -> bool:
+        """Prove more of the pipelines of the set that are of one replica and hold some sequences for sure, by
+        programs of these; whether there are any."""
+        used, pool = one.screened.used, self.pool
+        found = False
+        for place in used:
+            member, first = self.members[place], self.first_forced(used, place)
+            is_one = pool.members[member].candidate.layout.dp == 1 and pool.num_stages(member) > 1
+            if not is_one or first == len(pool.load.lengths):
+                continue
+            held = np.where(np.arange(len(pool.load.lengths)) < first, pool.load.counts, 0).astype(np.float64)
+            worths = np.min([self._worths(other, held) for other in used if other != place], axis=0)
+            once = sum(pool.reduce_ns(self.members[other]) for other in used)
+            once += min(pool.finish_ns(self.members[other]) for other in used)
+            program = ForcedProgram(
+                pool.loads(member, beside=True), pool.contents(member, beside=True), first, worths
+            )
+            program.run(_ENOUGH * (target_ns - one.order_ns - once), deadline)
+            self.programs.setdefault(place, []).append((first, program.bounds))
+            found = True
+        return found
+
+    def _worths(self, place: int, held: FloatArray) -> FloatArray:
+        """What each of so many sequences [n] takes under a strategy of a set at least, all that it takes shared
+        out, ns; infinite where one does not fit."""
+        known = self.parts.near(place, held)
+        fits = np.isfinite(known.shares[0])
+        parts = known.shares[:, fits] @ held[fits]
+        best = int((parts + known.constants).argmax())
+        return np.asarray(known.shares[best] * (1.0 + known.constants[best] / parts[best]))
+
     def branch(self, one: Left, kinds: Sequence[Kind], target_ns: float) -> None:
         """The set with its pipelines cut into intervals, then into classes, of these kinds."""
         used = one.screened.used
         pieces = [self.parts.of(*pair) for pair in zip(used, kinds, strict=True)]
         numbers = self.forced(used)
+        programs = [self._programs(used, place) for place in used]
         bounds = [
-            self._whole(place, number, self.plain[place]) for place, number in zip(used, numbers, strict=True)
+            _joined(self._whole(place, number, self.plain[place]), more)
+            for place, number, more in zip(used, numbers, programs, strict=True)
         ]
         owners = list(used)
         first: list[tuple[int, dict[int, list[int]]]] = []
@@ -121,7 +171,8 @@ class SetBounds:
                 continue
             places = np.cumsum([len(bounds), *(len(kinds) for kinds in intervals)]).tolist()
             known = [bound for kinds in intervals for bound in kinds]
-            bounds += [self._whole(used[position], numbers[position], bound) for bound in known]
+            whole = [self._whole(used[position], numbers[position], bound) for bound in known]
+            bounds += [_joined(bound, programs[position]) for bound in whole]
             owners += [owners[position]] * (len(bounds) - len(owners))
             first.append((position, {position: places[:-1]}))
             if len(intervals[0]) > 1:
@@ -131,6 +182,13 @@ class SetBounds:
             bound_ns, row = branched(problem, list(range(len(pieces))), first + then, target_ns - one.order_ns)
             one.raise_to(bound_ns + one.order_ns)
             one.worst = {} if row is None else _intervals(used, first, row.tolist())
+
+
+def _joined(bounds: WorkBounds, more: Sequence[WorkBounds]) -> WorkBounds:
+    """With more of the same groups."""
+    for one in more:
+        bounds = bounds.joined(one)
+    return bounds
 
 
 def _intervals(

@@ -8,11 +8,13 @@ the least bound is next: that is the one that the bound of the step is.
     everything; again whenever that is more. Then the strategies that are in many sets as in 4 and 5, once for all
     of these.
  3. *Priced*: the cheapest order with what its switches take at least; after the next, with these themselves.
- 4. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most.
+ 4. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most. The first
+    set that gets here is packed as its linear programs have it.
  5. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
     this may be the longest of all; then for all its pipelines.
- 6. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 5.
- 7. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
+ 6. *Forced*: programs of pipelines of one replica with all that only they hold (``forced_programs``).
+ 7. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 5.
+ 8. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
     sets without pipelines are opened before all others: what they give is what these have to beat.
 
 All of them know which sequences only one strategy of the set holds (``forced``). Where the time is over, a set
@@ -51,6 +53,8 @@ _FIRST_OPENED = 6
 _MOST_POLISHED, _LOSS = 2, 0.002
 # Seconds for whole sequences of one pipeline of a set.
 _FILL_S = 0.7
+# Seconds for programs of what pipelines of a set hold for sure.
+_FORCE_S = 2.5
 
 
 class Several:
@@ -73,6 +77,8 @@ class Several:
         # Steps of several found, and whether the best were packed with more care.
         self.found: list[Step] = []
         self.polished = False
+        # Whether a set with pipelines was packed.
+        self.placed = False
         self.deadline = float("inf")
 
     @property
@@ -148,8 +154,10 @@ class Several:
             self._price_least,
             self._finer,
             self._price,
+            self._place,
             self._longest,
             self._alone,
+            self._force,
             self._fill,
             self._classify,
             self._open,
@@ -254,6 +262,17 @@ class Several:
     def _finer(self, one: Left) -> None:
         """Narrow intervals of the loads of its pipelines, with what their micro-batches hold at most."""
         self._branch(one, ["none" for _ in one.screened.used])
+
+    def _place(self, one: Left) -> None:
+        """The step that its linear programs give, if it is the first one that gets here."""
+        if not self.placed:
+            self.placed = True
+            self._arrange(one, self._linear_splits(one))
+
+    def _force(self, one: Left) -> None:
+        """Programs of its pipelines with what they hold for sure."""
+        if self.bounds.force(one, self.target_ns, min(self.deadline, time.perf_counter() + _FORCE_S)):
+            self._longest(one)
 
     def _longest(self, one: Left) -> None:
         """The same; those that may run the longest sequence by whether they do, but for deep ones, whose programs

@@ -68,6 +68,27 @@ class StageContents:
         base, mixed = self.base[..., :most_grains], (self.mixed[0][..., :most_grains], *self.mixed[1:])
         return replace(self, base=base, mixed=mixed, items=items)
 
+    def loosened(self, kinds: IntArray) -> StageContents:
+        """Those of grains of loose kinds in the place of the first sequences, ``kinds`` [first] of these: with the
+        least of what sequences of a kind take by the grain, and of last tiles."""
+        first, number, sizes = len(kinds), int(kinds.max(initial=-1)) + 1, self.items.sizes
+
+        def least(values: FloatArray, each: IntArray) -> FloatArray:
+            parts = [(values[..., :first] / each)[..., kinds == kind].min(axis=-1) for kind in range(number)]
+            return np.concatenate([*(part[..., None] for part in parts), values[..., first:]], axis=-1)
+
+        ones = np.ones(number, dtype=np.int64)
+        grains = np.bincount(kinds, self.items.counts[:first] * sizes[:first], number).astype(np.int64)
+        items = Items(
+            np.append(ones, sizes[first:]),
+            np.append(grains, self.items.counts[first:]),
+            np.append(ones > 0, self.items.fits[first:]),
+            number,
+        )
+        attention, once = least(self.attention, sizes[:first]), least(self.once, np.ones(first, dtype=np.int64))
+        mixed = least(self.mixed[1], sizes[:first]), least(self.mixed[2], np.ones(first, dtype=np.int64))
+        return replace(self, attention=attention, once=once, mixed=(self.mixed[0], *mixed), items=items)
+
     @property
     def entries(self) -> int:
         """Numbers in the tables of one micro-batch of ``least``."""

@@ -46,3 +46,27 @@ def random_micro_batches(found: Pool, most_grains: int, random: np.random.Genera
                 row[k] += 1
                 room -= int(lengths[k])
     return rows[rows.any(axis=1)]
+
+
+def random_packings(found: Pool, member: int, held: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:
+    """``held`` [n] sequences on random replicas in random micro-batches that fit, full ones or not, in any order,
+    falling, or rising and then falling."""
+    one, lengths = found.members[member], found.load.lengths
+    room, size = one.beside_grains * found.load.grain, one.candidate.layout.dp
+    rows: list[list[np.ndarray]] = [[] for _ in range(size)]
+    share = float(random.uniform(0.0, 1.0))
+    for k in random.permutation(np.repeat(np.arange(len(lengths)), held)).tolist():
+        mine = rows[int(random.integers(size))]
+        fitting = [row for row in mine if row @ lengths + lengths[k] <= room]
+        if not fitting or random.random() < share:
+            fitting = [np.zeros(len(lengths), dtype=np.int64)]
+            mine.append(fitting[0])
+        fitting[int(random.integers(len(fitting)))][k] += 1
+    replicas = []
+    for mine in rows:
+        packed = np.array(mine, dtype=np.int64).reshape(-1, len(lengths))
+        kind = random.integers(3)
+        if kind:
+            packed = packed[np.argsort(-(packed @ lengths))]
+        replicas.append(np.concatenate([packed[1::2][::-1], packed[::2]]) if kind == 2 else packed)
+    return replicas

@@ -13,6 +13,7 @@ from milpplan.groups.unequal import best_mixture
 from milpplan.groups.windows import Window
 from milpplan.lengths.filled import Filled, around_larger, with_larger
 from milpplan.lengths.filling import Filling
+from milpplan.lengths.filling_programs import improved
 from milpplan.lengths.pool import recomputes_less
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.stage_contents import Core, StageContents
@@ -111,7 +112,7 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
         time_ns = 1.02 * max(line.at(load), proved.at(load))
         better, known = proved, None
         if not any(window.open):
-            better, _, known = filling.improved(mixture, line.slope, rows, known, time_ns, 0.0)
+            better, _, known = improved(filling, mixture, line.slope, rows, known, time_ns, 0.0)
         assert better.within(time_ns) <= proved.within(time_ns)
         gained = max(gained, line.within(time_ns) / better.within(time_ns) - 1.0)
         for _ in range(12):

@@ -14,7 +14,7 @@ from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.screening import branched
 from milpplan.lengths.several import Several
 from milpplan.lengths.steps import Step
-from tests.lengths.cases import pool_of, workload
+from tests.lengths.cases import pool_of, random_packings, workload
 from tests.small import small_model, small_problem
 
 LONG = 6
@@ -24,30 +24,6 @@ def _pool() -> Pool:
     """Eight layers on four GPUs, some long sequences and many short ones."""
     problem = small_problem(memory_gib=40).model_copy(update={"model": small_model(8)})
     return pool_of(problem, workload(long=LONG, short=14, longest=12_288))
-
-
-def _packings(found: Pool, member: int, held: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:
-    """``held`` [n] sequences on random replicas in random micro-batches that fit, full ones or not, in any order,
-    falling, or rising and then falling."""
-    one, lengths = found.members[member], found.load.lengths
-    room, size = one.beside_grains * found.load.grain, one.candidate.layout.dp
-    rows: list[list[np.ndarray]] = [[] for _ in range(size)]
-    share = float(random.uniform(0.0, 1.0))
-    for k in random.permutation(np.repeat(np.arange(len(lengths)), held)).tolist():
-        mine = rows[int(random.integers(size))]
-        fitting = [row for row in mine if row @ lengths + lengths[k] <= room]
-        if not fitting or random.random() < share:
-            fitting = [np.zeros(len(lengths), dtype=np.int64)]
-            mine.append(fitting[0])
-        fitting[int(random.integers(len(fitting)))][k] += 1
-    replicas = []
-    for mine in rows:
-        packed = np.array(mine, dtype=np.int64).reshape(-1, len(lengths))
-        kind = random.integers(3)
-        if kind:
-            packed = packed[np.argsort(-(packed @ lengths))]
-        replicas.append(np.concatenate([packed[1::2][::-1], packed[::2]]) if kind == 2 else packed)
-    return replicas
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -74,7 +50,7 @@ def test_no_packing_of_what_is_held_is_below_the_bounds(stages: int) -> None:
             whole = np.bincount(longest(table, number), minlength=len(lengths))
             for turn in range(9):
                 held = whole if turn < 3 else whole + random.integers(0, counts - whole + 1)
-                packings = _packings(found, member, held, random)
+                packings = random_packings(found, member, held, random)
                 exact = int(replicas_ns(found.problem, one.candidate, lengths, tuple(packings)).max())
                 bound = bounds.at(held.astype(float))
                 assert bound <= exact, (one.candidate.name, number)

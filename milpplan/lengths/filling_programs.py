@@ -1,0 +1,299 @@
+"""The programs of ``filling``: contents that join, and the mixtures, slopes and prices of those that are there.
+
+``improved`` seeks the mixture and the slope by which least can be done within a time; ``shared_out`` those and a
+price for the sequences of every length, by which some that are given take most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.groups.path_bounds import PathBound
+from milpplan.groups.unequal import Graph, Mixture
+from milpplan.lengths.filling import Filling, PriceBound
+
+# Rounds of a program, how near what it finds and what is proved come, and rounds that may gain less than a share
+# of that one after another.
+_ROUNDS, _NEAR, _IDLE, _LITTLE = 14, 3e-4, 2, 0.2
+# How far mixtures go back to the best known one.
+_BACK = 0.5
+# Rounds of a program with prices of all lengths, and how far from the best known ones these are sought: so far
+# first, and at most.
+_WHOLE_ROUNDS, _WIDTH, _WIDEST = 45, 0.1, 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where a search of prices [n] begins: with a mixture, and contents ``rows`` [v, n]."""
+
+    mixture: Mixture
+    prices: FloatArray
+    rows: IntArray
+
+    def towards(self, other: Start) -> Start:
+        """Part of the way to another."""
+        mixture = Mixture(
+            _BACK * self.mixture.flows + (1.0 - _BACK) * other.mixture.flows,
+            _BACK * self.mixture.links + (1.0 - _BACK) * other.mixture.links,
+            self.mixture.window,
+        )
+        return Start(mixture, _BACK * self.prices + (1.0 - _BACK) * other.prices, self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Contents ``rows`` [c, n] of micro-batches at ``places`` [c] of a window."""
+
+    filling: Filling
+    places: IntArray
+    rows: IntArray
+
+    def moved(self, to: Filling) -> tuple[IntArray, IntArray]:
+        """The same as far from the ends of another window, or from what it is around."""
+        ends = [0, to.window.number - self.filling.window.number]
+        if to.core is not None:
+            ends.append(to.window.ahead[1] - self.filling.window.ahead[1])
+        places = np.concatenate([self.places + end for end in ends])
+        cores = np.tile(self.filling.cores[self.places], len(ends))
+        rows = np.tile(self.rows, (len(ends), 1))
+        there = (places >= 0) & (places < to.window.number)
+        there[there] = to.cores[places[there]] == cores[there]
+        return places[there], rows[there]
+
+
+def improved(
+    filling: Filling,
+    mixture: Mixture,
+    slope: float,
+    rows: IntArray,
+    known: Columns | None,
+    time_ns: float,
+    enough: float,
+) -> tuple[PathBound, Mixture, Columns]:
+    """The bound by which least can be done within the time, beginning with what ``mixture`` proves and with
+    what is ``known`` of another window, no better than that less than ``enough`` is done; its mixture, and the
+    contents that do most."""
+    flows = mixture.flows, mixture.links
+    best, found_rows = filling.proved(mixture, slope)
+    program = _program(filling, np.concatenate([rows, found_rows]), known, time_ns)
+    idle = 0
+    for _ in range(_ROUNDS):
+        found = program.solve()
+        if found is None:
+            break
+        mixture, slope, most = found
+        left = best.within(time_ns)
+        if left <= max(enough, most * (1.0 + _NEAR)) or idle == _IDLE:
+            break
+        before, ahead = _BACK, 1.0 - _BACK
+        drawn = Mixture(
+            before * flows[0] + ahead * mixture.flows, before * flows[1] + ahead * mixture.links, filling.window
+        )
+        bound, rows = filling.proved(drawn, before * best.slope + ahead * slope)
+        idle = 0 if bound.within(time_ns) < left * (1.0 - _LITTLE * _NEAR) else idle + 1
+        if bound.within(time_ns) < left:
+            best, flows = bound, (drawn.flows, drawn.links)
+        program.join(np.arange(len(rows)), rows)
+    return best, Mixture(*flows, filling.window), program.columns
+
+
+def worths(filling: Filling, start: Start, known: Columns | None, time_ns: float) -> FloatArray:
+    """What a sequence of every length [n] is worth, as a load, where the window does all of the workload in
+    the least time. As far as rounds get: any will do."""
+    counts = filling.contents.items.counts.astype(np.float64)
+    dearest = np.full(len(counts), np.inf)
+    found = shared_out(filling, counts, dearest, start, known, time_ns, lambda bound: bound.at(counts))
+    return filling.each if found is None else found[0].prices
+
+
+def shared_out(
+    filling: Filling,
+    needed: FloatArray,
+    dearest: FloatArray,
+    start: Start,
+    known: Columns | None,
+    time_ns: float,
+    value: Callable[[PriceBound], float],
+    enough: float = float("inf"),
+    deadline: float = float("inf"),
+) -> tuple[PriceBound, Columns] | None:
+    """The bound of the most ``value``, up to ``enough`` of it, that is high for ``needed`` [n] sequences at
+    prices of at most ``dearest`` [n], and the contents of the last program, which has a row for every length;
+    none where that has no answer. Beginning with what is ``known`` of another window, until the ``deadline``.
+
+    Prices are sought near the best known ones, which spares most rounds, and further away where there are no
+    better ones.
+    """
+    program = _program(filling, start.rows, known, time_ns)
+    best: PriceBound | None = None
+    drawn, width = start, _WIDTH
+    for _ in range(_WHOLE_ROUNDS):
+        low, high = (1.0 - width) * drawn.prices, np.minimum((1.0 + width) * drawn.prices, dearest)
+        found = program.share_out(needed, low, high)
+        if found is None:
+            break
+        new, most_ns = drawn.towards(found[0]), found[1]
+        bound, rows = filling.priced(new.mixture, new.prices)
+        if best is None or value(bound) > value(best):
+            best, drawn = bound, new
+        elif most_ns <= best.at(needed) * (1.0 + _NEAR):
+            width *= 2.0
+        if value(best) >= enough or time.perf_counter() > deadline or width > _WIDEST:
+            break
+        program.join(np.arange(len(rows)), rows)
+    return None if best is None else (best, program.columns)
+
+
+def _program(filling: Filling, rows: IntArray, known: Columns | None, time_ns: float) -> _Program:
+    """Of some contents [v, n] (or several times so many), of what is ``known`` of another window, and of the
+    fullest ones, so that time is what limits the load."""
+    program = _Program(filling, Graph.of(filling.num_stages, filling.window), time_ns)
+    program.join(np.arange(len(rows)) % filling.window.number, rows)
+    program.join(np.arange(filling.window.number), filling.fullest)
+    if known is not None:
+        program.join(*known.moved(filling))
+    return program
+
+
+class _Program:
+    """The program of the module over some contents, in units of the time."""
+
+    def __init__(self, filling: Filling, graph: Graph, time_ns: float) -> None:
+        self.filling, self.graph, self.time_ns = filling, graph, time_ns
+        number, contents = filling.window.number, filling.contents
+        begin, end = filling.window.there
+        # The least that every micro-batch may hold, but for a core.
+        self.places = np.flatnonzero(~filling.cores)
+        rows = np.zeros((number, len(contents.items.sizes)), dtype=np.int64)
+        rows[begin:end, np.flatnonzero(contents.items.fits)[0]] = 1
+        self.rows = rows[self.places]
+        # Those that stand for any number hold any number of single sequences.
+        self.merged = np.zeros(number, dtype=bool)
+        self.merged[filling.window.merged] = True
+        self.num_whole = int((~self.merged).sum())
+        singles = np.diag(contents.items.fits.astype(np.int64))[contents.items.fits]
+        kept, merged = ~self.merged[self.places], np.flatnonzero(self.merged)
+        self.places = np.concatenate([self.places[kept], np.repeat(merged, len(singles))])
+        self.rows = np.concatenate([self.rows[kept], np.tile(singles, (len(merged), 1))])
+        micro_batch = graph.micro_batch[graph.heads]
+        there = (micro_batch >= begin) & (micro_batch < end)
+        self.lags = contents.transfer_ns * graph.links * there / time_ns
+        self.used = np.zeros(0, dtype=np.int64)
+        self.arcs = [np.flatnonzero(micro_batch == place) for place in range(number)]
+
+    def join(self, places: IntArray, rows: IntArray) -> None:
+        """Contents [c, n] of micro-batches at ``places`` [c], which their neighbours may have, too; those that are
+        too large are left out."""
+        cores, contents = self.filling.cores, self.filling.contents
+        small = rows @ contents.items.sizes <= contents.base.shape[-1]
+        places, rows = places[small], rows[small]
+        for step in (-1, 0, 1):
+            others = places + step
+            there = (others >= 0) & (others < len(cores))
+            there[there] = (cores[others[there]] == cores[places[there]]) & ~self.merged[others[there]]
+            self.places = np.append(self.places, others[there])
+            self.rows = np.concatenate([self.rows, rows[there]])
+
+    @property
+    def columns(self) -> Columns:
+        """Those of the last answer."""
+        return Columns(self.filling, self.places[self.used], self.rows[self.used])
+
+    def solve(self) -> tuple[Mixture, float, float] | None:
+        """The mixture, the slope, and the load that these contents do at most; none where they take too long."""
+        from scipy.optimize import linprog
+
+        nodes, columns = len(self.graph.kinds), len(self.places)
+        each = self.rows @ self.filling.each / self.time_ns
+        ends = np.concatenate([np.full(nodes - 1, np.inf), [1.0], np.full(columns, np.inf)])
+        answer = linprog(
+            np.concatenate([np.zeros(nodes), -each]),
+            A_ub=self._paths(),
+            b_ub=-self.lags,
+            A_eq=self._whole(),
+            b_eq=np.ones(self.num_whole),
+            bounds=np.stack([np.zeros(nodes + columns), ends], axis=1),
+            method="highs",
+        )
+        if answer.status != 0:
+            return None
+        self.used = np.flatnonzero(answer.x[nodes:] > 0.0)
+        per_time = -float(answer.upper.marginals[nodes - 1])
+        if per_time <= 0.0:
+            return None
+        return self._mixture(answer), 1.0 / per_time, -float(answer.fun) * self.time_ns
+
+    def share_out(self, needed: FloatArray, low: FloatArray, high: FloatArray) -> tuple[Start, float] | None:
+        """The mixture and the prices of every length [n] ns, between ``low`` and ``high``, at which these contents
+        take most for the ``needed`` [n] sequences, and that, ns: what they do not hold costs the high price, and
+        what they hold beyond it is worth the low one."""
+        import scipy.sparse as sparse
+        from scipy.optimize import linprog
+
+        nodes, columns = len(self.graph.kinds), len(self.places)
+        arcs, lengths = len(self.lags), len(needed)
+        cost = np.concatenate([np.zeros(nodes), -self.rows @ low, high - low]) / self.time_ns
+        cost[nodes - 1] = 1.0
+        # Of what stands for any number of micro-batches at most all there is.
+        ends, merged = np.full(len(cost), np.inf), self.merged[self.places]
+        ends[nodes : nodes + columns][merged] = self.rows[merged] @ self.filling.contents.items.counts
+        held = sparse.hstack([sparse.csr_matrix((lengths, nodes)), sparse.csr_matrix(self.rows.T.astype(float))])
+        answer = linprog(
+            cost,
+            A_ub=sparse.bmat([[self._paths(), None], [-held, -sparse.eye(lengths)]], format="csr"),
+            b_ub=-np.concatenate([self.lags, needed]),
+            A_eq=sparse.hstack([self._whole(), sparse.csr_matrix((self.num_whole, lengths))], format="csr"),
+            b_eq=np.ones(self.num_whole),
+            bounds=np.stack([np.zeros(len(cost)), ends], axis=1),
+            method="highs",
+        )
+        if answer.status != 0:
+            return None
+        self.used = np.flatnonzero(answer.x[nodes : nodes + columns] > 0.0)
+        prices = low + np.maximum(0.0, -np.asarray(answer.ineqlin.marginals)[arcs:]) * self.time_ns
+        most_ns = float(answer.fun) * self.time_ns + float(low @ needed)
+        return Start(self._mixture(answer), prices, self.rows), most_ns
+
+    def _mixture(self, answer: Any) -> Mixture:
+        """That of the rows of the paths, the first ones of a program."""
+        duals = -np.asarray(answer.ineqlin.marginals)[: len(self.lags)]
+        return self.graph.mixture(np.maximum(0.0, duals), self.filling.window)
+
+    def _whole(self) -> Any:
+        """Rows by which every micro-batch is one, but for those that stand for any number."""
+        import scipy.sparse as sparse
+
+        nodes, columns = len(self.graph.kinds), len(self.places)
+        where = (self.places, nodes + np.arange(columns))
+        held = sparse.csr_matrix((np.ones(columns), where), shape=(len(self.arcs), nodes + columns))
+        return held[np.flatnonzero(~self.merged)]
+
+    def _paths(self) -> Any:
+        """Rows by which what is behind an arc ends no earlier than it may."""
+        import scipy.sparse as sparse
+
+        graph, columns = self.graph, len(self.places)
+        nodes, arcs = len(graph.kinds), len(graph.tails)
+        times = self.filling.contents.times(self.rows) / self.time_ns
+        merged = self.merged[self.places]
+        times[merged, 0] = self.rows[merged] @ self.filling.last / self.time_ns
+        inner = np.flatnonzero(graph.tails >= 0)
+        kinds = graph.kinds[graph.heads]
+        at, to, values = (
+            [np.arange(arcs), inner],
+            [graph.heads, graph.tails[inner]],
+            [-np.ones(arcs), np.ones(len(inner))],
+        )
+        for place, own in enumerate(self.arcs):
+            held = np.flatnonzero(self.places == place)
+            at.append(np.repeat(own, len(held)))
+            to.append(np.tile(nodes + held, len(own)))
+            values.append(times[held][:, kinds[own]].T.ravel())
+        where = np.concatenate(at), np.concatenate(to)
+        return sparse.csr_matrix((np.concatenate(values), where), shape=(arcs, nodes + columns))
