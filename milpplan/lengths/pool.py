@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +43,10 @@ _ROUNDS = 30
 _EFFORT, _MORE_EFFORT, _MOST_EFFORT = 90_000, 900_000, 2_700_000
 
 
+LoadsKey = tuple[int, int, bool]
+"""A member, grains of its micro-batches, and whether its programs are exact."""
+
+
 class _RoughCuts(KindCuts):
     """Cuts for packing only: which numbers of micro-batches look best, without the programs that prove it."""
 
@@ -75,7 +79,7 @@ class Pool:
     tables: tuple[Tables, ...]
     known: dict[tuple[int, int], Strategy] = field(default_factory=dict)
     bounded: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
-    loaded: dict[tuple[int, int, bool], Loads] = field(default_factory=dict)
+    loaded: dict[LoadsKey, Loads] = field(default_factory=dict)
     fine: dict[int, Loads] = field(default_factory=dict)
     told: dict[int, Loads] = field(default_factory=dict)
     serial: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -193,6 +197,12 @@ class Pool:
         stages, so nothing is raised further from there."""
         if loads.highest > self.alone(member).highest:
             self.told[member] = loads
+
+    def join(self, loaded: Mapping[LoadsKey, Loads]) -> None:
+        """What ``loads`` and ``lengthened`` gave elsewhere."""
+        for key, one in loaded.items():
+            if key not in self.loaded or (one.classes and not self.loaded[key].classes):
+                self.loaded[key] = one
 
     def contents(self, member: int, *, beside: bool = False) -> StageContents:
         """What micro-batches of a pipeline may hold."""

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.errors import InfeasibleError, MilpplanError
+from milpplan.lengths.pool import LoadsKey
 from milpplan.lengths.statics import Statics
 from milpplan.lengths.steps import Step
 from milpplan.lengths.work import Loads
 from milpplan.optimize.worker_process import WorkerProcess, can_start, usable_cpus
 
-# Seconds of a slice, and slices that it is asked for at once.
-_SLICE_S, _AHEAD = 1.5, 3
+# Seconds of a slice, and slices that it is asked for at once: for so long it is not heard while teams are searched
+# and sets are screened.
+_SLICE_S, _AHEAD = 1.5, 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,7 @@ class StaticsHello:
 
     def worker(self, gone: threading.Event) -> StaticsWorker:
         """Who answers the messages after this one."""
-        return StaticsWorker(self.statics)
+        return StaticsWorker(self.statics, loaded=dict(self.statics.pool.loaded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The best step of one strategy, the least time of each in ns, what else is known of some pipelines, the CPU
-    seconds that it took so far; ``idle`` where nothing was left to do."""
+    """The best step of one strategy, the least time of each in ns, what programs raised of some pipelines, what
+    else ``Pool.loaded`` has by now, the CPU seconds that it took so far; ``idle`` where nothing was left to do."""
 
     best: Step | None
     least: dict[int, float]
     loads: dict[int, Loads]
+    loaded: dict[LoadsKey, Loads]
     cpu_s: float
     idle: bool
 
@@ -63,6 +66,7 @@ class StaticsWorker:
     statics: Statics
     # What was told of pipelines.
     told: dict[int, Loads] = field(default_factory=dict)
+    loaded: dict[LoadsKey, Loads] = field(default_factory=dict)
 
     def reply(self, asked: Slice) -> Known:
         """What is known after a slice."""
@@ -74,7 +78,10 @@ class StaticsWorker:
         loads = {member: pool.alone(member) for member in {*self.statics.filled, *pool.told}}
         new = {member: one for member, one in loads.items() if self.told.get(member) is not one}
         self.told |= new
-        return Known(self.statics.best, dict(self.statics.least), new, time.process_time(), idle)
+        others = {key: one for key, one in pool.loaded.items() if key[0] not in self.statics.filled}
+        loaded = {key: one for key, one in others.items() if self.loaded.get(key) is not one}
+        self.loaded |= loaded
+        return Known(self.statics.best, dict(self.statics.least), new, loaded, time.process_time(), idle)
 
 
 def can_help(workers: int | None) -> bool:
@@ -111,6 +118,7 @@ class StaticProcess:
             except MilpplanError:
                 self.close()
                 return False
+            self.statics.pool.join(known.loaded)
             self.statics.learn(known.best, known.least, known.loads)
             self.cpu_s, self.idle = known.cpu_s, known.idle
         best, now = self.statics.best, time.perf_counter()

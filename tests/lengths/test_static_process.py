@@ -63,6 +63,12 @@ def test_what_is_proved_of_pipelines_is_told_once() -> None:
     nothing = Slice(1.0, 1.0, 1.0)
     assert worker.reply(nothing).loads == {}
     loads = found.lengthened(member, float("inf"))
+    known = worker.reply(nothing)
+    assert loads in known.loaded.values()
+    assert worker.reply(nothing).loaded == {}
+    here.pool.join(known.loaded)
+    assert here.pool.alone(member) is loads
+    assert here.pool.lengthened(member, float("inf")) is loads
     there.filled[member] = Filled(loads, found.contents(member))
     there.filled[member].run(1.02 * loads.highest, time.perf_counter() + 1.0)
     found.know(member, there.filled[member].loads)
