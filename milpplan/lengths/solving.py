@@ -134,6 +134,7 @@ class _Search:
             self.other = StaticProcess(statics, below_ns, deadline)
             # The sooner there is something to beat, the less of the others is looked at.
             below_ns = self._static(below_ns, _FIRST_S)
+            self._hear()
         if self.beside:
             teams_end = time.perf_counter() + _TEAMS_SHARE * time_limit_s
             self.teams = best_teams(self.pool, below_ns, self.gap, teams_end)

@@ -24,6 +24,8 @@ from milpplan.optimize.worker_process import WorkerProcess, can_start, usable_cp
 # Seconds of a slice, and slices that it is asked for at once: for so long it is not heard while teams are searched
 # and sets are screened.
 _SLICE_S, _AHEAD = 1.5, 7
+# Slices of the beginning, in which this process packs pipelines, so that the other one need not.
+_FIRST_AHEAD = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +41,14 @@ class StaticsHello:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What is to beat, ns, and the seconds of the slice and until the end."""
+    """What is to beat, ns, and the seconds of the slice and until the end; the ``best`` step of one strategy, if
+    it was not told before; whether pipelines are to be packed."""
 
     below_ns: float
     seconds: float
     left_s: float
+    best: Step | None = None
+    packs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,9 @@ class StaticsWorker:
     def reply(self, asked: Slice) -> Known:
         """What is known after a slice."""
         now = time.perf_counter()
+        self.statics.packs = asked.packs
+        if asked.best is not None:
+            self.statics.take(asked.best)
         with suppress(InfeasibleError):
             self.statics.run(asked.below_ns, now + asked.left_s, now + asked.seconds, eager=True)
         idle = time.perf_counter() < now + asked.seconds
@@ -97,15 +105,19 @@ class StaticProcess:
         self.statics, self.deadline = statics, deadline
         self.process: WorkerProcess | None = WorkerProcess(StaticsHello(statics))
         self.cpu_s, self.idle, self.awaited, self.asked_ns = 0.0, False, 0, np.inf
-        self._ask(below_ns)
+        self.said = statics.best
+        # What this process packs meanwhile is told later.
+        self._ask(below_ns, _FIRST_AHEAD, packs=False)
 
-    def _ask(self, below_ns: float) -> None:
+    def _ask(self, below_ns: float, number: int = _AHEAD, *, packs: bool = True) -> None:
         """A few slices, so that it need not wait until it is heard."""
         assert self.process is not None
         self.asked_ns, self.idle = below_ns, False
-        while self.awaited < _AHEAD:
+        while self.awaited < number:
             left_s = max(0.0, self.deadline - time.perf_counter())
-            self.process.send(Slice(below_ns, min(_SLICE_S, left_s), left_s))
+            best = self.statics.best if self.statics.best is not self.said else None
+            self.process.send(Slice(below_ns, min(_SLICE_S, left_s), left_s, best, packs))
+            self.said = self.statics.best
             self.awaited += 1
 
     def hear(self, below_ns: float) -> bool:

@@ -61,6 +61,8 @@ class Statics:
         self.in_integers: set[int] = set()
         self.polished: dict[int, int] = {}
         self.eager = False
+        # Whether pipelines are packed.
+        self.packs = True
         # Seconds of the last packing with more care.
         self.took_s = 0.0
         for member in sorted(members, key=lambda one: self.least[one]):
@@ -87,6 +89,14 @@ class Statics:
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
             self.best = best
         self.least = {member: max(self.least[member], known) for member, known in least.items()}
+
+    def take(self, step: Step) -> None:
+        """A step of one strategy that was found elsewhere, with some care."""
+        home, packed = step.home, step.packed[step.home]
+        self.best = step if self.best is None else min(self.best, step, key=lambda one: one.time_ns)
+        if home not in self.packed or packed.time_ns <= self.packed[home].time_ns:
+            self.packed[home] = packed
+            self.polished.setdefault(home, 0)
 
     def run(self, below_ns: float, deadline: float, pause: float = np.inf, *, eager: bool = False) -> Step:
         """Shorten and prove all that may be shorter than ``below_ns``, until the ``deadline``; after a ``pause``
@@ -128,6 +138,8 @@ class Statics:
             if not np.isfinite(self.least[member]) or left[member] == _WAYS:
                 del left[member]
                 continue
+            if left[member] in (5, 6) and not self.packs:
+                break
             self._next_way(member, left[member], deadline)
             self.least[member] = pool.least_ns(member, beside=False)
             left[member] += 1
@@ -136,6 +148,8 @@ class Statics:
         """More of a pipeline: a few are packed as soon as they have the least bound, the others when all that is
         proved of them leaves room."""
         pool = self.pool
+        if way in (1, 2) and not self.packs:
+            return
         if way in (1, 5) and member not in self.packed:
             if way == 5 or sum(pool.num_stages(one) > 1 for one in self.packed) < _FIRST_PACKED:
                 self._pack(member)

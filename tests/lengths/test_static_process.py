@@ -50,6 +50,30 @@ def test_slices_end_and_tell_whether_anything_is_left() -> None:
     assert worker.reply(Slice(1.0, 60.0, 60.0)).idle
 
 
+def test_what_is_packed_here_is_not_packed_there() -> None:
+    """In a slice without packing no pipeline is packed, but bounds rise; a step that is told is packed there, and
+    not with more care again."""
+    there, here = statics(), statics()
+    worker, before_ns = StaticsWorker(there), there.bound_ns
+    worker.reply(Slice(float("inf"), 1.0, 3.0, packs=False))
+    assert all(there.pool.num_stages(member) == 1 for member in there.packed)
+    assert there.bound_ns > before_ns
+    longest = int(here.pool.load.lengths[-1])
+    pipelined = next(
+        one
+        for one in range(len(here.pool.members))
+        if here.pool.num_stages(one) > 1 and here.pool.grains(one, beside=False) * GRAIN >= longest
+    )
+    packed = here.pool.packed(pipelined, here.pool.load.counts, here.pool.grains(pipelined, beside=False))
+    assert packed is not None
+    step = here._alone(pipelined, packed)
+    worker.reply(Slice(1.0, 0.0, 0.0, step))
+    assert there.packed[pipelined] is packed
+    assert pipelined in there.polished
+    assert there.best is not None
+    assert there.best.time_ns <= step.time_ns
+
+
 def test_what_is_proved_of_pipelines_is_told_once() -> None:
     """What configuration programs raise of a pipeline is told if it is more, and known here once it is heard."""
     there, here = statics(), statics()
