@@ -41,13 +41,14 @@ class StaticsHello:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What is to beat, ns, and the seconds of the slice and until the end; the ``best`` step of one strategy, if
-    it was not told before; whether pipelines are to be packed."""
+    """What is to beat, ns, the seconds of the slice, and when all ends, by ``time.time``; the ``best`` step of one
+    strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed."""
 
     below_ns: float
     seconds: float
-    left_s: float
+    end_s: float
     best: Step | None = None
+    took_s: float = 0.0
     packs: bool = True
 
 
@@ -75,13 +76,15 @@ class StaticsWorker:
 
     def reply(self, asked: Slice) -> Known:
         """What is known after a slice."""
-        now = time.perf_counter()
+        # It may have waited for long.
+        now, left_s = time.perf_counter(), max(0.0, asked.end_s - time.time())
+        pause = now + min(asked.seconds, left_s)
         self.statics.packs = asked.packs
         if asked.best is not None:
-            self.statics.take(asked.best)
+            self.statics.take(asked.best, asked.took_s)
         with suppress(InfeasibleError):
-            self.statics.run(asked.below_ns, now + asked.left_s, now + asked.seconds, eager=True)
-        idle = time.perf_counter() < now + asked.seconds
+            self.statics.run(asked.below_ns, now + left_s, pause, eager=True)
+        idle = time.perf_counter() < pause
         pool = self.statics.pool
         loads = {member: pool.alone(member) for member in {*self.statics.filled, *pool.told}}
         new = {member: one for member, one in loads.items() if self.told.get(member) is not one}
@@ -114,9 +117,9 @@ class StaticProcess:
         assert self.process is not None
         self.asked_ns, self.idle = below_ns, False
         while self.awaited < number:
-            left_s = max(0.0, self.deadline - time.perf_counter())
+            end_s = time.time() + self.deadline - time.perf_counter()
             best = self.statics.best if self.statics.best is not self.said else None
-            self.process.send(Slice(below_ns, min(_SLICE_S, left_s), left_s, best, packs))
+            self.process.send(Slice(below_ns, _SLICE_S, end_s, best, self.statics.took_s, packs))
             self.said = self.statics.best
             self.awaited += 1
 

@@ -90,13 +90,14 @@ class Statics:
             self.best = best
         self.least = {member: max(self.least[member], known) for member, known in least.items()}
 
-    def take(self, step: Step) -> None:
-        """A step of one strategy that was found elsewhere, with some care."""
+    def take(self, step: Step, took_s: float) -> None:
+        """A step of one strategy that was found elsewhere, packed with more care in so many seconds."""
         home, packed = step.home, step.packed[step.home]
         self.best = step if self.best is None else min(self.best, step, key=lambda one: one.time_ns)
         if home not in self.packed or packed.time_ns <= self.packed[home].time_ns:
             self.packed[home] = packed
             self.polished.setdefault(home, 0)
+        self.took_s = max(self.took_s, took_s)
 
     def run(self, below_ns: float, deadline: float, pause: float = np.inf, *, eager: bool = False) -> Step:
         """Shorten and prove all that may be shorter than ``below_ns``, until the ``deadline``; after a ``pause``

@@ -21,6 +21,11 @@ def statics() -> Statics:
     return Statics(replace(pool(), loaded={}), 0.004, "highs", time.perf_counter() + 10.0)
 
 
+def sliced(seconds: float, left_s: float, below_ns: float = float("inf")) -> Slice:
+    """Of so many seconds, and until the end."""
+    return Slice(below_ns, seconds, time.time() + left_s)
+
+
 def test_another_process_learns_what_this_one_would() -> None:
     """Its best step and bounds come back: no less is proved than at the beginning, of no step that is there."""
     here, there = statics(), statics()
@@ -44,10 +49,18 @@ def test_another_process_learns_what_this_one_would() -> None:
 def test_slices_end_and_tell_whether_anything_is_left() -> None:
     """One of no time leaves something; what is to beat closes everything."""
     worker = StaticsWorker(statics())
-    known = worker.reply(Slice(float("inf"), 0.0, 3.0))
+    known = worker.reply(sliced(0.0, 3.0))
     assert not known.idle
     assert known.best is not None
-    assert worker.reply(Slice(1.0, 60.0, 60.0)).idle
+    assert worker.reply(sliced(60.0, 60.0, below_ns=1.0)).idle
+
+
+def test_a_slice_that_waited_ends_in_time() -> None:
+    """What is over does no more work, whatever its slice."""
+    worker = StaticsWorker(statics())
+    begin = time.perf_counter()
+    assert not worker.reply(sliced(20.0, -5.0)).idle
+    assert time.perf_counter() - begin < 5.0
 
 
 def test_what_is_packed_here_is_not_packed_there() -> None:
@@ -55,7 +68,7 @@ def test_what_is_packed_here_is_not_packed_there() -> None:
     not with more care again."""
     there, here = statics(), statics()
     worker, before_ns = StaticsWorker(there), there.bound_ns
-    worker.reply(Slice(float("inf"), 1.0, 3.0, packs=False))
+    worker.reply(replace(sliced(1.0, 3.0), packs=False))
     assert all(there.pool.num_stages(member) == 1 for member in there.packed)
     assert there.bound_ns > before_ns
     longest = int(here.pool.load.lengths[-1])
@@ -67,7 +80,8 @@ def test_what_is_packed_here_is_not_packed_there() -> None:
     packed = here.pool.packed(pipelined, here.pool.load.counts, here.pool.grains(pipelined, beside=False))
     assert packed is not None
     step = here._alone(pipelined, packed)
-    worker.reply(Slice(1.0, 0.0, 0.0, step))
+    worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), best=step, took_s=2.5))
+    assert there.took_s == 2.5
     assert there.packed[pipelined] is packed
     assert pipelined in there.polished
     assert there.best is not None
@@ -84,7 +98,7 @@ def test_what_is_proved_of_pipelines_is_told_once() -> None:
         for one in range(len(found.members))
         if found.num_stages(one) > 1 and found.grains(one, beside=False) * GRAIN >= longest
     )
-    nothing = Slice(1.0, 1.0, 1.0)
+    nothing = sliced(1.0, 90.0, below_ns=1.0)
     assert worker.reply(nothing).loads == {}
     loads = found.lengthened(member, float("inf"))
     known = worker.reply(nothing)
