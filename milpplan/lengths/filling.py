@@ -32,7 +32,7 @@ from milpplan.lengths.stage_contents import Core, StageContents
 
 @dataclass(frozen=True, slots=True)
 class PriceBound:
-    """``time >= constant + prices @ counts`` for all counts [n], ns."""
+    """``time >= constant + prices @ counts`` for all counts [n] of up to all there is, ns."""
 
     constant: float
     prices: FloatArray
@@ -81,8 +81,8 @@ class Filling:
         return PathBound(found.constant, slope), rows
 
     def priced(self, mixture: Mixture, prices: FloatArray) -> tuple[PriceBound, IntArray]:
-        """What a mixture proves at these prices [n] of sequences, lower where the window has any number of
-        micro-batches, and the contents [v, n] of which that is the least."""
+        """What a mixture proves at these prices [n] of sequences, and the contents [v, n] of which that is the
+        least."""
         begin, end = self.window.there
         flows, merged = mixture.flows, self.window.merged
         values, rows = self.least(flows, prices)

@@ -38,12 +38,16 @@ class Start:
 
     def towards(self, other: Start) -> Start:
         """Part of the way to another."""
-        mixture = Mixture(
-            _BACK * self.mixture.flows + (1.0 - _BACK) * other.mixture.flows,
-            _BACK * self.mixture.links + (1.0 - _BACK) * other.mixture.links,
-            self.mixture.window,
-        )
-        return Start(mixture, _BACK * self.prices + (1.0 - _BACK) * other.prices, self.rows)
+        prices = _BACK * self.prices + (1.0 - _BACK) * other.prices
+        return Start(_drawn(self.mixture, other.mixture), prices, self.rows)
+
+
+def _drawn(known: Mixture, new: Mixture) -> Mixture:
+    """Part of the way from the best known mixture to a new one."""
+    flows, links = (
+        _BACK * one + (1.0 - _BACK) * other for one, other in ((known.flows, new.flows), (known.links, new.links))
+    )
+    return Mixture(flows, links, known.window)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +83,7 @@ def improved(
     """The bound by which least can be done within the time, beginning with what ``mixture`` proves and with
     what is ``known`` of another window, no better than that less than ``enough`` is done; its mixture, and the
     contents that do most."""
-    flows = mixture.flows, mixture.links
+    kept = mixture
     best, found_rows = filling.proved(mixture, slope)
     program = _program(filling, np.concatenate([rows, found_rows]), known, time_ns)
     idle = 0
@@ -91,16 +95,13 @@ def improved(
         left = best.within(time_ns)
         if left <= max(enough, most * (1.0 + _NEAR)) or idle == _IDLE:
             break
-        before, ahead = _BACK, 1.0 - _BACK
-        drawn = Mixture(
-            before * flows[0] + ahead * mixture.flows, before * flows[1] + ahead * mixture.links, filling.window
-        )
-        bound, rows = filling.proved(drawn, before * best.slope + ahead * slope)
+        drawn = _drawn(kept, mixture)
+        bound, rows = filling.proved(drawn, _BACK * best.slope + (1.0 - _BACK) * slope)
         idle = 0 if bound.within(time_ns) < left * (1.0 - _LITTLE * _NEAR) else idle + 1
         if bound.within(time_ns) < left:
-            best, flows = bound, (drawn.flows, drawn.links)
+            best, kept = bound, drawn
         program.join(np.arange(len(rows)), rows)
-    return best, Mixture(*flows, filling.window), program.columns
+    return best, kept, program.columns
 
 
 def worths(filling: Filling, start: Start, known: Columns | None, time_ns: float) -> FloatArray:

@@ -70,7 +70,7 @@ class ForcedProgram:
         self.needed = self.contents.items.counts.astype(np.float64)
         self.last = np.append([each[one].min() for one in of_kinds], loads.stages.last[first:])
         self.dearest = np.append([worth[one].max() for one in of_kinds], np.full(len(sizes) - first, np.inf))
-        self.worths, self.number = worths[:first], number
+        self.worths = worths[:first]
         self.columns: Columns | None = None
         self.pieces = [self._piece(window) for window in _windows()]
 
@@ -94,8 +94,9 @@ class ForcedProgram:
 
     def _value(self, bound: PriceBound) -> float:
         """What it says where all that a group does not hold costs its worth, ns."""
-        held = bound.prices[self.number :] @ self.needed[self.number :]
-        return bound.constant + float(held) + float(self._shares(bound) @ self.items.counts[: self.first])
+        loose = self.contents.items.loose
+        held = float(bound.prices[loose:] @ self.needed[loose:])
+        return bound.constant + held + float(self._shares(bound) @ self.items.counts[: self.first])
 
     def run(self, enough_ns: float, deadline: float) -> None:
         """Look at windows that give least, until all give so much, or the ``deadline``."""
