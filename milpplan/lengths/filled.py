@@ -16,62 +16,30 @@ already take too long.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.columns import FloatArray
 from milpplan.groups.longest import Box, LongBound, halved, long_bound
 from milpplan.groups.path_bounds import PathBound
-from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Mixture, Range, best_mixture
+from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Range
 from milpplan.groups.windows import Window
-from milpplan.lengths.filling import Filling
-from milpplan.lengths.filling_programs import Columns, Start, improved, worths
+from milpplan.lengths.filling_programs import Start, worths
 from milpplan.lengths.knapsacks import Items
+from milpplan.lengths.sides import Measure, Piece, Side, halves
 from milpplan.lengths.stage_contents import Core, StageContents
 from milpplan.lengths.work import Loads
 
-# Numbers in the tables of one window that are too many.
-_LARGEST = 4e8
-# Kinds of sequences in programs of real loads.
-_KINDS = 2
-# Where large micro-batches begin, in longest sequences, and programs for each of these.
+# Where large micro-batches begin, in longest sequences, and programs for each of these; and where they do if the
+# replica with the longest is told apart anyhow.
 _LARGE, _LARGE_EFFORT = (1.1, 1.3, 1.5, 2.0, 4.0), 30
+_SMALL = (0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
 # Fewer grains than this part of what memory holds tell something.
 _SMALLER = 0.9
 # A sequence is worth this part of the time it takes at least.
 _LEAST_WORTH = 0.85
-
-
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """What is known of a window (none: of any more micro-batches), of which mixture, slope and contents; ``stale``
-    where they were others' contents or worths, ``done`` where nothing more is to be had."""
-
-    window: Window | None
-    bounds: tuple[PathBound, ...]
-    start: tuple[Mixture, float, IntArray] | None = None
-    stale: bool = False
-    done: bool = False
-
-    def within(self, time_ns: float) -> float:
-        """The largest load that it leaves for a time."""
-        return max(one.within(time_ns) for one in self.bounds)
-
-
-@dataclass(eq=False)
-class _Side:
-    """Pieces that cover all numbers of micro-batches of a replica with ``contents``, and how one is halved;
-    ``core`` as in ``Filling``, with the load of such a micro-batch, ``least``; ``columns`` that did most in the
-    last one that was improved."""
-
-    contents: StageContents
-    halved: Callable[[Window], Sequence[Window]]
-    core: Core | None = None
-    least: float = 0.0
-    pieces: list[_Piece] = field(default_factory=list)
-    columns: Columns | None = None
 
 
 class Filled:
@@ -80,23 +48,24 @@ class Filled:
     def __init__(self, loads: Loads, contents: StageContents) -> None:
         """``loads`` that hold the whole workload know what its longest sequence adds (``Loads.lengthened``)."""
         self.known, self.done, self.turn = loads, False, 0
-        self.programmed = loads.stages.with_kinds(_KINDS)
-        self.total, self.others = loads.num_replicas * loads.full, loads.num_replicas - 1
         # What a sequence of every length is worth, as a load, and whether the worst window was asked for it.
-        self.each, self.weighed = loads.each * loads.num_replicas, False
-        self.plain, self.long = _Side(contents, _halves), _Side(contents, halved)
+        self.measure, self.weighed = Measure.of(loads), False
+        self.total, self.others = self.measure.total, loads.num_replicas - 1
+        self.plain, self.long = Side(contents, halves), Side(contents, halved)
+        self.whole = contents
         for part in loads.near(loads.full).ranges:
             window = None if part.last is None else Window.of(part.first, part.last)
-            self.plain.pieces.append(_Piece(window, (part.bound,)))
+            self.plain.pieces.append(Piece(window, (part.bound,)))
         for group in loads.classes:
             longest = max(group.long, key=lambda one: one.at(loads.full))
-            boxes = [_Piece(box.window, box.bounds) for box in longest.boxes]
-            self.long = _Side(contents, halved, Core(group.first), longest.alone, boxes)
+            boxes = [Piece(box.window, box.bounds) for box in longest.boxes]
+            self.long = Side(contents, halved, Core(group.first), longest.alone, boxes)
         # Those with a micro-batch of more than some number of grains, and the numbers that are left.
-        self.large: list[_Side] = []
+        self.large: list[Side] = []
         items, room = contents.items, contents.base.shape[-1]
         longest_size = int(items.sizes[items.fits].max())
         self.numbers = [int(longest_size * part) for part in _LARGE if int(longest_size * part) < _SMALLER * room]
+        self.smaller = [int(longest_size * part) for part in _SMALL]
         self.divided = False
         self.kept = loads
 
@@ -120,13 +89,13 @@ class Filled:
         boxes = [Box(piece.window, piece.bounds, True) for piece in pieces if piece.window is not None]
         # For parts of the workload what was known before may be more.
         before = self.known.each * self.known.num_replicas
-        bounds = (self.bound, *(self._load_bound(one, before, self.each) for one in self.known.bounds))
+        bounds = (self.bound, *(self.measure.load_bound(one, before) for one in self.known.bounds))
         classes = []
         for group in self.known.classes:
-            boxes_before = [[self._box(box, before) for box in one.boxes] for one in group.long]
+            boxes_before = [[self.measure.box(box, before) for box in one.boxes] for one in group.long]
             known = (LongBound.of(one.alone, of) for one, of in zip(group.long, boxes_before, strict=True))
             classes.append(replace(group, long=(LongBound.of(self.long.least, boxes), *known)))
-        each = self.each / self.known.num_replicas
+        each = self.measure.each / self.known.num_replicas
         found = replace(self.known, bounds=bounds, classes=tuple(classes), each=each)
         return max(found, self.kept, key=lambda one: one.highest)
 
@@ -142,7 +111,7 @@ class Filled:
             if worst.done:
                 self.done = True
                 return
-            self._refine(side, worst, time_ns, load)
+            self.measure.refine(side, worst, time_ns, load)
 
     def run(self, time_ns: float, deadline: float) -> None:
         """Refine what leaves most for steps within a time of a replica, until nothing is left of the question or
@@ -163,25 +132,34 @@ class Filled:
             self.turn += 1
             chosen = min(open_, key=lambda one: (worst[one][1].start is not None, (one + self.turn) % 2))
             enough = self.total - self.others * loads[1], (self.total - loads[0]) / max(1, self.others)
-            self._refine(*worst[chosen], time_ns, enough[chosen])
+            self.measure.refine(*worst[chosen], time_ns, enough[chosen])
 
-    def _most(self, time_ns: float, side: _Side) -> tuple[_Side, _Piece]:
+    def tell_smaller(self, time_ns: float) -> bool:
+        """Tell replicas without the longest sequence apart by a smaller micro-batch than that, the largest number
+        of grains first; whether there was any."""
+        if not self.smaller:
+            return False
+        number = self.smaller.pop()
+        self._tell(number, self._around(number, self.known.full, time_ns), (self.plain,))
+        return True
+
+    def _most(self, time_ns: float, side: Side) -> tuple[Side, Piece]:
         """The piece that leaves most of a side, or of those with a large micro-batch, and whose it is."""
         pieces = [(one, piece) for one in (side, *self.large) for piece in one.pieces]
         return max(pieces, key=lambda one: one[1].within(time_ns))
 
-    def _deeper(self, side: _Side, worst: _Piece, time_ns: float) -> bool:
+    def _deeper(self, side: Side, worst: Piece, time_ns: float) -> bool:
         """Where all is done: what sequences are worth where the worst window does all of them, or micro-batches
         that are large from fewer grains on; whether there was any."""
         window, start = worst.window, worst.start
         if self.others == 0 and not self.weighed and window is not None and start is not None:
             self.kept, self.weighed = self.loads, True
-            begin = Start(start[0], start[1] * self.each, start[2])
-            self._weigh(worths(self._filling(side, window), begin, side.columns, time_ns))
+            begin = Start(start[0], start[1] * self.measure.each, start[2])
+            self._weigh(worths(self.measure.filling(side, window), begin, side.columns, time_ns))
         elif self.numbers:
             self.kept, self.weighed = self.loads, False
             number = self.numbers.pop()
-            self._tell(number, self._around(number, self.known.full, time_ns))
+            self._tell(number, self._around(number, self.known.full, time_ns), (self.plain, self.long))
         else:
             return False
         return True
@@ -201,92 +179,41 @@ class Filled:
             else:
                 end, found = middle, around
         if found is not None:
-            self._tell(self.numbers[end], found)
+            self._tell(self.numbers[end], found, (self.plain, self.long))
             self.numbers = self.numbers[:end]
 
     def _around(self, number: int, load: float, time_ns: float) -> LongBound:
         """What a replica takes for a load with a micro-batch of more than so many grains, up to a time."""
-        known, last = self.known, self.known.stages.last
-        bound = self._load_bound(known.near(known.full), known.each * known.num_replicas, last)
-        lines = replace(known, bounds=(bound,), each=last / known.num_replicas)
-        return around_larger(lines, self.plain.contents.items, number, load, time_ns)
+        return around_larger(self.lines, self.plain.contents.items, number, load, time_ns)
 
-    def _tell(self, number: int, around: LongBound) -> None:
-        """Tell replicas with a micro-batch of more than so many grains from others."""
+    @property
+    def lines(self) -> Loads:
+        """What was known, in the measure of its lines."""
+        known, last = self.known, self.known.stages.last
+        bound = replace(self.measure, each=last).load_bound(
+            known.near(known.full), known.each * known.num_replicas
+        )
+        return replace(known, bounds=(bound,), each=last / known.num_replicas)
+
+    def _tell(self, number: int, around: LongBound, others: Sequence[Side]) -> None:
+        """Tell replicas with a micro-batch of more than so many grains from ``others``."""
         contents = self.plain.contents
-        boxes = [self._box(box, self.known.stages.last) for box in around.boxes]
-        pieces = [_Piece(box.window, box.bounds) for box in boxes]
-        self.large.append(_Side(contents, halved, Core(grains=number + 1), around.alone, pieces))
-        for side in (self.plain, self.long):
+        boxes = [self.measure.box(box, self.known.stages.last) for box in around.boxes]
+        pieces = [Piece(box.window, box.bounds) for box in boxes]
+        self.large.append(Side(contents, halved, Core(grains=number + 1), around.alone, pieces))
+        for side in others:
             side.contents = contents.within(number)
-            side.pieces = [_renewed(one) for one in side.pieces]
+            side.pieces = [one.renewed for one in side.pieces]
 
     def _weigh(self, worths: FloatArray) -> None:
         """Count what sequences are worth by ``worths`` [n], all together as much as before."""
-        counts, before = self.plain.contents.items.counts, self.each
+        counts, before = self.plain.contents.items.counts, self.measure.each
         worths = np.maximum(worths / float(counts @ worths) * self.total, _LEAST_WORTH * before)
-        self.each = worths / float(counts @ worths) * self.total
+        measure = self.measure = replace(self.measure, each=worths / float(counts @ worths) * self.total)
         for side in (self.plain, self.long, *self.large):
-            known = [tuple(self._counted(bound, before, self.each) for bound in one.bounds) for one in side.pieces]
+            known = [tuple(measure.counted(bound, before) for bound in one.bounds) for one in side.pieces]
             pairs = zip(side.pieces, known, strict=True)
-            side.pieces = [_renewed(replace(one, bounds=bounds)) for one, bounds in pairs]
-
-    def _counted(self, bound: PathBound, before: FloatArray, each: FloatArray) -> PathBound:
-        """A bound by what sequences were worth ``before`` as one by what ``each`` is worth, for parts of what is
-        worth the same both ways: what is missing was worth so many times as much at most."""
-        times = max(1.0, float((before / each).max()))
-        return PathBound(bound.constant - bound.slope * (times - 1.0) * self.total, bound.slope * times)
-
-    def _load_bound(self, known: LoadBound, before: FloatArray, each: FloatArray) -> LoadBound:
-        """The same of all ranges."""
-        ranges = (replace(one, bound=self._counted(one.bound, before, each)) for one in known.ranges)
-        return LoadBound(tuple(ranges))
-
-    def _box(self, box: Box, before: FloatArray) -> Box:
-        """The same of a box, by what sequences are worth now."""
-        return replace(box, bounds=tuple(self._counted(one, before, self.each) for one in box.bounds))
-
-    def _refine(self, side: _Side, piece: _Piece, time_ns: float, enough: float) -> None:
-        side.pieces.remove(piece)
-        side.pieces += self._refined(side, piece, time_ns, enough)
-
-    def _filling(self, side: _Side, window: Window) -> Filling:
-        stages = self.known.stages
-        return Filling(side.contents, self.each, stages.last, self.known.num_stages, window, side.core)
-
-    def _refined(self, side: _Side, piece: _Piece, time_ns: float, enough: float) -> list[_Piece]:
-        """The piece with more known of it, or its halves."""
-        window = piece.window
-        if window is None:
-            return [replace(piece, done=True)]
-        filling = self._filling(side, window)
-        size = float(side.contents.entries * window.number)
-        if piece.start is None and size <= _LARGEST:
-            return [self._looked_at(filling, piece, time_ns, side.least)]
-        if piece.stale and piece.start is not None:
-            mixture, slope, _ = piece.start
-            return [_better(replace(piece, stale=False), filling.proved(mixture, slope)[0], time_ns)]
-        if window.fewest < window.number or any(window.open):
-            halves = side.halved(window)
-            return [_Piece(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
-        if piece.start is None:
-            return [replace(piece, done=True)]
-        mixture, slope, rows = piece.start
-        given = mixture, slope, rows, side.columns, time_ns, enough
-        found, mixture, side.columns = improved(filling, *given)
-        # What is enough now may not be for a longer time.
-        done = found.within(time_ns) > enough
-        return [_better(replace(piece, start=(mixture, found.slope, rows), done=done), found, time_ns)]
-
-    def _looked_at(self, filling: Filling, piece: _Piece, time_ns: float, least: float) -> _Piece:
-        """With the better bound of the mixture that real loads give: by lines, or by contents."""
-        window, stages = filling.window, self.known.stages
-        load = max(piece.within(time_ns), least)
-        mixture = best_mixture(self.programmed, filling.num_stages, window, load, least)
-        line = mixture.bound(stages, load, least)
-        found, rows = filling.proved(mixture, line.slope)
-        known = replace(piece, start=(mixture, line.slope, rows))
-        return _better(_better(known, self._counted(line, stages.last, self.each), time_ns), found, time_ns)
+            side.pieces = [replace(one, bounds=bounds).renewed for one, bounds in pairs]
 
 
 def around_larger(loads: Loads, items: Items, grains: int, load: float, time_ns: float) -> LongBound:
@@ -314,24 +241,7 @@ def with_larger(loads: Loads, other: Loads, larger: Sequence[Box]) -> Loads:
     return replace(loads, bounds=bounds, classes=tuple(classes))
 
 
-def _better(piece: _Piece, found: PathBound, time_ns: float) -> _Piece:
-    """With another bound, where that leaves less for a time."""
-    return replace(piece, bounds=(found,)) if found.within(time_ns) < piece.within(time_ns) else piece
-
-
-def _renewed(piece: _Piece) -> _Piece:
-    """A piece of other contents, or other worths."""
-    return replace(piece, stale=piece.start is not None, done=False)
-
-
-def _range(piece: _Piece) -> Range:
+def _range(piece: Piece) -> Range:
     window = piece.window
     first, last = (MAX_MICRO_BATCHES, None) if window is None else (window.fewest, window.number)
     return Range(first, last, piece.bounds[0])
-
-
-def _halves(window: Window) -> tuple[Window, ...]:
-    """Two ranges of numbers of micro-batches."""
-    first, last = window.fewest, window.number
-    middle = (first + last) // 2
-    return (Window.of(first, middle), Window.of(middle + 1, last)) if first < last else ()

@@ -21,6 +21,8 @@ from milpplan.lengths.filling import Filling, PriceBound
 # Rounds of a program, how near what it finds and what is proved come, and rounds that may gain less than a share
 # of that one after another.
 _ROUNDS, _NEAR, _IDLE, _LITTLE = 14, 3e-4, 2, 0.2
+# How much longer a time is looked at where the least contents take too long, at a time and at most.
+_LONGER, _MOST_TIMES = 1.03, 2.0
 # How far mixtures go back to the best known one.
 _BACK = 0.5
 # Rounds of a program with prices of all lengths, and how far from the best known ones these are sought: so far
@@ -89,11 +91,15 @@ def improved(
     idle = 0
     for _ in range(_ROUNDS):
         found = program.solve()
+        while found is None and program.times < _MOST_TIMES:
+            # Not even what must be there is done in the time: what proves that is best for longer.
+            program.times *= _LONGER
+            found = program.solve()
         if found is None:
             break
         mixture, slope, most = found
         left = best.within(time_ns)
-        if left <= max(enough, most * (1.0 + _NEAR)) or idle == _IDLE:
+        if left <= max(enough, most * (1.0 + _NEAR) if program.times == 1.0 else 0.0) or idle == _IDLE:
             break
         drawn = _drawn(kept, mixture)
         bound, rows = filling.proved(drawn, _BACK * best.slope + (1.0 - _BACK) * slope)
@@ -167,6 +173,8 @@ class _Program:
 
     def __init__(self, filling: Filling, graph: Graph, time_ns: float) -> None:
         self.filling, self.graph, self.time_ns = filling, graph, time_ns
+        # How many times the time may be taken.
+        self.times = 1.0
         number, contents = filling.window.number, filling.contents
         begin, end = filling.window.there
         # The least that every micro-batch may hold, but for a core.
@@ -212,7 +220,7 @@ class _Program:
 
         nodes, columns = len(self.graph.kinds), len(self.places)
         each = self.rows @ self.filling.each / self.time_ns
-        ends = np.concatenate([np.full(nodes - 1, np.inf), [1.0], np.full(columns, np.inf)])
+        ends = np.concatenate([np.full(nodes - 1, np.inf), [self.times], np.full(columns, np.inf)])
         answer = linprog(
             np.concatenate([np.zeros(nodes), -each]),
             A_ub=self._paths(),

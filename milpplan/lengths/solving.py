@@ -150,7 +150,8 @@ class _Search:
         sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
         self.sets.run(self.max_strategies, sets_end, self._hear)
         while self._hear() and self.bound_ns < self.sets.target_ns:
-            time.sleep(_WAIT_S)
+            if not self._polish(deadline):
+                time.sleep(_WAIT_S)
             self.sets.again(self._hear)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))
@@ -160,6 +161,13 @@ class _Search:
         step = self.statics.run(below_ns, time.perf_counter() + seconds)
         self._take(step)
         return min(below_ns, step.time_ns)
+
+    def _polish(self, deadline: float) -> bool:
+        """Pack the best step of one strategy better, if it is what counts; whether that was tried."""
+        static, best = self.statics.best, self.sets.best
+        tried = static is not None and static.time_ns <= best.time_ns and self.statics.polish(deadline)
+        self._take(self.statics.best)
+        return tried
 
     def _hear(self) -> bool:
         """What the other process has found, if there is one; whether it will tell more."""

@@ -21,6 +21,7 @@ from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.baselines import bucketed_step
 from milpplan.lengths.filled import Filled, around_larger, with_larger
+from milpplan.lengths.leaders import Leaders
 from milpplan.lengths.pool import Packed, Pool, recomputes_less
 from milpplan.lengths.shaping import shaped
 from milpplan.lengths.steps import GAP_SHARE, Step
@@ -30,8 +31,8 @@ from milpplan.lengths.work import DEEP, Loads
 # The least time of integer programs.
 _LEAST_S = 2.0
 # Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
-# by this part, which is more than that gains.
-_MOST_POLISHED, _HOPELESS = 3, 0.01
+# by this part, which is more than that gains: of a pipeline, of others.
+_MOST_POLISHED, _HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.025
 # How many times as long most care takes as more care, at most.
 _MOST_TIMES = 3.0
 # By how much configuration programs are to raise what is known, at a time.
@@ -56,6 +57,7 @@ class Statics:
         self.least: dict[int, float] = {member: pool.least_ns(member, beside=False) for member in members}
         self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.filled: dict[int, Filled] = {}
+        self.led: dict[int, Leaders] = {}
         # What replicas take with larger micro-batches than a strategy holds under one that recomputes more.
         self.larger: dict[tuple[int, int], tuple[Box, ...]] = {}
         self.in_integers: set[int] = set()
@@ -117,11 +119,24 @@ class Statics:
             )
         self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         # Bounds first, but for what most care takes.
-        self._fill(below_ns, min(pause, deadline - _MOST_TIMES * self.took_s))
+        self._fill(below_ns, min(pause, deadline - (_MOST_TIMES + 1.0) * self.took_s))
         if best.time_ns <= below_ns * (1.0 + _HOPELESS) and time.perf_counter() < pause:
             best = self._polish(best, deadline)
         self._fill(below_ns, pause)
         return best
+
+    def polish(self, deadline: float) -> bool:
+        """Pack the best step's strategy with more care, or with most, while another process proves; whether that
+        was tried."""
+        best = self.best
+        if best is None or best.home not in self.packed or self.polished.get(best.home) == best.time_ns:
+            return False
+        most = best.home in self.polished
+        late = deadline - (_MOST_TIMES if most else 1.0) * self.took_s
+        if self._late(late) or self.pool.load.rules.padded:
+            return False
+        self._shortened(best.home, late, most=most)
+        return True
 
     def _enough_ns(self, below_ns: float) -> float:
         """A pipeline with a bound of at least this needs nothing more."""
@@ -180,16 +195,35 @@ class Statics:
                 return
             if member not in self.filled:
                 self.filled[member] = Filled(pool.lengthened(member, np.inf), pool.contents(member))
-            one = self.filled[member]
-            if one.done:
-                return
             once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
             # What leaves most for a time not much longer than what is proved is what the bound rests on.
-            enough = min(enough_ns - once_ns, pool.alone(member).highest * (1.0 + _RISE))
+            known_ns = max(pool.alone(member).highest, self.least[member] - once_ns)
+            enough = min(enough_ns - once_ns, known_ns * (1.0 + _RISE))
+            one = self.filled[member]
+            if one.done:
+                if not self._lead(member, enough, deadline):
+                    return
+                continue
             one.run(enough, min(deadline, time.perf_counter() + _SLICE_S))
             pool.know(member, one.loads)
             self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
             self._share(member, enough_ns - once_ns)
+
+    def _lead(self, member: int, time_ns: float, deadline: float) -> bool:
+        """A slice of time for a pipeline's bound by the leaders of its replicas; False where there is nothing
+        more."""
+        filled = self.filled[member]
+        if filled.others == 0:
+            return False
+        if member not in self.led:
+            self.led[member] = Leaders(filled, time_ns)
+        led = self.led[member]
+        if led.done:
+            return False
+        led.run(time_ns, min(deadline, time.perf_counter() + _SLICE_S))
+        once_ns = self.pool.reduce_ns(member) + self.pool.finish_ns(member)
+        self.least[member] = max(self.least[member], led.highest + once_ns)
+        return True
 
     def _dearer(self, member: int) -> list[int]:
         """Open strategies that recompute more in the same layout."""
@@ -261,7 +295,8 @@ class Statics:
     def _shorten(self, home: int, deadline: float) -> Step:
         """The best step after one strategy is packed with more care, once, if it may become the best."""
         best = self._best()
-        near = self._alone(home, self.packed[home]).time_ns <= best.time_ns * (1.0 + _HOPELESS)
+        gains = _HOPELESS if self.pool.num_stages(home) == 1 else _HOPELESS_PIPELINE
+        near = self._alone(home, self.packed[home]).time_ns <= best.time_ns * (1.0 + gains)
         return self._shortened(home, deadline, most=False) if near and home not in self.polished else best
 
     def _shortened(self, home: int, deadline: float, *, most: bool) -> Step:

@@ -182,10 +182,10 @@ class Loads:
         last = len(self.each)
         # One replica that takes so long is in no step that counts; of several the others take less.
         enough_ns = enough_ns if self.num_replicas == 1 else float("inf")
-        long = self._long(last - 1, self.full, _LENGTHENED_EFFORT, enough_ns)
+        long = self.around(last - 1, self.full, _LENGTHENED_EFFORT, enough_ns)
         return replace(self, classes=(LongClass(last - 1, last, (long,)),))
 
-    def _long(self, first: int, load: float, effort: int, enough_ns: float = float("inf")) -> LongBound:
+    def around(self, first: int, load: float, effort: int, enough_ns: float = float("inf")) -> LongBound:
         """What is known of a replica with a sequence of length number ``first`` or longer, highest near a load."""
         least = float(self.stages.last[first])
         load = max(load, _CLASS_LEAST * least)
@@ -205,7 +205,7 @@ class Loads:
             shares, effort = (_LONGEST_SHARES, _LONGEST_EFFORT) if longest else (_CLASS_SHARES, _CLASS_EFFORT)
             # Programs grow with the stages.
             effort = min(effort, _STAGES_EFFORT // self.num_stages)
-            long = tuple(self._long(first, share * self.full, effort) for share in shares)
+            long = tuple(self.around(first, share * self.full, effort) for share in shares)
             classes.append(LongClass(first, end, long))
         return replace(self, classes=tuple(classes))
 

@@ -167,7 +167,7 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
         search = Filled(loads, contents_of(member))
         search.run(0.97 * packed.time_ns, time.perf_counter() + 4.0)
         search.run(packed.time_ns, time.perf_counter() + 4.0)
-        told += len(search.large) > 0 and not np.array_equal(search.each, loads.stages.last)
+        told += len(search.large) > 0 and not np.array_equal(search.measure.each, loads.stages.last)
         known = search.loads
         plain, (group,) = search.bound, known.classes
         assert known.highest <= packed.time_ns
@@ -180,7 +180,7 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
             if not len(rows):
                 continue
             exact = int(replicas_ns(found.problem, one, found.load.lengths, (rows,), found.load.rules.mask)[0])
-            load = float((rows @ search.each).sum())
+            load = float((rows @ search.measure.each).sum())
             assert plain.at(load) <= exact
             if rows[:, -1].any():
                 assert group.long[0].at(float((rows @ known.each).sum())) <= exact

@@ -1,0 +1,152 @@
+"""What is known of a replica by windows: *pieces* that cover all numbers of micro-batches, and how more comes to
+be known of one.
+
+A piece begins with the bound of real loads. Then the mixture that gives it is looked at for whole sequences
+(``filling``), by which its bound may be higher; windows of several numbers are halved; where one number is left,
+or one pair around a micro-batch, mixtures are improved by programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.groups.longest import Box
+from milpplan.groups.path_bounds import PathBound
+from milpplan.groups.unequal import LoadBound, Mixture, StageLoads, best_mixture
+from milpplan.groups.windows import Window
+from milpplan.lengths.filling import Filling
+from milpplan.lengths.filling_programs import Columns, improved
+from milpplan.lengths.stage_contents import Core, StageContents
+from milpplan.lengths.work import Loads
+
+# Numbers in the tables of one window that are too many.
+_LARGEST = 4e8
+# Kinds of sequences in programs of real loads.
+_KINDS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What is known of a window (none: of any more micro-batches), of which mixture, slope and contents; ``stale``
+    where they were others' contents or worths, ``done`` where nothing more is to be had."""
+
+    window: Window | None
+    bounds: tuple[PathBound, ...]
+    start: tuple[Mixture, float, IntArray] | None = None
+    stale: bool = False
+    done: bool = False
+
+    def within(self, time_ns: float) -> float:
+        """The largest load that it leaves for a time."""
+        return max(one.within(time_ns) for one in self.bounds)
+
+    @property
+    def renewed(self) -> Piece:
+        """For other contents, or other worths."""
+        return replace(self, stale=self.start is not None, done=False)
+
+    def better(self, found: PathBound, time_ns: float) -> Piece:
+        """With another bound, where that leaves less for a time."""
+        return replace(self, bounds=(found,)) if found.within(time_ns) < self.within(time_ns) else self
+
+
+@dataclass(eq=False)
+class Side:
+    """Pieces that cover all numbers of micro-batches of a replica with ``contents``, and how one is halved;
+    ``core`` as in ``Filling``, with the load of such a micro-batch, ``least``; ``columns`` that did most in the
+    last one that was improved."""
+
+    contents: StageContents
+    halved: Callable[[Window], Sequence[Window]]
+    core: Core | None = None
+    least: float = 0.0
+    pieces: list[Piece] = field(default_factory=list)
+    columns: Columns | None = None
+
+    def worst(self, time_ns: float) -> Piece:
+        """The piece that leaves most."""
+        return max(self.pieces, key=lambda one: one.within(time_ns))
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """How pieces of a pipeline are measured: its ``stages`` (and what programs of real loads have of them), and
+    what a sequence of every length is worth as a load, ``each`` [n]; ``total`` of the workload."""
+
+    stages: StageLoads
+    programmed: StageLoads
+    num_stages: int
+    each: FloatArray
+    total: float
+
+    @staticmethod
+    def of(loads: Loads) -> Measure:
+        """That of ``loads``."""
+        each, total = loads.each * loads.num_replicas, loads.full * loads.num_replicas
+        return Measure(loads.stages, loads.stages.with_kinds(_KINDS), loads.num_stages, each, total)
+
+    def counted(self, bound: PathBound, before: FloatArray) -> PathBound:
+        """A bound by what sequences were worth ``before`` as one by what they are worth here, for parts of what is
+        worth the same both ways: what is missing was worth so many times as much at most."""
+        times = max(1.0, float((before / self.each).max()))
+        return PathBound(bound.constant - bound.slope * (times - 1.0) * self.total, bound.slope * times)
+
+    def load_bound(self, known: LoadBound, before: FloatArray) -> LoadBound:
+        """The same of all ranges."""
+        return LoadBound(tuple(replace(one, bound=self.counted(one.bound, before)) for one in known.ranges))
+
+    def box(self, box: Box, before: FloatArray) -> Box:
+        """The same of a box."""
+        return replace(box, bounds=tuple(self.counted(one, before) for one in box.bounds))
+
+    def filling(self, side: Side, window: Window) -> Filling:
+        """A window of a side, for whole sequences."""
+        return Filling(side.contents, self.each, self.stages.last, self.num_stages, window, side.core)
+
+    def refine(self, side: Side, piece: Piece, time_ns: float, enough: float) -> None:
+        """Know more of a piece of a side, no better than that it leaves less than ``enough`` for the time."""
+        side.pieces.remove(piece)
+        side.pieces += self._refined(side, piece, time_ns, enough)
+
+    def _refined(self, side: Side, piece: Piece, time_ns: float, enough: float) -> list[Piece]:
+        """The piece with more known of it, or its halves."""
+        window = piece.window
+        if window is None:
+            return [replace(piece, done=True)]
+        filling = self.filling(side, window)
+        size = float(side.contents.entries * window.number)
+        if piece.start is None and size <= _LARGEST:
+            return [self._looked_at(filling, piece, time_ns, side.least)]
+        if piece.stale and piece.start is not None:
+            mixture, slope, _ = piece.start
+            return [replace(piece, stale=False).better(filling.proved(mixture, slope)[0], time_ns)]
+        if window.fewest < window.number or any(window.open):
+            halves = side.halved(window)
+            return [Piece(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
+        if piece.start is None:
+            return [replace(piece, done=True)]
+        mixture, slope, rows = piece.start
+        given = mixture, slope, rows, side.columns, time_ns, enough
+        found, mixture, side.columns = improved(filling, *given)
+        # What is enough now may not be for a longer time.
+        done = found.within(time_ns) > enough
+        return [replace(piece, start=(mixture, found.slope, rows), done=done).better(found, time_ns)]
+
+    def _looked_at(self, filling: Filling, piece: Piece, time_ns: float, least: float) -> Piece:
+        """With the better bound of the mixture that real loads give: by lines, or by contents."""
+        stages = self.stages
+        load = max(piece.within(time_ns), least)
+        mixture = best_mixture(self.programmed, filling.num_stages, filling.window, load, least)
+        line = mixture.bound(stages, load, least)
+        found, rows = filling.proved(mixture, line.slope)
+        known = replace(piece, start=(mixture, line.slope, rows))
+        return known.better(self.counted(line, stages.last), time_ns).better(found, time_ns)
+
+
+def halves(window: Window) -> tuple[Window, ...]:
+    """Two ranges of numbers of micro-batches."""
+    first, last = window.fewest, window.number
+    middle = (first + last) // 2
+    return (Window.of(first, middle), Window.of(middle + 1, last)) if first < last else ()

@@ -1,0 +1,163 @@
+"""Bounds by the longest sequence of every replica: never above an exact time, and more where long ones are few."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from milpplan.groups.unequal import best_mixture
+from milpplan.groups.windows import Window
+from milpplan.lengths.filled import Filled
+from milpplan.lengths.filling import Filling
+from milpplan.lengths.filling_programs import improved
+from milpplan.lengths.leaders import Leaders
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.stage_contents import Core
+from milpplan.lengths.together import Together, fewest_bins
+from tests.lengths.cases import pool_of, random_micro_batches, random_packings, workload
+from tests.small import small_problem
+
+SHARES = 0.3, 0.8
+
+
+def partitions(items: list[float]) -> Iterator[list[list[float]]]:
+    """All ways to divide items into parts."""
+    if not items:
+        yield []
+        return
+    for parts in partitions(items[1:]):
+        yield [[items[0]], *parts]
+        for place, part in enumerate(parts):
+            yield [*parts[:place], [items[0], *part], *parts[place + 1 :]]
+
+
+def together_ns(part: list[float]) -> float:
+    """The longest path through the first and the last of some of the sequences, the best ones for these."""
+    found = 0.0
+    for number in range(2, len(part) + 1):
+        some = sorted(part)[-number:]
+        ends = [(a, b) for i, a in enumerate(some) for j, b in enumerate(some) if i != j]
+        found = max(found, sum(some) + min(SHARES[0] * a + SHARES[1] * b for a, b in ends))
+    return found
+
+
+def test_bins_are_never_fewer() -> None:
+    """Against all ways to divide up to seven sizes: no more bins than are needed, mostly as many, and often more
+    than the volume alone says."""
+    random, exact, more = np.random.default_rng(1), 0, 0
+    for _ in range(60):
+        sizes = random.integers(1, 10, int(random.integers(1, 8))).astype(float)
+        room = float(random.integers(6, 14))
+        needed = min(
+            len(parts)
+            for parts in partitions(sizes.tolist())
+            if all(len(part) == 1 or sum(part) <= room for part in parts)
+        )
+        found = fewest_bins(sizes, room)
+        assert found <= needed
+        exact += found == needed
+        more += found > np.ceil(sizes.sum() / room)
+    assert exact > 50
+    assert more > 3
+
+
+def test_sequences_together_are_those_of_the_best_way_to_divide_them() -> None:
+    """Of the few longest: what every number of replicas takes at least is what the best way takes, so the fewest
+    replicas are exact; of all: never more than are needed."""
+    random = np.random.default_rng(2)
+    for turn in range(12):
+        sizes = np.sort(random.uniform(1.0, 10.0, 6 if turn else 1))
+        found = Together.of(sizes, SHARES)
+        for number in range(1, len(sizes) + 1):
+            longest = sizes[len(sizes) - number :].tolist()
+            ways = [(len(parts), max(map(together_ns, parts))) for parts in partitions(longest)]
+            for replicas in range(1, len(sizes) + 1):
+                least = min(time_ns for parts, time_ns in ways if parts <= replicas)
+                assert found.times[number, replicas - 1] == pytest.approx(least)
+            for time_ns in random.uniform(0.0, 1.2 * together_ns(longest) + 1.0, 6).tolist():
+                assert found.fewest(number, time_ns) == min(n for n, needed in ways if needed <= time_ns)
+    assert found.fewest(0, 1.0) == 0
+
+
+def test_more_sequences_than_every_way_is_looked_at_for() -> None:
+    """Twelve of a size of which two fit together need six replicas; eleven that fit with none eleven."""
+    assert Together.of(np.full(12, 4.0), SHARES).fewest(12, 2 * 4.0 + 1.1 * 4.0 + 0.01) == 6
+    assert Together.of(np.full(11, 4.0), SHARES).fewest(11, 2 * 4.0 + 1.1 * 4.0 - 0.01) == 11
+
+
+def replicated(found: Pool) -> list[int]:
+    """Pipelines on several replicas that hold the longest sequence."""
+    longest = found.load.lengths[-1] // found.load.grain
+    members = range(len(found.members))
+    return [
+        one
+        for one in members
+        if found.num_stages(one) > 1
+        and found.members[one].candidate.layout.dp > 1
+        and min(found.grains(one, beside=False), found.members[one].beside_grains) >= longest
+    ]
+
+
+@pytest.mark.parametrize(("long", "short"), [(3, 20), (5, 12), (1, 40)])
+def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> None:
+    """Few long sequences on two replicas: of random replicas none holds more than its class may within its exact
+    time, and no packing, good or random, is shorter than the bound, which is more than that of ``filled`` where
+    long sequences are few."""
+    found = pool_of(small_problem(memory_gib=60), workload(long=long, short=short))
+    random, counts, gained, seen = np.random.default_rng(long), found.load.counts, 0.0, set()
+    members = replicated(found)
+    assert members
+    for member in members[:3]:
+        one, grains = found.members[member].candidate, found.grains(member, beside=False)
+        best = found.packed(member, counts, grains)
+        assert best is not None
+        best = found.polished(member, best, grains)
+        loads = found.loads(member, beside=False).lengthened(float("inf"))
+        filled = Filled(loads, found.contents(member))
+        filled.run(0.98 * best.time_ns, time.perf_counter() + 1.5)
+        leaders = Leaders(filled, 0.98 * best.time_ns)
+        known = leaders.highest
+        leaders.run(0.98 * best.time_ns, time.perf_counter() + 1.5)
+        leaders.run(best.time_ns, time.perf_counter() + 1.5)
+        assert known <= leaders.highest <= best.time_ns
+        gained = max(gained, leaders.highest / known - 1.0)
+        rows = [packing for _ in range(6) for packing in [random_packings(found, member, counts, random)]]
+        for packing in rows:
+            times = replicas_ns(found.problem, one, found.load.lengths, tuple(packing), found.load.rules.mask)
+            assert leaders.highest <= times.max()
+        parts = [random_micro_batches(found, grains, random, int(random.integers(1, 9))) for _ in range(30)]
+        for replica in [*best.replicas, *(part for packing in rows for part in packing), *parts]:
+            if not len(replica) or (replica.sum(axis=0) > counts).any():
+                continue
+            (exact,) = replicas_ns(found.problem, one, found.load.lengths, (replica,), found.load.rules.mask)
+            led = int(np.flatnonzero(replica.any(axis=0))[-1])
+            place, mine = next((at, c) for at, c in enumerate(leaders.classes) if c.first <= led < c.end)
+            seen.add(place)
+            assert float((replica @ filled.measure.each).sum()) <= mine.within(float(exact)) * (1 + 1e-9)
+    assert len(seen) > 1
+    assert gained > (1e-3 if long > 1 else -1.0)
+
+
+def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
+    """Where the longest sequence alone takes longer than the time, programs have no answer for it; what proves
+    most for a longer time says that nothing is left."""
+    found = pool_of(small_problem(memory_gib=60), workload(long=3, short=20))
+    member = replicated(found)[0]
+    one, stages = found.members[member].candidate, found.num_stages(member)
+    loads = found.loads(member, beside=False)
+    last = len(loads.each) - 1
+    alone = (np.arange(last + 1) == last).astype(np.int64)[None]
+    (exact,) = replicas_ns(found.problem, one, found.load.lengths, (alone,), found.load.rules.mask)
+    least, time_ns = float(loads.stages.last[last]), 0.9 * float(exact)
+    each, window = loads.each * loads.num_replicas, Window((1, 1), (1, 1))
+    filling = Filling(found.contents(member), each, loads.stages.last, stages, window, Core(last))
+    mixture = best_mixture(loads.stages, stages, window, loads.full, least)
+    slope = mixture.bound(loads.stages, loads.full, least).slope
+    proved, rows = filling.proved(mixture, slope)
+    better, _, _ = improved(filling, mixture, slope, rows, None, time_ns, 0.0)
+    assert better.within(time_ns) < float(each[last])
+    assert better.within(time_ns) <= proved.within(time_ns)
