@@ -33,19 +33,21 @@ ccchengff/HotSPa-AE 941a18d, hotspa/scripts/llama_hot_switch.sh, buckets c1."""
 
 @dataclass(frozen=True, slots=True)
 class Wikipedia:
-    """The first sequences of Wikipedia."""
+    """Sequences of Wikipedia, from number ``first`` on."""
 
     number: int = NUM_SEQUENCES
+    first: int = 0
 
     def __str__(self) -> str:
-        return "Wikipedia" if self.number == NUM_SEQUENCES else f"Wikipedia, {self.number:,} sequences"
+        name = "Wikipedia" if self.number == NUM_SEQUENCES else f"Wikipedia, {self.number:,} sequences"
+        return f"{name} from {self.first + 1:,} on" if self.first else name
 
     def lengths(self) -> Int64Array:
         """Tokens, [n]."""
-        if self.number == NUM_SEQUENCES:
+        if self.number == NUM_SEQUENCES and not self.first:
             return np.array(data()["steps"][0]["lengths"], dtype=np.int64)
         lengths = json.loads(MANY.read_text(encoding="utf-8"))["lengths"]
-        return np.array(lengths[: self.number], dtype=np.int64)
+        return np.array(lengths[self.first : self.first + self.number], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)

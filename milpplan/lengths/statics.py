@@ -119,7 +119,7 @@ class Statics:
             )
         self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         # Bounds first, but for what most care takes.
-        self._fill(below_ns, min(pause, deadline - (_MOST_TIMES + 1.0) * self.took_s))
+        self._fill(below_ns, min(pause, deadline - _MOST_TIMES * self.took_s))
         if best.time_ns <= below_ns * (1.0 + _HOPELESS) and time.perf_counter() < pause:
             best = self._polish(best, deadline)
         self._fill(below_ns, pause)

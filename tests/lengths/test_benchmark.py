@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.length_draws import GPUS, HEADER, drawn, row, summary
 from benchmarks.length_jobs import CASES, Case, LogNormalLaw, ParetoTail, Wikipedia
 from benchmarks.lengths import solved, tables, with_rows
 
@@ -24,6 +25,36 @@ def test_heavier_tails_hold_more_tokens(
 def test_first_sequences_are_the_same_ones() -> None:
     """The 512 sequences are the first of the 2,048, padded to 128 tokens."""
     assert np.array_equal(-(-Wikipedia(2048).lengths()[:512] // 128) * 128, Wikipedia().lengths())
+
+
+def test_later_sequences_are_others() -> None:
+    """From number 513 on."""
+    assert np.array_equal(Wikipedia(first=512).lengths(), Wikipedia(2048).lengths()[512:1024])
+    assert str(Wikipedia(first=512)) == "Wikipedia from 513 on"
+
+
+def test_drawn_jobs_are_different_ones_of_what_is_claimed() -> None:
+    """The same of a seed, none twice, on numbers of GPUs of their models, all of which occur; every one has a
+    workload."""
+    jobs = drawn(36, 23)
+    assert jobs == drawn(36, 23) != drawn(36, 24)
+    assert jobs[:5] == drawn(5, 23)
+    assert len(set(jobs)) == 36
+    assert all(case.num_gpus in GPUS[case.model] for case in jobs)
+    assert {case.model for case in jobs} == set(GPUS)
+    assert {case.longest // 1024 for case in jobs} == {8, 16, 32, 64, 128}
+    assert all(case.workload.lengths[-1] <= case.longest for case in jobs)
+
+
+def test_a_drawn_job_has_a_row_and_counts_where_it_is() -> None:
+    """Cells as many as the header has; a gap counts for the edges that it is within as it is printed."""
+    case = Case("llama2-7b", "dgx-h100", 8, 8192, Wikipedia(12))
+    result = solved(case, 0.5).whole
+    cells = row(case, result)
+    assert len(cells) == len(HEADER)
+    assert cells[2:5] == [f"{result.step_time_s:.3f}", f"{result.lower_bound_s:.3f}", f"{result.gap:.2%}"]
+    said = summary([0.01, 0.01004, 0.0101, 0.0199, 0.05])
+    assert said == "Of 5 jobs 2 to 1.0%, 3 to 1.5%, 4 to 2.0%; the largest gap is 5.0%."
 
 
 def test_jobs_have_every_size_that_is_claimed() -> None:

@@ -111,18 +111,17 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
     random, counts, gained, seen = np.random.default_rng(long), found.load.counts, 0.0, set()
     members = replicated(found)
     assert members
-    for member in members[:3]:
+    for member in members[:2]:
         one, grains = found.members[member].candidate, found.grains(member, beside=False)
         best = found.packed(member, counts, grains)
         assert best is not None
-        best = found.polished(member, best, grains)
         loads = found.loads(member, beside=False).lengthened(float("inf"))
         filled = Filled(loads, found.contents(member))
-        filled.run(0.98 * best.time_ns, time.perf_counter() + 1.5)
+        filled.run(0.98 * best.time_ns, time.perf_counter() + 0.8)
         leaders = Leaders(filled, 0.98 * best.time_ns)
         known = leaders.highest
-        leaders.run(0.98 * best.time_ns, time.perf_counter() + 1.5)
-        leaders.run(best.time_ns, time.perf_counter() + 1.5)
+        leaders.run(0.98 * best.time_ns, time.perf_counter() + 0.8)
+        leaders.run(best.time_ns, time.perf_counter() + 0.8)
         assert known <= leaders.highest <= best.time_ns
         gained = max(gained, leaders.highest / known - 1.0)
         rows = [packing for _ in range(6) for packing in [random_packings(found, member, counts, random)]]

@@ -55,6 +55,25 @@ def test_slices_end_and_tell_whether_anything_is_left() -> None:
     assert worker.reply(sliced(60.0, 60.0, below_ns=1.0)).idle
 
 
+def test_packing_goes_on_until_it_gains_nothing() -> None:
+    """While the other process proves: no step gets longer, the last try gains nothing, and none begins that would
+    not end in time."""
+    here = Statics(replace(pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    here.run(float("inf"), time.perf_counter() + 0.5)
+    assert here.best is not None
+    found, deadline = [here.best.time_ns], time.perf_counter() + 120.0
+    here.took_s = 1e6
+    here.polished[here.best.home] = 0
+    assert not here.polish(deadline)
+    here.took_s = 0.0
+    while here.polish(deadline):
+        found.append(here.best.time_ns)
+    assert len(found) > 1
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == here.polished[here.best.home]
+    assert here.bound_ns <= found[-1]
+
+
 def test_a_slice_that_waited_ends_in_time() -> None:
     """What is over does no more work, whatever its slice."""
     worker = StaticsWorker(statics())
