@@ -61,6 +61,8 @@ class Statics:
         # What replicas take with larger micro-batches than a strategy holds under one that recomputes more.
         self.larger: dict[tuple[int, int], tuple[Box, ...]] = {}
         self.in_integers: set[int] = set()
+        # Packed or tried to, while another process proves.
+        self.tried: set[int] = set()
         self.polished: dict[int, int] = {}
         self.eager = False
         # Whether pipelines are packed.
@@ -89,7 +91,7 @@ class Statics:
         for member, one in loads.items():
             self.pool.tell(member, one)
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
-            self.best = best
+            self.take(best, self.took_s)
         self.least = {member: max(self.least[member], known) for member, known in least.items()}
 
     def take(self, step: Step, took_s: float) -> None:
@@ -126,16 +128,23 @@ class Statics:
         return best
 
     def polish(self, deadline: float) -> bool:
-        """Pack the best step's strategy with more care, or with most, while another process proves; whether that
-        was tried."""
-        best = self.best
-        if best is None or best.home not in self.packed or self.polished.get(best.home) == best.time_ns:
+        """Pack one strategy better while another process proves: the one with the least bound if it is not packed,
+        the shortest ones with more care, the best one with most; whether that was tried."""
+        best, member = self.best, min(self.least, key=lambda one: self.least[one])
+        if best is None or self.pool.load.rules.padded or self._late(deadline - self.took_s):
             return False
-        most = best.home in self.polished
-        late = deadline - (_MOST_TIMES if most else 1.0) * self.took_s
-        if self._late(late) or self.pool.load.rules.padded:
+        if member not in self.packed and member not in self.tried:
+            self.tried.add(member)
+            self._pack(member)
+            return True
+        rough = [step.home for step in self._shortest() if step.home not in self.polished and self._near(step)]
+        if rough:
+            self._shortened(rough[0], deadline, most=False)
+            return True
+        done = best.home not in self.packed or self.polished.get(best.home) == best.time_ns
+        if done or self._late(deadline - _MOST_TIMES * self.took_s):
             return False
-        self._shortened(best.home, late, most=most)
+        self._shortened(best.home, deadline, most=True)
         return True
 
     def _enough_ns(self, below_ns: float) -> float:
@@ -278,8 +287,7 @@ class Statics:
     def _polish(self, best: Step, deadline: float) -> Step:
         """The strategy of the best step and the next best packed with more care, and the best of these with most
         as long as that gains, until it is short enough."""
-        steps = sorted((self._alone(*one) for one in self.packed.items()), key=lambda one: one.time_ns)
-        for step in steps[:_MOST_POLISHED]:
+        for step in self._shortest():
             best = self._shorten(step.home, deadline)
         return self._most(best, deadline)
 
@@ -294,10 +302,18 @@ class Statics:
 
     def _shorten(self, home: int, deadline: float) -> Step:
         """The best step after one strategy is packed with more care, once, if it may become the best."""
-        best = self._best()
-        gains = _HOPELESS if self.pool.num_stages(home) == 1 else _HOPELESS_PIPELINE
-        near = self._alone(home, self.packed[home]).time_ns <= best.time_ns * (1.0 + gains)
-        return self._shortened(home, deadline, most=False) if near and home not in self.polished else best
+        near = self._near(self._alone(home, self.packed[home])) and home not in self.polished
+        return self._shortened(home, deadline, most=False) if near else self._best()
+
+    def _near(self, step: Step) -> bool:
+        """Whether more care may make it the best step."""
+        gains = _HOPELESS if self.pool.num_stages(step.home) == 1 else _HOPELESS_PIPELINE
+        return step.time_ns <= self._best().time_ns * (1.0 + gains)
+
+    def _shortest(self) -> list[Step]:
+        """A few of the packed ones."""
+        steps = (self._alone(*one) for one in self.packed.items())
+        return sorted(steps, key=lambda one: one.time_ns)[:_MOST_POLISHED]
 
     def _shortened(self, home: int, deadline: float, *, most: bool) -> Step:
         """The best step after one strategy is packed with more care, where there is reason and time."""
