@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +41,8 @@ _SMALL = (0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
 _SMALLER = 0.9
 # A sequence is worth this part of the time it takes at least.
 _LEAST_WORTH = 0.85
+# What they are worth is sought for so many times as long as the time that is left of a slice.
+_WEIGH_TIMES = 5.0
 
 
 class Filled:
@@ -68,11 +71,29 @@ class Filled:
         self.smaller = [int(longest_size * part) for part in _SMALL]
         self.divided = False
         self.kept = loads
+        self.unweighed: Filled | None = None
 
     @staticmethod
     def near(loads: Loads, contents: StageContents, load: float) -> Filled:
         """For groups that hold about so much of the workload."""
         return Filled(replace(loads, bounds=(loads.near(load),), classes=()), contents)
+
+    def _copy(self) -> Filled:
+        """What is known now, of which more may come to be known apart."""
+        found = copy(self)
+        found.plain, found.long, *found.large = (
+            replace(one, pieces=list(one.pieces)) for one in (self.plain, self.long, *self.large)
+        )
+        found.numbers, found.smaller = list(self.numbers), list(self.smaller)
+        return found
+
+    def taken_back(self) -> Filled | None:
+        """What was known before sequences were weighed, if they were, with the highest bound: prices that are best
+        for replicas of average contents may be worse for those with the longest."""
+        found = self.unweighed
+        if found is not None:
+            found.kept = max(found.kept, self.loads, key=lambda one: one.highest)
+        return found
 
     @property
     def bound(self) -> LoadBound:
@@ -124,7 +145,7 @@ class Filled:
                 return
             open_ = [place for place in ((0, 1) if self.others else (0,)) if not worst[place][1].done]
             if not open_:
-                if self._deeper(*worst[0], time_ns):
+                if self._deeper(*worst[1 if self.others else 0], time_ns, deadline):
                     continue
                 self.done = True
                 return
@@ -148,14 +169,18 @@ class Filled:
         pieces = [(one, piece) for one in (side, *self.large) for piece in one.pieces]
         return max(pieces, key=lambda one: one[1].within(time_ns))
 
-    def _deeper(self, side: Side, worst: Piece, time_ns: float) -> bool:
-        """Where all is done: what sequences are worth where the worst window does all of them, or micro-batches
-        that are large from fewer grains on; whether there was any."""
+    def _deeper(self, side: Side, worst: Piece, time_ns: float, deadline: float) -> bool:
+        """Where all is done: what sequences are worth where the worst window does its share of all of them, or
+        micro-batches that are large from fewer grains on; whether there was any."""
         window, start = worst.window, worst.start
-        if self.others == 0 and not self.weighed and window is not None and start is not None:
+        if not self.weighed and window is not None and start is not None:
             self.kept, self.weighed = self.loads, True
-            begin = Start(start[0], start[1] * self.measure.each, start[2])
-            self._weigh(worths(self.measure.filling(side, window), begin, side.columns, time_ns))
+            if self.others:
+                self.unweighed = self._copy()
+            begin, share = Start(start[0], start[1] * self.measure.each, start[2]), 1.0 / (1 + self.others)
+            end = deadline + _WEIGH_TIMES * max(0.0, deadline - time.perf_counter())
+            filling = self.measure.filling(side, window)
+            self._weigh(worths(filling, share, begin, side.columns, time_ns, end))
         elif self.numbers:
             self.kept, self.weighed = self.loads, False
             number = self.numbers.pop()

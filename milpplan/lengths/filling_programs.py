@@ -26,8 +26,10 @@ _LONGER, _MOST_TIMES = 1.03, 2.0
 # How far mixtures go back to the best known one.
 _BACK = 0.5
 # Rounds of a program with prices of all lengths, and how far from the best known ones these are sought: so far
-# first, and at most.
-_WHOLE_ROUNDS, _WIDTH, _WIDEST = 45, 0.1, 0.8
+# first, and at most; and where prices are known well.
+_WHOLE_ROUNDS, _WIDTH, _WIDEST, _NARROW = 45, 0.1, 0.8, 0.02
+# What is at the end of an interval of prices.
+_INSIDE = 1.0 - 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +112,18 @@ def improved(
     return best, kept, program.columns
 
 
-def worths(filling: Filling, start: Start, known: Columns | None, time_ns: float) -> FloatArray:
-    """What a sequence of every length [n] is worth, as a load, where the window does all of the workload in
-    the least time. As far as rounds get: any will do."""
-    counts = filling.contents.items.counts.astype(np.float64)
-    dearest = np.full(len(counts), np.inf)
-    found = shared_out(filling, counts, dearest, start, known, time_ns, lambda bound: bound.at(counts))
+def worths(
+    filling: Filling, share: float, start: Start, known: Columns | None, time_ns: float, deadline: float
+) -> FloatArray:
+    """What a sequence of every length [n] is worth, as a load, where the window does a ``share`` of those of every
+    length in the least time. As far as rounds get until the ``deadline``: any will do."""
+    needed = share * filling.contents.items.counts.astype(np.float64)
+    dearest = np.full(len(needed), np.inf)
+
+    def value(bound: PriceBound) -> float:
+        return bound.at(needed)
+
+    found = shared_out(filling, needed, dearest, start, known, time_ns, value, deadline=deadline, width=_NARROW)
     return filling.each if found is None else found[0].prices
 
 
@@ -129,32 +137,40 @@ def shared_out(
     value: Callable[[PriceBound], float],
     enough: float = float("inf"),
     deadline: float = float("inf"),
+    width: float = _WIDTH,
 ) -> tuple[PriceBound, Columns] | None:
     """The bound of the most ``value``, up to ``enough`` of it, that is high for ``needed`` [n] sequences at
     prices of at most ``dearest`` [n], and the contents of the last program, which has a row for every length;
     none where that has no answer. Beginning with what is ``known`` of another window, until the ``deadline``.
 
-    Prices are sought near the best known ones, which spares most rounds, and further away where there are no
-    better ones.
+    Prices are sought near the best known ones, by this ``width`` first, which spares most rounds, and further away
+    where there are no better ones.
     """
     program = _program(filling, start.rows, known, time_ns)
-    best: PriceBound | None = None
-    drawn, width = start, _WIDTH
+    best, rows = filling.priced(start.mixture, start.prices)
+    program.join(np.arange(len(rows)), rows)
+    drawn, solved = start, False
     for _ in range(_WHOLE_ROUNDS):
         low, high = (1.0 - width) * drawn.prices, np.minimum((1.0 + width) * drawn.prices, dearest)
         found = program.share_out(needed, low, high)
         if found is None:
             break
+        solved = True
         new, most_ns = drawn.towards(found[0]), found[1]
         bound, rows = filling.priced(new.mixture, new.prices)
-        if best is None or value(bound) > value(best):
+        better = value(bound) > value(best)
+        if better:
             best, drawn = bound, new
-        elif most_ns <= best.at(needed) * (1.0 + _NEAR):
-            width *= 2.0
+        if most_ns <= best.at(needed) * (1.0 + _NEAR):
+            prices = found[0].prices
+            inside = (prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= dearest))
+            if inside.all():
+                break
+            width *= 1.0 if better else 2.0
         if value(best) >= enough or time.perf_counter() > deadline or width > _WIDEST:
             break
         program.join(np.arange(len(rows)), rows)
-    return None if best is None else (best, program.columns)
+    return (best, program.columns) if solved else None
 
 
 def _program(filling: Filling, rows: IntArray, known: Columns | None, time_ns: float) -> _Program:

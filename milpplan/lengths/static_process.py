@@ -81,7 +81,7 @@ class StaticsWorker:
         pause = now + min(asked.seconds, left_s)
         self.statics.packs = asked.packs
         if asked.best is not None:
-            self.statics.take(asked.best, asked.took_s)
+            self.statics.known.take(asked.best, asked.took_s)
         with suppress(InfeasibleError):
             self.statics.run(asked.below_ns, now + left_s, pause, eager=True)
         idle = time.perf_counter() < pause
@@ -119,7 +119,7 @@ class StaticProcess:
         while self.awaited < number:
             end_s = time.time() + self.deadline - time.perf_counter()
             best = self.statics.best if self.statics.best is not self.said else None
-            self.process.send(Slice(below_ns, _SLICE_S, end_s, best, self.statics.took_s, packs))
+            self.process.send(Slice(below_ns, _SLICE_S, end_s, best, self.statics.known.took_s, packs))
             self.said = self.statics.best
             self.awaited += 1
 

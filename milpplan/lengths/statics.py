@@ -19,22 +19,17 @@ from milpplan.groups.longest import Box
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import SwitchTimes
-from milpplan.lengths.baselines import bucketed_step
 from milpplan.lengths.filled import Filled, around_larger, with_larger
 from milpplan.lengths.leaders import Leaders
-from milpplan.lengths.pool import Packed, Pool, recomputes_less
-from milpplan.lengths.shaping import shaped
+from milpplan.lengths.pool import Pool, recomputes_less
+from milpplan.lengths.static_packings import HOPELESS, MOST_TIMES, StaticPackings
 from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import NEVER_NS
+from milpplan.lengths.team_prices import alone_ns
 from milpplan.lengths.work import DEEP, Loads
 
 # The least time of integer programs.
 _LEAST_S = 2.0
-# Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
-# by this part, which is more than that gains: of a pipeline, of others.
-_MOST_POLISHED, _HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.025
-# How many times as long most care takes as more care, at most.
-_MOST_TIMES = 3.0
 # By how much configuration programs are to raise what is known, at a time.
 _RISE = 0.001
 # Ways to know more of a pipeline, how many are packed early, and for how long configuration programs of one are
@@ -51,8 +46,7 @@ class Statics:
         ``gap`` of the answer; the ``deadline`` is one of ``perf_counter``.
         """
         self.pool, self.gap, self.backend = pool, gap, backend
-        self.best: Step | None = None
-        self.packed: dict[int, Packed] = {}
+        self.known = StaticPackings(pool)
         members = range(len(pool.members))
         self.least: dict[int, float] = {member: pool.least_ns(member, beside=False) for member in members}
         self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
@@ -63,16 +57,18 @@ class Statics:
         self.in_integers: set[int] = set()
         # Packed or tried to, while another process proves.
         self.tried: set[int] = set()
-        self.polished: dict[int, int] = {}
         self.eager = False
         # Whether pipelines are packed.
         self.packs = True
-        # Seconds of the last packing with more care.
-        self.took_s = 0.0
         for member in sorted(members, key=lambda one: self.least[one]):
             if pool.num_stages(member) == 1:
-                self._pack(member)
-        self._bucket(deadline)
+                self.known.pack(member)
+        self.known.bucket(deadline)
+
+    @property
+    def best(self) -> Step | None:
+        """The shortest one."""
+        return self.known.best
 
     @property
     def bound_ns(self) -> int:
@@ -91,17 +87,31 @@ class Statics:
         for member, one in loads.items():
             self.pool.tell(member, one)
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
-            self.take(best, self.took_s)
+            self.known.take(best, self.known.took_s)
         self.least = {member: max(self.least[member], known) for member, known in least.items()}
 
-    def take(self, step: Step, took_s: float) -> None:
-        """A step of one strategy that was found elsewhere, packed with more care in so many seconds."""
-        home, packed = step.home, step.packed[step.home]
-        self.best = step if self.best is None else min(self.best, step, key=lambda one: one.time_ns)
-        if home not in self.packed or packed.time_ns <= self.packed[home].time_ns:
-            self.packed[home] = packed
-            self.polished.setdefault(home, 0)
-        self.took_s = max(self.took_s, took_s)
+    def polish(self, deadline: float) -> bool:
+        """Pack one strategy better while another process proves: the one with the least bound if it is not packed,
+        the shortest ones with more care, the best one from other starts and then with most; whether that was
+        tried."""
+        known, member = self.known, min(self.least, key=lambda one: self.least[one])
+        best = known.best
+        if best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
+            return False
+        if member not in known.packed and member not in self.tried:
+            self.tried.add(member)
+            known.pack(member)
+            return True
+        rough = [one for one in known.shortest() if known.rough(one)]
+        if rough:
+            known.improve(rough[0], most=False)
+            return True
+        if known.restart(best.home):
+            return True
+        if known.finished(best.home) or self._late(deadline - MOST_TIMES * known.took_s):
+            return False
+        known.improve(best.home, most=True)
+        return True
 
     def run(self, below_ns: float, deadline: float, pause: float = np.inf, *, eager: bool = False) -> Step:
         """Shorten and prove all that may be shorter than ``below_ns``, until the ``deadline``; after a ``pause``
@@ -120,32 +130,13 @@ class Statics:
                 "Use more GPUs, or cut sequences.",
             )
         self._prove_in_integers(min(best.time_ns, below_ns), deadline)
-        # Bounds first, but for what most care takes.
-        self._fill(below_ns, min(pause, deadline - _MOST_TIMES * self.took_s))
-        if best.time_ns <= below_ns * (1.0 + _HOPELESS) and time.perf_counter() < pause:
-            best = self._polish(best, deadline)
+        # Bounds first, but for what most care takes; of two processes the other one packs.
+        kept_s = 0.0 if eager else MOST_TIMES * self.known.took_s
+        self._fill(below_ns, min(pause, deadline - kept_s))
+        if best.time_ns <= below_ns * (1.0 + HOPELESS) and time.perf_counter() < pause:
+            best = self._polish(deadline)
         self._fill(below_ns, pause)
         return best
-
-    def polish(self, deadline: float) -> bool:
-        """Pack one strategy better while another process proves: the one with the least bound if it is not packed,
-        the shortest ones with more care, the best one with most; whether that was tried."""
-        best, member = self.best, min(self.least, key=lambda one: self.least[one])
-        if best is None or self.pool.load.rules.padded or self._late(deadline - self.took_s):
-            return False
-        if member not in self.packed and member not in self.tried:
-            self.tried.add(member)
-            self._pack(member)
-            return True
-        rough = [step.home for step in self._shortest() if step.home not in self.polished and self._near(step)]
-        if rough:
-            self._shortened(rough[0], deadline, most=False)
-            return True
-        done = best.home not in self.packed or self.polished.get(best.home) == best.time_ns
-        if done or self._late(deadline - _MOST_TIMES * self.took_s):
-            return False
-        self._shortened(best.home, deadline, most=True)
-        return True
 
     def _enough_ns(self, below_ns: float) -> float:
         """A pipeline with a bound of at least this needs nothing more."""
@@ -175,11 +166,11 @@ class Statics:
         pool = self.pool
         if way in (1, 2) and not self.packs:
             return
-        if way in (1, 5) and member not in self.packed:
-            if way == 5 or sum(pool.num_stages(one) > 1 for one in self.packed) < _FIRST_PACKED:
-                self._pack(member)
-        elif way in (2, 6) and member in self.packed:
-            self._shorten(member, deadline)
+        if way in (1, 5) and member not in self.known.packed:
+            if way == 5 or sum(pool.num_stages(one) > 1 for one in self.known.packed) < _FIRST_PACKED:
+                self.known.pack(member)
+        elif way in (2, 6) and member in self.known.packed:
+            self._improve(member, deadline)
         elif way == 4 and self.best is not None:
             once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
             pool.lengthened(member, self.best.time_ns - once_ns)
@@ -228,7 +219,11 @@ class Statics:
             self.led[member] = Leaders(filled, time_ns)
         led = self.led[member]
         if led.done:
-            return False
+            before = filled.taken_back()
+            if before is not None:
+                self.filled[member] = before
+                del self.led[member]
+            return before is not None
         led.run(time_ns, min(deadline, time.perf_counter() + _SLICE_S))
         once_ns = self.pool.reduce_ns(member) + self.pool.finish_ns(member)
         self.least[member] = max(self.least[member], led.highest + once_ns)
@@ -256,109 +251,53 @@ class Statics:
             once_ns = pool.reduce_ns(other) + pool.finish_ns(other)
             self.least[other] = max(self.least[other], pool.alone(other).highest + once_ns)
 
-    def _pack(self, member: int) -> None:
-        """The step of one strategy, if its least time leaves room."""
-        least_ns = self.pool.least_ns(member, beside=False)
-        if not np.isfinite(least_ns) or (self.best is not None and least_ns >= self.best.time_ns):
-            return
-        packed = self.pool.packed(member, self.pool.load.counts, self.pool.grains(member, beside=False))
-        if packed is not None:
-            self.packed[member] = packed
-            self._take(member, packed)
-            self._shape(member)
+    def _polish(self, deadline: float) -> Step:
+        """The strategy of the best step and the next best packed with more care, and the best of these from all
+        starts, then with most care as long as that gains, until it is short enough."""
+        known = self.known
+        for member in known.shortest():
+            self._improve(member, deadline)
+        while not self._late(deadline - known.took_s) and known.restart(self._best().home):
+            pass
+        while True:
+            before = self._best()
+            if known.finished(before.home) or self._late(deadline - MOST_TIMES * known.took_s):
+                return before
+            known.improve(before.home, most=True)
+            if self._best().time_ns == before.time_ns:
+                return before
 
-    def _bucket(self, deadline: float) -> None:
-        """The step of plain buckets under one strategy, if it is shorter: pipelines, too, for little."""
-        if not self.pool.load.rules.padded:
-            found = bucketed_step(self.pool, float("inf") if self.best is None else self.best.time_ns, deadline)
-            if found is not None:
-                self._take(*found)
+    def _improve(self, member: int, deadline: float) -> None:
+        """Pack a strategy with more care, once, if it may become the best, and there is time."""
+        if self.known.rough(member) and not self._late(deadline):
+            self.known.improve(member, most=False)
 
-    def _take(self, member: int, packed: Packed) -> None:
-        """The step of one strategy, if it is the shortest."""
-        step = self._alone(member, packed)
-        if self.best is None or step.time_ns < self.best.time_ns:
-            self.best = step
-
-    def _alone(self, member: int, packed: Packed) -> Step:
-        total = packed.time_ns + self.pool.reduce_ns(member) + self.pool.finish_ns(member)
-        return Step(member, (member,), {member: packed}, total)
-
-    def _polish(self, best: Step, deadline: float) -> Step:
-        """The strategy of the best step and the next best packed with more care, and the best of these with most
-        as long as that gains, until it is short enough."""
-        for step in self._shortest():
-            best = self._shorten(step.home, deadline)
-        return self._most(best, deadline)
-
-    def _most(self, best: Step, deadline: float) -> Step:
-        """The best step's strategy packed with most care, as long as that gains."""
-        while best.home in self.packed and self.polished.get(best.home) != best.time_ns:
-            before = best.time_ns
-            best = self._shortened(best.home, deadline - _MOST_TIMES * self.took_s, most=True)
-            if best.time_ns == before:
-                break
-        return best
-
-    def _shorten(self, home: int, deadline: float) -> Step:
-        """The best step after one strategy is packed with more care, once, if it may become the best."""
-        near = self._near(self._alone(home, self.packed[home])) and home not in self.polished
-        return self._shortened(home, deadline, most=False) if near else self._best()
-
-    def _near(self, step: Step) -> bool:
-        """Whether more care may make it the best step."""
-        gains = _HOPELESS if self.pool.num_stages(step.home) == 1 else _HOPELESS_PIPELINE
-        return step.time_ns <= self._best().time_ns * (1.0 + gains)
-
-    def _shortest(self) -> list[Step]:
-        """A few of the packed ones."""
-        steps = (self._alone(*one) for one in self.packed.items())
-        return sorted(steps, key=lambda one: one.time_ns)[:_MOST_POLISHED]
-
-    def _shortened(self, home: int, deadline: float, *, most: bool) -> Step:
-        """The best step after one strategy is packed with more care, where there is reason and time."""
-        if self._late(deadline):
-            return self._best()
-        begin, grains = time.perf_counter(), self.pool.grains(home, beside=False)
-        packed = self.pool.polished(home, self.packed[home], grains, most=most)
-        self.packed[home] = packed
-        self._take(home, packed)
-        self.took_s = (time.perf_counter() - begin) / (_MOST_TIMES if most else 1.0)
-        # One that most care leaves as it was stays so.
-        self.polished[home] = self._alone(home, packed).time_ns if most else 0
-        return self._best()
+    def _best(self) -> Step:
+        assert self.best is not None
+        return self.best
 
     def _late(self, deadline: float) -> bool:
         """Whether the best step is short enough by what is proved here, or the time is over."""
         short = self.bound_ns >= self._best().time_ns * (1.0 - self.gap) and not self.eager
         return short or time.perf_counter() > deadline
 
-    def _best(self) -> Step:
-        assert self.best is not None
-        return self.best
-
-    def _shape(self, home: int) -> None:
-        """Where improving a pipeline's packing begins: by the shape of its best real loads, if that is not much
-        longer than the packing there is."""
-        pool, packed = self.pool, self.packed[home]
-        if pool.num_stages(home) == 1 or pool.load.rules.padded:
-            return
-        grains = pool.grains(home, beside=False)
-        ways = shaped(pool.loads(home, beside=False), pool.load, grains)
-        found = min((pool.timed(home, replicas, grains) for replicas in ways), key=_time_ns, default=packed)
-        if found.time_ns <= packed.time_ns * (1.0 + _HOPELESS):
-            self.packed[home] = found
+    def _open_singles(self, below_ns: float) -> list[int]:
+        """Strategies of one stage that may be shorter than the best step by more than the gap."""
+        enough_ns = self._enough_ns(below_ns)
+        return [m for m in sorted(self.least) if self.least[m] < enough_ns and self.pool.num_stages(m) == 1]
 
     def _prove_in_integers(self, below_ns: float, deadline: float) -> None:
-        """Bounds of strategies of one stage, raised by the programs of ``groups``."""
+        """Bounds of strategies of one stage, raised by prices of what micro-batches hold, and where that is not
+        enough by the programs of ``groups``."""
         pool = self.pool
-        enough_ns = self._enough_ns(below_ns)
-        open_ = {member for member, least in self.least.items() if least < enough_ns} - self.in_integers
-        members = sorted(member for member in open_ if pool.num_stages(member) == 1)
-        if not members:
-            return
+        members = [member for member in self._open_singles(below_ns) if member not in self.in_integers]
         self.in_integers.update(members)
+        for member in [] if pool.load.rules.padded else members:
+            self.least[member] = max(self.least[member], alone_ns(pool, member, below_ns, deadline))
+        members = [member for member in self._open_singles(below_ns) if member in members]
         number = len(members)
+        if not number:
+            return
         # Nothing is switched: the home is the strategy itself.
         switches = np.full((number, number), NEVER_NS, np.int64)
         np.fill_diagonal(switches, 0)
@@ -375,7 +314,3 @@ class Statics:
         for record in found.sets:
             member = members[record.used[0]]
             self.least[member] = max(self.least[member], record.bound_ns)
-
-
-def _time_ns(packed: Packed) -> int:
-    return packed.time_ns

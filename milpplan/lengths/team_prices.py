@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.lengths.team_bound import SharedWork, linear_shares
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.team_bound import SharedWork, linear_shares, shared_work
 from milpplan.lengths.team_contents import Contents
 from milpplan.lengths.teams import Family
 
@@ -130,6 +131,13 @@ def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: float)
         prices = _BACK * best + (1.0 - _BACK) * np.maximum(0.0, program.prices)
     bound_ns = max(shared.bound_ns, min(limit_ns, proved * _SAFETY + once_ns))
     return Priced(bound_ns, last.shares, last.rows)
+
+
+def alone_ns(pool: Pool, member: int, limit_ns: float, deadline: float) -> float:
+    """What a step of one strategy of one stage takes at least, up to the limit, ns: its replicas are teams of one
+    degree. Stops at the ``deadline`` (of ``perf_counter``)."""
+    family = Family(pool, (member,))
+    return priced(family, shared_work(family), limit_ns, deadline).bound_ns
 
 
 def _alone(all_contents: list[Contents], counts: FloatArray) -> _Program:

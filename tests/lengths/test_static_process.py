@@ -62,15 +62,15 @@ def test_packing_goes_on_until_it_gains_nothing() -> None:
     here.run(float("inf"), time.perf_counter() + 0.5)
     assert here.best is not None
     found, deadline = [here.best.time_ns], time.perf_counter() + 120.0
-    here.took_s = 1e6
-    here.polished[here.best.home] = 0
+    here.known.took_s = 1e6
+    here.known.polished[here.best.home] = 0
     assert not here.polish(deadline)
-    here.took_s = 0.0
+    here.known.took_s = 0.0
     while here.polish(deadline):
         found.append(here.best.time_ns)
     assert len(found) > 1
     assert found == sorted(found, reverse=True)
-    assert found[-1] == here.polished[here.best.home]
+    assert found[-1] == here.known.polished[here.best.home]
     assert here.bound_ns <= found[-1]
 
 
@@ -88,7 +88,7 @@ def test_what_is_packed_here_is_not_packed_there() -> None:
     there, here = statics(), statics()
     worker, before_ns = StaticsWorker(there), there.bound_ns
     worker.reply(replace(sliced(1.0, 3.0), packs=False))
-    assert all(there.pool.num_stages(member) == 1 for member in there.packed)
+    assert all(there.pool.num_stages(member) == 1 for member in there.known.packed)
     assert there.bound_ns > before_ns
     longest = int(here.pool.load.lengths[-1])
     pipelined = next(
@@ -98,11 +98,11 @@ def test_what_is_packed_here_is_not_packed_there() -> None:
     )
     packed = here.pool.packed(pipelined, here.pool.load.counts, here.pool.grains(pipelined, beside=False))
     assert packed is not None
-    step = here._alone(pipelined, packed)
+    step = here.known.alone(pipelined, packed)
     worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), best=step, took_s=2.5))
-    assert there.took_s == 2.5
-    assert there.packed[pipelined] is packed
-    assert pipelined in there.polished
+    assert there.known.took_s == 2.5
+    assert there.known.packed[pipelined] is packed
+    assert pipelined in there.known.polished
     assert there.best is not None
     assert there.best.time_ns <= step.time_ns
 

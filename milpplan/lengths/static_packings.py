@@ -1,0 +1,143 @@
+"""Steps of one strategy that were packed, and how they are packed better.
+
+What is packed first is improved with more care where it may become the best; pipelines have several packings to
+begin with (``shaping``), of which the shortest is not always the one that more care makes shortest.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from milpplan.lengths.baselines import bucketed_step
+from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.shaping import shaped
+from milpplan.lengths.steps import Step
+
+MOST_TIMES = 3.0
+"""How many times as long most care takes as more care, at most."""
+
+# Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
+# by this part, which is more than that gains: of a pipeline, of others.
+_MOST_POLISHED, HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.025
+
+
+class StaticPackings:
+    """``packed`` by strategy, and the ``best`` step of one; ``took_s``: seconds of the last packing with more
+    care."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.best: Step | None = None
+        self.packed: dict[int, Packed] = {}
+        # Improved with more care (0), or with most: the step's time after that.
+        self.polished: dict[int, int] = {}
+        # Other packings of pipelines that may be improved.
+        self.starts: dict[int, list[Packed]] = {}
+        self.took_s = 0.0
+
+    def take(self, step: Step, took_s: float) -> None:
+        """A step of one strategy that was found elsewhere, packed with more care in so many seconds."""
+        home, packed = step.home, step.packed[step.home]
+        self.best = step if self.best is None else min(self.best, step, key=lambda one: one.time_ns)
+        if home not in self.packed or packed.time_ns <= self.packed[home].time_ns:
+            self.packed[home] = packed
+            self.polished.setdefault(home, 0)
+        self.took_s = max(self.took_s, took_s)
+
+    def pack(self, member: int) -> None:
+        """The step of one strategy, if its least time leaves room."""
+        least_ns = self.pool.least_ns(member, beside=False)
+        if not np.isfinite(least_ns) or (self.best is not None and least_ns >= self.best.time_ns):
+            return
+        packed = self.pool.packed(member, self.pool.load.counts, self._grains(member))
+        if packed is not None:
+            self.packed[member] = packed
+            self._take(member, packed)
+            self._shape(member)
+
+    def bucket(self, deadline: float) -> None:
+        """The step of plain buckets under one strategy, if it is shorter: pipelines, too, for little."""
+        if not self.pool.load.rules.padded:
+            found = bucketed_step(self.pool, float("inf") if self.best is None else self.best.time_ns, deadline)
+            if found is not None:
+                self._take(*found)
+
+    def step(self, member: int) -> Step:
+        """That of a packed strategy."""
+        return self.alone(member, self.packed[member])
+
+    def alone(self, member: int, packed: Packed) -> Step:
+        """That of one strategy packed so."""
+        total = packed.time_ns + self.pool.reduce_ns(member) + self.pool.finish_ns(member)
+        return Step(member, (member,), {member: packed}, total)
+
+    def shortest(self) -> list[int]:
+        """A few of the packed strategies."""
+        return sorted(self.packed, key=lambda one: self.step(one).time_ns)[:_MOST_POLISHED]
+
+    def rough(self, member: int) -> bool:
+        """Whether a strategy was not packed with more care, which may make it the best one."""
+        if member in self.polished or self.best is None:
+            return False
+        gains = HOPELESS if self.pool.num_stages(member) == 1 else _HOPELESS_PIPELINE
+        return self.step(member).time_ns <= self.best.time_ns * (1.0 + gains)
+
+    def finished(self, member: int) -> bool:
+        """Whether most care has left a strategy as it was, and so will."""
+        return member not in self.packed or self.polished.get(member) == self.step(member).time_ns
+
+    def improve(self, member: int, *, most: bool) -> None:
+        """A strategy packed with more care, or with most."""
+        begin = time.perf_counter()
+        packed = self.pool.polished(member, self.packed[member], self._grains(member), most=most)
+        self.packed[member] = packed
+        self._take(member, packed)
+        self.took_s = (time.perf_counter() - begin) / (MOST_TIMES if most else 1.0)
+        self.polished[member] = self.step(member).time_ns if most else 0
+
+    def restart(self, member: int) -> bool:
+        """A pipeline packed with more care from another start; whether there was one."""
+        begin = time.perf_counter()
+        if member not in self.starts:
+            # It was packed elsewhere.
+            self.starts[member] = self._shaped(member)
+        if not self.starts[member]:
+            return False
+        packed = self.pool.polished(member, self.starts[member].pop(0), self._grains(member))
+        if packed.time_ns < self.packed[member].time_ns:
+            self.packed[member] = packed
+            self._take(member, packed)
+        self.took_s = time.perf_counter() - begin
+        return True
+
+    def _take(self, member: int, packed: Packed) -> None:
+        """A packing, if its step is the shortest."""
+        step = self.alone(member, packed)
+        if self.best is None or step.time_ns < self.best.time_ns:
+            self.best = step
+
+    def _shape(self, home: int) -> None:
+        """Where improving a pipeline's packing begins: by the shape of its best real loads, if that is not much
+        longer than the packing there is; the other ways to begin are kept."""
+        packed, starts = self.packed[home], self._shaped(home)
+        if starts and starts[0].time_ns <= packed.time_ns * (1.0 + HOPELESS):
+            self.packed[home] = starts.pop(0)
+            starts.append(packed)
+        self.starts[home] = starts
+
+    def _shaped(self, home: int) -> list[Packed]:
+        """Packings of a pipeline by the shapes of its best real loads, the shortest first."""
+        pool, grains = self.pool, self._grains(home)
+        if pool.num_stages(home) == 1 or pool.load.rules.padded:
+            return []
+        ways = shaped(pool.loads(home, beside=False), pool.load, grains)
+        return sorted((pool.timed(home, replicas, grains) for replicas in ways), key=_time_ns)
+
+    def _grains(self, member: int) -> int:
+        return self.pool.grains(member, beside=False)
+
+
+def _time_ns(packed: Packed) -> int:
+    return packed.time_ns
