@@ -37,13 +37,15 @@ class StaticPackings:
         self.starts: dict[int, list[Packed]] = {}
         self.took_s = 0.0
 
-    def take(self, step: Step, took_s: float) -> None:
-        """A step of one strategy that was found elsewhere, packed with more care in so many seconds."""
+    def take(self, step: Step, took_s: float, *, rough: bool = False) -> None:
+        """A step of one strategy that was found elsewhere, where packing with more care takes so many seconds;
+        it was packed so, unless it is ``rough``."""
         home, packed = step.home, step.packed[step.home]
         self.best = step if self.best is None else min(self.best, step, key=lambda one: one.time_ns)
         if home not in self.packed or packed.time_ns <= self.packed[home].time_ns:
             self.packed[home] = packed
-            self.polished.setdefault(home, 0)
+            if not rough:
+                self.polished.setdefault(home, 0)
         self.took_s = max(self.took_s, took_s)
 
     def pack(self, member: int) -> None:

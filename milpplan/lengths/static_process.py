@@ -54,10 +54,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The best step of one strategy, the least time of each in ns, what programs raised of some pipelines, what
-    else ``Pool.loaded`` has by now, the CPU seconds that it took so far; ``idle`` where nothing was left to do."""
+    """The best step of one strategy, whether more care may make it shorter (``rough``), the least time of each in
+    ns, what programs raised of some pipelines, what else ``Pool.loaded`` has by now, the CPU seconds that it took
+    so far; ``idle`` where nothing was left to do."""
 
     best: Step | None
+    rough: bool
     least: dict[int, float]
     loads: dict[int, Loads]
     loaded: dict[LoadsKey, Loads]
@@ -92,7 +94,9 @@ class StaticsWorker:
         others = {key: one for key, one in pool.loaded.items() if key[0] not in self.statics.filled}
         loaded = {key: one for key, one in others.items() if self.loaded.get(key) is not one}
         self.loaded |= loaded
-        return Known(self.statics.best, dict(self.statics.least), new, loaded, time.process_time(), idle)
+        best, known = self.statics.best, self.statics.known
+        rough = best is not None and best.home not in known.polished
+        return Known(best, rough, dict(self.statics.least), new, loaded, time.process_time(), idle)
 
 
 def can_help(workers: int | None) -> bool:
@@ -134,7 +138,7 @@ class StaticProcess:
                 self.close()
                 return False
             self.statics.pool.join(known.loaded)
-            self.statics.learn(known.best, known.least, known.loads)
+            self.statics.learn(known.best, known.least, known.loads, rough=known.rough)
             self.cpu_s, self.idle = known.cpu_s, known.idle
         best, now = self.statics.best, time.perf_counter()
         below_ns = below_ns if best is None else min(below_ns, best.time_ns)

@@ -82,12 +82,14 @@ class Statics:
         enough_ns = self._enough_ns(float("inf"))
         return any(self.least[member] < enough_ns for member in self.least if self.pool.num_stages(member) > 1)
 
-    def learn(self, best: Step | None, least: dict[int, float], loads: dict[int, Loads]) -> None:
-        """What was found and proved elsewhere."""
+    def learn(
+        self, best: Step | None, least: dict[int, float], loads: dict[int, Loads], *, rough: bool = False
+    ) -> None:
+        """What was found and proved elsewhere; whether the step is ``rough`` (``StaticPackings.take``)."""
         for member, one in loads.items():
             self.pool.tell(member, one)
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
-            self.known.take(best, self.known.took_s)
+            self.known.take(best, self.known.took_s, rough=rough)
         self.least = {member: max(self.least[member], known) for member, known in least.items()}
 
     def polish(self, deadline: float) -> bool:

@@ -13,7 +13,7 @@ from milpplan.groups.unequal import best_mixture
 from milpplan.groups.windows import Window
 from milpplan.lengths.filled import Filled, around_larger, with_larger
 from milpplan.lengths.filling import Filling
-from milpplan.lengths.filling_programs import improved
+from milpplan.lengths.filling_programs import Start, improved, shared_out, worths
 from milpplan.lengths.pool import recomputes_less
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.stage_contents import Core, StageContents
@@ -135,6 +135,41 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
             total = float((held @ loads.stages.last).sum())
             assert max(proved.at(total), better.at(total)) <= exact
     assert gained > 0.0
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> None:
+    """What sequences are worth by a window that does a share of all: as a bound no less than where the search
+    began, and no random replica in the window is below."""
+    member = pipelines()[0]
+    found, random, contents, gained = pool(), np.random.default_rng(11), contents_of(member), 0.0
+    one, stages = found.members[member].candidate, found.num_stages(member)
+    loads, most = found.loads(member, beside=False), found.grains(member, beside=False)
+    needed, last = share * found.load.counts, loads.stages.last
+    dearest = np.full(len(needed), np.inf)
+    for number in (3, 6):
+        window = Window.of(number, number)
+        mixture = best_mixture(loads.stages, stages, window, float(needed @ last), 0.0)
+        filling = Filling(contents, last, last, stages, window, None)
+        slope = mixture.bound(loads.stages, float(needed @ last), 0.0).slope
+        bound, rows = filling.priced(mixture, slope * last)
+        start, time_ns = Start(mixture, slope * last, rows), bound.at(needed)
+        found_bound, _ = shared_out(
+            filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), width=0.02
+        ) or (bound, None)
+        assert found_bound.at(needed) >= bound.at(needed)
+        gained = max(gained, found_bound.at(needed) / bound.at(needed) - 1.0)
+        prices = worths(filling, share, start, None, time_ns, np.inf)
+        assert prices == pytest.approx(found_bound.prices)
+        # Where there is no time, any will do.
+        assert worths(filling, share, start, None, time_ns, 0.0).shape == prices.shape
+        for _ in range(30):
+            held = random_micro_batches(found, most, random, number)
+            if len(held) < number or (held.sum(axis=0) > found.load.counts).any():
+                continue
+            exact = int(replicas_ns(found.problem, one, found.load.lengths, (held,), found.load.rules.mask)[0])
+            assert found_bound.at(held.sum(axis=0).astype(float)) <= exact
+    assert gained > 1e-3, gained
 
 
 @pytest.mark.parametrize("turn", range(2))

@@ -12,16 +12,16 @@ import pytest
 from milpplan.groups.workload import workload_of
 from milpplan.lengths import team_prices
 from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import micro_batch_times
+from milpplan.lengths.replicas import micro_batch_times, replicas_ns
 from milpplan.lengths.team_bound import shared_work
 from milpplan.lengths.team_contents import Contents
 from milpplan.lengths.team_packing import Packer
-from milpplan.lengths.team_prices import priced
+from milpplan.lengths.team_prices import alone_ns, priced
 from milpplan.lengths.team_search import Effort, dealt, reworked
 from milpplan.lengths.team_steps import best_teams
 from milpplan.lengths.teams import Family, families, simulated
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
-from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, workload
+from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem
 
 
@@ -35,6 +35,12 @@ def family_of(found: Pool) -> Family:
 def family() -> Family:
     """One sequence that only half the cluster holds, and sixty short ones, on four seats."""
     return family_of(pool_of(small_problem(memory_gib=40, space=FLAT), workload(long=1, short=60, longest=49_152)))
+
+
+@cache
+def alone_pool() -> Pool:
+    """Strategies of one stage that hold all of many sequences."""
+    return pool_of(small_problem(memory_gib=60), workload(long=3, short=60, longest=12_288))
 
 
 def contents_of(found: Family, limit_ns: float = math.inf) -> list[Contents]:
@@ -105,6 +111,34 @@ def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:
     assert step.time_ns <= 1.02 * below.bound_ns
     # Nothing is below half the bound; it is not known what there is above.
     assert priced(found, shared, 0.5 * shared.bound_ns, math.inf).bound_ns == shared.bound_ns
+
+
+def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy() -> None:
+    """Of every strategy of one stage: random packings and a good one take no less; the bound is no less than the
+    linear one, higher for some, and near the good packing."""
+    found, random, raised, near = alone_pool(), np.random.default_rng(9), 0, 0.0
+    longest = found.load.lengths[-1]
+    for member, one in enumerate(found.members):
+        grains = found.grains(member, beside=False)
+        if found.num_stages(member) > 1 or min(grains, one.beside_grains) * GRAIN < longest:
+            continue
+        once_ns = found.reduce_ns(member) + found.finish_ns(member)
+        best = found.packed(member, found.load.counts, grains)
+        assert best is not None
+        proved = alone_ns(found, member, math.inf, math.inf)
+        least_ns = found.least_ns(member, beside=False)
+        assert proved <= best.time_ns + once_ns
+        near = max(near, proved / (best.time_ns + once_ns))
+        raised += proved > least_ns * (1 + 1e-3)
+        for _ in range(4):
+            packings = random_packings(found, member, found.load.counts, random)
+            exact = replicas_ns(found.problem, one.candidate, found.load.lengths, tuple(packings))
+            assert proved <= int(exact.max()) + once_ns
+        # A limit is proved at most, and nothing where there is no time.
+        assert alone_ns(found, member, 0.9 * proved, math.inf) <= proved
+        assert alone_ns(found, member, math.inf, 0.0) <= proved
+    assert raised > 1
+    assert near > 0.97, near
 
 
 def test_what_is_left_out_proves_less_and_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

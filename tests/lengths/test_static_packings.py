@@ -1,0 +1,76 @@
+"""Packings of one strategy get no longer, hold every sequence once, and begin from all shapes there are."""
+
+from __future__ import annotations
+
+from milpplan.lengths.pool import Packed
+from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.static_packings import StaticPackings
+from tests.lengths.cases import GRAIN, pool
+
+
+def pipelined() -> int:
+    """A pipeline on several replicas that holds the longest sequence."""
+    found = pool()
+    return next(
+        one
+        for one, member in enumerate(found.members)
+        if found.num_stages(one) > 1
+        and member.candidate.layout.dp > 1
+        and found.grains(one, beside=False) * GRAIN >= found.load.lengths[-1]
+    )
+
+
+def exact_ns(member: int, packed: Packed) -> int:
+    """The exact time of a packing of all sequences."""
+    found = pool()
+    assert (sum(one.sum(axis=0) for one in packed.replicas) == found.load.counts).all()
+    return int(
+        replicas_ns(found.problem, found.members[member].candidate, found.load.lengths, packed.replicas).max()
+    )
+
+
+def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
+    """A pipeline has several; none makes the step longer, and when all are gone there is nothing to do. Without
+    the others the first one may be longer than what is found."""
+    known, member = StaticPackings(pool()), pipelined()
+    known.pack(member)
+    assert known.best is not None
+    assert known.rough(member)
+    starts = list(known.starts[member])
+    assert starts
+    assert known.packed[member].time_ns <= 1.01 * min(one.time_ns for one in starts)
+    known.improve(member, most=False)
+    assert not known.rough(member)
+    times = [known.best.time_ns]
+    for _ in starts:
+        assert known.restart(member)
+        times.append(known.best.time_ns)
+    assert not known.restart(member)
+    assert times == sorted(times, reverse=True)
+    assert known.best.time_ns == known.step(member).time_ns
+    packed = known.packed[member]
+    assert exact_ns(member, packed) == packed.time_ns
+    while not known.finished(member):
+        known.improve(member, most=True)
+    assert known.best.time_ns <= times[-1]
+    assert exact_ns(member, known.packed[member]) == known.packed[member].time_ns
+
+
+def test_what_was_packed_elsewhere_has_starts_here() -> None:
+    """A step that is told counts as packed with more care, and its pipeline may begin anew; one stage has no other
+    start."""
+    there, here, member = StaticPackings(pool()), StaticPackings(pool()), pipelined()
+    there.pack(member)
+    step = there.step(member)
+    here.take(step, 2.5)
+    assert here.best is step
+    assert here.took_s == 2.5
+    assert not here.rough(member)
+    other = StaticPackings(pool())
+    other.take(step, 2.5, rough=True)
+    assert other.rough(member)
+    assert here.restart(member)
+    assert here.best.time_ns <= step.time_ns
+    single = next(one for one in range(len(pool().members)) if pool().num_stages(one) == 1)
+    here.pack(single)
+    assert not here.restart(single)
