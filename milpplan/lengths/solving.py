@@ -40,6 +40,8 @@ from milpplan.units import NS_PER_S
 # side; of the baselines' programs, once more.
 _STATIC_SHARE, _ALONE_SHARE, _LAST_SHARE = 0.3, 0.65, 0.25
 _TEAMS_SHARE = 0.2
+# For packing pipelines before sets, beside another process that proves: what is found is what sets have to beat.
+_PACK_SHARE = 0.15
 _BASELINES_SHARE = 1 / 3
 # Seconds of static pipelines here while another process works on them, too; time limits from which there is one;
 # and what this process waits at once where it has nothing else to do.
@@ -147,6 +149,9 @@ class _Search:
         open_ = statics.bound_ns < self.sets.target_ns
         if self.other is not None and not open_:
             self.other.close()
+        pack_end = time.perf_counter() + _PACK_SHARE * time_limit_s
+        while open_ and time.perf_counter() < pack_end and self._hear() and self._polish(deadline):
+            pass
         sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
         self.sets.run(self.max_strategies, sets_end, self._hear)
         while self._hear() and self.bound_ns < self.sets.target_ns:

@@ -20,7 +20,9 @@ MOST_TIMES = 3.0
 
 # Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
 # by this part, which is more than that gains: of a pipeline, of others.
-_MOST_POLISHED, HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.025
+_MOST_POLISHED, HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.04
+# Packings by the shapes of real loads gain more by more care than others: they may begin longer by this part.
+_SHAPED = 0.02
 
 
 class StaticPackings:
@@ -124,7 +126,7 @@ class StaticPackings:
         """Where improving a pipeline's packing begins: by the shape of its best real loads, if that is not much
         longer than the packing there is; the other ways to begin are kept."""
         packed, starts = self.packed[home], self._shaped(home)
-        if starts and starts[0].time_ns <= packed.time_ns * (1.0 + HOPELESS):
+        if starts and starts[0].time_ns <= packed.time_ns * (1.0 + _SHAPED):
             self.packed[home] = starts.pop(0)
             starts.append(packed)
         self.starts[home] = starts

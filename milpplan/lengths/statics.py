@@ -93,18 +93,21 @@ class Statics:
         self.least = {member: max(self.least[member], known) for member, known in least.items()}
 
     def polish(self, deadline: float) -> bool:
-        """Pack one strategy better while another process proves: the one with the least bound if it is not packed,
-        the shortest ones with more care, the best one from other starts and then with most; whether that was
-        tried."""
-        known, member = self.known, min(self.least, key=lambda one: self.least[one])
-        best = known.best
+        """Pack one strategy better while another process proves: those that may be shortest and are not packed,
+        the least bound first; the shortest ones, and all that may be it, with more care; the best one from other
+        starts and then with most; whether that was tried."""
+        known, best = self.known, self.known.best
         if best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
             return False
-        if member not in known.packed and member not in self.tried:
-            self.tried.add(member)
-            known.pack(member)
+        enough_ns = self._enough_ns(np.inf)
+        open_ = sorted((one for one, least in self.least.items() if least < enough_ns), key=self.least.__getitem__)
+        new = [member for member in open_ if member not in known.packed and member not in self.tried]
+        if new:
+            self.tried.add(new[0])
+            known.pack(new[0])
             return True
-        rough = [one for one in known.shortest() if known.rough(one)]
+        packed = sorted((one for one in open_ if one in known.packed), key=lambda one: known.step(one).time_ns)
+        rough = [member for member in (*known.shortest(), *packed) if known.rough(member)]
         if rough:
             known.improve(rough[0], most=False)
             return True

@@ -57,9 +57,10 @@ def test_slices_end_and_tell_whether_anything_is_left() -> None:
 
 def test_packing_goes_on_until_it_gains_nothing() -> None:
     """While the other process proves: no step gets longer, the last try gains nothing, and none begins that would
-    not end in time."""
+    not end in time; every strategy that may be shorter was packed, with more care if that may make it so."""
     here = Statics(replace(pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
     here.run(float("inf"), time.perf_counter() + 0.5)
+    here.least = dict.fromkeys(here.least, 0.0)
     assert here.best is not None
     found, deadline = [here.best.time_ns], time.perf_counter() + 120.0
     here.known.took_s = 1e6
@@ -72,6 +73,9 @@ def test_packing_goes_on_until_it_gains_nothing() -> None:
     assert found == sorted(found, reverse=True)
     assert found[-1] == here.known.polished[here.best.home]
     assert here.bound_ns <= found[-1]
+    packed = here.known.packed
+    assert {*packed, *here.tried} == set(here.least)
+    assert not any(here.known.rough(one) for one in packed)
 
 
 def test_a_slice_that_waited_ends_in_time() -> None:
