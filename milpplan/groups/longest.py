@@ -29,8 +29,9 @@ from itertools import pairwise, product
 import numpy as np
 
 from milpplan.groups.path_bounds import PathBound, loads_within
+from milpplan.groups.path_mixtures import StageLoads
 from milpplan.groups.strategies import FloatArray
-from milpplan.groups.unequal import LoadBound, StageLoads, best_mixture
+from milpplan.groups.unequal import LoadBound, best_mixture
 from milpplan.groups.windows import Window
 
 # Numbers ahead and behind where boxes begin; the last ones are open.

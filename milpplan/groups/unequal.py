@@ -49,7 +49,7 @@ function: between two loads it is above its chord (``chord``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -57,8 +57,8 @@ from typing import Any
 import numpy as np
 
 from milpplan.groups.path_bounds import PathBound
+from milpplan.groups.path_mixtures import Graph, Mixture, StageLoads
 from milpplan.groups.strategies import FloatArray
-from milpplan.groups.strategies import Int64Array as IntArray
 from milpplan.groups.windows import Window
 
 # Numbers of micro-batches from here on have no program, and where ranges begin.
@@ -70,73 +70,6 @@ _FULL = (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128)
 _ROOM = 1.0 + 1e-6
 # Kinds of sequences in exact programs.
 _KINDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class StageLoads:
-    """A pipeline's least times under one line: ``last`` [n] ns of a sequence on the last stage, ``last_ns`` of a
-    micro-batch beyond; the other stages take ``shares`` (forward, backward) of the former and ``others_ns`` of the
-    latter; ``transfer_ns`` between stages. Any j micro-batches hold no more than the first j of ``most`` (falling)
-    together; more than these, any load. Where there are ``mixes`` [c, 2], every sequence has at least the shares
-    of some mixture of these pairs; ``shares`` are the least of all."""
-
-    last: FloatArray
-    last_ns: float
-    shares: tuple[float, float]
-    others_ns: tuple[float, float]
-    transfer_ns: int
-    most: FloatArray = field(default_factory=lambda: np.zeros(0))
-    mixes: FloatArray = field(default_factory=lambda: np.zeros((0, 2)))
-
-    @property
-    def kinds(self) -> FloatArray:
-        """What one or another kind of sequences takes for a unit of load, on the last stage, and forward and
-        backward on the others, [c, 3]."""
-        return np.insert(self.mixes if len(self.mixes) else np.array([self.shares]), 0, 1.0, axis=1)
-
-    def with_kinds(self, number: int) -> StageLoads:
-        """With at most so many kinds, from end to end, or just ``shares``: programs grow with them."""
-        chosen = np.linspace(0, len(self.mixes) - 1, min(number, len(self.mixes))).round().astype(int)
-        return replace(self, mixes=self.mixes[chosen if number > 1 else []])
-
-    def full(self, load: float) -> float:
-        """Micro-batches that a load fills, at least; 0 where there is no telling."""
-        sums = np.cumsum(self.most)
-        if not len(sums) or load > sums[-1]:
-            return 0.0
-        number = int(np.searchsorted(sums, load)) + 1
-        return load * number / float(sums[number - 1])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Mixture:
-    """A unit of flow along paths: how much of it passes every micro-batch on the last stage, forward and backward
-    on the others, [3, v], and over its links between stages, [v]."""
-
-    flows: FloatArray
-    links: FloatArray
-    window: Window
-
-    def bound(self, stages: StageLoads, load: float, least: float = 0.0) -> PathBound:
-        """What it proves of a pipeline, highest for a ``load``; constants and links only of micro-batches that are
-        there. The one that the window is around has a load of at least ``least``."""
-        # Whatever sequences a micro-batch holds, the least of their kinds.
-        weights = (stages.kinds @ self.flows).min(axis=0)
-        constants = np.array([stages.last_ns, *stages.others_ns]) @ self.flows + stages.transfer_ns * self.links
-        constant = float(constants[slice(*self.window.there)].sum())
-        # Nothing limits what any number holds, so the slope is at most theirs.
-        merged = self.window.merged
-        highest = weights[merged].min(initial=np.inf)
-        slopes = np.minimum(np.sort(np.delete(weights, merged)), highest)
-        slopes = np.append(slopes, highest) if merged else slopes
-        most = stages.most[: len(slopes) - 1]
-        slopes = slopes[: len(most) + 1]
-        # The first j weights are below slope j.
-        beyond = np.append(0.0, np.cumsum(most)) * slopes - np.append(0.0, np.cumsum(most * slopes[: len(most)]))
-        more = np.maximum(0.0, weights[self.window.ahead[1]] - slopes) * least
-        values = constant - beyond + more
-        best = int((values + slopes * load).argmax())
-        return PathBound(float(values[best]), float(slopes[best]))
 
 
 def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: float, least: float = 0.0) -> Mixture:
@@ -168,13 +101,13 @@ def _program(stages: StageLoads, graph: Graph, window: Window, load: float, leas
     number = window.number
     there = np.zeros(number)
     there[slice(*window.there)] = 1.0
-    kinds = stages.kinds
-    constants = np.array([stages.last_ns, *stages.others_ns])[graph.kinds] * there[graph.micro_batch]
-    lags = stages.transfer_ns * graph.links * there[graph.micro_batch[graph.heads]]
+    kinds, parts, in_window = stages.kinds, graph.parts, there[graph.micro_batch[graph.heads]]
+    parts[:, 3] *= in_window
+    constants = parts @ stages.constants * in_window
     nodes, arcs = len(graph.kinds), len(graph.tails)
-    rows, times = np.arange(arcs), kinds[:, graph.kinds[graph.heads]]
+    rows, times = np.arange(arcs), kinds @ parts.T
     inner = graph.tails >= 0
-    # end(tail) + lag + constant + sum over kinds of weight * y <= end(head), in units of the load.
+    # end(tail) + constants + sum over kinds of weight * y <= end(head), in units of the load.
     columns = [nodes + turn * number + graph.micro_batch[graph.heads] for turn in range(len(kinds))]
     paths = sparse.csr_matrix(
         (
@@ -195,7 +128,7 @@ def _program(stages: StageLoads, graph: Graph, window: Window, load: float, leas
     matrix = sparse.vstack([paths, held, -held[place]], format="csr")
     caps = np.full(number, most)
     caps[window.merged] = 1.0
-    sides = np.concatenate([-(lags + constants[graph.heads]) / load, caps, [-share]])
+    sides = np.concatenate([-constants / load, caps, [-share]])
     total = np.concatenate([np.zeros(nodes), np.ones(number * len(kinds))])[None]
     return linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=(0.0, None), method="highs")
 
@@ -207,79 +140,6 @@ def path_bound(
     add up to ``load``."""
     window = Window.of(number if first is None else first, number)
     return best_mixture(stages, num_stages, window, load).bound(stages, load)
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """Nodes in the order of time, the last one ends the step, with their micro-batch and kind (0: the last
-    stage's, 1: forward, 2: backward elsewhere); arcs from -1, the beginning, ``links`` those between stages."""
-
-    kinds: IntArray
-    micro_batch: IntArray
-    tails: IntArray
-    heads: IntArray
-    links: FloatArray
-
-    @staticmethod
-    def of(num_stages: int, window: Window) -> Graph:
-        """1F1B as in ``lengths.replicas``, the last stage's forward and backward of a micro-batch in one.
-
-        The forwards of those that may not be there at the end need nothing of the stage before, the backwards of
-        those that may not be there at the beginning nothing of the stage behind.
-        """
-        number, (begin, end) = window.number, window.there
-        place: dict[tuple[int, int, int], int] = {}
-        arcs: list[tuple[int, int, int]] = []
-        nodes: list[tuple[int, int]] = []
-        before = [-1] * num_stages
-
-        def work(kind: int, stage: int, micro_batch: int, needed: int | None) -> None:
-            node = len(nodes)
-            place[kind, stage, micro_batch] = node
-            nodes.append((0 if stage == num_stages - 1 else 1 + kind, micro_batch))
-            arcs.append((before[stage], node, 0))
-            if needed is not None:
-                arcs.append((needed, node, 1))
-            before[stage] = node
-
-        last, inner = num_stages - 1, range(int(window.open[0]), number - int(window.open[1]))
-        if window.open[0]:
-            work(0, last, 0, None)
-        for turn in range(inner.start, number + num_stages):
-            for stage in range(num_stages):
-                done = turn - num_stages + stage
-                if done in inner and stage < last:
-                    above = 0 if stage + 1 == last else 1
-                    work(1, stage, done, place[above, stage + 1, done] if done >= begin else None)
-                if turn in inner:
-                    work(0, stage, turn, place.get((0, stage - 1, turn)) if turn < end else None)
-        if window.open[1]:
-            work(0, last, number - 1, None)
-        columns = [*zip(*nodes, strict=True), *zip(*arcs, strict=True)]
-        kinds, micro_batch, tails, heads, links = (np.array(one, dtype=np.int64) for one in columns)
-        return Graph(kinds, micro_batch, tails, heads, links.astype(np.float64))
-
-    def mixture(self, duals: FloatArray, window: Window) -> Mixture:
-        """The flow that divides like ``duals`` [arcs], one unit from the last node backwards."""
-        into: list[list[int]] = [[] for _ in self.kinds]
-        for arc, head in enumerate(self.heads.tolist()):
-            into[head].append(arc)
-        through, over = np.zeros(len(self.kinds)), np.zeros(len(self.heads))
-        through[-1] = 1.0
-        for node in range(len(through) - 1, -1, -1):
-            if through[node] == 0.0:
-                continue
-            shares = duals[into[node]]
-            shares = shares / shares.sum() if shares.sum() > 0 else np.eye(1, len(shares))[0]
-            for arc, share in zip(into[node], shares.tolist(), strict=True):
-                over[arc] = through[node] * share
-                if self.tails[arc] >= 0:
-                    through[self.tails[arc]] += over[arc]
-        flows = np.zeros((3, window.number))
-        np.add.at(flows, (self.kinds, self.micro_batch), through)
-        links = np.zeros(window.number)
-        np.add.at(links, self.micro_batch[self.heads], over * self.links)
-        return Mixture(flows, links, window)
 
 
 @dataclass(frozen=True, slots=True)

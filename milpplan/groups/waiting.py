@@ -22,10 +22,11 @@ import numpy as np
 from milpplan.groups.cuts import KindCuts, Slot
 from milpplan.groups.longest import LongBound, long_bound
 from milpplan.groups.path_bounds import PathBound
+from milpplan.groups.path_mixtures import StageLoads
 from milpplan.groups.problem import Kind
 from milpplan.groups.profile import SCALE_BITS
 from milpplan.groups.strategies import FloatArray, Int64Array
-from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Range, StageLoads
+from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Range
 
 # Programs of a long sequence: some at the load of the others, more at that which it leaves.
 _EFFORTS = (24, 100)

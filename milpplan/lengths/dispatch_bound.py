@@ -24,10 +24,12 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.groups.longest import LongBound, group_ns
 from milpplan.groups.path_bounds import PathBound
-from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Mixture, Range, StageLoads, best_mixture
+from milpplan.groups.path_mixtures import Mixture, StageLoads
+from milpplan.groups.unequal import MAX_MICRO_BATCHES, LoadBound, Range, best_mixture
 from milpplan.groups.windows import Window
 from milpplan.lengths.candidates import Sized
-from milpplan.lengths.tables import Load, Tables, stage_loads
+from milpplan.lengths.stage_lines import MOST_STAGES, stage_loads
+from milpplan.lengths.tables import Load, Tables
 from milpplan.lengths.work import ramp, serial_times
 
 # Loads that ranges and boxes are learned for, in full micro-batches of a replica; the longest sequence as a share
@@ -40,8 +42,6 @@ _AT = 0.25
 _EFFORT = 16
 # Where ranges begin; beyond, the last stage's work is the bound.
 _FIRSTS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 91, MAX_MICRO_BATCHES)
-# Of deeper pipelines the last stages are bounded, which are a pipeline themselves.
-_MOST_STAGES = 8
 # Where the numbers ahead of the longest and behind it are cut; the last side is open.
 _EDGES = (0, 1, 2, 4, 7, 12)
 # What is learned at so many of the nearest loads is evaluated.
@@ -148,7 +148,7 @@ class PipelineBound:
     def of(tables: Tables, one: Sized, most_grains: int) -> PipelineBound:
         """Learned from the workload of ``tables``, whose sequences are typical."""
         layout, load = one.candidate.layout, tables.load
-        num_stages = min(layout.pp, _MOST_STAGES)
+        num_stages = min(layout.pp, MOST_STAGES)
         typical = _held(tables, np.flatnonzero(load.counts), load.counts[load.counts > 0])
         stages = stage_loads(typical, layout.pp, most_grains, max(1.0, _AT * most_grains))
         full = float(typical.load.counts @ stages.last) * most_grains / typical.load.grains

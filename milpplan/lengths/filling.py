@@ -7,7 +7,7 @@ with shares z_mx, and its times the mixtures of theirs. The largest load within 
 
 Its dual is a mixture of paths and a slope s, the time of a unit of load. Any such pair proves
 
-    time >= links + sum_m min_x (weights of m on the mixture . times of x - s y(x)) + s load
+    time >= sum_m min_x (weights of m on the mixture . times of x - s y(x)) + s load
 
 for whatever the micro-batches hold (``stage_contents`` says what the least of each is), so nothing rests on the
 solver. Contents that are least for what the program proposes join it, until it gains nothing; mixtures are drawn
@@ -25,7 +25,7 @@ import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.groups.path_bounds import PathBound
-from milpplan.groups.unequal import Mixture
+from milpplan.groups.path_mixtures import Mixture
 from milpplan.groups.windows import Window
 from milpplan.lengths.stage_contents import Core, StageContents
 
@@ -68,7 +68,7 @@ class Filling:
     def fullest(self) -> IntArray:
         """The contents of the largest load, with the core and without, [v, n]."""
         with_core = np.array([False, True])
-        found = self.contents.least(np.zeros((3, 2)), self.each, with_core, self.core or Core())[1]
+        found = self.contents.least(np.zeros((6, 2)), self.each, with_core, self.core or Core())[1]
         return found[self.cores.astype(np.int64)]
 
     def proved(self, mixture: Mixture, slope: float) -> tuple[PathBound, IntArray]:
@@ -85,12 +85,11 @@ class Filling:
         least."""
         begin, end = self.window.there
         flows, merged = mixture.flows, self.window.merged
-        values, rows = self.least(flows, prices)
+        values, rows = self.least(mixture.weights, prices)
         # The others may not be there.
         values[:begin] = np.minimum(0.0, values[:begin])
         values[end:] = np.minimum(0.0, values[end:])
         # Those that stand for any number hold whatever pays, at most all there is.
         dearer = np.maximum(0.0, prices - flows[0, merged, None] * self.last)[:, self.contents.items.fits]
         values[merged] = -dearer @ self.contents.items.counts[self.contents.items.fits]
-        links = self.contents.transfer_ns * float(mixture.links[begin:end].sum())
-        return PriceBound(links + float(values.sum()), prices), rows
+        return PriceBound(float(values.sum()), prices), rows

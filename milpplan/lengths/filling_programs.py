@@ -15,7 +15,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups.path_bounds import PathBound
-from milpplan.groups.unequal import Graph, Mixture
+from milpplan.groups.path_mixtures import Graph, Mixture
 from milpplan.lengths.filling import Filling, PriceBound
 
 # Rounds of a program, how near what it finds and what is proved come, and rounds that may gain less than a share
@@ -48,10 +48,10 @@ class Start:
 
 def _drawn(known: Mixture, new: Mixture) -> Mixture:
     """Part of the way from the best known mixture to a new one."""
-    flows, links = (
-        _BACK * one + (1.0 - _BACK) * other for one, other in ((known.flows, new.flows), (known.links, new.links))
+    flows, tolls = (
+        _BACK * one + (1.0 - _BACK) * other for one, other in ((known.flows, new.flows), (known.tolls, new.tolls))
     )
-    return Mixture(flows, links, known.window)
+    return Mixture(flows, tolls, known.window)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,8 +207,9 @@ class _Program:
         self.places = np.concatenate([self.places[kept], np.repeat(merged, len(singles))])
         self.rows = np.concatenate([self.rows[kept], np.tile(singles, (len(merged), 1))])
         micro_batch = graph.micro_batch[graph.heads]
-        there = (micro_batch >= begin) & (micro_batch < end)
-        self.lags = contents.transfer_ns * graph.links * there / time_ns
+        # What an arc and its head take of the times of contents; transfers of those that are there.
+        self.parts = graph.parts
+        self.parts[(micro_batch < begin) | (micro_batch >= end), 3] = 0.0
         self.used = np.zeros(0, dtype=np.int64)
         self.arcs = [np.flatnonzero(micro_batch == place) for place in range(number)]
 
@@ -240,7 +241,7 @@ class _Program:
         answer = linprog(
             np.concatenate([np.zeros(nodes), -each]),
             A_ub=self._paths(),
-            b_ub=-self.lags,
+            b_ub=np.zeros(len(self.parts)),
             A_eq=self._whole(),
             b_eq=np.ones(self.num_whole),
             bounds=np.stack([np.zeros(nodes + columns), ends], axis=1),
@@ -262,7 +263,7 @@ class _Program:
         from scipy.optimize import linprog
 
         nodes, columns = len(self.graph.kinds), len(self.places)
-        arcs, lengths = len(self.lags), len(needed)
+        arcs, lengths = len(self.parts), len(needed)
         cost = np.concatenate([np.zeros(nodes), -self.rows @ low, high - low]) / self.time_ns
         cost[nodes - 1] = 1.0
         # Of what stands for any number of micro-batches at most all there is.
@@ -272,7 +273,7 @@ class _Program:
         answer = linprog(
             cost,
             A_ub=sparse.bmat([[self._paths(), None], [-held, -sparse.eye(lengths)]], format="csr"),
-            b_ub=-np.concatenate([self.lags, needed]),
+            b_ub=-np.concatenate([np.zeros(arcs), needed]),
             A_eq=sparse.hstack([self._whole(), sparse.csr_matrix((self.num_whole, lengths))], format="csr"),
             b_eq=np.ones(self.num_whole),
             bounds=np.stack([np.zeros(len(cost)), ends], axis=1),
@@ -287,7 +288,7 @@ class _Program:
 
     def _mixture(self, answer: Any) -> Mixture:
         """That of the rows of the paths, the first ones of a program."""
-        duals = -np.asarray(answer.ineqlin.marginals)[: len(self.lags)]
+        duals = -np.asarray(answer.ineqlin.marginals)[: len(self.parts)]
         return self.graph.mixture(np.maximum(0.0, duals), self.filling.window)
 
     def _whole(self) -> Any:
@@ -309,7 +310,6 @@ class _Program:
         merged = self.merged[self.places]
         times[merged, 0] = self.rows[merged] @ self.filling.last / self.time_ns
         inner = np.flatnonzero(graph.tails >= 0)
-        kinds = graph.kinds[graph.heads]
         at, to, values = (
             [np.arange(arcs), inner],
             [graph.heads, graph.tails[inner]],
@@ -319,6 +319,6 @@ class _Program:
             held = np.flatnonzero(self.places == place)
             at.append(np.repeat(own, len(held)))
             to.append(np.tile(nodes + held, len(own)))
-            values.append(times[held][:, kinds[own]].T.ravel())
+            values.append((self.parts[own] @ times[held].T).ravel())
         where = np.concatenate(at), np.concatenate(to)
         return sparse.csr_matrix((np.concatenate(values), where), shape=(arcs, nodes + columns))

@@ -5,7 +5,7 @@ few of such sequences into places in every way; here are all of them, in configu
 windows around the longest. The dual of such a program is a mixture of paths, and a price for every sequence, which
 prove
 
-    time >= links + sum_m min_x (weights of m on the mixture . times of x - prices . x) + prices . held
+    time >= sum_m min_x (weights of m on the mixture . times of x - prices . x) + prices . held
 
 for whatever is held. Those that are there for sure may have any price. The others may be elsewhere, where they are
 of some worth: with prices of no more than that, the bound of all of them together is one of this group and of what

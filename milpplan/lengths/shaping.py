@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.groups.unequal import StageLoads, best_loads
+from milpplan.groups.path_mixtures import StageLoads
+from milpplan.groups.unequal import best_loads
 from milpplan.groups.windows import Window
 from milpplan.lengths.tables import Load
 from milpplan.lengths.work import Loads

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups.longest import Box
 from milpplan.groups.path_bounds import PathBound
-from milpplan.groups.unequal import LoadBound, Mixture, StageLoads, best_mixture
+from milpplan.groups.path_mixtures import Mixture, StageLoads
+from milpplan.groups.unequal import LoadBound, best_mixture
 from milpplan.groups.windows import Window
 from milpplan.lengths.filling import Filling
 from milpplan.lengths.filling_programs import Columns, improved

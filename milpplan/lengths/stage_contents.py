@@ -1,10 +1,11 @@
 """What the micro-batches of a pipeline may hold at most, at given prices of sequences and weights of stages.
 
 On a mixture of paths (``unequal``) micro-batch m weighs some w_m0 of its time on the last stage, forward and
-backward, and w_m1 and w_m2 of its forward and backward on the others. With prices lambda_k of the sequences the
-question is how little
+backward, and w_m1 and w_m2 of its forward and backward on the others, at least; and of its *tolls*, w_m3 of its
+transfers between stages, w_m4 and w_m5 of what the first stage takes more forward and backward. With prices
+lambda_k of the sequences the question is how little
 
-    w_m0 last(x) + w_m1 forward(x) + w_m2 backward(x) - sum_k lambda_k x_k
+    w_m0 last(x) + w_m1 forward(x) + w_m2 backward(x) + sum_t w_m,3+t toll_t(x) - sum_k lambda_k x_k
 
 may be for any x that fits. Lines in the tokens are not needed for that, nor even shares of last tiles: as in
 ``team_contents`` every time is the larger of *ring exposed* and *ring hidden*, which is at least any mixture of
@@ -20,6 +21,7 @@ import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.lengths.knapsacks import Items, Knapsacks
+from milpplan.lengths.stage_lines import tolls
 from milpplan.lengths.tables import Tables
 
 # Parts of the way *hidden* in the forward and in the backward: equal ones alone lose up to 2 %.
@@ -37,14 +39,14 @@ class Core:
 @dataclass(frozen=True, eq=False)
 class StageContents:
     """Times never above the exact ones: ``base`` [2 (last stage, others), 2 phases, 2 ways, G], ``attention`` and
-    ``once`` [2, 2, 2, n] ns; ``mixed`` are mixtures of the ways, [R, 2, 2, ...]."""
+    ``once`` [2, 2, 2, n] ns; ``mixed`` are mixtures of the ways, [R, 2, 2, ...]; ``tolls`` [3, G] ns."""
 
     base: FloatArray
     attention: FloatArray
     once: FloatArray
     mixed: tuple[FloatArray, FloatArray, FloatArray]
     items: Items
-    transfer_ns: int
+    tolls: FloatArray
 
     @staticmethod
     def of(tables: Tables, num_stages: int, most_grains: int) -> StageContents:
@@ -59,14 +61,15 @@ class StageContents:
         weights = np.stack([1.0 - hidden, hidden], axis=-1)
         mixed = [np.einsum("rpw,spwg->rspg", weights, part) for part in (base, attention, once)]
         items = Items(sizes, load.counts, (sizes <= most_grains) & (load.counts > 0))
-        transfer_ns = int(tables.bare.transfer[:most_grains].min())
-        return StageContents(base, attention, once, (mixed[0], mixed[1], mixed[2]), items, transfer_ns)
+        return StageContents(
+            base, attention, once, (mixed[0], mixed[1], mixed[2]), items, tolls(tables, most_grains)
+        )
 
     def within(self, most_grains: int) -> StageContents:
         """Those of up to fewer grains."""
         items = replace(self.items, fits=self.items.fits & (self.items.sizes <= most_grains))
         base, mixed = self.base[..., :most_grains], (self.mixed[0][..., :most_grains], *self.mixed[1:])
-        return replace(self, base=base, mixed=mixed, items=items)
+        return replace(self, base=base, mixed=mixed, items=items, tolls=self.tolls[:, :most_grains])
 
     def loosened(self, kinds: IntArray) -> StageContents:
         """Those of grains of loose kinds in the place of the first sequences, ``kinds`` [first] of these: with the
@@ -96,24 +99,25 @@ class StageContents:
         return len(self.mixed[0]) * room * self.items.passes(room)
 
     def times(self, rows: IntArray) -> FloatArray:
-        """Least times of micro-batches [v, n] on the last stage, and forward and backward on the others, [v, 3]
-        ns; nothing of one that holds nothing."""
+        """Least times of micro-batches [v, n] on the last stage, forward and backward on the others, and their
+        tolls, [v, 6] ns; nothing of one that holds nothing."""
         longest = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
         grains = np.maximum(1, rows @ self.items.sizes)
         ways = self.base[..., grains - 1] + self.attention @ rows.T + self.once[..., longest]
         ways = ways.max(axis=2)
-        found = np.stack([ways[0].sum(axis=0), ways[1, 0], ways[1, 1]], axis=1)
+        found = np.stack([ways[0].sum(axis=0), *ways[1], *self.tolls[:, grains - 1]], axis=1)
         found[~rows.any(axis=1)] = 0.0
         return np.asarray(found)
 
     def least(
         self, weights: FloatArray, prices: FloatArray, cores: BoolArray, core: Core
     ) -> tuple[FloatArray, IntArray]:
-        """The least over what every micro-batch may hold of its time by ``weights`` [3, v] less ``prices`` [n],
+        """The least over what every micro-batch may hold of its time by ``weights`` [6, v] less ``prices`` [n],
         [v] ns, and that [v, n]; those where ``cores`` [v] hold a ``core``."""
         number, turns = weights.shape[1], len(self.mixed[0])
-        parts = np.stack([weights[[0, 0]], weights[1:]])
+        parts = np.stack([weights[[0, 0]], weights[1:3]])
         base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in self.mixed)
+        base += (weights[3:].T @ self.tolls)[:, None]
         room = base.shape[-1]
         table = Knapsacks(self.items, prices - attention.reshape(number * turns, -1), room)
         best, where = np.full(number, -np.inf), np.zeros((number, 3), dtype=np.int64)

@@ -38,7 +38,6 @@ from milpplan.costs.term import Term
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy, TabledPipeline
-from milpplan.groups.unequal import MAX_MICRO_BATCHES, StageLoads
 from milpplan.lengths.candidates import Candidate, Sized
 from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replicas import StageTimes, stage_layers
@@ -53,8 +52,6 @@ _PARTS = 48
 _ROWS = 60000
 # Passes over a table before its hull is taken point by point.
 _PASSES = 40
-# What rounding of sums may take from what micro-batches hold at most.
-_MORE = 1.0 + 1e-9
 # Rounded parts of a layer's phases, of the ends and of attention: half a nanosecond each.
 _ROUNDED_PARTS = 16
 
@@ -107,7 +104,7 @@ def hull_below(values: FloatArray) -> list[tuple[float, float]]:
             break
         places, heights = places[corner], heights[corner]
     for point in zip(places.tolist(), heights.tolist(), strict=True):
-        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
+        while len(hull) > 1 and turns_down(hull[-2], hull[-1], point):
             hull.pop()
         hull.append((float(point[0]), float(point[1])))
     return hull
@@ -124,7 +121,8 @@ def line_of(hull: list[tuple[float, float]], at: float) -> tuple[float, float]:
     return best
 
 
-def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+def turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    """Whether b is no corner of the hull below a and c."""
     return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
 
 
@@ -255,54 +253,6 @@ def strategy_of(tables: Tables, one: Sized, most_grains: int) -> Strategy:
     if proved[0] >= proved[1] + ramp_ns:
         return Strategy.of(equal, layout.dp, reduce_ns, one.candidate.name)
     return Strategy.of(last, layout.dp, reduce_ns + ramp_ns, one.candidate.name)
-
-
-def stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) -> StageLoads:
-    """Least times of a pipeline under the lines that are highest ``at`` so many grains."""
-    ahead, back = tables.stage([num_stages - 1], most_grains, at)
-    others = tables.stage(list(range(num_stages - 1)), most_grains, at)
-    last = ahead + back
-    # Of sequences that fit: longer ones may leave the other stages less to do for each second of the last one.
-    fits = tables.load.lengths <= most_grains * tables.load.grain
-    pairs = np.stack([line.sequence / last.sequence for line in others])[:, fits]
-    shares = pairs.min(axis=1).tolist()
-    return StageLoads(
-        last.sequence,
-        last.constant,
-        (shares[0], shares[1]),
-        (others[0].constant, others[1].constant),
-        int(tables.bare.transfer[:most_grains].min()),
-        heaviest(last.sequence, tables.load, most_grains),
-        corners(pairs),
-    )
-
-
-def corners(pairs: FloatArray) -> FloatArray:
-    """Those of ``pairs`` [2, n] of which every other one has at least a mixture, [c, 2]; the first place rises."""
-    found: list[tuple[float, float]] = []
-    for pair in sorted(set(zip(*pairs.tolist(), strict=True))):
-        if found and pair[1] >= found[-1][1]:
-            continue
-        while len(found) > 1 and _turns_down(found[-2], found[-1], pair):
-            found.pop()
-        found.append(pair)
-    return np.array(found)
-
-
-def heaviest(each: FloatArray, load: Load, most_grains: int) -> FloatArray:
-    """How much more j micro-batches hold at most than j - 1, of what ``each`` [n] of the workload's sequences
-    weighs: the heaviest for their tokens, cut where a micro-batch ends; [MAX_MICRO_BATCHES], falling.
-
-    Of sequences that fit, all together in j times the tokens of one: whichever the micro-batches hold, no more.
-    """
-    grains = load.lengths / load.grain
-    fits = grains <= most_grains
-    order = np.argsort(-(each / grains)[fits], kind="stable")
-    held = (load.counts * grains)[fits][order]
-    weights = (load.counts * each)[fits][order]
-    room = np.arange(MAX_MICRO_BATCHES + 1.0) * most_grains
-    sums = np.interp(room, np.append(0.0, np.cumsum(held)), np.append(0.0, np.cumsum(weights)))
-    return np.asarray(np.diff(sums) * _MORE)
 
 
 def typical_pipeline(tables: Tables, one: Sized, most_grains: int) -> TabledPipeline:

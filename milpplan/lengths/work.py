@@ -51,9 +51,11 @@ import numpy as np
 from milpplan.costs.columns import FloatArray
 from milpplan.groups.longest import LongBound, group_ns, long_bound
 from milpplan.groups.path_bounds import chord
-from milpplan.groups.unequal import LoadBound, StageLoads, load_bound
+from milpplan.groups.path_mixtures import StageLoads
+from milpplan.groups.unequal import LoadBound, load_bound
 from milpplan.lengths.candidates import Sized
-from milpplan.lengths.tables import Tables, hull_below, line_of, stage_loads
+from milpplan.lengths.stage_lines import MOST_STAGES, stage_loads
+from milpplan.lengths.tables import Tables, hull_below, line_of
 
 # Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
 _LOADS = (1.0, 0.25)
@@ -68,8 +70,6 @@ DEEP = 8
 _STEP, _DEEP_STEP = 0.01, 0.04
 # Shares, programs and steps of finer ones.
 _FINER, _DEEP_FINER = ((0.6, 0.25), 28, 0.005), ((0.5, 0.25), 12, _DEEP_STEP)
-# Stages that programs of sets are for: the last ones.
-_MOST_STAGES = 8
 # Classes of groups by their longest sequence begin at these parts of the load of the longest that fits.
 _CLASSES = (0.1, 0.2, 0.4, 0.7)
 # Where their bounds are high: at these shares of the full load, or at so many times the sequence; for so many
@@ -138,7 +138,7 @@ class Loads:
         even = mean / max(1, -(-mean // most_grains))
         ramp_ns = ramp(tables, layout.pp, most_grains)
         alone = share == 1.0
-        num_stages = layout.pp if alone else min(layout.pp, _MOST_STAGES)
+        num_stages = layout.pp if alone else min(layout.pp, MOST_STAGES)
         shares, effort = _ALONE if alone else _BESIDE
         tried: dict[float, Loads] = {}
         for part in _EVEN:

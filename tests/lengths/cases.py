@@ -11,7 +11,7 @@ from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.tables import Load
 from milpplan.specs.problem import Problem
-from tests.small import small_problem
+from tests.small import small_model, small_problem
 
 GRAIN = 128
 
@@ -28,6 +28,13 @@ def workload(*, long: int = 2, short: int = 16, longest: int = 24_576) -> Worklo
 def pool() -> Pool:
     """All strategies of the small problem for the workload, made once."""
     return pool_of(small_problem(memory_gib=40), workload())
+
+
+@cache
+def deep_pool() -> Pool:
+    """Of twice as many short sequences and more layers, so that pipelines have up to four stages."""
+    problem = small_problem(num_gpus=8, memory_gib=40).model_copy(update={"model": small_model(num_layers=8)})
+    return pool_of(problem, workload(short=32))
 
 
 def pool_of(problem: Problem, steps: Workload) -> Pool:

@@ -10,12 +10,14 @@ import pytest
 
 from milpplan.groups.longest import group_ns, long_bound
 from milpplan.groups.path_bounds import chord
-from milpplan.groups.unequal import StageLoads, best_mixture, load_bound, path_bound
+from milpplan.groups.path_mixtures import StageLoads
+from milpplan.groups.unequal import best_mixture, load_bound, path_bound
 from milpplan.groups.windows import Window
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
 from milpplan.lengths.screening import Bounded, branched, mixed_ns, screened, sharpened_ns, split
-from milpplan.lengths.tables import Load, heaviest
+from milpplan.lengths.stage_lines import heaviest
+from milpplan.lengths.tables import Load
 from milpplan.lengths.work import WorkBounds, serial_times
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem
@@ -75,7 +77,8 @@ def test_a_load_is_bounded_whatever_the_number_of_micro_batches() -> None:
 
 def test_one_mixture_of_paths_bounds_a_range_of_numbers() -> None:
     """Pipelines of any loads, however uneven, with any number of micro-batches of a range take no less than the
-    range's bound of their load, with constants and links of those that are there for sure."""
+    range's bound of their load, with constants and links of those that are there for sure, and what grows with the
+    load on links and on the first stage."""
     random = np.random.default_rng(8)
     for _ in range(60):
         stages, first = int(random.integers(2, 6)), int(random.integers(1, 8))
@@ -83,7 +86,10 @@ def test_one_mixture_of_paths_bounds_a_range_of_numbers() -> None:
         shares = (float(random.uniform(0.1, 0.5)), float(random.uniform(0.2, 0.8)))
         constants = [int(one) for one in random.integers(0, 3_000, 3)]
         lag = int(random.integers(0, 3_000))
-        one = StageLoads(np.ones(1), float(constants[0]), shares, (float(constants[1]), float(constants[2])), lag)
+        tolls = tuple(float(share) for share in random.uniform(0.0, 0.1, 3) * (random.random(3) < 0.5))
+        one = StageLoads(
+            np.ones(1), float(constants[0]), shares, (float(constants[1]), float(constants[2])), lag, tolls=tolls
+        )
         # The mixture for another load is a bound, too.
         bound = path_bound(one, stages, last, float(random.choice([1e4, 1e6])), first)
         for number in range(first, last + 1):
@@ -93,11 +99,11 @@ def test_one_mixture_of_paths_bounds_a_range_of_numbers() -> None:
                     np.ceil(np.tile(share * loads + constant, (stages, 1)))
                     for share, constant in zip(shares, constants[1:], strict=True)
                 )
+                lags = np.ceil(lag + tolls[0] * loads)
+                forward[0], backward[0] = np.ceil([forward[0] + tolls[1] * loads, backward[0] + tolls[2] * loads])
                 forward[-1] = np.floor(loads / 3)
                 backward[-1] = loads + constants[0] - forward[-1]
-                exact = pipeline_ns(
-                    forward.astype(np.int64), backward.astype(np.int64), np.full(number, lag, np.int64)
-                )
+                exact = pipeline_ns(*(one.astype(np.int64) for one in (forward, backward, lags)))
                 assert bound.at(float(loads.sum())) <= exact + 2
 
 

@@ -14,10 +14,10 @@ from milpplan.groups.windows import Window
 from milpplan.lengths.filled import Filled, around_larger, with_larger
 from milpplan.lengths.filling import Filling
 from milpplan.lengths.filling_programs import Start, improved, shared_out, worths
-from milpplan.lengths.pool import recomputes_less
-from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.pool import Pool, recomputes_less
+from milpplan.lengths.replicas import micro_batch_times, replicas_ns
 from milpplan.lengths.stage_contents import Core, StageContents
-from tests.lengths.cases import GRAIN, pool, random_micro_batches
+from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
 
 
 @cache
@@ -44,6 +44,15 @@ def contents_of(member: int) -> StageContents:
     return pool().contents(member)
 
 
+def pipeline(turn: int) -> tuple[Pool, int]:
+    """One of these, or one of four stages on two replicas."""
+    if turn < 2:
+        return pool(), pipelines()[turn]
+    found = deep_pool()
+    deep = [one for one in range(len(found.members)) if found.num_stages(one) == 4]
+    return found, next(one for one in deep if found.members[one].candidate.layout.dp == 2)
+
+
 @pytest.mark.parametrize("place", range(2))
 def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> None:
     """At random weights and prices no micro-batch is worth less than what is said, and the one that is told is
@@ -53,13 +62,13 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
     most = found.grains(member, beside=False)
     rows = random_micro_batches(found, most, random, 60)
     times, sizes = contents.times(rows), found.load.lengths // GRAIN
-    assert (times > 0).all()
+    assert (times[:, :4] > 0).all()
     assert (contents.times(np.zeros_like(rows[:1])) == 0).all()
     unit = times.sum() / (rows @ sizes).sum()
     last = len(sizes) - 1
     loose = 0.0
     for turn in range(8):
-        weights = random.uniform(0.0, 1.0, (3, 4))
+        weights = random.uniform(0.0, 1.0, (6, 4))
         prices = unit * sizes * random.uniform(0.3, 1.2, len(sizes))
         cores = np.array([False, True, False, True])
         core = Core(last) if turn % 2 else Core(grains=int(random.integers(1, most // 2)))
@@ -79,12 +88,31 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
     assert loose < 0.03, loose
 
 
-@pytest.mark.parametrize("turn", range(2))
+@pytest.mark.parametrize("turn", range(3))
+def test_times_of_contents_are_those_of_every_stage(turn: int) -> None:
+    """Never above the exact times, forward and backward, of the last stage, the first with tolls, and any other
+    one; transfers just the same. Tolls are what is missing on the first of several."""
+    (found, member), random = pipeline(turn), np.random.default_rng(2)
+    one, most = found.members[member].candidate, found.grains(member, beside=False)
+    rows = random_micro_batches(found, most, random, 60)
+    told = found.contents(member).times(rows)
+    exact = micro_batch_times(found.problem, one, found.load.lengths, rows, found.load.rules.mask)
+    assert (told[:, 0] <= exact.forward[-1] + exact.backward[-1]).all()
+    for place, phase in enumerate((exact.forward, exact.backward)):
+        first = told[:, 1 + place] + told[:, 4 + place]
+        assert (told[:, 1 + place] <= phase[:-1].min(axis=0)).all()
+        assert (first <= phase[0]).all()
+        assert first == pytest.approx(phase[0], rel=2e-3)
+        assert ((told[:, 4 + place] > 0) == (len(phase) > 2)).all()
+    assert (told[:, 3] == exact.transfer).all()
+
+
+@pytest.mark.parametrize("turn", range(3))
 def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
     """Random micro-batches, as many as the window says and the longest sequence where it says: the exact time is
     no less than what the mixture of real loads proves of whole sequences, or an improved one, which is more."""
-    member = pipelines()[turn]
-    found, random, contents = pool(), np.random.default_rng(7 + member), contents_of(member)
+    (found, member), random = pipeline(turn), np.random.default_rng(7 + turn)
+    contents = found.contents(member)
     one, stages = found.members[member].candidate, found.num_stages(member)
     loads = found.loads(member, beside=False)
     most, last = found.grains(member, beside=False), len(found.load.lengths) - 1
@@ -129,8 +157,8 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
             if core == longest:
                 held[before] = np.arange(last + 1) == last
             elif core is not None:
-                # As many of the shortest as it has at least.
-                held[before] = (np.arange(last + 1) == 0) * -(-core.grains // int(sizes[0]))
+                many = random_micro_batches(found, most, random, 40)
+                held[before] = next(row for row in many if row @ sizes >= core.grains)
             exact = int(replicas_ns(found.problem, one, found.load.lengths, (held,), found.load.rules.mask)[0])
             total = float((held @ loads.stages.last).sum())
             assert max(proved.at(total), better.at(total)) <= exact
@@ -172,16 +200,15 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
     assert gained > 1e-3, gained
 
 
-@pytest.mark.parametrize("turn", range(2))
+@pytest.mark.parametrize("turn", range(3))
 def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None:
     """Whatever was refined: the bound of the whole workload does not fall, and the best packing is no shorter; for
     a time that it says is too short there is none."""
-    member = pipelines()[turn]
-    found = pool()
+    found, member = pipeline(turn)
     loads = found.loads(member, beside=False).lengthened(float("inf"))
     packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
     assert packed is not None
-    search = Filled(loads, contents_of(member))
+    search = Filled(loads, found.contents(member))
     for share in (0.9, 0.97, 0.99):
         search.run(share * packed.time_ns, time.perf_counter() + 1.0)
         assert loads.highest * (1 - 1e-9) <= search.loads.highest <= packed.time_ns

@@ -79,7 +79,7 @@ def test_contents_with_loose_sequences_are_no_dearer() -> None:
     assert loose.items.counts[:3].sum() == contents.items.counts[:first] @ sizes[:first]
     unit = times.sum() / (rows @ sizes).sum()
     for _ in range(6):
-        weights = random.uniform(0.0, 1.0, (3, 2))
+        weights = random.uniform(0.0, 1.0, (6, 2))
         prices = unit * random.uniform(0.3, 1.2, 3 + len(sizes) - first)
         prices[3:] *= sizes[first:]
         own = np.append(prices[kinds] * sizes[:first], prices[3:])

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from milpplan.groups.unequal import StageLoads, load_bound, path_bound
+from milpplan.groups.path_mixtures import StageLoads
+from milpplan.groups.unequal import load_bound, path_bound
 from milpplan.lengths.replicas import pipeline_ns
-from milpplan.lengths.tables import corners
+from milpplan.lengths.stage_lines import corners
 
 
 def test_every_pair_has_at_least_a_mixture_of_the_corners() -> None:

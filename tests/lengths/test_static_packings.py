@@ -38,7 +38,7 @@ def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     assert known.rough(member)
     starts = list(known.starts[member])
     assert starts
-    assert known.packed[member].time_ns <= 1.01 * min(one.time_ns for one in starts)
+    assert known.packed[member].time_ns <= 1.02 * min(one.time_ns for one in starts)
     known.improve(member, most=False)
     assert not known.rough(member)
     times = [known.best.time_ns]
