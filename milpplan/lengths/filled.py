@@ -67,8 +67,9 @@ class Filled:
         self.large: list[Side] = []
         items, room = contents.items, contents.base.shape[-1]
         longest_size = int(items.sizes[items.fits].max())
-        self.numbers = [int(longest_size * part) for part in _LARGE if int(longest_size * part) < _SMALLER * room]
-        self.smaller = [int(longest_size * part) for part in _SMALL]
+        larger, smaller = ({int(longest_size * part) for part in parts} for parts in (_LARGE, _SMALL))
+        self.numbers = sorted(one for one in larger if one < _SMALLER * room)
+        self.smaller = sorted(smaller - {0})
         self.divided = False
         self.kept = loads
         self.unweighed: Filled | None = None

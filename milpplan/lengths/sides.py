@@ -31,11 +31,13 @@ _KINDS = 2
 @dataclass(frozen=True, eq=False)
 class Piece:
     """What is known of a window (none: of any more micro-batches), of which mixture, slope and contents; ``stale``
-    where they were others' contents or worths, ``done`` where nothing more is to be had."""
+    where they were others' contents or worths, ``done`` where nothing more is to be had; ``tried``: which mixture
+    of another window was."""
 
     window: Window | None
     bounds: tuple[PathBound, ...]
     start: tuple[Mixture, float, IntArray] | None = None
+    tried: Mixture | None = None
     stale: bool = False
     done: bool = False
 
@@ -74,13 +76,15 @@ class Side:
 @dataclass(frozen=True, eq=False)
 class Measure:
     """How pieces of a pipeline are measured: its ``stages`` (and what programs of real loads have of them), and
-    what a sequence of every length is worth as a load, ``each`` [n]; ``total`` of the workload."""
+    what a sequence of every length is worth as a load, ``each`` [n]; ``total`` of the workload. ``improved``: the
+    mixture and the slope that a program found last for so many micro-batches, around whatever."""
 
     stages: StageLoads
     programmed: StageLoads
     num_stages: int
     each: FloatArray
     total: float
+    improved: dict[int, tuple[Mixture, float]] = field(default_factory=dict)
 
     @staticmethod
     def of(loads: Loads) -> Measure:
@@ -128,12 +132,30 @@ class Measure:
             return [Piece(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
         if piece.start is None:
             return [replace(piece, done=True)]
+        return [self._tried(filling, piece, time_ns) or self._improved(filling, side, piece, time_ns, enough)]
+
+    def _tried(self, filling: Filling, piece: Piece, time_ns: float) -> Piece | None:
+        """With the mixture of another window of as many micro-batches, which is one of this window, too, and
+        spares most of a program; none where there is no other, or nothing is gained."""
+        mixture, slope = self.improved.get(filling.window.number, (None, 0.0))
+        if mixture is None or mixture is piece.tried or piece.start is None or mixture is piece.start[0]:
+            return None
+        moved = replace(mixture, window=filling.window)
+        found, rows = filling.proved(moved, slope)
+        if found.within(time_ns) >= piece.within(time_ns):
+            return None
+        return replace(piece, bounds=(found,), start=(moved, slope, rows), tried=mixture)
+
+    def _improved(self, filling: Filling, side: Side, piece: Piece, time_ns: float, enough: float) -> Piece:
+        """With the bound of a program."""
+        assert piece.start is not None
         mixture, slope, rows = piece.start
         given = mixture, slope, rows, side.columns, time_ns, enough
         found, mixture, side.columns = improved(filling, *given)
+        self.improved[filling.window.number] = mixture, found.slope
         # What is enough now may not be for a longer time.
         done = found.within(time_ns) > enough
-        return [replace(piece, start=(mixture, found.slope, rows), done=done).better(found, time_ns)]
+        return replace(piece, start=(mixture, found.slope, rows), done=done).better(found, time_ns)
 
     def _looked_at(self, filling: Filling, piece: Piece, time_ns: float, least: float) -> Piece:
         """With the better bound of the mixture that real loads give: by lines, or by contents."""

@@ -16,7 +16,7 @@ all of these.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -107,6 +107,8 @@ class _Search:
         self.teams: BestTeams | None = None
         self.several: Several | None = None
         self.other: StaticProcess | None = None
+        # Seconds that static steps were proved and packed here beside it.
+        self.proved_s, self.packed_s = 0.0, 0.0
 
     @property
     def sets(self) -> Several:
@@ -150,12 +152,12 @@ class _Search:
         if self.other is not None and not open_:
             self.other.close()
         pack_end = time.perf_counter() + _PACK_SHARE * time_limit_s
-        while open_ and time.perf_counter() < pack_end and self._hear() and self._polish(deadline):
+        while open_ and time.perf_counter() < pack_end and self._hear() and self._pack(statics.pack, deadline):
             pass
         sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
         self.sets.run(self.max_strategies, sets_end, self._hear)
-        while self._hear() and self.bound_ns < self.sets.target_ns:
-            if not self._polish(deadline):
+        while self._hear(few=True) and self.bound_ns < self.sets.target_ns:
+            if not self._beside_proof(deadline):
                 time.sleep(_WAIT_S)
             self.sets.again(self._hear)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
@@ -167,18 +169,34 @@ class _Search:
         self._take(step)
         return min(below_ns, step.time_ns)
 
-    def _polish(self, deadline: float) -> bool:
-        """Pack the best step of one strategy better, if it is what counts; whether that was tried."""
+    def _beside_proof(self, deadline: float) -> bool:
+        """What this process does while the other one proves static steps: packs what may be shortest, then proves
+        some of it, too, and packs the best with more care in turn; whether there was any."""
+        statics = self.statics
+        if self._pack(statics.pack, deadline):
+            return True
+        began = time.perf_counter()
+        if self.proved_s <= self.packed_s and statics.prove(deadline):
+            self.proved_s += time.perf_counter() - began
+            return True
+        if self._pack(statics.polish, deadline):
+            self.packed_s += time.perf_counter() - began
+            return True
+        return statics.prove(deadline)
+
+    def _pack(self, pack: Callable[[float], bool], deadline: float) -> bool:
+        """Pack a strategy better, if static steps are what counts; whether that was tried."""
         static, best = self.statics.best, self.sets.best
-        tried = static is not None and static.time_ns <= best.time_ns and self.statics.polish(deadline)
+        tried = static is not None and static.time_ns <= best.time_ns and pack(deadline)
         self._take(self.statics.best)
         return tried
 
-    def _hear(self) -> bool:
-        """What the other process has found, if there is one; whether it will tell more."""
+    def _hear(self, *, few: bool = False) -> bool:
+        """What the other process has found, if there is one; whether it will tell more. ``few``: it is heard so
+        often that few slices are asked for."""
         if self.other is None:
             return False
-        more = self.other.hear(self.sets.best.time_ns)
+        more = self.other.hear(self.sets.best.time_ns, few=few)
         self._take(self.statics.best)
         return more
 

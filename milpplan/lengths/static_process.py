@@ -24,8 +24,9 @@ from milpplan.optimize.worker_process import WorkerProcess, can_start, usable_cp
 # Seconds of a slice, and slices that it is asked for at once: for so long it is not heard while teams are searched
 # and sets are screened.
 _SLICE_S, _AHEAD = 1.5, 7
-# Slices of the beginning, in which this process packs pipelines, so that the other one need not.
-_FIRST_AHEAD = 2
+# Slices of the beginning, in which this process packs pipelines, so that the other one need not; and where it is
+# heard all the time.
+_FIRST_AHEAD, _FEW_AHEAD = 2, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,8 @@ class StaticsHello:
 @dataclass(frozen=True, slots=True)
 class Slice:
     """What is to beat, ns, the seconds of the slice, and when all ends, by ``time.time``; the ``best`` step of one
-    strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed."""
+    strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed; the
+    ``least`` time of each strategy in ns that was proved here."""
 
     below_ns: float
     seconds: float
@@ -50,6 +52,7 @@ class Slice:
     best: Step | None = None
     took_s: float = 0.0
     packs: bool = True
+    least: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class StaticsWorker:
         now, left_s = time.perf_counter(), max(0.0, asked.end_s - time.time())
         pause = now + min(asked.seconds, left_s)
         self.statics.packs = asked.packs
+        self.statics.raise_least(asked.least)
         if asked.best is not None:
             self.statics.known.take(asked.best, asked.took_s)
         with suppress(InfeasibleError):
@@ -123,13 +127,14 @@ class StaticProcess:
         while self.awaited < number:
             end_s = time.time() + self.deadline - time.perf_counter()
             best = self.statics.best if self.statics.best is not self.said else None
-            self.process.send(Slice(below_ns, _SLICE_S, end_s, best, self.statics.known.took_s, packs))
+            least = dict(self.statics.least)
+            self.process.send(Slice(below_ns, _SLICE_S, end_s, best, self.statics.known.took_s, packs, least))
             self.said = self.statics.best
             self.awaited += 1
 
-    def hear(self, below_ns: float) -> bool:
-        """Take over what it has told, and say what is to beat now; False where it will tell nothing more: nothing
-        is left to do, the time is over, or it died."""
+    def hear(self, below_ns: float, *, few: bool = False) -> bool:
+        """Take over what it has told, and say what is to beat now, for ``few`` slices or more; False where it will
+        tell nothing more: nothing is left to do, the time is over, or it died."""
         while self.process is not None and self.awaited and self.process.answered:
             self.awaited -= 1
             try:
@@ -145,7 +150,7 @@ class StaticProcess:
         if self.process is None or now > self.deadline + (_SLICE_S if self.awaited else 0.0):
             return False
         if not self.idle or below_ns < self.asked_ns:
-            self._ask(below_ns)
+            self._ask(below_ns, _FEW_AHEAD if few else _AHEAD)
         return self.awaited > 0
 
     def close(self) -> None:

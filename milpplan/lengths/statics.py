@@ -57,6 +57,8 @@ class Statics:
         self.in_integers: set[int] = set()
         # Packed or tried to, while another process proves.
         self.tried: set[int] = set()
+        # Of which nothing more is to be had here.
+        self.ended: set[int] = set()
         self.eager = False
         # Whether pipelines are packed.
         self.packs = True
@@ -90,17 +92,19 @@ class Statics:
             self.pool.tell(member, one)
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
             self.known.take(best, self.known.took_s, rough=rough)
-        self.least = {member: max(self.least[member], known) for member, known in least.items()}
+        self.raise_least(least)
 
-    def polish(self, deadline: float) -> bool:
-        """Pack one strategy better while another process proves: those that may be shortest and are not packed,
-        the least bound first; the shortest ones, and all that may be it, with more care; the best one from other
-        starts and then with most; whether that was tried."""
-        known, best = self.known, self.known.best
-        if best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
+    def raise_least(self, least: dict[int, float]) -> None:
+        """The least time of some strategies in ns that was proved elsewhere."""
+        self.least |= {member: max(self.least[member], known) for member, known in least.items()}
+
+    def pack(self, deadline: float) -> bool:
+        """Pack one strategy while another process proves: those that may be shortest and are not packed, the least
+        bound first; the shortest ones, and all that may be it, with more care; whether there was any."""
+        known = self.known
+        if self.best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
             return False
-        enough_ns = self._enough_ns(np.inf)
-        open_ = sorted((one for one, least in self.least.items() if least < enough_ns), key=self.least.__getitem__)
+        open_ = self._open
         new = [member for member in open_ if member not in known.packed and member not in self.tried]
         if new:
             self.tried.add(new[0])
@@ -110,13 +114,31 @@ class Statics:
         rough = [member for member in (*known.shortest(), *packed) if known.rough(member)]
         if rough:
             known.improve(rough[0], most=False)
-            return True
+        return bool(rough)
+
+    def polish(self, deadline: float) -> bool:
+        """Pack the best strategy from another start, or with most care, while another process proves; whether that
+        was tried."""
+        known, best = self.known, self.best
+        if best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
+            return False
         if known.restart(best.home):
             return True
         if known.finished(best.home) or self._late(deadline - MOST_TIMES * known.took_s):
             return False
         known.improve(best.home, most=True)
         return True
+
+    def prove(self, deadline: float) -> bool:
+        """A slice of time for the pipeline that lacks least, while another process proves the one that lacks most;
+        whether there was any but that one."""
+        enough_ns = self._enough_ns(np.inf)
+        for member in reversed(self._open[1:]):
+            if self.pool.num_stages(member) > 1 and member not in self.ended:
+                if not self._fill_one(member, enough_ns, min(deadline, time.perf_counter() + _SLICE_S)):
+                    self.ended.add(member)
+                return True
+        return False
 
     def run(self, below_ns: float, deadline: float, pause: float = np.inf, *, eager: bool = False) -> Step:
         """Shorten and prove all that may be shorter than ``below_ns``, until the ``deadline``; after a ``pause``
@@ -142,6 +164,12 @@ class Statics:
             best = self._polish(deadline)
         self._fill(below_ns, pause)
         return best
+
+    @property
+    def _open(self) -> list[int]:
+        """Strategies that may be shorter than the best step by more than the gap, the least bound first."""
+        enough_ns = self._enough_ns(np.inf)
+        return sorted((one for one, least in self.least.items() if least < enough_ns), key=self.least.__getitem__)
 
     def _enough_ns(self, below_ns: float) -> float:
         """A pipeline with a bound of at least this needs nothing more."""
@@ -193,26 +221,31 @@ class Statics:
 
     def _fill(self, below_ns: float, deadline: float) -> None:
         """Configuration programs for pipelines, a slice of time always for the one with the least bound."""
-        pool, enough_ns = self.pool, self._enough_ns(below_ns)
+        enough_ns = self._enough_ns(below_ns)
         while time.perf_counter() < deadline:
             member = min(self.least, key=lambda one: self.least[one])
-            if self.least[member] >= enough_ns or pool.num_stages(member) == 1:
+            if self.least[member] >= enough_ns or self.pool.num_stages(member) == 1:
                 return
-            if member not in self.filled:
-                self.filled[member] = Filled(pool.lengthened(member, np.inf), pool.contents(member))
-            once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
-            # What leaves most for a time not much longer than what is proved is what the bound rests on.
-            known_ns = max(pool.alone(member).highest, self.least[member] - once_ns)
-            enough = min(enough_ns - once_ns, known_ns * (1.0 + _RISE))
-            one = self.filled[member]
-            if one.done:
-                if not self._lead(member, enough, deadline):
-                    return
-                continue
-            one.run(enough, min(deadline, time.perf_counter() + _SLICE_S))
-            pool.know(member, one.loads)
-            self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
-            self._share(member, enough_ns - once_ns)
+            if not self._fill_one(member, enough_ns, deadline):
+                return
+
+    def _fill_one(self, member: int, enough_ns: float, deadline: float) -> bool:
+        """A slice of time for one; False where there is nothing more."""
+        pool = self.pool
+        if member not in self.filled:
+            self.filled[member] = Filled(pool.lengthened(member, np.inf), pool.contents(member))
+        once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
+        # What leaves most for a time not much longer than what is proved is what the bound rests on.
+        known_ns = max(pool.alone(member).highest, self.least[member] - once_ns)
+        enough = min(enough_ns - once_ns, known_ns * (1.0 + _RISE))
+        one = self.filled[member]
+        if one.done:
+            return self._lead(member, enough, deadline)
+        one.run(enough, min(deadline, time.perf_counter() + _SLICE_S))
+        pool.know(member, one.loads)
+        self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
+        self._share(member, enough_ns - once_ns)
+        return True
 
     def _lead(self, member: int, time_ns: float, deadline: float) -> bool:
         """A slice of time for a pipeline's bound by the leaders of its replicas; False where there is nothing

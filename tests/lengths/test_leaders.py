@@ -10,6 +10,7 @@ import pytest
 
 from milpplan.groups.unequal import best_mixture
 from milpplan.groups.windows import Window
+from milpplan.groups.workload import workload_of
 from milpplan.lengths.filled import Filled
 from milpplan.lengths.filling import Filling
 from milpplan.lengths.filling_programs import improved
@@ -18,7 +19,7 @@ from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.stage_contents import Core
 from milpplan.lengths.together import Together, fewest_bins
-from tests.lengths.cases import pool_of, random_micro_batches, random_packings, workload
+from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem
 
 SHARES = 0.3, 0.8
@@ -164,3 +165,23 @@ def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
     better, _, _ = improved(filling, mixture, slope, rows, None, time_ns, 0.0)
     assert better.within(time_ns) < float(each[last])
     assert better.within(time_ns) <= proved.within(time_ns)
+
+
+def test_short_longest_sequences_tell_few_sizes_of_micro_batches_apart() -> None:
+    """Of eight grains several parts are as many grains: each number is told once, never none, and nothing fails."""
+    steps = workload_of(np.random.default_rng(3).integers(100, 1025, 40).astype(np.int64), GRAIN)
+    found = pool_of(small_problem(memory_gib=60), steps)
+    assert steps.lengths[-1] == 8 * GRAIN
+    member = replicated(found)[0]
+    best = found.packed(member, found.load.counts, found.grains(member, beside=False))
+    assert best is not None
+    time_ns = 0.99 * best.time_ns
+    filled = Filled(found.loads(member, beside=False).lengthened(float("inf")), found.contents(member))
+    assert filled.smaller == sorted({*filled.smaller} - {0})
+    assert filled.numbers == sorted({*filled.numbers})
+    filled.run(time_ns, time.perf_counter() + 0.3)
+    leaders = Leaders(filled, time_ns)
+    while filled.tell_smaller(time_ns):
+        leaders.run(time_ns, time.perf_counter() + 0.2)
+    assert not filled.smaller
+    assert filled.loads.highest <= leaders.highest <= best.time_ns

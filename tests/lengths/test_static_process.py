@@ -12,7 +12,7 @@ from milpplan.lengths.filled import Filled
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.static_process import Slice, StaticProcess, StaticsWorker
 from milpplan.lengths.statics import Statics
-from tests.lengths.cases import GRAIN, pool, workload
+from tests.lengths.cases import GRAIN, deep_pool, pool, workload
 from tests.small import small_problem
 
 
@@ -65,9 +65,10 @@ def test_packing_goes_on_until_it_gains_nothing() -> None:
     found, deadline = [here.best.time_ns], time.perf_counter() + 120.0
     here.known.took_s = 1e6
     here.known.polished[here.best.home] = 0
+    assert not here.pack(deadline)
     assert not here.polish(deadline)
     here.known.took_s = 0.0
-    while here.polish(deadline):
+    while here.pack(deadline) or here.polish(deadline):
         found.append(here.best.time_ns)
     assert len(found) > 1
     assert found == sorted(found, reverse=True)
@@ -76,6 +77,29 @@ def test_packing_goes_on_until_it_gains_nothing() -> None:
     packed = here.known.packed
     assert {*packed, *here.tried} == set(here.least)
     assert not any(here.known.rough(one) for one in packed)
+
+
+def test_proving_here_leaves_the_worst_strategy_to_the_other_process() -> None:
+    """Bounds of all open pipelines but the least one rise, stay below every packed step, and the other process
+    learns them; it ends where nothing is left."""
+    here = Statics(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    deadline, before = time.perf_counter() + 60.0, dict(here.least)
+    while here.pack(deadline):
+        pass
+    while True:
+        least = dict(here.least)
+        worst = min(least, key=least.__getitem__)
+        if not here.prove(deadline):
+            break
+        assert here.least[worst] == least[worst]
+        assert all(least[member] <= known for member, known in here.least.items())
+    assert time.perf_counter() < deadline
+    assert here.least != before
+    assert all(here.least[member] <= here.known.step(member).time_ns for member in here.known.packed)
+    there = Statics(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    worker = StaticsWorker(there)
+    known = worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), least=here.least))
+    assert all(here.least[member] <= known.least[member] for member in here.least)
 
 
 def test_a_slice_that_waited_ends_in_time() -> None:
