@@ -52,7 +52,7 @@ class Filled:
         """``loads`` that hold the whole workload know what its longest sequence adds (``Loads.lengthened``)."""
         self.known, self.done, self.turn = loads, False, 0
         # What a sequence of every length is worth, as a load, and whether the worst window was asked for it.
-        self.measure, self.weighed = Measure.of(loads), False
+        self.measure, self.weighed = Measure.of(loads, contents.items.counts), False
         self.total, self.others = self.measure.total, loads.num_replicas - 1
         self.plain, self.long = Side(contents, halves), Side(contents, halved)
         self.whole = contents
@@ -235,7 +235,7 @@ class Filled:
         """Count what sequences are worth by ``worths`` [n], all together as much as before."""
         counts, before = self.plain.contents.items.counts, self.measure.each
         worths = np.maximum(worths / float(counts @ worths) * self.total, _LEAST_WORTH * before)
-        measure = self.measure = replace(self.measure, each=worths / float(counts @ worths) * self.total)
+        measure = self.measure = self.measure.worth(worths / float(counts @ worths) * self.total)
         for side in (self.plain, self.long, *self.large):
             known = [tuple(measure.counted(bound, before) for bound in one.bounds) for one in side.pieces]
             pairs = zip(side.pieces, known, strict=True)

@@ -138,10 +138,12 @@ def shared_out(
     enough: float = float("inf"),
     deadline: float = float("inf"),
     width: float = _WIDTH,
+    first: int = 0,
 ) -> tuple[PriceBound, Columns] | None:
     """The bound of the most ``value``, up to ``enough`` of it, that is high for ``needed`` [n] sequences at
-    prices of at most ``dearest`` [n], and the contents of the last program, which has a row for every length;
-    none where that has no answer. Beginning with what is ``known`` of another window, until the ``deadline``.
+    prices of at most ``dearest`` [n], which are kept of lengths before the ``first``, and the contents of the last
+    program, which has a row for every length; none where that has no answer. Beginning with what is ``known`` of
+    another window, until the ``deadline``.
 
     Prices are sought near the best known ones, by this ``width`` first, which spares most rounds, and further away
     where there are no better ones.
@@ -152,6 +154,7 @@ def shared_out(
     drawn, solved = start, False
     for _ in range(_WHOLE_ROUNDS):
         low, high = (1.0 - width) * drawn.prices, np.minimum((1.0 + width) * drawn.prices, dearest)
+        low[:first] = high[:first] = drawn.prices[:first]
         found = program.share_out(needed, low, high)
         if found is None:
             break
@@ -164,7 +167,7 @@ def shared_out(
         if most_ns <= best.at(needed) * (1.0 + _NEAR):
             prices = found[0].prices
             inside = (prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= dearest))
-            if inside.all():
+            if inside[first:].all():
                 break
             width *= 1.0 if better else 2.0
         if value(best) >= enough or time.perf_counter() > deadline or width > _WIDEST:

@@ -7,25 +7,34 @@ apart by their leaders, in classes c of lengths. One led by class c does no more
 a micro-batch with such a sequence leave for contents without longer ones. In the order of their leaders, the
 longest first, replicas 1 to i - 1 hold all sequences that are longer than those of the class of replica i:
 
-    V_c1 + ... + V_c(i-1) >= load of all classes above ci,        V_c1 + ... + V_cD >= load of all.
+    V_c1 + ... + V_c(i-1) >= load of all classes above ci,        V_c1 + ... + V_cD >= load of all,
 
-The largest sum of a number of replicas with some last class is a dynamic program: more of it allows no less. If no
-sum reaches the workload, Z is too short.
+and they are as many as these sequences need at least (``together``). If no chain of classes (``leader_chains``)
+has that, Z is too short.
 
-And replicas 1 to i - 1 are as many as these sequences need at least (``together``).
+**One head.** Where one replica alone leads with long sequences, it holds all of them, but V_c counts what is done
+most cheaply, which may be none of them. What is true of loads is true whatever sequences are worth: so the window
+of the head that does most is asked for the prices at which it takes longest for all long sequences, and chains
+with such a head are looked at with these worths, too. Those led by shorter ones hold none of what is worth more,
+and do what they did before. (Of two heads each might do all that is worth more: that takes too long to exclude.)
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups.longest import Box, halved
 from milpplan.groups.windows import Window
 from milpplan.lengths.filled import Filled
-from milpplan.lengths.sides import Piece, Side
+from milpplan.lengths.filling import PriceBound
+from milpplan.lengths.filling_programs import Start, shared_out
+from milpplan.lengths.leader_chains import MOST_CHAINS, Chains
+from milpplan.lengths.sides import Measure, Piece, Side
 from milpplan.lengths.stage_contents import Core, StageContents
 from milpplan.lengths.together import Together
 
@@ -34,34 +43,55 @@ _EDGES = (0.55, 0.7, 0.8, 0.9)
 # Programs of real loads for a class.
 _EFFORT = 30
 # Halvings of the interval of the bound, and how much longer an interval is looked at first.
-_HALVINGS, _LONGER = 30, 1.2
+_HALVINGS, _LONGER = 14, 1.01
 # Of a leader's load that a replica has at least, whatever sums of floats may lose.
 _SAFETY = 1.0 - 1e-6
 _NONE = -np.inf
+# Seconds in which it is asked what sequences are worth for a head.
+_ASK_S = 2.0
+
+Classes = list[tuple[int, int]]
+"""Of lengths: from which number on, up to one before which."""
 
 
 @dataclass(eq=False)
-class LedClass:
-    """Replicas led by one of ``first`` to ``end`` - 1, with a load of ``least`` or more, by what ``sides``
-    cover them; ``longer``: how many sequences are longer, and ``above`` their load; ``looked_at``: how often."""
+class Led:
+    """What replicas led by each class do at most, by ``sides`` that cover them, as loads by a measure: at least
+    that of a leader, ``least`` [C] (its own is there); all sequences longer than those of a class are ``above``
+    [C]. ``head``: the class from which on sequences are worth more here, for chains where one replica leads with
+    these; 0: for all. ``looked_at``: how often, by class."""
 
-    first: int
-    end: int
-    least: float
-    sides: tuple[Side, ...]
-    longer: int
-    above: float
-    looked_at: int = 0
+    measure: Measure
+    sides: dict[int, tuple[Side, ...]]
+    least: FloatArray
+    above: FloatArray
+    head: int = 0
+    looked_at: Counter[int] = field(default_factory=Counter)
 
-    def worst(self, time_ns: float) -> tuple[Side, Piece]:
-        """The piece that leaves most for a time."""
-        found = [(side, side.worst(time_ns)) for side in self.sides]
+    @staticmethod
+    def of(measure: Measure, classes: Classes, sides: dict[int, tuple[Side, ...]], head: int = 0) -> Led:
+        """By a measure."""
+        each, counts = measure.each, measure.counts
+        least = [float(each[first:end].min()) * _SAFETY for first, end in classes]
+        above = [float(counts[end:] @ each[end:]) for _, end in classes]
+        return Led(measure, sides, np.array(least), np.array(above), head)
+
+    def worst(self, place: int, time_ns: float) -> tuple[Side, Piece]:
+        """The piece of a class that leaves most for a time."""
+        found = [(side, side.worst(time_ns)) for side in self.sides[place]]
         return max(found, key=lambda one: one[1].within(time_ns))
 
-    def within(self, time_ns: float) -> float:
-        """What such a replica does at most, as a load; ``-inf`` where there is none."""
-        left = self.worst(time_ns)[1].within(time_ns)
-        return left if left >= self.least else _NONE
+    def within(self, place: int, time_ns: float) -> float:
+        """What a replica led by a class does at most, as a load; ``-inf`` where there is none."""
+        left = self.worst(place, time_ns)[1].within(time_ns)
+        return left if left >= self.least[place] else _NONE
+
+    def worth(self, measure: Measure, classes: Classes, head: int) -> Led:
+        """The same of those that lead with a class or a longer one, where sequences are worth no less."""
+        before, mine = self.measure.each, {place: of for place, of in self.sides.items() if place >= head}
+        copies = {side: _copied(side, measure, before) for sides in mine.values() for side in sides}
+        sides = {place: tuple(copies[side] for side in of) for place, of in mine.items()}
+        return Led.of(measure, classes, sides, head)
 
 
 class Leaders:
@@ -70,56 +100,110 @@ class Leaders:
     def __init__(self, filled: Filled, time_ns: float) -> None:
         """Beyond ``filled``, of which nothing changes any more; for about a time of a replica."""
         self.filled, self.done, self.highest = filled, False, filled.loads.highest
-        last, each = filled.known.stages.last, filled.measure.each
-        counts, number = filled.plain.contents.items.counts, len(each)
-        edges = {int(np.searchsorted(last, part * last[-1])) for part in _EDGES} | {number - 1}
-        firsts = sorted({0} | edges)
-        self.classes: list[LedClass] = []
-        for first, end in zip(firsts, [*firsts[1:], number], strict=True):
-            longer, above = int(counts[end:].sum()), float(counts[end:] @ each[end:])
-            least, sides = float(each[first]) * _SAFETY, self._sides(first, end, time_ns)
-            self.classes.append(LedClass(first, end, least, sides, longer, above))
+        last, counts, number = filled.known.stages.last, filled.measure.counts, len(filled.measure.each)
+        edges = list(_EDGES)
+        while Chains.number(len(edges) + 2, filled.others + 1) > MOST_CHAINS:
+            edges.pop()
+        starts = {int(np.searchsorted(last, part * last[-1])) for part in edges} | {0, number - 1}
+        firsts = sorted(starts)
+        self.classes: Classes = list(zip(firsts, [*firsts[1:], number], strict=True))
+        sides = {place: self._sides(first, end, time_ns) for place, (first, end) in enumerate(self.classes)}
+        # By what ``filled`` counts, and by what sequences are worth for a head.
+        self.led = [Led.of(filled.measure, self.classes, sides)]
+        self.asked: set[int] = set()
+        self.chains = Chains.of(len(self.classes), filled.others + 1)
         shares = [share * (filled.known.num_stages - 1) for share in filled.known.stages.shares]
         self.together = Together.of(np.repeat(last, counts) * _SAFETY, (shares[0], shares[1]))
 
     def run(self, time_ns: float, deadline: float) -> None:
         """Refine the classes that leave most for a time, until nothing is left of the question or of the time (of
         ``perf_counter``)."""
-        left, fewest = self._left(time_ns), self._fewest(time_ns)
+        enough = self.chains.enough(self._fewest(time_ns))
         while time.perf_counter() < deadline:
-            total, leaders = self._chain(left, fewest)
-            beyond = total - self.filled.total
-            if beyond < 0.0:
+            beyond = self._beyond(time_ns)
+            most = np.where(enough, beyond.min(axis=0), _NONE)
+            worst = int(most.argmax())
+            if most[worst] < 0.0:
                 break
-            # The more replicas one leads, and the less it was looked at.
-            order = sorted(set(leaders), key=lambda one: self.classes[one].looked_at / leaders.count(one))
-            worst = [(one, *self.classes[one].worst(time_ns)) for one in order]
-            open_ = [one for one in worst if not one[2].done]
-            if not open_:
-                self.done = not self.filled.tell_smaller(time_ns)
-                if self.done:
-                    break
-                self.classes[0].sides = self.filled.plain, *self.filled.large
-                continue
-            place, side, piece = open_[0]
-            self.classes[place].looked_at += 1
-            enough = max(0.0, piece.within(time_ns) - beyond / leaders.count(place))
-            self.filled.measure.refine(side, piece, time_ns, enough)
-            for shared in (at for at, one in enumerate(self.classes) if side in one.sides):
-                left[shared] = self.classes[shared].within(time_ns)
+            if not self._refine(self.chains.numbers[worst], beyond[:, worst], time_ns):
+                self.done = True
+                break
         self.highest = max(self.highest, self._least())
 
     def reaches(self, time_ns: float) -> bool:
         """Whether it is not known that replicas do less than the workload within a time."""
-        return self._chain(self._left(time_ns), self._fewest(time_ns))[0] >= self.filled.total
+        beyond = self._beyond(time_ns).min(axis=0)
+        return bool((beyond[self.chains.enough(self._fewest(time_ns))] >= 0.0).any())
 
-    def _left(self, time_ns: float) -> list[float]:
-        """What a replica led by each class does at most."""
-        return [one.within(time_ns) for one in self.classes]
+    def _beyond(self, time_ns: float) -> FloatArray:
+        """How much more than the workload chains do at most, by all worths, [w, m]."""
+        base, found = np.zeros(len(self.classes)), []
+        for one in self.led:
+            # Those led by shorter sequences than a head hold nothing that is worth more.
+            left = base.copy() if one.head else base
+            for place in one.sides:
+                left[place] = one.within(place, time_ns)
+            found.append(self.chains.beyond(left, one.above, one.measure.total))
+        return np.array(found)
 
-    def _fewest(self, time_ns: float) -> list[int]:
+    def _refine(self, chain: IntArray, beyond: FloatArray, time_ns: float) -> bool:
+        """Know more of the classes of a chain that does so much more than the workload by all worths [w]; whether
+        there was any."""
+        present = np.flatnonzero(chain)
+        # All but the shortest leaders, if that is one.
+        head = int(present[0]) + 1 if chain[present[0] + 1 :].sum() == 1 else 0
+        for one, more in zip(self.led, beyond.tolist(), strict=True):
+            places = [place for place in present.tolist() if place in one.sides and one.head in (0, head)]
+            # The more replicas one leads, and the less it was looked at.
+            for place in sorted(places, key=lambda at: one.looked_at[at] / chain[at]):
+                side, piece = one.worst(place, time_ns)
+                if not piece.done:
+                    one.looked_at[place] += 1
+                    enough = max(0.0, piece.within(time_ns) - more / int(chain[place]))
+                    one.measure.refine(side, piece, time_ns, enough)
+                    return True
+        if head and head not in self.asked:
+            self.asked.add(head)
+            self._ask(head, int(present[-1]), time_ns)
+            return True
+        if not self.filled.tell_smaller(time_ns):
+            return False
+        self.led[0].sides[0] = self.filled.plain, *self.filled.large
+        return True
+
+    def _ask(self, head: int, place: int, time_ns: float) -> None:
+        """What sequences of a class and longer ones are worth where one replica holds all of them, by the worst
+        window of the class that leads it."""
+        base, first = self.led[0], self.classes[head][0]
+        measure = base.measure
+        side, piece = base.worst(place, time_ns)
+        if piece.window is None or piece.start is None:
+            return
+        mixture, slope, rows = piece.start
+        above = float(base.above[head - 1])
+        rest = max(0.0, base.within(place, time_ns) - above) / (measure.total - above)
+        shares = np.where(np.arange(len(measure.counts)) < first, rest, 1.0)
+        needed = np.asarray(measure.counts * shares, dtype=np.float64)
+        dearest, begin = np.full(len(needed), np.inf), Start(mixture, slope * measure.each, rows)
+        filling, end = measure.filling(side, piece.window), time.perf_counter() + _ASK_S
+
+        def value(bound: PriceBound) -> float:
+            return bound.at(needed)
+
+        given = filling, needed, dearest, begin, side.columns, time_ns
+        found = shared_out(*given, value, deadline=end, first=first)
+        if found is None:
+            return
+        each = np.maximum(found[0].prices / slope, measure.each)
+        each[:first] = measure.each[:first]
+        if (each > measure.each).any():
+            self.led.append(base.worth(measure.worth(each), self.classes, head))
+
+    def _fewest(self, time_ns: float) -> IntArray:
         """How many replicas what is longer than each class needs at least."""
-        return [self.together.fewest(one.longer, time_ns) for one in self.classes]
+        counts = self.filled.measure.counts
+        longer = [int(counts[end:].sum()) for _, end in self.classes]
+        return np.array([self.together.fewest(one, time_ns) for one in longer])
 
     def _least(self) -> float:
         """A time within which the replicas do not do the workload, ns."""
@@ -130,22 +214,6 @@ class Leaders:
             middle = (low + high) / 2
             low, high = (low, middle) if self.reaches(middle) else (middle, high)
         return low
-
-    def _chain(self, left: list[float], fewest: list[int]) -> tuple[float, list[int]]:
-        """The largest sum of loads of replicas in a row, and the classes of their leaders, the longest first; none
-        where there are no leaders."""
-        last = len(self.classes) - 1
-        best = {last: (left[last], [last])}
-        for number in range(1, self.filled.others + 1):
-            found: dict[int, tuple[float, list[int]]] = {}
-            for before, (total, leaders) in best.items():
-                for place in range(before + 1):
-                    elsewhere = total >= self.classes[place].above and number >= fewest[place]
-                    new = total + left[place]
-                    if (place == before or elsewhere) and new > found.get(place, (_NONE, []))[0]:
-                        found[place] = new, [*leaders, place]
-            best = found
-        return max(best.values(), key=lambda one: one[0], default=(_NONE, []))
 
     def _begun(self, box: Box) -> list[Piece]:
         """What is known of a box, with windows and mixtures that were found around the longest sequence."""
@@ -167,6 +235,15 @@ class Leaders:
         if most >= found.worst(time_ns).within(time_ns):
             return (found,)
         return replace(found, contents=_shorter(filled.plain.contents, end)), *filled.large
+
+
+def _copied(side: Side, measure: Measure, before: FloatArray) -> Side:
+    """What is known of a side, by other worths."""
+    pieces = [
+        replace(one, bounds=tuple(measure.counted(bound, before) for bound in one.bounds)).renewed
+        for one in side.pieces
+    ]
+    return replace(side, pieces=pieces)
 
 
 def _inside(window: Window, other: Window) -> bool:

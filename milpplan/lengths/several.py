@@ -91,9 +91,16 @@ class Several:
         if step.time_ns < self.best.time_ns:
             self.best = step
 
-    def run(self, max_strategies: int, deadline: float, heard: Callable[[], object] = bool) -> None:
+    def run(
+        self,
+        max_strategies: int,
+        deadline: float,
+        heard: Callable[[], object] = bool,
+        enough_ns: Callable[[], float] = lambda: np.inf,
+    ) -> None:
         """Screen all sets, and learn more of what is left, the least bound first; ``bound_ns`` is proved once it
-        ``is_bounded``, also where Ctrl-C raises. ``heard`` is called between two steps, and may ``take`` one."""
+        ``is_bounded``, also where Ctrl-C raises. ``heard`` is called between two steps, and may ``take`` one; a
+        bound of ``enough_ns`` is enough for now."""
         if len(self.members) < 2 or max_strategies < 2:
             self.is_bounded = True
             return
@@ -103,19 +110,19 @@ class Several:
         left = self.sets = [self.left(one, number) for number, one in enumerate(kept.left)]
         self._first(left)
         try:
-            self._narrow(left, heard)
+            self._narrow(left, heard, enough_ns)
         finally:
             self.dropped_ns, self.bound_ns = self.bound_ns, min([self.bound_ns, *(one.bound_ns for one in left)])
             self.is_bounded = True
 
-    def again(self, heard: Callable[[], object]) -> None:
-        """The sets that are left, where more is known of strategies alone by now."""
+    def again(self, heard: Callable[[], object], enough_ns: Callable[[], float] = lambda: np.inf) -> None:
+        """The sets that are left, where more is known of strategies alone by now, as in ``run``."""
         try:
-            self._narrow(self.sets, heard)
+            self._narrow(self.sets, heard, enough_ns)
         finally:
             self.bound_ns = min([self.dropped_ns, *(one.bound_ns for one in self.sets)])
 
-    def _narrow(self, left: list[Left], heard: Callable[[], object]) -> None:
+    def _narrow(self, left: list[Left], heard: Callable[[], object], enough_ns: Callable[[], float]) -> None:
         """Learn more of the set with the least bound, until none is open: its ways in turn, and what is known of
         its strategies alone whenever that is more."""
         heapq.heapify(left)
@@ -127,7 +134,8 @@ class Several:
                 for one in [one for one in ended if self._renewed(one)]:
                     heapq.heappush(left, one)
                     ended.remove(one)
-                if time.perf_counter() > self.deadline or not left or left[0].bound_ns >= self.target_ns:
+                enough = min(self.target_ns, enough_ns())
+                if time.perf_counter() > self.deadline or not left or left[0].bound_ns >= enough:
                     break
                 least = left[0]
                 if self._renewed(least):

@@ -76,27 +76,37 @@ class Side:
 @dataclass(frozen=True, eq=False)
 class Measure:
     """How pieces of a pipeline are measured: its ``stages`` (and what programs of real loads have of them), and
-    what a sequence of every length is worth as a load, ``each`` [n]; ``total`` of the workload. ``improved``: the
-    mixture and the slope that a program found last for so many micro-batches, around whatever."""
+    what each of ``counts`` [n] sequences is worth as a load, ``each`` [n]. ``improved``: the mixture and the slope
+    that a program found last for so many micro-batches, around whatever."""
 
     stages: StageLoads
     programmed: StageLoads
     num_stages: int
+    counts: IntArray
     each: FloatArray
-    total: float
     improved: dict[int, tuple[Mixture, float]] = field(default_factory=dict)
 
     @staticmethod
-    def of(loads: Loads) -> Measure:
-        """That of ``loads``."""
-        each, total = loads.each * loads.num_replicas, loads.full * loads.num_replicas
-        return Measure(loads.stages, loads.stages.with_kinds(_KINDS), loads.num_stages, each, total)
+    def of(loads: Loads, counts: IntArray) -> Measure:
+        """That of ``loads`` of a workload."""
+        programmed, each = loads.stages.with_kinds(_KINDS), loads.each * loads.num_replicas
+        return Measure(loads.stages, programmed, loads.num_stages, counts, each)
+
+    @property
+    def total(self) -> float:
+        """Of the workload."""
+        return float(self.counts @ self.each)
+
+    def worth(self, each: FloatArray) -> Measure:
+        """With another worth of every sequence."""
+        return replace(self, each=each, improved={})
 
     def counted(self, bound: PathBound, before: FloatArray) -> PathBound:
-        """A bound by what sequences were worth ``before`` as one by what they are worth here, for parts of what is
-        worth the same both ways: what is missing was worth so many times as much at most."""
-        times = max(1.0, float((before / self.each).max()))
-        return PathBound(bound.constant - bound.slope * (times - 1.0) * self.total, bound.slope * times)
+        """A bound by what sequences were worth ``before`` as one by what they are worth here, for parts of the
+        workload: what is missing was worth so many times as much at most."""
+        times = float((before / self.each).max())
+        beyond = float(self.counts @ before) - times * self.total
+        return PathBound(bound.constant + bound.slope * beyond, bound.slope * times)
 
     def load_bound(self, known: LoadBound, before: FloatArray) -> LoadBound:
         """The same of all ranges."""

@@ -46,6 +46,8 @@ _BASELINES_SHARE = 1 / 3
 # Seconds of static pipelines here while another process works on them, too; time limits from which there is one;
 # and what this process waits at once where it has nothing else to do.
 _FIRST_S, _WORTH_S, _WAIT_S = 2.0, 5.0, 0.05
+# Seconds of sets whose bound is further than this above that of static steps, and then of these in turn.
+_TURN_S, _FURTHER = 0.5, 1.0005
 
 
 def solve_lengths(
@@ -155,10 +157,12 @@ class _Search:
         while open_ and time.perf_counter() < pack_end and self._hear() and self._pack(statics.pack, deadline):
             pass
         sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
-        self.sets.run(self.max_strategies, sets_end, self._hear)
+        self.sets.run(self.max_strategies, sets_end, self._hear, self._in_turn())
         while self._hear(few=True) and self.bound_ns < self.sets.target_ns:
             if not self._beside_proof(deadline):
                 time.sleep(_WAIT_S)
+            self.sets.again(self._hear, self._in_turn())
+        if self.other is not None:
             self.sets.again(self._hear)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))
@@ -168,6 +172,17 @@ class _Search:
         step = self.statics.run(below_ns, time.perf_counter() + seconds)
         self._take(step)
         return min(below_ns, step.time_ns)
+
+    def _in_turn(self) -> Callable[[], float]:
+        """What is enough of a bound for sets, ns: after a while no more than that of static steps, as long as
+        these are proved."""
+        end = time.perf_counter() + _TURN_S
+
+        def enough_ns() -> float:
+            proving = self.other is not None and self.other.process is not None
+            return self.statics.bound_ns * _FURTHER if proving and time.perf_counter() > end else np.inf
+
+        return enough_ns
 
     def _beside_proof(self, deadline: float) -> bool:
         """What this process does while the other one proves static steps: packs what may be shortest, then proves

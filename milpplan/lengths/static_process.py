@@ -44,7 +44,7 @@ class StaticsHello:
 class Slice:
     """What is to beat, ns, the seconds of the slice, and when all ends, by ``time.time``; the ``best`` step of one
     strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed; the
-    ``least`` time of each strategy in ns that was proved here."""
+    ``least`` time of each strategy in ns that is known here, and what is ``taken`` to be proved here."""
 
     below_ns: float
     seconds: float
@@ -53,6 +53,7 @@ class Slice:
     took_s: float = 0.0
     packs: bool = True
     least: dict[int, float] = field(default_factory=dict)
+    taken: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class StaticsWorker:
         pause = now + min(asked.seconds, left_s)
         self.statics.packs = asked.packs
         self.statics.raise_least(asked.least)
+        self.statics.elsewhere = asked.taken
         if asked.best is not None:
             self.statics.known.take(asked.best, asked.took_s)
         with suppress(InfeasibleError):
@@ -127,8 +129,8 @@ class StaticProcess:
         while self.awaited < number:
             end_s = time.time() + self.deadline - time.perf_counter()
             best = self.statics.best if self.statics.best is not self.said else None
-            least = dict(self.statics.least)
-            self.process.send(Slice(below_ns, _SLICE_S, end_s, best, self.statics.known.took_s, packs, least))
+            given = best, self.statics.known.took_s, packs, dict(self.statics.least)
+            self.process.send(Slice(below_ns, _SLICE_S, end_s, *given, frozenset(self.statics.taken)))
             self.said = self.statics.best
             self.awaited += 1
 

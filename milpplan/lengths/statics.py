@@ -35,6 +35,8 @@ _RISE = 0.001
 # Ways to know more of a pipeline, how many are packed early, and for how long configuration programs of one are
 # looked at together.
 _WAYS, _FIRST_PACKED, _SLICE_S = 7, 3, 0.5
+# And beside another process.
+_BESIDE_S = 1.0
 
 
 class Statics:
@@ -57,8 +59,11 @@ class Statics:
         self.in_integers: set[int] = set()
         # Packed or tried to, while another process proves.
         self.tried: set[int] = set()
-        # Of which nothing more is to be had here.
+        # What is proved here while another process proves the others, of which nothing more is to be had here, and
+        # what the other one proves.
+        self.taken: set[int] = set()
         self.ended: set[int] = set()
+        self.elsewhere: frozenset[int] = frozenset()
         self.eager = False
         # Whether pipelines are packed.
         self.packs = True
@@ -130,15 +135,18 @@ class Statics:
         return True
 
     def prove(self, deadline: float) -> bool:
-        """A slice of time for the pipeline that lacks least, while another process proves the one that lacks most;
-        whether there was any but that one."""
-        enough_ns = self._enough_ns(np.inf)
-        for member in reversed(self._open[1:]):
-            if self.pool.num_stages(member) > 1 and member not in self.ended:
-                if not self._fill_one(member, enough_ns, min(deadline, time.perf_counter() + _SLICE_S)):
-                    self.ended.add(member)
-                return True
-        return False
+        """A slice of time for a pipeline that is proved here, while another process proves the others: the one
+        with the next to least bound is taken where there is none; whether there is any."""
+        pool, end = self.pool, min(deadline, time.perf_counter() + _BESIDE_S)
+        open_ = [one for one in self._open if pool.num_stages(one) > 1 and one not in self.ended]
+        if self.taken.isdisjoint(open_):
+            self.taken.update(open_[1:2])
+        mine = [one for one in open_ if one in self.taken]
+        while mine and time.perf_counter() < end and self.least[mine[0]] < self._enough_ns(np.inf):
+            if not self._fill_one(mine[0], self._enough_ns(np.inf), end):
+                self.ended.add(mine[0])
+                break
+        return bool(mine)
 
     def run(self, below_ns: float, deadline: float, pause: float = np.inf, *, eager: bool = False) -> Step:
         """Shorten and prove all that may be shorter than ``below_ns``, until the ``deadline``; after a ``pause``
@@ -220,13 +228,16 @@ class Statics:
         return pool.least_ns(member, beside=False) >= self._enough_ns(best.time_ns)
 
     def _fill(self, below_ns: float, deadline: float) -> None:
-        """Configuration programs for pipelines, a slice of time always for the one with the least bound."""
+        """Configuration programs for pipelines, a slice of time always for the one with the least bound; last for
+        those that are proved elsewhere."""
         enough_ns = self._enough_ns(below_ns)
         while time.perf_counter() < deadline:
             member = min(self.least, key=lambda one: self.least[one])
             if self.least[member] >= enough_ns or self.pool.num_stages(member) == 1:
                 return
-            if not self._fill_one(member, enough_ns, deadline):
+            others = {one: of for one, of in self.least.items() if of < enough_ns and one not in self.elsewhere}
+            member = min(others, key=lambda one: others[one], default=member)
+            if self.pool.num_stages(member) == 1 or not self._fill_one(member, enough_ns, deadline):
                 return
 
     def _fill_one(self, member: int, enough_ns: float, deadline: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from milpplan.groups.workload import workload_of
 from milpplan.lengths.filled import Filled
 from milpplan.lengths.filling import Filling
 from milpplan.lengths.filling_programs import improved
+from milpplan.lengths.leader_chains import Chains
 from milpplan.lengths.leaders import Leaders
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import replicas_ns
@@ -138,12 +140,73 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
                     continue
                 (exact,) = replicas_ns(found.problem, one, found.load.lengths, (replica,), found.load.rules.mask)
                 led = int(np.flatnonzero(replica.any(axis=0))[-1])
-                place, mine = next((at, c) for at, c in enumerate(leaders.classes) if c.first <= led < c.end)
+                place = next(at for at, (first, end) in enumerate(leaders.classes) if first <= led < end)
                 seen.add(place)
-                assert float((replica @ filled.measure.each).sum()) <= mine.within(float(exact)) * (1 + 1e-9)
+                for known_of in [one for one in leaders.led if place in one.sides]:
+                    load = float((replica @ known_of.measure.each).sum())
+                    assert load <= known_of.within(place, float(exact)) * (1 + 1e-9)
     assert len(seen) > 1
     assert weighed or long == 1
     assert gained > (1e-3 if long > 1 else -1.0)
+
+
+def test_one_head_is_asked_what_its_sequences_are_worth() -> None:
+    """Where one replica may hold all long sequences, what these are worth is more, nothing else; the bound of it
+    is never above an exact time, and replicas with all of them hold no more than is left."""
+    found, asked = pool_of(small_problem(memory_gib=60), workload(long=4, short=30)), 0
+    random, counts = np.random.default_rng(7), found.load.counts
+    for member in replicated(found)[:3]:
+        one, grains = found.members[member].candidate, found.grains(member, beside=False)
+        best = found.packed(member, counts, grains)
+        assert best is not None
+        filled = Filled(found.loads(member, beside=False).lengthened(float("inf")), found.contents(member))
+        filled.run(0.99 * best.time_ns, time.perf_counter() + 1.0)
+        leaders = Leaders(filled, 0.99 * best.time_ns)
+        leaders.run(0.99 * best.time_ns, time.perf_counter() + 1.5)
+        for head in range(1, len(leaders.classes)):
+            leaders._ask(head, len(leaders.classes) - 1, 0.99 * best.time_ns)
+        leaders.run(best.time_ns, time.perf_counter() + 1.0)
+        assert leaders.highest <= best.time_ns
+        for led in [led for led in leaders.led if led.head]:
+            asked += 1
+            first, times = leaders.classes[led.head][0], led.measure.each / filled.measure.each
+            assert (times[:first] == 1.0).all()
+            assert (times >= 1.0).all()
+            assert led.measure.total > filled.measure.total
+            held = np.where(np.arange(len(counts)) < first, random.integers(0, counts + 1), counts)
+            for packed in (random_packings(found, member, held, random)[0] for _ in range(20)):
+                if (packed.sum(axis=0)[first:] < counts[first:]).any():
+                    continue
+                (exact,) = replicas_ns(found.problem, one, found.load.lengths, (packed,), found.load.rules.mask)
+                load = float((packed @ led.measure.each).sum())
+                assert load <= led.within(len(leaders.classes) - 1, float(exact)) * (1 + 1e-9)
+    assert asked > 1
+
+
+def test_chains_are_all_ways_to_lead_replicas() -> None:
+    """Against all numbers of replicas by class: each once, with what longer leaders do and need counted."""
+    for classes, replicas in ((1, 3), (2, 1), (3, 4), (5, 3)):
+        found = Chains.of(classes, replicas)
+        ways = [
+            way for way in product(range(replicas + 1), repeat=classes) if sum(way) == replicas and way[-1] > 0
+        ]
+        assert sorted(map(tuple, found.numbers.tolist())) == ways
+        assert Chains.number(classes, replicas) == len(ways)
+        random = np.random.default_rng(classes)
+        for _ in range(20):
+            left = np.where(random.random(classes) < 0.2, -np.inf, random.uniform(0.5, 1.5, classes))
+            above = np.sort(random.uniform(0.0, 2.0, classes))[::-1] * (np.arange(classes) < classes - 1)
+            fewest = np.sort(random.integers(0, replicas + 1, classes))[::-1] * (np.arange(classes) < classes - 1)
+            beyond, enough = found.beyond(left, above, 2.0), found.enough(fewest)
+            for numbers, more, is_enough in zip(found.numbers.tolist(), beyond, enough, strict=True):
+                total, number, possible, allowed = 0.0, 0, True, True
+                for place in reversed(range(classes)):
+                    if numbers[place]:
+                        possible &= total >= above[place] and bool(np.isfinite(left[place]))
+                        allowed &= number >= fewest[place]
+                        total, number = total + numbers[place] * left[place], number + numbers[place]
+                assert allowed == is_enough
+                assert more == (pytest.approx(total - 2.0) if possible else -np.inf)
 
 
 def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
@@ -168,7 +231,7 @@ def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
 
 
 def test_short_longest_sequences_tell_few_sizes_of_micro_batches_apart() -> None:
-    """Of eight grains several parts are as many grains: each number is told once, never none, and nothing fails."""
+    """Of eight grains several parts are as many grains: each number is told once, and nothing fails."""
     steps = workload_of(np.random.default_rng(3).integers(100, 1025, 40).astype(np.int64), GRAIN)
     found = pool_of(small_problem(memory_gib=60), steps)
     assert steps.lengths[-1] == 8 * GRAIN
