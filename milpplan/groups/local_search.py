@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,12 +36,15 @@ class _Replica:
         self.time_ns = int(pipeline_times_ns(self.kind.pipeline, self.loads()))
 
 
-def improve(packings: Sequence[Packing], rounds: int) -> list[Packing]:
-    """At most ``rounds`` improvements of the slowest replica of all kinds of a group, the best of a round each."""
+def improve(packings: Sequence[Packing], rounds: int, deadline: float = float("inf")) -> list[Packing]:
+    """At most ``rounds`` improvements of the slowest replica of all kinds of a group, the best of a round each,
+    until the ``deadline`` (of ``perf_counter``)."""
     replicas = [_Replica(one.kind, packed) for one in packings for packed in one.replicas]
     for replica in replicas:
         replica.put(replica.packed)
     for _ in range(rounds):
+        if time.perf_counter() > deadline:
+            break
         slow = max(replicas, key=lambda one: one.time_ns)
         others = sorted((one for one in replicas if one is not slow), key=lambda one: one.time_ns)
         best: tuple[int, _Replica, Int64Array, Int64Array] | None = None

@@ -7,6 +7,7 @@ stage only the sum counts, so sequences go to the replica that would be done fir
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,8 +47,11 @@ class Packing:
         return int(self.times_ns().max(initial=0))
 
 
-def pack(kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60) -> Packing | None:
-    """A good packing of ``counts`` [K] sequences, None if none was found that fits in memory."""
+def pack(
+    kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60, deadline: float = float("inf")
+) -> Packing | None:
+    """A good packing of ``counts`` [K] sequences, None if none was found that fits in memory; after the
+    ``deadline`` (of ``perf_counter``) the first one that was found."""
     from milpplan.groups.local_search import improve
 
     if not counts.any():
@@ -56,10 +60,14 @@ def pack(kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60) -> Pa
     if kind.pipeline.num_stages == 1:
         starts = [_by_least_time(kind, counts)]
     else:
-        starts = [_by_profile(kind, counts, number) for number in _promising(kind, cuts, counts)]
+        starts = []
+        for number in _promising(kind, cuts, counts):
+            starts.append(_by_profile(kind, counts, number, deadline))
+            if starts[-1] is not None and time.perf_counter() > deadline:
+                break
     found = [start for start in starts if start is not None]
     found.sort(key=lambda packing: packing.time_ns)
-    return improve(found[:1], rounds)[0] if found else None
+    return improve(found[:1], rounds, deadline)[0] if found else None
 
 
 def _promising(kind: Kind, cuts: KindCuts, counts: Int64Array) -> list[int]:
@@ -75,8 +83,9 @@ def _promising(kind: Kind, cuts: KindCuts, counts: Int64Array) -> list[int]:
     return numbers[:_TRIES] or [max(1, min(least + 1, most))]
 
 
-def _by_profile(kind: Kind, counts: Int64Array, number: int) -> Packing | None:
-    """Sequences, longest first, each into the micro-batch that lacks most of its best real load."""
+def _by_profile(kind: Kind, counts: Int64Array, number: int, deadline: float) -> Packing | None:
+    """Sequences, longest first, each into the micro-batch that lacks most of its best real load; loads around long
+    sequences are those without them where programs would end after the ``deadline``."""
     load = int(counts @ kind.units) // kind.num_replicas
     plain = best_profile(kind.pipeline, number, load, kind.cap_units)
     if plain is None:
@@ -87,12 +96,12 @@ def _by_profile(kind: Kind, counts: Int64Array, number: int) -> Packing | None:
     long = [k for k in items.tolist() if kind.units[k] > plain.units.max()]
     placed: list[tuple[int, int, int]] = []
     if long:
-        targets, placed = _around_long(kind, plain.units, long, load)
+        targets, placed = _around_long(kind, plain.units, long, load, deadline)
     return filled_towards(kind, targets, items[len(long) :], placed)
 
 
 def _around_long(
-    kind: Kind, plain: FloatArray, long: list[int], load: int
+    kind: Kind, plain: FloatArray, long: list[int], load: int, deadline: float
 ) -> tuple[list[FloatArray], list[tuple[int, int, int]]]:
     """Targets of every replica around its long sequences, and where these are: (replica, micro-batch, k)."""
     number, replicas = plain.size, kind.num_replicas
@@ -107,7 +116,8 @@ def _around_long(
     for replica, sequences in enumerate(held):
         floors = tuple(zip(places, (int(kind.units[k]) for k in sequences), strict=False))
         total = max(load, sum(least for _, least in floors))
-        profile = best_profile(kind.pipeline, number, total, kind.cap_units, floors)
+        late = time.perf_counter() > deadline
+        profile = None if late else best_profile(kind.pipeline, number, total, kind.cap_units, floors)
         targets.append(plain if profile is None else profile.units)
         placed += [(replica, place, k) for place, k in zip(places, sequences, strict=False)]
         if len(sequences) > number:

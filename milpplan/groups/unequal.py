@@ -16,8 +16,10 @@ the same order. Take the graph of w without the arcs between stages of the forwa
 it has of the v micro-batches lies on a path of theirs. (On a stage it leaves some work out; from stage to stage it
 goes forward with one of the first u, or backward; and after the backward of one that is not there, nothing there
 comes any more.) So a mixture of these paths is a bound for all of u to w: constants and links count for the first
-u only, and the slope is the least weight of all w. Such is a ``Range``. For all numbers beyond, the last stage's
-work and constants, after the shortest ramp, are the bound.
+u only, and the slope is the least weight of all w. Such is a ``Range``. One from a
+larger u to the same w has all these paths, so the mixture holds for it, with more constants: a range that ends
+where a wider one does needs no program of its own. For all numbers beyond, the last stage's work and constants,
+after the shortest ramp, are the bound.
 
 The same holds at the other end, with time reversed: for v of w micro-batches without the first w - v, backwards
 of those that may not be there need nothing of the stage behind. (What comes before the forward of one that is not
@@ -164,9 +166,13 @@ class LoadBound:
 
 
 @lru_cache(maxsize=4096)
-def _plain_mixture(num_stages: int, first: int, last: int, forward: float, backward: float, full: int) -> Mixture:
-    """The mixture for stages of such shares without constants, of a load that fills ``full`` micro-batches; any
-    mixture is a bound for any stages."""
+def _plain_mixture(num_stages: int, last: int, forward: float, backward: float, full: int) -> Mixture:
+    """The mixture for stages of such shares without constants, of a load that fills ``full`` micro-batches, for
+    the widest range that ends at ``last``; any mixture is a bound for any stages."""
+    first, end = next((first, end - 1) for first, end in pairwise(_FIRSTS) if last < end)
+    while last < end:
+        middle = (first + end) // 2
+        first, end = (first, middle) if last <= middle else (middle + 1, end)
     most = np.full(full, _ROOM / full) if full else np.zeros(0)
     plain = StageLoads(np.ones(1), 0.0, (forward, backward), (0.0, 0.0), 0, most)
     return best_mixture(plain, num_stages, Window.of(first, last), 1.0)
@@ -195,14 +201,18 @@ def load_bound(
     full = max(one for one in _FULL if one <= stages.full(load))
     programmed = stages.with_kinds(_KINDS)
 
+    ended: dict[int, Mixture] = {}
+
     def proved(one: Range) -> Range:
         assert one.last is not None
-        if exact:
-            window = Window.of(one.first, one.last)
-            found = best_mixture(programmed, num_stages, window, load).bound(stages, load)
+        window = Window.of(one.first, one.last)
+        if not exact:
+            mixture = _plain_mixture(num_stages, one.last, forward, backward, full)
+        elif one.last in ended and one.first < one.last:
+            mixture = ended[one.last]
         else:
-            mixture = _plain_mixture(num_stages, one.first, one.last, forward, backward, full)
-            found = mixture.bound(stages, load)
+            mixture = ended[one.last] = best_mixture(programmed, num_stages, window, load)
+        found = replace(mixture, window=window).bound(stages, load)
         return Range(one.first, one.last, max(found, one.bound, key=lambda bound: bound.at(load)), True)
 
     def work(first: int) -> PathBound:

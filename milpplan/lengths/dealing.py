@@ -139,17 +139,20 @@ class Replica:
         return self.timer.times(self.phases[:, :, orders], self.timer.lags(self.grains)[orders])
 
 
-# Changes looked at in a round; what share of the rounds changes places, opens a micro-batch, has one sequence
-# exchanged for many, and stays inside the slowest replica; of those for one how many are for none.
-_CHANGES, _PLACES, _OPENS, _MANY, _WITHIN, _NOTHING = 24, 0.25, 0.05, 0.2, 0.5, 0.4
+CHANGES = 128
+"""Changes looked at in a round: many together take little longer than few."""
+
+# What share of the rounds changes places, opens a micro-batch, has one sequence exchanged for many, and stays
+# inside the slowest replica; of those for one how many are for none.
+_PLACES, _OPENS, _MANY, _WITHIN, _NOTHING = 0.25, 0.05, 0.2, 0.5, 0.4
 # What a round takes by itself, in work of one stage for one micro-batch.
 _ROUND = 60
 # The threshold at first and in the end, as parts of the time.
 _FIRST, _LAST = 3e-3, 1e-5
 
 
-def improved(timer: Timer, replicas: list[IntArray], effort: int) -> list[IntArray]:
-    """The best packing met in rounds of changes of the slowest replica, as many as ``effort`` allows."""
+def improved(timer: Timer, replicas: list[IntArray], effort: int, changes: int = CHANGES) -> list[IntArray]:
+    """The best packing met in rounds of so many changes of the slowest replica, as many as ``effort`` allows."""
     random = np.random.default_rng(1)
     held = [Replica.of(timer, one) for one in replicas]
     num_stages, number = timer.base.shape[2], max(len(one.packed) for one in held)
@@ -164,12 +167,12 @@ def improved(timer: Timer, replicas: list[IntArray], effort: int) -> list[IntArr
         limit = times[slow] * (1.0 + threshold)
         kind = random.random()
         if kind < _PLACES and num_stages > 1:
-            found = _moved(held[slow], limit, random)
+            found = _moved(held[slow], limit, random, changes)
             if found is not None:
                 held[slow] = found
         else:
             other = slow if random.random() < _WITHIN or len(held) == 1 else int(random.integers(len(held)))
-            pair = _exchanged(held[slow], held[other], kind, limit, random)
+            pair = _exchanged(held[slow], held[other], kind, limit, random, changes)
             if pair is not None:
                 held[slow], held[other] = pair
         now = max(one.time_ns for one in held)
@@ -179,7 +182,7 @@ def improved(timer: Timer, replicas: list[IntArray], effort: int) -> list[IntArr
 
 
 def _exchanged(
-    here: Replica, there: Replica, kind: float, limit: float, random: np.random.Generator
+    here: Replica, there: Replica, kind: float, limit: float, random: np.random.Generator, changes: int
 ) -> tuple[Replica, Replica] | None:
     """Sequences of ``here`` in the place of some of ``there``, which may be the same replica; the best of some
     changes, if it is below the limit."""
@@ -189,7 +192,7 @@ def _exchanged(
         there = there.opened(int(random.integers(len(there.packed) + 1)))
         here = there if same else here
     make = _for_many if 1.0 - _OPENS - _MANY < kind <= 1.0 - _OPENS else _for_one
-    source, target, goes = make(here, there, random)
+    source, target, goes = make(here, there, random, changes)
     grains = goes @ timer.grains
     fits = np.maximum(here.grains[source] - grains, there.grains[target] + grains) <= timer.most_grains
     fits &= goes.any(axis=1)
@@ -216,51 +219,51 @@ def _exchanged(
 _Change = tuple[IntArray, IntArray, IntArray]
 
 
-def _for_one(here: Replica, there: Replica, random: np.random.Generator) -> _Change:
+def _for_one(here: Replica, there: Replica, random: np.random.Generator, changes: int) -> _Change:
     """Random sequences of ``here``, each for one of ``there`` or for none: (from [rows], to [rows], goes [rows,
     n])."""
-    rows = np.arange(_CHANGES)
-    give = here.chosen(random, _CHANGES)
+    rows = np.arange(changes)
+    give = here.chosen(random, changes)
     empty = np.flatnonzero(~there.packed.any(axis=1))
     if len(empty):
-        take, some = np.full((_CHANGES, 2), empty[0]), np.zeros(_CHANGES, dtype=bool)
+        take, some = np.full((changes, 2), empty[0]), np.zeros(changes, dtype=bool)
     else:
-        take, some = there.chosen(random, _CHANGES), random.random(_CHANGES) >= _NOTHING
-    goes = np.zeros((_CHANGES, here.packed.shape[1]), dtype=np.int64)
+        take, some = there.chosen(random, changes), random.random(changes) >= _NOTHING
+    goes = np.zeros((changes, here.packed.shape[1]), dtype=np.int64)
     goes[rows, give[:, 1]] = 1
     goes[rows[some], take[some, 1]] -= 1
     return give[:, 0], take[:, 0], goes
 
 
-def _for_many(here: Replica, there: Replica, random: np.random.Generator) -> _Change:
+def _for_many(here: Replica, there: Replica, random: np.random.Generator, changes: int) -> _Change:
     """One sequence of ``here`` or of ``there`` for random others that make room for it: as in ``_for_one``."""
     back = random.random() < 0.5
     one, other = (there, here) if back else (here, there)
     source, length = one.chosen(random, 1)[0].tolist()
     target = int(random.integers(len(other.packed)))
     missing = other.grains[target] + one.timer.grains[length] - one.timer.most_grains
-    goes = np.zeros((_CHANGES, one.packed.shape[1]), dtype=np.int64)
+    goes = np.zeros((changes, one.packed.shape[1]), dtype=np.int64)
     goes[:, length] = 1
     held = np.repeat(np.arange(len(one.timer.grains)), other.packed[target])
     held = held[held < length]
     if len(held):
-        mixed = held[random.random((_CHANGES, len(held))).argsort(axis=1)]
+        mixed = held[random.random((changes, len(held))).argsort(axis=1)]
         before = np.cumsum(one.timer.grains[mixed], axis=1) - one.timer.grains[mixed]
         rows, columns = np.nonzero(before < missing)
         np.subtract.at(goes, (rows, mixed[rows, columns]), 1)
-    places = np.full(_CHANGES, source), np.full(_CHANGES, target)
+    places = np.full(changes, source), np.full(changes, target)
     return (places[1], places[0], -goes) if back else (*places, goes)
 
 
-def _moved(one: Replica, limit: float, random: np.random.Generator) -> Replica | None:
+def _moved(one: Replica, limit: float, random: np.random.Generator, changes: int) -> Replica | None:
     """Micro-batches in another order: two exchanged, or one elsewhere; the best of some below the limit."""
     number = len(one.packed)
-    orders = np.tile(np.arange(number), (_CHANGES, 1))
-    for order, (a, b) in zip(orders, random.integers(0, number, (_CHANGES, 2)).tolist(), strict=True):
-        if random.random() < 0.5:
-            order[a], order[b] = order[b], order[a]
-        else:
-            order[:] = np.insert(np.delete(order, a), b, a)
+    places, (first, second) = np.arange(number), random.integers(0, number, (2, changes, 1))
+    exchanged = np.where(places == first, second, np.where(places == second, first, places))
+    # Without the first one, which comes to stand at the second place.
+    others = places - (places > second)
+    elsewhere = np.where(places == second, first, others + (others >= first))
+    orders = np.where(random.random((changes, 1)) < 0.5, exchanged, elsewhere)
     times = one.ordered(orders)
     best = int(times.argmin())
     return Replica.of(one.timer, one.packed[orders[best]]) if times[best] < limit else None

@@ -11,7 +11,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
@@ -103,6 +103,14 @@ class Parts:
         """What the whole workload takes under a pipeline alone at least, by what is known by now, ns."""
         return self.alone[place][1] if self._renew(place) else 0.0
 
+    def ask(self, places: Iterable[int]) -> bool:
+        """Know these pipelines alone, whatever that costs, but for the deepest; whether that is new of one."""
+        new = [place for place in places if not self._renew(place)]
+        new = [place for place in new if not self.pool.alone_is_dear(self.members[place])]
+        for place in new:
+            self.pool.alone(self.members[place])
+        return bool(new)
+
     def lengthen(self, place: int) -> bool:
         """Know what the longest sequence adds to a strategy alone, if it may hold that; whether that is new."""
         pool, member = self.pool, self.members[place]
@@ -113,9 +121,9 @@ class Parts:
         return True
 
     def _renew(self, place: int) -> bool:
-        """Take over what is known of a strategy alone; False where that is too dear to know."""
+        """Take over what is known of a strategy alone; False where that is nothing."""
         member = self.members[place]
-        if self.pool.alone_is_dear(member):
+        if not self.pool.knows_alone(member):
             return False
         loads = self.pool.alone(member)
         if place not in self.alone or self.alone[place][0] is not loads:
@@ -159,7 +167,7 @@ class Parts:
             self.known.pop((place, kind), None)
         return True
 
-
-def nearly_all(intervals: dict[int, int]) -> list[int]:
-    """Places of the pipelines that hold nearly everything in these intervals of what is known of them alone."""
-    return [place for place, interval in intervals.items() if _ALONE[interval] >= _NEARLY]
+    def nearly_all(self, intervals: dict[int, int]) -> list[int]:
+        """Places of the pipelines that hold nearly everything, or may, in these intervals of *alone*."""
+        edges = {place: _ALONE if self._renew(place) else INTERVALS for place in intervals}
+        return [place for place, number in intervals.items() if edges[place][number + 1] > _NEARLY]

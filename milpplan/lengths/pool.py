@@ -40,7 +40,7 @@ MAX_GRAINS = 4096
 # Moves of sequences that a packing begins with, and work of its improvement at its own times: in the search, of
 # the packings that count more, and of the one that counts most.
 _ROUNDS = 30
-_EFFORT, _MORE_EFFORT, _MOST_EFFORT = 90_000, 900_000, 2_700_000
+_EFFORT, _MORE_EFFORT, _MOST_EFFORT = 60_000, 250_000, 750_000
 
 
 LoadsKey = tuple[int, int, bool]
@@ -185,12 +185,15 @@ class Pool:
         known = self.told.get(member, self.loaded.get((member, self.grains(member, beside=False), True)))
         return self.loads(member, beside=False) if known is None else known
 
+    def knows_alone(self, member: int) -> bool:
+        """Whether more than linear bounds is known of a pipeline alone."""
+        grains = self.grains(member, beside=False)
+        return member in self.told or any((member, grains, exact) in self.loaded for exact in (False, True))
+
     def alone_is_dear(self, member: int) -> bool:
         """Whether nothing is known of a pipeline alone, and programs of all of its stages are dear: beside others
         they are of the last ones."""
-        grains = self.grains(member, beside=False)
-        known = member in self.told or any((member, grains, exact) in self.loaded for exact in (False, True))
-        return self.num_stages(member) > DEEP and not known
+        return self.num_stages(member) > DEEP and not self.knows_alone(member)
 
     def tell(self, member: int, loads: Loads) -> None:
         """Bounds of a pipeline alone from elsewhere, if they are more than what is known: with lines of other
@@ -260,8 +263,11 @@ class Pool:
         """The reduction of its gradients."""
         return once_ns(self.members[member], Term.REDUCE)
 
-    def packed(self, member: int, counts: IntArray, most_grains: int) -> Packed | None:
-        """``counts`` [n] sequences on the strategy's replicas, None if no packing was found; exact time."""
+    def packed(
+        self, member: int, counts: IntArray, most_grains: int, deadline: float = float("inf")
+    ) -> Packed | None:
+        """``counts`` [n] sequences on the strategy's replicas, None if no packing was found; exact time. After the
+        ``deadline`` (of ``perf_counter``) the first packing that was found, a little improved."""
         one, layout = self.members[member], self.members[member].candidate.layout
         make = (lambda *given: strategy_of(*given).pipelines[0][0]) if layout.pp == 1 else typical_pipeline
         pipeline = make(self.tables[member], one, most_grains)
@@ -273,13 +279,13 @@ class Pool:
         if self.load.rules.padded:
             ways = rectangles(kind, counts[chosen])
             return min((self.timed(member, self._whole(chosen, one), most_grains) for one in ways), key=_time_ns)
-        found = pack(kind, _RoughCuts(kind), counts[chosen], _ROUNDS)
+        found = pack(kind, _RoughCuts(kind), counts[chosen], _ROUNDS, deadline)
         if found is None:
             return None
         return self._improved(member, self._whole(chosen, found.replicas), most_grains, _EFFORT)
 
     def polished(self, member: int, packed: Packed, most_grains: int, *, most: bool = False) -> Packed:
-        """A packing improved for longer: some seconds, or three times that."""
+        """A packing improved for longer: about two seconds, or three times that."""
         if self.load.rules.padded:
             return packed
         found = self._improved(member, packed.replicas, most_grains, _MOST_EFFORT if most else _MORE_EFFORT)

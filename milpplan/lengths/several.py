@@ -35,7 +35,7 @@ from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
-from milpplan.lengths.parts import Kind, nearly_all
+from milpplan.lengths.parts import Kind
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.screening import Left, OpenSet, Screened, best_shares
 from milpplan.lengths.set_bounds import SetBounds
@@ -242,11 +242,14 @@ class Several:
         self._branch(one, ["coarse" for _ in one.screened.used])
 
     def _alone(self, one: Left) -> None:
-        """What is known of its strategies alone."""
-        worst, places = one.worst, self._pipelined(one)
-        one.alone = {place: self.bounds.parts.highest(place) for place in places}
-        self._branch(one, ["alone" for _ in one.screened.used])
-        one.nearly_all = nearly_all(one.worst)
+        """What is known of its strategies alone, of those that may hold nearly everything at least."""
+        worst, parts, places = one.worst, self.bounds.parts, self._pipelined(one)
+        asked = True
+        while asked:
+            one.alone = {place: parts.highest(place) for place in places}
+            self._branch(one, ["alone" for _ in one.screened.used])
+            one.nearly_all = parts.nearly_all(one.worst)
+            asked = one.bound_ns < self.target_ns and parts.ask(one.nearly_all)
         one.worst = worst
 
     def _lengthened(self, one: Left) -> None:

@@ -10,6 +10,7 @@ timed exactly, and improved.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -45,6 +46,12 @@ class _Shapes:
 
     stages: StageLoads
     num_stages: int
+    deadline: float
+
+    @property
+    def late(self) -> bool:
+        """Whether no further shape is tried but where there is none."""
+        return time.perf_counter() > self.deadline
 
     def of(self, number: int, place: int, load: float, least: float) -> _Shape | None:
         """So many micro-batches, that at ``place`` with at least so much; None where they do not hold the load."""
@@ -57,17 +64,39 @@ class _Shapes:
     def best(self, load: float, least: float) -> _Shape | None:
         """The best number of micro-batches, then the best place."""
         numbers = [number for number in _NUMBERS if number * self.stages.most[:1].sum() >= load]
-        found = _least(lambda number: self.of(number, int(_PLACE * number), load, least), numbers)
+        found = self._least(lambda number: self.of(number, int(_PLACE * number), load, least), numbers)
         if found is None or least == 0.0:
             return found
         number = len(found.loads)
-        return _least(lambda place: self.of(number, place, load, least), [found.place])
+        return self._least(lambda place: self.of(number, place, load, least), [found.place])
+
+    def _least(self, at: Callable[[int], _Shape | None], tried: list[int]) -> _Shape | None:
+        """The least of some numbers, and of those around it; of those that the deadline leaves."""
+        known: dict[int, _Shape | None] = {}
+
+        def time_ns(number: int) -> float:
+            one = known[number]
+            return np.inf if one is None else one.time_ns
+
+        for number in tried:
+            if not (self.late and any(known.values())):
+                known[number] = at(number)
+        step = 2
+        while step and known and not self.late:
+            best = min(known, key=time_ns)
+            for number in (best - step, best + step):
+                if number not in known:
+                    known[number] = at(number) if number >= 0 else None
+            step = step if min(known, key=time_ns) != best else step // 2
+        return known[min(known, key=time_ns)] if known else None
 
 
-def shaped(loads: Loads, load: Load, most_grains: int) -> list[tuple[IntArray, ...]]:
+def shaped(
+    loads: Loads, load: Load, most_grains: int, deadline: float = float("inf")
+) -> list[tuple[IntArray, ...]]:
     """Replicas [v, n] of all sequences, with the longest ones on one, two, four ... or all of them; nothing where
-    the shapes do not hold the sequences."""
-    shapes = _Shapes(_typical(loads.stages), loads.num_stages)
+    the shapes do not hold the sequences. Shapes are tried until the ``deadline`` (of ``perf_counter``)."""
+    shapes = _Shapes(_typical(loads.stages), loads.num_stages, deadline)
     items = np.repeat(np.arange(len(load.lengths)), load.counts)[::-1]
     number = loads.num_replicas
     free = shapes.best(loads.full, 0.0)
@@ -102,7 +131,9 @@ def _balanced(shapes: _Shapes, first: list[_Shape], longest: tuple[float, ...], 
     again: dict[tuple[float, float], FloatArray] = {}
     for one, part, least in zip(first, parts.tolist(), longest, strict=True):
         if (part, least) not in again:
-            again[part, least] = (shapes.of(len(one.loads), one.place, part, least) or one).loads
+            # Programs as large as this one may take half a second.
+            anew = None if shapes.late else shapes.of(len(one.loads), one.place, part, least)
+            again[part, least] = one.loads * (part / full) if anew is None else anew.loads
     return [again[key] for key in zip(parts.tolist(), longest, strict=True)]
 
 
@@ -112,24 +143,6 @@ def _typical(stages: StageLoads) -> StageLoads:
         return stages
     forward, backward = stages.mixes.mean(axis=0).tolist()
     return replace(stages, shares=(forward, backward), mixes=np.zeros((0, 2)))
-
-
-def _least(at: Callable[[int], _Shape | None], tried: list[int]) -> _Shape | None:
-    """The least of some numbers, and of those around it."""
-    known = {number: at(number) for number in tried}
-
-    def time_ns(number: int) -> float:
-        one = known[number]
-        return np.inf if one is None else one.time_ns
-
-    step = 2
-    while step and known:
-        best = min(known, key=time_ns)
-        for number in (best - step, best + step):
-            if number not in known:
-                known[number] = at(number) if number >= 0 else None
-        step = step if min(known, key=time_ns) != best else step // 2
-    return known[min(known, key=time_ns)] if known else None
 
 
 def _filled(

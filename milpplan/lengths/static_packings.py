@@ -23,6 +23,9 @@ MOST_TIMES = 3.0
 _MOST_POLISHED, HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.04
 # Packings by the shapes of real loads gain more by more care than others: they may begin longer by this part.
 _SHAPED = 0.02
+# Seconds after which nothing else is tried in a first packing, and by shapes of real loads: programs of deep
+# pipelines with many micro-batches take half a second each.
+_PACK_S, _SHAPE_S = 1.0, 1.0
 
 
 class StaticPackings:
@@ -55,7 +58,8 @@ class StaticPackings:
         least_ns = self.pool.least_ns(member, beside=False)
         if not np.isfinite(least_ns) or (self.best is not None and least_ns >= self.best.time_ns):
             return
-        packed = self.pool.packed(member, self.pool.load.counts, self._grains(member))
+        begin = time.perf_counter()
+        packed = self.pool.packed(member, self.pool.load.counts, self._grains(member), begin + _PACK_S)
         if packed is not None:
             self.packed[member] = packed
             self._take(member, packed)
@@ -128,6 +132,7 @@ class StaticPackings:
         packed, starts = self.packed[home], self._shaped(home)
         if starts and starts[0].time_ns <= packed.time_ns * (1.0 + _SHAPED):
             self.packed[home] = starts.pop(0)
+            self._take(home, self.packed[home])
             starts.append(packed)
         self.starts[home] = starts
 
@@ -136,7 +141,8 @@ class StaticPackings:
         pool, grains = self.pool, self._grains(home)
         if pool.num_stages(home) == 1 or pool.load.rules.padded:
             return []
-        ways = shaped(pool.loads(home, beside=False), pool.load, grains)
+        end = time.perf_counter() + _SHAPE_S
+        ways = shaped(pool.loads(home, beside=False), pool.load, grains, end)
         return sorted((pool.timed(home, replicas, grains) for replicas in ways), key=_time_ns)
 
     def _grains(self, member: int) -> int:

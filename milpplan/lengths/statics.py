@@ -104,11 +104,15 @@ class Statics:
         self.least |= {member: max(self.least[member], known) for member, known in least.items()}
 
     def pack(self, deadline: float) -> bool:
-        """Pack one strategy while another process proves: those that may be shortest and are not packed, the least
-        bound first; the shortest ones, and all that may be it, with more care; whether there was any."""
+        """Pack one strategy while another process proves: the best one with more care, as that leaves less to
+        pack; those that may be shortest and are not packed, the least bound first; the shortest ones, and all that
+        may be it, with more care; whether there was any."""
         known = self.known
         if self.best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
             return False
+        if self.best.home in known.packed and known.rough(self.best.home):
+            known.improve(self.best.home, most=False)
+            return True
         open_ = self._open
         new = [member for member in open_ if member not in known.packed and member not in self.tried]
         if new:

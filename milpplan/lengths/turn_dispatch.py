@@ -45,7 +45,8 @@ from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
 # Work of improving the packing of pipelines: some 15 ms; of more sequences less, as placing them takes longer.
-_EFFORT, _FEW = 5_500, 768
+# Changes in a round.
+_EFFORT, _FEW, _CHANGES = 5_500, 768, 24
 # Micro-batches of a replica beyond the least, of which the best number is sought; of more sequences.
 _SPARES, _SPARES_MANY = (1, 2, 3, 4, 6, 8), (4, 6, 9)
 
@@ -226,7 +227,7 @@ class TurnDispatcher:
             return self.pool.timed(member, replicas, most_grains), held
         mine = np.flatnonzero(placed.strategy == member)
         effort = _EFFORT * _FEW // max(_FEW, len(places)) // len(placed.order)
-        best = improved(self._timers[member], self._best_numbers(placed, member, mine), effort)
+        best = improved(self._timers[member], self._best_numbers(placed, member, mine), effort, _CHANGES)
         packed = self.pool.timed(member, tuple(best), most_grains)
         return packed, _indexed(packed, mine, places[mine])
 

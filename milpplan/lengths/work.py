@@ -78,6 +78,8 @@ _CLASS_SHARES, _LONGEST_SHARES, _CLASS_LEAST = (BESIDE_SHARE,), (0.7, 0.4), 1.2
 _CLASS_EFFORT, _LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 24, 48, 60, 160
 # Parts of an even micro-batch at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
+# All of these lines are tried with so many times fewer programs.
+_TRY = 2
 # What sums of floats may add.
 _SAFETY = 1.0 - 1e-9
 
@@ -148,8 +150,9 @@ class Loads:
             if full not in tried:
                 step = _STEP if num_stages < DEEP else _DEEP_STEP
                 plain = Loads((), each, full, stages, num_stages, layout.dp, ramp_ns)
-                tried[full] = plain.bounded(shares, effort, step, capped=False)
+                tried[full] = plain.bounded(shares, effort // _TRY, step, capped=False)
         found = max(tried.values(), key=lambda one: one.at(share * one.full))
+        found = found.bounded(shares, effort, step, capped=False)
         if not exact:
             return found
         bound = load_bound(found.stages, num_stages, ramp_ns, found.full, _EXACT_EFFORT, exact=True)
