@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from milpplan.groups import linear
 from milpplan.groups.curves import BatchKind
 from milpplan.groups.strategies import FloatArray, Int64Array
 from milpplan.groups.tours import TourPrice
@@ -207,19 +208,14 @@ def _least_time(own: Sequence[tuple[BatchKind, float]], low: float, high: float)
 
 def relaxed(batch: Batch, node: Node) -> Node:
     """The node with the relaxation solved over bunches of lengths, and its bound over all lengths."""
-    from scipy.optimize import linprog
-
     program = _Program(batch, node)
-    answer = linprog(
+    answer = linear.least(
         program.cost,
-        np.array(program.rows),
-        np.array(program.limits),
-        program.fixed,
-        program.sides,
-        program.bounds,
-        method="highs",
+        (np.array(program.rows).reshape(-1, program.cost.size), np.array(program.limits)),
+        (program.fixed, program.sides),
+        *program.bounds.T,
     )
-    if answer.status != 0:
+    if answer is None:
         # Without prices the first bound stays.
         return node
     num_kinds, num_bunches = len(program.members), program.starts.size
@@ -227,17 +223,18 @@ def relaxed(batch: Batch, node: Node) -> Node:
     for column, (place, j, kind) in enumerate(program.members):
         token_price = 0.0
         if column in program.token_rows:
-            marginal = float(answer.ineqlin.marginals[program.token_rows[column]])
-            token_price = max(0.0, -marginal) * program.scale / _tokens(kind)
-        price = max(0.0, float(answer.eqlin.marginals[num_bunches + column]))
+            token_price = (
+                max(0.0, -float(answer.at_most[program.token_rows[column]])) * program.scale / _tokens(kind)
+            )
+        price = max(0.0, float(answer.equal[num_bunches + column]))
         prices[node.used[place], j] = (price, token_price)
-    shares = np.asarray(answer.x[: program.loads_at]).reshape(num_kinds, num_bunches)
+    shares = answer.values[: program.loads_at].reshape(num_kinds, num_bunches)
     widths = np.diff(np.append(program.starts, batch.lengths.size))
     held = {
         (node.used[place], j): np.asarray(np.repeat(shares[column], widths) * batch.counts, np.float64)
         for column, (place, j, _) in enumerate(program.members)
     }
-    times = {s: float(answer.x[program.times_at + at]) * program.scale for at, s in enumerate(node.used)}
+    times = {s: float(answer.values[program.times_at + at]) * program.scale for at, s in enumerate(node.used)}
     return replace(priced(batch, node, prices), relaxed=Relaxed(times, held, prices))
 
 

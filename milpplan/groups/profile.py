@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from milpplan.groups import linear
 from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline
 
 SCALE_BITS: Final = 40
@@ -136,8 +137,6 @@ def best_profile(
     ``cap_units`` bounds each one's load; ``floors`` are pairs (micro-batch, least load), for long sequences that
     are placed already: they shape the loads and leave the cut valid. None where nothing fits.
     """
-    from scipy.optimize import linprog
-
     empty = pipeline.micro_batch_units
     graph = _graph(
         pipeline.num_stages,
@@ -153,25 +152,19 @@ def best_profile(
     total[0, num_nodes:] = 1.0
     lower, upper = np.zeros(cost.size), np.full(cost.size, np.inf)
     upper[num_nodes:] = cap_units
-    for micro_batch, least in floors:
-        lower[num_nodes + micro_batch] = least
-        upper[num_nodes + micro_batch] = max(least, cap_units)
+    for micro_batch, floor in floors:
+        lower[num_nodes + micro_batch] = floor
+        upper[num_nodes + micro_batch] = max(floor, cap_units)
     sides = -graph.lags - (graph.parts[graph.heads] * empty).astype(float)
     scale = max(1.0, float(units + empty * num_micro_batches))
-    answer = linprog(
-        cost,
-        A_ub=graph.matrix,
-        b_ub=sides / scale,
-        A_eq=total,
-        b_eq=[units / scale],
-        bounds=np.column_stack([lower, upper]) / np.array([scale]),
-        method="highs",
+    answer = linear.least(
+        cost, (graph.matrix, sides / scale), (total, np.array([units / scale])), lower / scale, upper / scale
     )
-    if answer.status != 0:
+    if answer is None:
         return None
-    paths = _paths(graph, -np.asarray(answer.ineqlin.marginals), num_micro_batches)
+    paths = _paths(graph, -answer.at_most, num_micro_batches)
     cut = _cut(pipeline, paths, units, cap_units)
-    return Profile(np.asarray(answer.x[num_nodes:]) * scale, float(answer.fun) * scale, cut, paths)
+    return Profile(answer.values[num_nodes:] * scale, answer.value * scale, cut, paths)
 
 
 def _paths(graph: _Graph, duals: FloatArray, num_micro_batches: int) -> Paths:

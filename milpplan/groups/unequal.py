@@ -54,10 +54,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from milpplan.groups import linear
 from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.path_mixtures import Graph, Mixture, StageLoads
 from milpplan.groups.strategies import FloatArray
@@ -79,7 +79,7 @@ def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: floa
     graph = Graph.of(num_stages, window)
     answer = _program(stages, graph, window, load, least)
     arcs = len(graph.tails)
-    duals = -np.asarray(answer.ineqlin.marginals)[:arcs] if answer.status == 0 else np.ones(arcs)
+    duals = np.ones(arcs) if answer is None else -answer.at_most[:arcs]
     return graph.mixture(np.maximum(duals, 0.0), window)
 
 
@@ -89,16 +89,15 @@ def best_loads(
     """The least time of a ``load`` in real parts, ``least`` of it in the micro-batch that the window is around,
     and these parts, [v] ns; none where they do not fit. For packing: it is no bound."""
     answer = _program(stages, Graph.of(num_stages, window), window, load, least)
-    if answer.status != 0:
+    if answer is None:
         return None
-    parts = np.asarray(answer.x)[-window.number * len(stages.kinds) :]
-    return float(answer.fun) * load, parts.reshape(-1, window.number).sum(axis=0) * load
+    parts = answer.values[-window.number * len(stages.kinds) :]
+    return answer.value * load, parts.reshape(-1, window.number).sum(axis=0) * load
 
 
-def _program(stages: StageLoads, graph: Graph, window: Window, load: float, least: float) -> Any:
+def _program(stages: StageLoads, graph: Graph, window: Window, load: float, least: float) -> linear.Least | None:
     """The linear program of the module, solved; its first rows are the graph's arcs."""
     import scipy.sparse as sparse
-    from scipy.optimize import linprog
 
     number = window.number
     there = np.zeros(number)
@@ -132,7 +131,7 @@ def _program(stages: StageLoads, graph: Graph, window: Window, load: float, leas
     caps[window.merged] = 1.0
     sides = np.concatenate([-constants / load, caps, [-share]])
     total = np.concatenate([np.zeros(nodes), np.ones(number * len(kinds))])[None]
-    return linprog(cost, A_ub=matrix, b_ub=sides, A_eq=total, b_eq=[1.0], bounds=(0.0, None), method="highs")
+    return linear.least(cost, (matrix, sides), (total, np.ones(1)))
 
 
 def path_bound(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.groups import linear
 from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.path_mixtures import Graph, Mixture
 from milpplan.lengths.filling import Filling, PriceBound
@@ -236,34 +237,28 @@ class _Program:
 
     def solve(self) -> tuple[Mixture, float, float] | None:
         """The mixture, the slope, and the load that these contents do at most; none where they take too long."""
-        from scipy.optimize import linprog
-
         nodes, columns = len(self.graph.kinds), len(self.places)
         each = self.rows @ self.filling.each / self.time_ns
         ends = np.concatenate([np.full(nodes - 1, np.inf), [self.times], np.full(columns, np.inf)])
-        answer = linprog(
+        answer = linear.least(
             np.concatenate([np.zeros(nodes), -each]),
-            A_ub=self._paths(),
-            b_ub=np.zeros(len(self.parts)),
-            A_eq=self._whole(),
-            b_eq=np.ones(self.num_whole),
-            bounds=np.stack([np.zeros(nodes + columns), ends], axis=1),
-            method="highs",
+            (self._paths(), np.zeros(len(self.parts))),
+            (self._whole(), np.ones(self.num_whole)),
+            high=ends,
         )
-        if answer.status != 0:
+        if answer is None:
             return None
-        self.used = np.flatnonzero(answer.x[nodes:] > 0.0)
-        per_time = -float(answer.upper.marginals[nodes - 1])
+        self.used = np.flatnonzero(answer.values[nodes:] > 0.0)
+        per_time = -float(answer.reduced[nodes - 1])
         if per_time <= 0.0:
             return None
-        return self._mixture(answer), 1.0 / per_time, -float(answer.fun) * self.time_ns
+        return self._mixture(answer), 1.0 / per_time, -answer.value * self.time_ns
 
     def share_out(self, needed: FloatArray, low: FloatArray, high: FloatArray) -> tuple[Start, float] | None:
         """The mixture and the prices of every length [n] ns, between ``low`` and ``high``, at which these contents
         take most for the ``needed`` [n] sequences, and that, ns: what they do not hold costs the high price, and
         what they hold beyond it is worth the low one."""
         import scipy.sparse as sparse
-        from scipy.optimize import linprog
 
         nodes, columns = len(self.graph.kinds), len(self.places)
         arcs, lengths = len(self.parts), len(needed)
@@ -273,25 +268,20 @@ class _Program:
         ends, merged = np.full(len(cost), np.inf), self.merged[self.places]
         ends[nodes : nodes + columns][merged] = self.rows[merged] @ self.filling.contents.items.counts
         held = sparse.hstack([sparse.csr_matrix((lengths, nodes)), sparse.csr_matrix(self.rows.T.astype(float))])
-        answer = linprog(
-            cost,
-            A_ub=sparse.bmat([[self._paths(), None], [-held, -sparse.eye(lengths)]], format="csr"),
-            b_ub=-np.concatenate([np.zeros(arcs), needed]),
-            A_eq=sparse.hstack([self._whole(), sparse.csr_matrix((self.num_whole, lengths))], format="csr"),
-            b_eq=np.ones(self.num_whole),
-            bounds=np.stack([np.zeros(len(cost)), ends], axis=1),
-            method="highs",
-        )
-        if answer.status != 0:
+        rows = sparse.bmat([[self._paths(), None], [-held, -sparse.eye(lengths)]], format="csr")
+        whole = sparse.hstack([self._whole(), sparse.csr_matrix((self.num_whole, lengths))], format="csr")
+        sides = -np.concatenate([np.zeros(arcs), needed])
+        answer = linear.least(cost, (rows, sides), (whole, np.ones(self.num_whole)), high=ends)
+        if answer is None:
             return None
-        self.used = np.flatnonzero(answer.x[nodes : nodes + columns] > 0.0)
-        prices = low + np.maximum(0.0, -np.asarray(answer.ineqlin.marginals)[arcs:]) * self.time_ns
-        most_ns = float(answer.fun) * self.time_ns + float(low @ needed)
+        self.used = np.flatnonzero(answer.values[nodes : nodes + columns] > 0.0)
+        prices = low + np.maximum(0.0, -answer.at_most[arcs:]) * self.time_ns
+        most_ns = answer.value * self.time_ns + float(low @ needed)
         return Start(self._mixture(answer), prices, self.rows), most_ns
 
-    def _mixture(self, answer: Any) -> Mixture:
+    def _mixture(self, answer: linear.Least) -> Mixture:
         """That of the rows of the paths, the first ones of a program."""
-        duals = -np.asarray(answer.ineqlin.marginals)[: len(self.parts)]
+        duals = -answer.at_most[: len(self.parts)]
         return self.graph.mixture(np.maximum(0.0, duals), self.filling.window)
 
     def _whole(self) -> Any:

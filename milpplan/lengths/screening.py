@@ -29,6 +29,7 @@ import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.errors import InvalidInputError
+from milpplan.groups import linear
 from milpplan.lengths.work import WorkBounds
 
 # Sets of all sizes that are tried, and of one turn of weights.
@@ -269,8 +270,6 @@ def _duals(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> Flo
 def _solved(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The weights of ``_duals``, and which part of the sequences of every length each strategy has [q, n]: equal
     ones where the solver has no answer."""
-    from scipy.optimize import linprog
-
     size, number, lengths = shares.shape
     fits = shares[:, 0] < _NEVER
     scale = float(np.abs(constants[constants > -_NEVER]).max() + counts @ shares.min(axis=(0, 1)))
@@ -291,14 +290,12 @@ def _solved(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> tu
     total = np.tile(np.eye(lengths, lengths + 1), (1, size))
     cost = np.tile(np.eye(1, lengths + 1, lengths)[0], size)
     most = np.where(fits, 1.0, 0.0)
-    limits = [(0.0, high) for one in most for high in [*one.tolist(), None]]
-    answer = linprog(
-        cost, A_ub=np.array(rows), b_ub=sides, A_eq=total, b_eq=np.ones(lengths), bounds=limits, method="highs"
-    )
+    high = np.pad(most, ((0, 0), (0, 1)), constant_values=np.inf).ravel()
+    answer = linear.least(cost, (np.array(rows), np.array(sides)), (total, np.ones(lengths)), high=high)
     places = tuple(np.array(owner).T)
-    weights[places] = np.maximum(0.0, -np.asarray(answer.ineqlin.marginals)) if answer.status == 0 else 1.0
+    weights[places] = 1.0 if answer is None else np.maximum(0.0, -answer.at_most)
     sums = weights.sum(axis=1, keepdims=True)
-    parts = answer.x.reshape(size, -1)[:, :-1] if answer.status == 0 else most / most.sum(axis=0)
+    parts = most / most.sum(axis=0) if answer is None else answer.values.reshape(size, -1)[:, :-1]
     return np.where(sums > 0, weights / np.maximum(sums, 1e-300), np.eye(1, number + 1)[0]), parts
 
 

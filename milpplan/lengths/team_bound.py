@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import FloatArray
+from milpplan.groups import linear
 from milpplan.lengths.teams import Family
 from milpplan.lengths.work import serial_times
 
@@ -64,7 +65,6 @@ def _duals(tables: list[FloatArray], counts: FloatArray) -> FloatArray | None:
     weights as good as thousands of lengths.
     """
     import scipy.sparse as sparse
-    from scipy.optimize import linprog
 
     starts = np.unique(np.linspace(0, len(counts), _BUNCHES, endpoint=False).astype(np.int64))
     works = [np.add.reduceat(table * counts, starts, axis=1) for table in tables]
@@ -74,16 +74,13 @@ def _duals(tables: list[FloatArray], counts: FloatArray) -> FloatArray | None:
     teams = [sparse.csr_matrix(np.where(fit, work / scale, 0.0)) for fit, work in zip(fits, works, strict=True)]
     ends = [sparse.csr_matrix(-np.ones((len(table), 1))) for table in tables]
     once = sparse.hstack([sparse.hstack([sparse.eye(bunches)] * number), sparse.csr_matrix((bunches, number))])
-    answer = linprog(
+    answer = linear.least(
         np.concatenate([np.zeros(fits.size), np.ones(number)]),
-        A_ub=sparse.hstack([sparse.block_diag(teams), sparse.block_diag(ends)]).tocsr(),
-        b_ub=np.zeros(sum(map(len, tables))),
-        A_eq=once.tocsr(),
-        b_eq=np.ones(bunches),
-        bounds=[*((0.0, 1.0 if fit else 0.0) for fit in fits.ravel()), *([(0.0, None)] * number)],
-        method="highs",
+        (sparse.hstack([sparse.block_diag(teams), sparse.block_diag(ends)]), np.zeros(sum(map(len, tables)))),
+        (once, np.ones(bunches)),
+        high=np.append(np.where(fits, 1.0, 0.0), np.full(number, np.inf)),
     )
-    return -np.asarray(answer.ineqlin.marginals) if answer.status == 0 else None
+    return None if answer is None else -answer.at_most
 
 
 def linear_shares(family: Family, member: int) -> FloatArray:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.groups import linear
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.team_bound import SharedWork, linear_shares, shared_work
 from milpplan.lengths.team_contents import Contents
@@ -73,17 +74,15 @@ class _Program:
 
     def solve(self) -> float:
         """Its value, which leaves ``shares`` and ``prices``; infinite where it has none."""
-        from scipy.optimize import linprog
-
         scale = float(self.costs.max())
         there = self.counts > 0
         held = -self.rows.T[there].astype(np.float64)
-        answer = linprog(self.costs / scale, A_ub=held, b_ub=-self.counts[there], method="highs")
-        if answer.status != 0:
+        answer = linear.least(self.costs / scale, (held, -self.counts[there]))
+        if answer is None:
             return float("inf")
-        self.shares, self.prices = answer.x, np.zeros(len(there))
-        self.prices[there] = -answer.ineqlin.marginals * scale
-        return float(answer.fun) * scale
+        self.shares, self.prices = answer.values, np.zeros(len(there))
+        self.prices[there] = -answer.at_most * scale
+        return answer.value * scale
 
     def join(self, rows: list[IntArray], costs: FloatArray) -> None:
         """More micro-batches; of too many those nearest to the prices stay."""
