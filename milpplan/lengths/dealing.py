@@ -14,7 +14,7 @@ same answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,11 @@ class Timer:
             tables.bare.transfer[:most_grains].astype(np.float64),
             tables.load.lengths // tables.load.grain,
         )
+
+    def among(self, held: IntArray) -> Timer:
+        """That of some lengths."""
+        attention, once = self.attention[..., held], self.once[..., held]
+        return replace(self, attention=attention, once=once, grains=self.grains[held])
 
     @property
     def most_grains(self) -> int:

@@ -17,7 +17,8 @@ sum_t lambda_jt <= 1 prove
     Z >= sum_k n_k min_j sum_t lambda_jt share_jtk,
 
 which is what is reported: the program only finds good weights. Besides, Z is at least the time of the longest
-sequence where that is least. ``team_prices`` begins here, and counts the constants of micro-batches, too.
+sequence where that is least. In steps shorter than a limit no sequence runs where it takes longer by itself.
+``team_prices`` begins here, and counts the constants of micro-batches, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray
+from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups import linear
 from milpplan.lengths.teams import Family
 from milpplan.lengths.work import serial_times
@@ -35,8 +36,8 @@ from milpplan.lengths.work import serial_times
 _SAFETY = 1.0 - 1e-9
 # Where a length does not fit, ns.
 _NEVER = 1e18
-# Most bunches of lengths in a program.
-_BUNCHES = 256
+BUNCHES = 256
+"""Most bunches of lengths in a program."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,25 +49,59 @@ class SharedWork:
     prices: FloatArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedTables:
+    """What the bound of a family needs to know of every length: by member the bounds without a constant [T, n] and
+    what a sequence takes ``alone`` [J, n], ns; what follows all micro-batches at least."""
+
+    tables: tuple[FloatArray, ...]
+    alone: FloatArray
+    once_ns: int
+
+    @staticmethod
+    def of(family: Family) -> SharedTables:
+        """Those of a family."""
+        pool = family.pool
+        alone = [
+            serial_times(pool.tables[member], pool.members[member], family.grains(member))
+            for member in family.members
+        ]
+        tables = tuple(linear_shares(family, member) for member in family.members)
+        return SharedTables(tables, np.array(alone), family.least_once_ns)
+
+    def among(self, held: IntArray) -> SharedTables:
+        """Those of some lengths."""
+        return SharedTables(tuple(one[:, held] for one in self.tables), self.alone[:, held], self.once_ns)
+
+    def shared(self, counts: FloatArray, limit_ns: float = np.inf, bunches: int = BUNCHES) -> SharedWork:
+        """The bound of so many sequences of every length [n] in steps shorter than the limit, and the prices that
+        prove it, by a program over so many bunches of lengths."""
+        longest = int(np.flatnonzero(counts)[-1])
+        least_ns = float(self.alone[:, longest].min())
+        long = self.alone > limit_ns - self.once_ns
+        tables = [np.where(never, _NEVER, one) for one, never in zip(self.tables, long, strict=True)]
+        if long[:, counts > 0].all(axis=0).any():
+            return SharedWork(limit_ns, np.full(self.alone.shape, np.inf))
+        prices = _prices(tables, _duals(tables, counts, bunches))
+        area = float(counts @ prices.min(axis=0)) * _SAFETY
+        bound_ns = min(limit_ns, max(area, least_ns) + self.once_ns)
+        return SharedWork(bound_ns, np.where(prices < _NEVER, prices, np.inf))
+
+
 def shared_work(family: Family) -> SharedWork:
     """The bound of a family, and the prices that prove it."""
-    counts = family.pool.load.counts.astype(np.float64)
-    tables = [linear_shares(family, member) for member in family.members]
-    prices = _prices(tables, _duals(tables, counts))
-    area = float(counts @ prices.min(axis=0)) * _SAFETY
-    bound_ns = max(area, _longest_ns(family)) + family.least_once_ns
-    return SharedWork(bound_ns, np.where(prices < _NEVER, prices, np.inf))
+    return SharedTables.of(family).shared(family.pool.load.counts.astype(np.float64))
 
 
-def _duals(tables: list[FloatArray], counts: FloatArray) -> FloatArray | None:
+def _duals(tables: list[FloatArray], counts: FloatArray, most: int) -> FloatArray | None:
     """Weights of all bounds by the program, members one after another; None if it has no answer.
 
-    Its variables are the shares of bunches of neighbouring lengths under every member: a few hundred bunches find
-    weights as good as thousands of lengths.
+    Its variables are the shares of at ``most`` so many bunches of neighbouring lengths under every member: a few
+    hundred find weights as good as thousands of lengths.
     """
     import scipy.sparse as sparse
 
-    starts = np.unique(np.linspace(0, len(counts), _BUNCHES, endpoint=False).astype(np.int64))
+    starts = np.unique(np.linspace(0, len(counts), most, endpoint=False).astype(np.int64))
     works = [np.add.reduceat(table * counts, starts, axis=1) for table in tables]
     fits = np.array([work[0] < _NEVER for work in works])
     number, bunches = fits.shape
@@ -98,12 +133,3 @@ def _prices(tables: list[FloatArray], duals: FloatArray | None) -> FloatArray:
         weights = mine / mine.sum() if mine.sum() > 0 else np.full(len(table), 1.0 / len(table))
         mixed.append(weights @ table)
     return np.array(mixed)
-
-
-def _longest_ns(family: Family) -> float:
-    """The longest sequence by itself under the member that runs it in the least time."""
-    pool = family.pool
-    return min(
-        float(serial_times(pool.tables[member], pool.members[member], family.grains(member))[family.longest])
-        for member in family.members
-    )

@@ -1,10 +1,12 @@
 """Degrees side by side during training: one batch after another on the teams of one tensor parallelism.
 
 ``TeamDispatcher(problem, tp, longest)`` works out once what sequences of every length up to ``longest`` take under
-every degree; ``dispatch(lengths)`` then plans a batch: which sequence runs on which GPUs, in which micro-batch and
-when, with the exact time and the proved bound of ``team_prices``. Nothing is switched between batches either: the
-parameters are where they are. A dispatcher holds nothing but what follows from its arguments, so threads share it
-and processes get it pickled; the same batch gets the same answer (attempts are counted, not timed).
+every degree; ``dispatch(lengths)`` then plans a batch in milliseconds (``team_quick``): which sequence runs on
+which GPUs, in which micro-batch and when, with the exact time and the proved bound of ``team_bound``. A second or
+two of search (``thorough``) finds a little more, and proves that of ``team_prices``. Nothing is switched between
+batches either: the parameters are where they are. A dispatcher holds nothing but what follows from its arguments,
+so threads share it and processes get it pickled; the same batch gets the same answer (attempts are counted, not
+timed).
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import TeamTurn
 from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.tables import Load
+from milpplan.lengths.team_bound import SharedTables
+from milpplan.lengths.team_quick import lines, quick_step
 from milpplan.lengths.team_search import Effort
 from milpplan.lengths.team_steps import planned, team_turns
-from milpplan.lengths.teams import Family, families
+from milpplan.lengths.teams import Family, TeamStep, families
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Efforts for one batch, and the gap at which that ends: a solve makes more.
+# Bunches of lengths in the program of a quick bound.
+_BUNCHES = 32
+# Efforts of a search for one batch, and the gap at which that ends: a solve makes more.
 _FIRST, _LATER, _GAP = Effort(4, 200, 4), Effort(0, 200, 10), 5e-3
 
 
@@ -72,12 +78,10 @@ class TeamDispatcher:
                 "Give the tp of a step that was planned side by side.",
             )
         self.alignment, self.longest, self.family = alignment, int(load.lengths[-1]), found[0]
-        for member in self.family.members:
-            self.family.timer(member)
-            self.family.pool.bounds(member, beside=False)
+        self.lines, self.tables = lines(self.family), SharedTables.of(self.family)
 
-    def dispatch(self, lengths: Sequence[int] | IntArray) -> TeamDispatch:
-        """The batch of sequences of these lengths.
+    def dispatch(self, lengths: Sequence[int] | IntArray, *, thorough: bool = False) -> TeamDispatch:
+        """The batch of sequences of these lengths; ``thorough``: by a search, with a higher bound.
 
         Raises:
             InvalidInputError: no sequences, or one that is empty or longer than the longest.
@@ -85,15 +89,26 @@ class TeamDispatcher:
         do = "Make the dispatcher for longer sequences, or cut them."
         given = checked_batch(lengths, self.longest, do)
         places = -(-given // self.alignment) - 1
-        family = self._family(np.bincount(places, minlength=len(self.family.pool.load.lengths)))
-        step, bound_ns = planned(family, _FIRST, _LATER, _GAP)
+        counts = np.bincount(places, minlength=len(self.family.pool.load.lengths)).astype(np.int64)
+        step, bound_ns = self._searched(counts) if thorough else self._quick(counts)
         turns = _indexed(team_turns(step), places, self.alignment)
         return TeamDispatch(turns, step.time_ns / NS_PER_S, bound_ns / NS_PER_S)
 
-    def _family(self, counts: IntArray) -> Family:
+    def _searched(self, counts: IntArray) -> tuple[TeamStep, float]:
         pool = self.family.pool
-        load = replace(pool.load, counts=counts.astype(np.int64))
-        return replace(self.family, pool=replace(pool, load=load))
+        load = replace(pool.load, counts=counts)
+        return planned(replace(self.family, pool=replace(pool, load=load)), _FIRST, _LATER, _GAP)
+
+    def _quick(self, counts: IntArray) -> tuple[TeamStep, float]:
+        """With nothing but the lengths that there are."""
+        pool, held = self.family.pool, np.flatnonzero(counts)
+        load = replace(pool.load, lengths=pool.load.lengths[held], counts=counts[held])
+        timers = {member: self.family.timer(member).among(held) for member in self.family.members}
+        family = Family(replace(pool, load=load), self.family.members, timers)
+        among = {degree: [one.among(held) for one in found] for degree, found in self.lines.items()}
+        step = quick_step(family, among)
+        shared = self.tables.among(held).shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES)
+        return step, shared.bound_ns
 
 
 def _indexed(turns: tuple[TeamTurn, ...], places: IntArray, alignment: int) -> tuple[TeamTurn, ...]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.lengths.team_bound import SharedWork
+from milpplan.lengths.team_quick import Line, lines
 from milpplan.lengths.teams import Family, Turn
 
 
@@ -38,6 +39,11 @@ class Packer:
 
     family: Family
     shared: SharedWork
+
+    @cached_property
+    def lines(self) -> dict[int, list[Line]]:
+        """Those of ``team_quick``."""
+        return lines(self.family)
 
     def members(self, degree: int) -> list[int]:
         """Members of a degree."""

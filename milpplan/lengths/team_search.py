@@ -3,8 +3,9 @@
 Heuristic; what it gives is simulated exactly (``teams``), and what it could gain at most is proved elsewhere
 (``team_prices``).
 
- 1. *A start*: sequences dealt out by the linear bound's prices (``team_packing``), which are changed a little at
-    random, many times: what is cheapest by time need not pack well. Or whole micro-batches near those that the
+ 1. *A start*: a quick step (``team_quick``), or sequences dealt out by the linear bound's prices
+    (``team_packing``), which are changed a little at random, many times: what is cheapest by time need not pack
+    well. Or whole micro-batches near those that the
     program of ``team_prices`` is made of.
  2. *Exchanges* of single sequences (``team_exchanges``).
  3. *Again and again*: what runs on the teams inside a block of seats, most often one around the seat that ends
@@ -26,6 +27,7 @@ from milpplan.lengths.tables import Load
 from milpplan.lengths.team_exchanges import Batch, Degree, improved
 from milpplan.lengths.team_packing import Packer, spread
 from milpplan.lengths.team_prices import Priced
+from milpplan.lengths.team_quick import quick_turns
 from milpplan.lengths.teams import TeamStep, Turn, simulated
 
 # How much prices of degrees change, in turns: little matters where sequences are many, and few may go anywhere.
@@ -52,9 +54,10 @@ def shortest(packer: Packer, effort: Effort, enough_ns: float, deadline: float) 
     most ``enough_ns`` will do."""
     family = packer.family
     random = np.random.default_rng(1)
-    starts: list[tuple[float, list[Turn]]] = []
+    quick = quick_turns(family, packer.lines)
+    starts = [(float(_ends(packer, quick).max()), quick)]
     for attempt in range(effort.attempts):
-        if starts and time.perf_counter() > deadline:
+        if time.perf_counter() > deadline:
             break
         size = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
         ends = np.zeros(family.num_seats)

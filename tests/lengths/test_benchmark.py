@@ -8,6 +8,10 @@ import pytest
 from benchmarks.length_draws import GPUS, HEADER, drawn, row, summary
 from benchmarks.length_jobs import CASES, Case, LogNormalLaw, ParetoTail, Wikipedia
 from benchmarks.lengths import solved, tables, with_rows
+from benchmarks.team_batches import HEADER as BATCHES_HEADER
+from benchmarks.team_batches import Cluster
+from benchmarks.team_batches import drawn as batches
+from benchmarks.team_batches import row as batches_row
 
 
 @pytest.mark.parametrize(
@@ -85,3 +89,15 @@ def test_tables_of_one_run_agree() -> None:
         cells = table.splitlines()[2].split(" | ")
         assert cells[0] == "| llama2-7b, 8 x dgx-h100"
         assert any(cell.startswith(f"{one.static.step_time_s:.3f}") for cell in cells)
+
+
+def test_batches_of_training_are_drawn_and_have_rows() -> None:
+    """As many lengths, cut at the longest; a row has a cell for every figure, and no gap is negative."""
+    found = batches(64, 1000, 2)
+    assert [len(one) for one in found] == [64, 64]
+    assert max(map(max, found)) == 1000
+    assert all(np.isin(one[one < 1000], Wikipedia(2048).lengths()).all() for one in found)
+    cluster = Cluster("llama2-7b", "dgx-h100", 8, 1, 8192)
+    cells = batches_row(cluster, cluster.dispatcher, 48, 1)
+    assert len(cells) == len(BATCHES_HEADER)
+    assert all(float(cell.split()[0]) >= 0.0 for cell in cells[2:6])

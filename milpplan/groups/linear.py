@@ -1,0 +1,76 @@
+"""Linear programs of floats with their prices, through GLOP: two to four times as fast as the interface of SciPy
+on the programs of this project.
+
+Nothing that is proved rests on an answer: bounds are computed anew from its prices. The numbers that it needs are
+handed over as arrays, so small programs take half a millisecond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from milpplan.groups.strategies import FloatArray
+
+# The simplex method on the dual: the fastest on programs of paths.
+_PARAMETERS = "solve_dual_problem:ALWAYS_DO"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Least:
+    """The ``value`` of a program and ``values`` [n] that reach it; what it falls by when a row that is ``at_most``
+    or ``equal`` has one more, and what a variable at its end costs beyond its rows (``reduced`` [n])."""
+
+    value: float
+    values: FloatArray
+    at_most: FloatArray
+    equal: FloatArray
+    reduced: FloatArray
+
+
+def least(
+    cost: FloatArray,
+    at_most: tuple[Any, FloatArray],
+    equal: tuple[Any, FloatArray] | None = None,
+    low: FloatArray | float = 0.0,
+    high: FloatArray | float = np.inf,
+) -> Least | None:
+    """The least ``cost @ x`` with ``A x <= b`` for ``at_most`` = (A, b), ``A x = b`` for ``equal`` and
+    ``low <= x <= high``; matrices dense or sparse. None where there is none.
+
+    Prices ``at_most`` and ``equal`` are the derivatives of the value by b: those of ``at_most`` are not positive.
+    """
+    import scipy.sparse as sparse
+    from ortools.linear_solver.python import model_builder_helper as helper
+
+    (rows, sides), number = at_most, len(cost)
+    matrices, lows, highs = [sparse.csr_matrix(rows)], [np.full(len(sides), -np.inf)], [sides]
+    if equal is not None:
+        matrices.append(sparse.csr_matrix(equal[0]))
+        lows.append(equal[1])
+        highs.append(equal[1])
+    # Its stubs have arrays of another kind.
+    model: Any = helper.ModelBuilderHelper()
+    solver = helper.ModelSolverHelper("GLOP")
+    model.fill_model_from_sparse_data(
+        np.broadcast_to(np.asarray(low, dtype=np.float64), number).copy(),
+        np.broadcast_to(np.asarray(high, dtype=np.float64), number).copy(),
+        np.asarray(cost, dtype=np.float64),
+        np.concatenate(lows, dtype=np.float64),
+        np.concatenate(highs, dtype=np.float64),
+        sparse.vstack(matrices, format="csr", dtype=np.float64),
+    )
+    solver.set_solver_specific_parameters(_PARAMETERS)
+    solver.solve(model)
+    if solver.status() != helper.SolveStatus.OPTIMAL:
+        return None
+    prices = np.asarray(solver.dual_values())
+    return Least(
+        float(solver.objective_value()),
+        np.asarray(solver.variable_values()),
+        prices[: len(sides)],
+        prices[len(sides) :],
+        np.asarray(solver.reduced_costs()),
+    )
