@@ -99,20 +99,22 @@ def _duals(tables: list[FloatArray], counts: FloatArray, most: int) -> FloatArra
     Its variables are the shares of at ``most`` so many bunches of neighbouring lengths under every member: a few
     hundred find weights as good as thousands of lengths.
     """
-    import scipy.sparse as sparse
-
     starts = np.unique(np.linspace(0, len(counts), most, endpoint=False).astype(np.int64))
     works = [np.add.reduceat(table * counts, starts, axis=1) for table in tables]
     fits = np.array([work[0] < _NEVER for work in works])
     number, bunches = fits.shape
     scale = max(1.0, float(np.min([work.max(axis=0) for work in works], axis=0).sum()))
-    teams = [sparse.csr_matrix(np.where(fit, work / scale, 0.0)) for fit, work in zip(fits, works, strict=True)]
-    ends = [sparse.csr_matrix(-np.ones((len(table), 1))) for table in tables]
-    once = sparse.hstack([sparse.hstack([sparse.eye(bunches)] * number), sparse.csr_matrix((bunches, number))])
+    # Shares of bunches by member, then the members' parts of the seats' time.
+    rows = np.zeros((sum(map(len, tables)), number * bunches + number))
+    ends = np.cumsum([len(table) for table in tables]).tolist()
+    for member, (work, end) in enumerate(zip(works, ends, strict=True)):
+        mine = rows[end - len(work) : end]
+        mine[:, member * bunches : (member + 1) * bunches] = np.where(fits[member], work / scale, 0.0)
+        mine[:, number * bunches + member] = -1.0
     answer = linear.least(
-        np.concatenate([np.zeros(fits.size), np.ones(number)]),
-        (sparse.hstack([sparse.block_diag(teams), sparse.block_diag(ends)]), np.zeros(sum(map(len, tables)))),
-        (once, np.ones(bunches)),
+        np.repeat([0.0, 1.0], [number * bunches, number]),
+        (rows, np.zeros(len(rows))),
+        (np.hstack([np.eye(bunches)] * number + [np.zeros((bunches, number))]), np.ones(bunches)),
         high=np.append(np.where(fits, 1.0, 0.0), np.full(number, np.inf)),
     )
     return None if answer is None else -answer.at_most

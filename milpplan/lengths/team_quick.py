@@ -24,9 +24,9 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.lengths.dealing import Timer
 from milpplan.lengths.teams import Family, TeamStep, Turn, simulated
 
-# A sequence runs under degrees where it takes no longer than some part of the step; parts that are tried for so
-# few sequences, and for more; how often the step is estimated.
-_FEW, _PARTS, _PART, _ESTIMATES = 400, (2.0, 1.4, 1.0, 0.7, 0.4), (1.0,), 3
+# A sequence runs under degrees where it takes no longer than some part of the step: parts that are tried for so
+# few sequences, and for more, until seats wait for no more than a part of the step; how often that is estimated.
+_FEW, _PARTS, _MANY, _NEAR, _ESTIMATES = 400, (1.0, 1.4, 0.7, 2.0, 0.4), 3, 0.02, 3
 # How often seats are levelled and timed anew, and moves of each time.
 _PASSES, _MOVES = 3, 48
 # Of the time that two seats differ by, the least and the most that a move may take over.
@@ -181,8 +181,12 @@ def quick_step(family: Family, known: dict[int, list[Line]]) -> TeamStep:
 
 def quick_turns(family: Family, known: dict[int, list[Line]]) -> list[Turn]:
     """Its turns, the largest degree first."""
-    parts = _PARTS if int(family.pool.load.counts.sum()) <= _FEW else _PART
-    ways = [_Dealt(family, known, part) for part in parts]
+    few = int(family.pool.load.counts.sum()) <= _FEW
+    ways: list[_Dealt] = []
+    for part in _PARTS if few else _PARTS[:_MANY]:
+        ways.append(_Dealt(family, known, part))
+        if ways[-1].last_ns <= ways[0].least_ns * (1.0 + _NEAR):
+            break
     return min(ways, key=lambda one: one.last_ns).turns()
 
 
@@ -192,7 +196,7 @@ class _Dealt:
     def __init__(self, family: Family, known: dict[int, list[Line]], part: float) -> None:
         load, seats = family.pool.load, family.num_seats
         self.family, self.known, self.number = family, known, len(load.lengths)
-        self.grains = load.lengths // load.grain
+        self.grains, self.least_ns = load.lengths // load.grain, 0.0
         chosen, ends = self._chosen(part), np.zeros(seats)
         self.degrees: list[_Degree] = []
         for row, size in enumerate(family.chain):
@@ -226,6 +230,8 @@ class _Dealt:
         limited = costs
         for _ in range(_ESTIMATES):
             step_ns = max(longest, float(counts @ limited.min(axis=0)) / family.num_seats)
+            # About what it takes where no seat waits.
+            self.least_ns = self.least_ns or step_ns
             limited = np.where((alone <= part * step_ns) | shortest, costs, np.inf)
         return np.asarray(limited.argmin(axis=0))
 
