@@ -31,7 +31,7 @@ from milpplan.lengths.static_process import StaticProcess, can_help
 from milpplan.lengths.statics import Statics
 from milpplan.lengths.steps import Step
 from milpplan.lengths.tables import Load
-from milpplan.lengths.team_steps import BestTeams, best_teams, team_groups
+from milpplan.lengths.team_steps import VISITS, BestTeams, TeamSearch, team_groups
 from milpplan.lengths.teams import TeamStep
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -40,6 +40,8 @@ from milpplan.units import NS_PER_S
 # side; of the baselines' programs, once more.
 _STATIC_SHARE, _ALONE_SHARE, _LAST_SHARE = 0.3, 0.65, 0.25
 _TEAMS_SHARE = 0.2
+# How many times as often teams are looked at in the end, if nothing else is open.
+_TIMES_VISITS = 4
 # For packing pipelines before sets, beside another process that proves: what is found is what sets have to beat.
 _PACK_SHARE = 0.15
 _BASELINES_SHARE = 1 / 3
@@ -104,9 +106,10 @@ class _Search:
     """All that is known of one step, and how more comes to be known."""
 
     def __init__(self, statics: Statics, max_strategies: int, beside: bool) -> None:
-        self.statics, self.max_strategies, self.beside = statics, max_strategies, beside
+        self.statics, self.max_strategies = statics, max_strategies
         self.pool, self.gap = statics.pool, statics.gap
         self.teams: BestTeams | None = None
+        self.team_search = TeamSearch(statics.pool, statics.gap) if beside else None
         self.several: Several | None = None
         self.other: StaticProcess | None = None
         # Seconds that static steps were proved and packed here beside it.
@@ -141,9 +144,9 @@ class _Search:
             # The sooner there is something to beat, the less of the others is looked at.
             below_ns = self._static(below_ns, _FIRST_S)
             self._hear()
-        if self.beside:
+        if self.team_search is not None:
             teams_end = time.perf_counter() + _TEAMS_SHARE * time_limit_s
-            self.teams = best_teams(self.pool, below_ns, self.gap, teams_end)
+            self.teams = self.team_search.run(below_ns, teams_end)
             self._take(self.teams.step)
             if self.teams.step is not None:
                 below_ns = min(below_ns, self.teams.step.time_ns)
@@ -166,6 +169,15 @@ class _Search:
             self.sets.again(self._hear)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))
+        self._teams_again(deadline)
+
+    def _teams_again(self, deadline: float) -> None:
+        """Degrees side by side, if they are all that is open and there is time."""
+        search, teams = self.team_search, self.teams
+        only = teams is not None and self.bound_ns == teams.bound_ns < self.sets.target_ns
+        if search is not None and only and time.perf_counter() < deadline:
+            self.teams = search.run(self.sets.best.time_ns, deadline, _TIMES_VISITS * VISITS)
+            self._take(self.teams.step)
 
     def _static(self, below_ns: float, seconds: float) -> float:
         """Steps of one strategy that may be shorter than ``below_ns``; what is to beat then, ns."""
@@ -222,8 +234,8 @@ class _Search:
             KeyboardInterrupt: there is no step.
         """
         self._take(self.statics.best)
-        if self.beside and self.teams is None:
-            self.teams = best_teams(self.pool, 0.0, self.gap, 0.0)
+        if self.team_search is not None and self.teams is None:
+            self.teams = self.team_search.run(0.0, 0.0)
         if not self.sets.is_bounded:
             self.sets.run(self.max_strategies, 0.0)
 

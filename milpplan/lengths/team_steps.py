@@ -16,8 +16,11 @@ from milpplan.lengths.team_search import Effort, dealt, reworked, shortest
 from milpplan.lengths.teams import Family, TeamStep, Turn, families
 from milpplan.units import NS_PER_S
 
-# How often a family is packed or proved, and the effort at first and later.
-_VISITS, _FIRST, _LATER = 10, Effort(24, 500, 10), Effort(0, 1000, 60)
+VISITS = 10
+"""How often a family is packed or proved."""
+
+# The effort at first and later.
+_FIRST, _LATER = Effort(24, 500, 10), Effort(0, 1000, 60)
 # Of one family: how often it is proved where the step is farther than this from the bound, as a share.
 _TURNS, _FAR = 2, 0.04
 # Parts of the gap that are left open at first, and later.
@@ -60,30 +63,38 @@ class _Open:
         shared = shared_work(family)
         return _Open(Packer(family, shared), shared.bound_ns)
 
-    def is_open(self, below_ns: float, gap: float) -> bool:
-        """Whether there is something to do about steps below the best one."""
+    def is_open(self, below_ns: float, gap: float, visits: int) -> bool:
+        """Whether there is something to do about steps below the best one, after fewer than so many visits."""
         left = gap * (_CLOSE if self.visits < 2 else _ENOUGH)
-        return self.visits < _VISITS and self.bound_ns < below_ns * (1.0 - left)
+        return self.visits < visits and self.bound_ns < below_ns * (1.0 - left)
 
 
-def best_teams(pool: Pool, below_ns: float, gap: float, deadline: float) -> BestTeams:
-    """The best step of all families shorter than ``below_ns``.
+class TeamSearch:
+    """All families of a pool, and how more comes to be known of them; ``best``: the shortest step below what was
+    asked."""
 
-    The family with the least bound is packed first, then proved, packed from that, packed again, proved below the
-    step that is there now, and so on, until no bound leaves half the ``gap`` (the first two times a quarter), or
-    until the ``deadline`` (of ``perf_counter``).
-    """
-    found = [_Open.of(family) for family in families(pool)]
-    best: TeamStep | None = None
-    while True:
-        open_ = [one for one in found if one.is_open(below_ns, gap)]
-        if not open_ or (any(one.visits for one in found) and time.perf_counter() > deadline):
-            break
-        one = min(open_, key=lambda one: one.bound_ns)
-        _visit(one, below_ns, gap, deadline)
-        if one.step is not None and one.step.time_ns < below_ns:
-            best, below_ns = one.step, one.step.time_ns
-    return BestTeams(best, min((one.bound_ns for one in found), default=float("inf")), len(found))
+    def __init__(self, pool: Pool, gap: float) -> None:
+        self.gap = gap
+        self.best: TeamStep | None = None
+        self.found = [_Open.of(family) for family in families(pool)]
+
+    def run(self, below_ns: float, deadline: float, visits: int = VISITS) -> BestTeams:
+        """The best step of all families shorter than ``below_ns``.
+
+        The family with the least bound is packed first, then proved, packed from that, packed again, proved below
+        the step that is there now, and so on, until no bound leaves half the gap (the first two times a quarter),
+        every family was visited so often, or until the ``deadline`` (of ``perf_counter``).
+        """
+        found = self.found
+        while True:
+            open_ = [one for one in found if one.is_open(below_ns, self.gap, visits)]
+            if not open_ or (any(one.visits for one in found) and time.perf_counter() > deadline):
+                break
+            one = min(open_, key=lambda one: one.bound_ns)
+            _visit(one, below_ns, self.gap, deadline)
+            if one.step is not None and one.step.time_ns < below_ns:
+                self.best, below_ns = one.step, one.step.time_ns
+        return BestTeams(self.best, min((one.bound_ns for one in found), default=float("inf")), len(found))
 
 
 def planned(family: Family, first: Effort, later: Effort, gap: float) -> tuple[TeamStep, float]:

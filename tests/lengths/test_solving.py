@@ -38,7 +38,7 @@ def solved() -> LengthsResult:
 @pytest.mark.parametrize(
     "when",
     [
-        "milpplan.lengths.solving.best_teams",
+        "milpplan.lengths.team_steps.TeamSearch.run",
         "milpplan.lengths.statics.Statics.run",
         "milpplan.lengths.several.Several.screened",
         "milpplan.lengths.several.Several._price",
@@ -59,7 +59,7 @@ def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when
         return usual(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, interrupted)
-    problem, beside = small_problem(memory_gib=40), name == "best_teams"
+    problem, beside = small_problem(memory_gib=40), "TeamSearch" in when
     result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 4.0, "highs", side_by_side=beside)
     assert heard
     assert result.interrupted

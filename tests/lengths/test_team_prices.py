@@ -18,7 +18,7 @@ from milpplan.lengths.team_contents import Contents
 from milpplan.lengths.team_packing import Packer
 from milpplan.lengths.team_prices import alone_ns, priced
 from milpplan.lengths.team_search import Effort, dealt, reworked
-from milpplan.lengths.team_steps import best_teams
+from milpplan.lengths.team_steps import TeamSearch
 from milpplan.lengths.teams import Family, families, simulated
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
@@ -171,7 +171,7 @@ def test_no_step_of_few_sequences_is_below_what_prices_prove(number: int) -> Non
         for limit in (math.inf, 1.3 * best, best + 1, 0.9 * best):
             proved = priced(one, shared, limit, math.inf).bound_ns
             assert shared.bound_ns <= proved <= max(shared.bound_ns, min(best, limit)), limit
-        found = best_teams(one.pool, math.inf, 0.03, math.inf)
+        found = TeamSearch(one.pool, 0.03).run(math.inf, math.inf)
         assert found.step is not None
         assert found.bound_ns <= best <= found.step.time_ns
         above += found.bound_ns > 1.02 * shared.bound_ns

@@ -22,7 +22,7 @@ from milpplan.lengths.tables import Load
 from milpplan.lengths.team_bound import shared_work
 from milpplan.lengths.team_packing import Packer
 from milpplan.lengths.team_search import Effort, shortest
-from milpplan.lengths.team_steps import best_teams
+from milpplan.lengths.team_steps import TeamSearch
 from milpplan.lengths.teams import Family, Turn, families, simulated
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, workload
@@ -199,7 +199,7 @@ def test_degrees_side_by_side_are_one_space_with_the_rest() -> None:
     assert len(document["turns"]) == len(result.side_by_side.turns if result.side_by_side else ())
     rounds = flexsp_step(pool(), 0.1, "highs")
     assert rounds.step_time_s is not None
-    assert rounds.step_time_s * 1e9 >= best_teams(pool(), math.inf, 0.02, math.inf).bound_ns
+    assert rounds.step_time_s * 1e9 >= TeamSearch(pool(), 0.02).run(math.inf, math.inf).bound_ns
 
 
 def test_what_has_no_two_degrees_stays_as_it_is() -> None:
