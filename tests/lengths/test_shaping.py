@@ -21,7 +21,7 @@ from milpplan.lengths.tables import Load
 )
 def test_shapes_hold_every_sequence_and_are_short(case: Case, name: str) -> None:
     """Two replicas of four stages, and eight of two of which one holds a sequence four times as long as the next:
-    about as long before any improvement as the packing that knows no shapes and is improved."""
+    at most two hundredths longer before any improvement than the packing that knows no shapes and is improved."""
     steps = case.workload
     load = Load(steps.lengths, steps.counts, 128)
     found = Pool.of(grain_problem(case.problem, 128), load)
@@ -34,7 +34,7 @@ def test_shapes_hold_every_sequence_and_are_short(case: Case, name: str) -> None
         assert all((one @ steps.lengths <= grains * 128).all() for one in replicas)
     plain = found.packed(member, load.counts, grains)
     assert plain is not None
-    assert min(found.timed(member, replicas, grains).time_ns for replicas in ways) <= 1.01 * plain.time_ns
+    assert min(found.timed(member, replicas, grains).time_ns for replicas in ways) <= 1.02 * plain.time_ns
 
 
 def test_sequences_that_fit_nowhere_have_no_shape() -> None:
