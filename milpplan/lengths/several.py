@@ -54,7 +54,7 @@ _MOST_POLISHED, _LOSS = 2, 0.002
 # Seconds for whole sequences of one pipeline of a set.
 _FILL_S = 0.7
 # Seconds for programs of what pipelines of a set hold for sure.
-_FORCE_S = 1.2
+_FORCE_S = 2.5
 
 
 class Several:

@@ -39,11 +39,11 @@ from milpplan.units import NS_PER_S
 # Shares of the time: for static steps, where others follow, where none do, and in the end; for degrees side by
 # side; of the baselines' programs, once more.
 _STATIC_SHARE, _ALONE_SHARE, _LAST_SHARE = 0.3, 0.65, 0.25
-_TEAMS_SHARE = 0.2
-# How many times as often teams are looked at in the end, if nothing else is open.
-_TIMES_VISITS = 4
+_TEAMS_SHARE = 0.1
+# How many times as often teams are looked at later, if nothing has a lower bound, and seconds at a time.
+_TIMES_VISITS, _TEAMS_S = 4, 1.0
 # For packing pipelines before sets, beside another process that proves: what is found is what sets have to beat.
-_PACK_SHARE = 0.15
+_PACK_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
 # Seconds of static pipelines here while another process works on them, too; time limits from which there is one;
 # and what this process waits at once where it has nothing else to do.
@@ -157,7 +157,7 @@ class _Search:
         if self.other is not None and not open_:
             self.other.close()
         pack_end = time.perf_counter() + _PACK_SHARE * time_limit_s
-        while open_ and time.perf_counter() < pack_end and self._hear() and self._pack(statics.pack, deadline):
+        while open_ and time.perf_counter() < pack_end and self._hear() and self._pack(deadline):
             pass
         sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
         self.sets.run(self.max_strategies, sets_end, self._hear, self._in_turn())
@@ -171,13 +171,16 @@ class _Search:
             self._take(statics.run(float("inf"), deadline))
         self._teams_again(deadline)
 
-    def _teams_again(self, deadline: float) -> None:
-        """Degrees side by side, if they are all that is open and there is time."""
+    def _teams_again(self, end: float) -> bool:
+        """Degrees side by side, if no other steps have a lower bound, until the end; whether anything was done."""
         search, teams = self.team_search, self.teams
-        only = teams is not None and self.bound_ns == teams.bound_ns < self.sets.target_ns
-        if search is not None and only and time.perf_counter() < deadline:
-            self.teams = search.run(self.sets.best.time_ns, deadline, _TIMES_VISITS * VISITS)
-            self._take(self.teams.step)
+        least = teams is not None and self.bound_ns == teams.bound_ns < self.sets.target_ns
+        if search is None or not least or time.perf_counter() > end:
+            return False
+        before = search.num_visits
+        self.teams = search.run(self.sets.best.time_ns, end, _TIMES_VISITS * VISITS)
+        self._take(self.teams.step)
+        return search.num_visits > before
 
     def _static(self, below_ns: float, seconds: float) -> float:
         """Steps of one strategy that may be shorter than ``below_ns``; what is to beat then, ns."""
@@ -197,24 +200,32 @@ class _Search:
         return enough_ns
 
     def _beside_proof(self, deadline: float) -> bool:
-        """What this process does while the other one proves static steps: packs what may be shortest, then proves
+        """What this process does while the other one proves static steps: looks at degrees side by side where
+        these are the least, packs what may be shortest, then proves
         some of it, too, and packs the best with more care in turn; whether there was any."""
         statics = self.statics
-        if self._pack(statics.pack, deadline):
+        if self._teams_again(min(deadline, time.perf_counter() + _TEAMS_S)) or self._pack(deadline):
             return True
         began = time.perf_counter()
         if self.proved_s <= self.packed_s and statics.prove(deadline):
             self.proved_s += time.perf_counter() - began
             return True
-        if self._pack(statics.polish, deadline):
+        if self._polish(deadline):
             self.packed_s += time.perf_counter() - began
             return True
         return statics.prove(deadline)
 
-    def _pack(self, pack: Callable[[float], bool], deadline: float) -> bool:
-        """Pack a strategy better, if static steps are what counts; whether that was tried."""
-        static, best = self.statics.best, self.sets.best
-        tried = static is not None and static.time_ns <= best.time_ns and pack(deadline)
+    def _pack(self, deadline: float) -> bool:
+        """Pack a strategy that may be shorter than the best step; whether there was any."""
+        tried = self.statics.pack(deadline, self.sets.best.time_ns)
+        self._take(self.statics.best)
+        return tried
+
+    def _polish(self, deadline: float) -> bool:
+        """Pack the best strategy better, if its step is the best of all; whether that was tried."""
+        static = self.statics.best
+        best = static is not None and static.time_ns <= self.sets.best.time_ns
+        tried = best and self.statics.polish(deadline)
         self._take(self.statics.best)
         return tried
 

@@ -85,12 +85,13 @@ class StaticPackings:
         """A few of the packed strategies."""
         return sorted(self.packed, key=lambda one: self.step(one).time_ns)[:_MOST_POLISHED]
 
-    def rough(self, member: int) -> bool:
-        """Whether a strategy was not packed with more care, which may make it the best one."""
+    def rough(self, member: int, below_ns: float = np.inf) -> bool:
+        """Whether a strategy was not packed with more care, which may make it the best one, and shorter than
+        ``below_ns``."""
         if member in self.polished or self.best is None:
             return False
         gains = HOPELESS if self.pool.num_stages(member) == 1 else _HOPELESS_PIPELINE
-        return self.step(member).time_ns <= self.best.time_ns * (1.0 + gains)
+        return self.step(member).time_ns <= min(below_ns, self.best.time_ns) * (1.0 + gains)
 
     def finished(self, member: int) -> bool:
         """Whether most care has left a strategy as it was, and so will."""

@@ -103,24 +103,24 @@ class Statics:
         """The least time of some strategies in ns that was proved elsewhere."""
         self.least |= {member: max(self.least[member], known) for member, known in least.items()}
 
-    def pack(self, deadline: float) -> bool:
+    def pack(self, deadline: float, below_ns: float = np.inf) -> bool:
         """Pack one strategy while another process proves: the best one with more care, as that leaves less to
-        pack; those that may be shortest and are not packed, the least bound first; the shortest ones, and all that
-        may be it, with more care; whether there was any."""
+        pack; those that may be shortest, and shorter than ``below_ns``, and are not packed, the least bound first;
+        the shortest ones, and all that may be it, with more care; whether there was any."""
         known = self.known
         if self.best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
             return False
-        if self.best.home in known.packed and known.rough(self.best.home):
+        if self.best.home in known.packed and known.rough(self.best.home, below_ns):
             known.improve(self.best.home, most=False)
             return True
-        open_ = self._open
+        open_ = self._open_below(below_ns)
         new = [member for member in open_ if member not in known.packed and member not in self.tried]
         if new:
             self.tried.add(new[0])
             known.pack(new[0])
             return True
         packed = sorted((one for one in open_ if one in known.packed), key=lambda one: known.step(one).time_ns)
-        rough = [member for member in (*known.shortest(), *packed) if known.rough(member)]
+        rough = [member for member in (*known.shortest(), *packed) if known.rough(member, below_ns)]
         if rough:
             known.improve(rough[0], most=False)
         return bool(rough)
@@ -180,7 +180,11 @@ class Statics:
     @property
     def _open(self) -> list[int]:
         """Strategies that may be shorter than the best step by more than the gap, the least bound first."""
-        enough_ns = self._enough_ns(np.inf)
+        return self._open_below(np.inf)
+
+    def _open_below(self, below_ns: float) -> list[int]:
+        """The same, that may be shorter than ``below_ns`` by as much."""
+        enough_ns = self._enough_ns(below_ns)
         return sorted((one for one, least in self.least.items() if least < enough_ns), key=self.least.__getitem__)
 
     def _enough_ns(self, below_ns: float) -> float:

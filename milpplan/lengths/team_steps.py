@@ -24,7 +24,7 @@ _FIRST, _LATER = Effort(24, 500, 10), Effort(0, 1000, 60)
 # Of one family: how often it is proved where the step is farther than this from the bound, as a share.
 _TURNS, _FAR = 2, 0.04
 # Parts of the gap that are left open at first, and later.
-_CLOSE, _ENOUGH = 0.25, 0.5
+_CLOSE, _ENOUGH = 0.4, 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +77,11 @@ class TeamSearch:
         self.gap = gap
         self.best: TeamStep | None = None
         self.found = [_Open.of(family) for family in families(pool)]
+
+    @property
+    def num_visits(self) -> int:
+        """How often something was done."""
+        return sum(one.visits for one in self.found)
 
     def run(self, below_ns: float, deadline: float, visits: int = VISITS) -> BestTeams:
         """The best step of all families shorter than ``below_ns``.
