@@ -1,9 +1,8 @@
 """The steps of one strategy, looked after by another process while this one searches sets of strategies.
 
-What both need of each other is little: how long the best step is. The other process proves, in slices; after each
-it tells what is proved of each strategy, and is told what there is to beat. Pipelines are packed by this process;
-the other one packs the best of them with more care, where nothing is left to prove. If it dies, what it has told
-stays true, and this process goes on by itself.
+What both need of each other is little: how long the best step is. The other process works in slices; after each it
+tells the best step of one strategy and what is proved of each, and is told what there is to beat. If it dies, what
+it has told stays true, and this process goes on by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from milpplan.optimize.worker_process import WorkerProcess, can_start, usable_cp
 # Seconds of a slice, and slices that it is asked for at once: for so long it is not heard while teams are searched
 # and sets are screened.
 _SLICE_S, _AHEAD = 1.5, 7
-# Slices of the beginning, after which it is told what was packed here; and where it is heard all the time.
+# Slices of the beginning, in which this process packs pipelines, so that the other one need not; and where it is
+# heard all the time.
 _FIRST_AHEAD, _FEW_AHEAD = 2, 2
 
 
@@ -43,14 +43,15 @@ class StaticsHello:
 @dataclass(frozen=True, slots=True)
 class Slice:
     """What is to beat, ns, the seconds of the slice, and when all ends, by ``time.time``; the ``best`` step of one
-    strategy, if it was not told before, and the seconds that its packing took; the ``least`` time of each
-    strategy in ns that is known here, and what is ``taken`` to be proved here."""
+    strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed; the
+    ``least`` time of each strategy in ns that is known here, and what is ``taken`` to be proved here."""
 
     below_ns: float
     seconds: float
     end_s: float
     best: Step | None = None
     took_s: float = 0.0
+    packs: bool = True
     least: dict[int, float] = field(default_factory=dict)
     taken: frozenset[int] = frozenset()
 
@@ -79,15 +80,12 @@ class StaticsWorker:
     told: dict[int, Loads] = field(default_factory=dict)
     loaded: dict[LoadsKey, Loads] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        # The process that asks packs.
-        self.statics.packs = False
-
     def reply(self, asked: Slice) -> Known:
         """What is known after a slice."""
         # It may have waited for long.
         now, left_s = time.perf_counter(), max(0.0, asked.end_s - time.time())
         pause = now + min(asked.seconds, left_s)
+        self.statics.packs = asked.packs
         self.statics.raise_least(asked.least)
         self.statics.elsewhere = asked.taken
         if asked.best is not None:
@@ -122,16 +120,16 @@ class StaticProcess:
         self.cpu_s, self.idle, self.awaited, self.asked_ns = 0.0, False, 0, np.inf
         self.said = statics.best
         # What this process packs meanwhile is told later.
-        self._ask(below_ns, _FIRST_AHEAD)
+        self._ask(below_ns, _FIRST_AHEAD, packs=False)
 
-    def _ask(self, below_ns: float, number: int = _AHEAD) -> None:
+    def _ask(self, below_ns: float, number: int = _AHEAD, *, packs: bool = False) -> None:
         """A few slices, so that it need not wait until it is heard."""
         assert self.process is not None
         self.asked_ns, self.idle = below_ns, False
         while self.awaited < number:
             end_s = time.time() + self.deadline - time.perf_counter()
             best = self.statics.best if self.statics.best is not self.said else None
-            given = best, self.statics.known.took_s, dict(self.statics.least)
+            given = best, self.statics.known.took_s, packs, dict(self.statics.least)
             self.process.send(Slice(below_ns, _SLICE_S, end_s, *given, frozenset(self.statics.taken)))
             self.said = self.statics.best
             self.awaited += 1

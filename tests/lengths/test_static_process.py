@@ -1,4 +1,4 @@
-"""Another process proves the steps of one strategy; if it dies, this one goes on."""
+"""Another process proves and packs the steps of one strategy; if it dies, this one goes on."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def test_a_slice_that_waited_ends_in_time() -> None:
 
 
 def test_what_is_packed_here_is_not_packed_there() -> None:
-    """In a slice no pipeline is packed, but bounds rise; a step that is told is packed there, and not with more
-    care again."""
+    """In a slice without packing no pipeline is packed, but bounds rise; a step that is told is packed there, and
+    not with more care again."""
     there, here = statics(), statics()
     worker, before_ns = StaticsWorker(there), there.bound_ns
-    worker.reply(sliced(1.0, 3.0))
+    worker.reply(replace(sliced(1.0, 3.0), packs=False))
     assert all(there.pool.num_stages(member) == 1 for member in there.known.packed)
     assert there.bound_ns > before_ns
     longest = int(here.pool.load.lengths[-1])
