@@ -122,7 +122,7 @@ class StaticProcess:
         # What this process packs meanwhile is told later.
         self._ask(below_ns, _FIRST_AHEAD, packs=False)
 
-    def _ask(self, below_ns: float, number: int = _AHEAD, *, packs: bool = False) -> None:
+    def _ask(self, below_ns: float, number: int = _AHEAD, *, packs: bool = True) -> None:
         """A few slices, so that it need not wait until it is heard."""
         assert self.process is not None
         self.asked_ns, self.idle = below_ns, False
