@@ -157,8 +157,9 @@ class _Search:
         if self.other is not None and not open_:
             self.other.close()
         pack_end = time.perf_counter() + _PACK_SHARE * time_limit_s
-        while open_ and time.perf_counter() < pack_end and self._hear() and self._pack(deadline):
-            pass
+        while open_ and self._static_is_best and time.perf_counter() < pack_end:
+            if not (self._hear() and self._pack(deadline)):
+                break
         sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
         self.sets.run(self.max_strategies, sets_end, self._hear, self._in_turn())
         while self._hear(few=True) and self.bound_ns < self.sets.target_ns:
@@ -215,6 +216,11 @@ class _Search:
             return True
         return statics.prove(deadline)
 
+    @property
+    def _static_is_best(self) -> bool:
+        static = self.statics.best
+        return static is not None and static.time_ns <= self.sets.best.time_ns
+
     def _pack(self, deadline: float) -> bool:
         """Pack a strategy that may be shorter than the best step; whether there was any."""
         tried = self.statics.pack(deadline, self.sets.best.time_ns)
@@ -223,9 +229,7 @@ class _Search:
 
     def _polish(self, deadline: float) -> bool:
         """Pack the best strategy better, if its step is the best of all; whether that was tried."""
-        static = self.statics.best
-        best = static is not None and static.time_ns <= self.sets.best.time_ns
-        tried = best and self.statics.polish(deadline)
+        tried = self._static_is_best and self.statics.polish(deadline)
         self._take(self.statics.best)
         return tried
 

@@ -44,7 +44,8 @@ class StaticsHello:
 class Slice:
     """What is to beat, ns, the seconds of the slice, and when all ends, by ``time.time``; the ``best`` step of one
     strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed; the
-    ``least`` time of each strategy in ns that is known here, and what is ``taken`` to be proved here."""
+    ``least`` time of each strategy in ns that is known here, what is ``taken`` to be proved here, what was
+    ``packed``."""
 
     below_ns: float
     seconds: float
@@ -54,6 +55,7 @@ class Slice:
     packs: bool = True
     least: dict[int, float] = field(default_factory=dict)
     taken: frozenset[int] = frozenset()
+    packed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class StaticsWorker:
         pause = now + min(asked.seconds, left_s)
         self.statics.packs = asked.packs
         self.statics.raise_least(asked.least)
-        self.statics.elsewhere = asked.taken
+        self.statics.elsewhere, self.statics.packed_elsewhere = asked.taken, asked.packed
         if asked.best is not None:
             self.statics.known.take(asked.best, asked.took_s)
         with suppress(InfeasibleError):
@@ -130,7 +132,8 @@ class StaticProcess:
             end_s = time.time() + self.deadline - time.perf_counter()
             best = self.statics.best if self.statics.best is not self.said else None
             given = best, self.statics.known.took_s, packs, dict(self.statics.least)
-            self.process.send(Slice(below_ns, _SLICE_S, end_s, *given, frozenset(self.statics.taken)))
+            packed = frozenset({*self.statics.known.packed, *self.statics.tried})
+            self.process.send(Slice(below_ns, _SLICE_S, end_s, *given, frozenset(self.statics.taken), packed))
             self.said = self.statics.best
             self.awaited += 1
 

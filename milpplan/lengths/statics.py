@@ -64,6 +64,8 @@ class Statics:
         self.taken: set[int] = set()
         self.ended: set[int] = set()
         self.elsewhere: frozenset[int] = frozenset()
+        # And what that one packs.
+        self.packed_elsewhere: frozenset[int] = frozenset()
         self.eager = False
         # Whether pipelines are packed.
         self.packs = True
@@ -215,10 +217,10 @@ class Statics:
         pool = self.pool
         if way in (1, 2) and not self.packs:
             return
-        if way in (1, 5) and member not in self.known.packed:
+        if way in (1, 5) and member not in self.known.packed and member not in self.packed_elsewhere:
             if way == 5 or sum(pool.num_stages(one) > 1 for one in self.known.packed) < _FIRST_PACKED:
                 self.known.pack(member)
-        elif way in (2, 6) and member in self.known.packed:
+        elif way in (2, 6) and member in self.known.packed and member not in self.packed_elsewhere:
             self._improve(member, deadline)
         elif way == 4 and self.best is not None:
             once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
