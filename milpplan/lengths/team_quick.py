@@ -53,13 +53,13 @@ class Line:
         slope = float(bare[room - 1] - bare[half - 1]) / max(1, room - half)
         attention = timer.attention[:, :, 0].sum(axis=1).max(axis=0)
         fits = timer.grains <= room
-        ways = timer.base[:, :, 0, timer.grains.clip(1, room) - 1] + timer.attention[:, :, 0] + timer.once[:, :, 0]
+        alone = timer.phases(np.eye(len(fits), dtype=np.int64)).sum(axis=(0, 1))
         return Line(
             member,
             room,
             max(0.0, float(bare[room - 1]) - slope * room),
             np.where(fits, slope * timer.grains + attention, np.inf),
-            np.where(fits, ways.max(axis=0).sum(axis=0), np.inf),
+            np.where(fits, alone, np.inf),
         )
 
     def cost(self, grains: IntArray) -> FloatArray:
@@ -182,22 +182,59 @@ def quick_step(family: Family, known: dict[int, list[Line]]) -> TeamStep:
 def quick_turns(family: Family, known: dict[int, list[Line]]) -> list[Turn]:
     """Its turns, the largest degree first."""
     few = int(family.pool.load.counts.sum()) <= _FEW
-    ways: list[_Dealt] = []
+    costs, ways = _Costs.of(family, known), []
     for part in _PARTS if few else _PARTS[:_MANY]:
-        ways.append(_Dealt(family, known, part))
-        if ways[-1].last_ns <= ways[0].least_ns * (1.0 + _NEAR):
+        ways.append(_Dealt(family, known, costs.chosen(part)))
+        if ways[-1].last_ns <= costs.least_ns * (1.0 + _NEAR):
             break
     return min(ways, key=lambda one: one.last_ns).turns()
 
 
-class _Dealt:
-    """All sequences under the degrees where they take no longer than a part of the step."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Costs:
+    """What a sequence of every length takes under the degrees of a family's chain, of all ``seats``' time, and
+    ``alone``, [degrees, n] ns; ``counts`` [n] of them."""
 
-    def __init__(self, family: Family, known: dict[int, list[Line]], part: float) -> None:
+    seats: FloatArray
+    alone: FloatArray
+    counts: IntArray
+    num_seats: int
+
+    @staticmethod
+    def of(family: Family, known: dict[int, list[Line]]) -> _Costs:
+        """Each under the strategy of the degree that takes least."""
+        load, ways = family.pool.load, [known[size] for size in family.chain]
+        grains = load.lengths // load.grain
+        each = np.array([np.min([one.cost(grains) for one in mine], axis=0) for mine in ways])
+        alone = np.array([np.min([one.alone for one in mine], axis=0) for mine in ways])
+        return _Costs(each * np.array(family.chain)[:, None], alone, load.counts, family.num_seats)
+
+    @property
+    def least_ns(self) -> float:
+        """About what the step takes where no seat waits."""
+        return self._step_ns(self.seats)
+
+    def _step_ns(self, seats: FloatArray) -> float:
+        longest = float(self.alone.min(axis=0)[self.counts > 0].max())
+        return max(longest, float(self.counts @ seats.min(axis=0)) / self.num_seats)
+
+    def chosen(self, part: float) -> IntArray:
+        """The degree of every length, [n], as a place in the chain: the cheapest of those where it takes no longer
+        than a part of the step, or least of all."""
+        limited = self.seats
+        for _ in range(_ESTIMATES):
+            fits = (self.alone <= part * self._step_ns(limited)) | (self.alone == self.alone.min(axis=0))
+            limited = np.where(fits, self.seats, np.inf)
+        return np.asarray(limited.argmin(axis=0))
+
+
+class _Dealt:
+    """All sequences under the degree that is ``chosen`` [n] for every length."""
+
+    def __init__(self, family: Family, known: dict[int, list[Line]], chosen: IntArray) -> None:
         load, seats = family.pool.load, family.num_seats
-        self.family, self.known, self.number = family, known, len(load.lengths)
-        self.grains, self.least_ns = load.lengths // load.grain, 0.0
-        chosen, ends = self._chosen(part), np.zeros(seats)
+        self.family, self.number, self.grains = family, len(load.lengths), load.lengths // load.grain
+        ends = np.zeros(seats)
         self.degrees: list[_Degree] = []
         for row, size in enumerate(family.chain):
             mine = np.flatnonzero((chosen == row) & (load.counts > 0))
@@ -218,22 +255,6 @@ class _Dealt:
         counts, costs = self.family.pool.load.counts[mine], [one.cost(self.grains)[mine] for one in found]
         totals = [float(counts @ np.where(np.isfinite(one), one, costs[-1])) for one in costs]
         return found[int(np.argmin(totals)) :]
-
-    def _chosen(self, part: float) -> IntArray:
-        """The degree of every length, [n], as a place in the family's chain."""
-        family, counts = self.family, self.family.pool.load.counts
-        lines = [self.known[size] for size in family.chain]
-        alone = np.array([np.min([one.alone for one in mine], axis=0) for mine in lines])
-        costs = np.array([np.min([one.cost(self.grains) for one in mine], axis=0) for mine in lines])
-        costs *= np.array(family.chain)[:, None]
-        longest, shortest = float(alone.min(axis=0)[counts > 0].max()), alone == alone.min(axis=0)
-        limited = costs
-        for _ in range(_ESTIMATES):
-            step_ns = max(longest, float(counts @ limited.min(axis=0)) / family.num_seats)
-            # About what it takes where no seat waits.
-            self.least_ns = self.least_ns or step_ns
-            limited = np.where((alone <= part * step_ns) | shortest, costs, np.inf)
-        return np.asarray(limited.argmin(axis=0))
 
     def _levelled(self, ends: FloatArray) -> float:
         """Move sequences of the smallest degree between its teams until they are done about together; when the
