@@ -223,9 +223,8 @@ def relaxed(batch: Batch, node: Node) -> Node:
     for column, (place, j, kind) in enumerate(program.members):
         token_price = 0.0
         if column in program.token_rows:
-            token_price = (
-                max(0.0, -float(answer.at_most[program.token_rows[column]])) * program.scale / _tokens(kind)
-            )
+            marginal = float(answer.at_most[program.token_rows[column]])
+            token_price = max(0.0, -marginal) * program.scale / _tokens(kind)
         price = max(0.0, float(answer.equal[num_bunches + column]))
         prices[node.used[place], j] = (price, token_price)
     shares = answer.values[: program.loads_at].reshape(num_kinds, num_bunches)

@@ -104,11 +104,12 @@ class Parts:
         return self.alone[place][1] if self._renew(place) else 0.0
 
     def ask(self, places: Iterable[int]) -> bool:
-        """Know these pipelines alone, whatever that costs, but for the deepest; whether that is new of one."""
-        new = [place for place in places if not self._renew(place)]
-        new = [place for place in new if not self.pool.alone_is_dear(self.members[place])]
-        for place in new:
-            self.pool.alone(self.members[place])
+        """Know these pipelines alone, but for the deepest: beside others programs are of their last stages, of all
+        they are dear. Whether that is new of one."""
+        members = [self.members[place] for place in places]
+        new = [one for one in members if not self.pool.knows_alone(one) and self.pool.num_stages(one) <= DEEP]
+        for member in new:
+            self.pool.alone(member)
         return bool(new)
 
     def lengthen(self, place: int) -> bool:

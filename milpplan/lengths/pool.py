@@ -30,7 +30,7 @@ from milpplan.lengths.tables import (
     tables_of,
     typical_pipeline,
 )
-from milpplan.lengths.work import BESIDE_SHARE, DEEP, Loads, WorkBounds, serial_times, work_bounds
+from milpplan.lengths.work import BESIDE_SHARE, Loads, WorkBounds, serial_times, work_bounds
 from milpplan.specs.problem import Problem
 
 # No capacity differs from this many grains more: tables are made up to here.
@@ -189,11 +189,6 @@ class Pool:
         """Whether more than linear bounds is known of a pipeline alone."""
         grains = self.grains(member, beside=False)
         return member in self.told or any((member, grains, exact) in self.loaded for exact in (False, True))
-
-    def alone_is_dear(self, member: int) -> bool:
-        """Whether nothing is known of a pipeline alone, and programs of all of its stages are dear: beside others
-        they are of the last ones."""
-        return self.num_stages(member) > DEEP and not self.knows_alone(member)
 
     def tell(self, member: int, loads: Loads) -> None:
         """Bounds of a pipeline alone from elsewhere, if they are more than what is known: with lines of other
