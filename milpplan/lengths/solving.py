@@ -202,8 +202,8 @@ class _Search:
 
     def _beside_proof(self, deadline: float) -> bool:
         """What this process does while the other one proves static steps: looks at degrees side by side where
-        these are the least, packs what may be shortest, then proves
-        some of it, too, and packs the best with more care in turn; whether there was any."""
+        these are the least, packs what may be shortest, then proves some of it, too, and packs the best with more
+        care in turn; whether there was any."""
         statics = self.statics
         if self._teams_again(min(deadline, time.perf_counter() + _TEAMS_S)) or self._pack(deadline):
             return True
@@ -250,7 +250,9 @@ class _Search:
         """
         self._take(self.statics.best)
         if self.team_search is not None and self.teams is None:
+            # What was found until then.
             self.teams = self.team_search.run(0.0, 0.0)
+            self._take(self.teams.step)
         if not self.sets.is_bounded:
             self.sets.run(self.max_strategies, 0.0)
 
