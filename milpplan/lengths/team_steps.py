@@ -87,7 +87,7 @@ class TeamSearch:
         """The best step of all families shorter than ``below_ns``.
 
         The family with the least bound is packed first, then proved, packed from that, packed again, proved below
-        the step that is there now, and so on, until no bound leaves most of the gap (some of it, the first two times),
+        the step that is there now, and so on, until no bound leaves most of the gap (at first less of it),
         every family was visited so often, or until the ``deadline`` (of ``perf_counter``).
         """
         found = self.found
