@@ -8,6 +8,7 @@ backward on the others, on links, and what the first stage has more) is all that
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -75,6 +76,7 @@ class Graph:
     links: FloatArray
 
     @staticmethod
+    @lru_cache(maxsize=512)
     def of(num_stages: int, window: Window) -> Graph:
         """1F1B as in ``lengths.replicas``, the last stage's forward and backward of a micro-batch in one.
 

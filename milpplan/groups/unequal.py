@@ -97,41 +97,40 @@ def best_loads(
 
 def _program(stages: StageLoads, graph: Graph, window: Window, load: float, least: float) -> linear.Least | None:
     """The linear program of the module, solved; its first rows are the graph's arcs."""
-    import scipy.sparse as sparse
-
-    number = window.number
+    number, begin = window.number, len(graph.kinds)
     there = np.zeros(number)
     there[slice(*window.there)] = 1.0
     kinds, parts, in_window = stages.kinds, graph.parts, there[graph.micro_batch[graph.heads]]
     parts[:, 3] *= in_window
     constants = parts @ stages.constants * in_window
-    nodes, arcs = len(graph.kinds), len(graph.tails)
-    rows, times = np.arange(arcs), kinds @ parts.T
-    inner = graph.tails >= 0
-    # end(tail) + constants + sum over kinds of weight * y <= end(head), in units of the load.
-    columns = [nodes + turn * number + graph.micro_batch[graph.heads] for turn in range(len(kinds))]
-    paths = sparse.csr_matrix(
-        (
-            np.concatenate([-np.ones(arcs), np.ones(int(inner.sum())), times.ravel()]),
-            (
-                np.concatenate([rows, rows[inner], np.tile(rows, len(kinds))]),
-                np.concatenate([graph.heads, graph.tails[inner], *columns]),
-            ),
-        ),
-        shape=(arcs, nodes + number * len(kinds)),
-    )
-    held = sparse.hstack([sparse.csr_matrix((number, nodes)), *[sparse.eye(number)] * len(kinds)], format="csr")
+    arcs, every = np.arange(len(graph.tails)), np.arange(number * len(kinds))
+    times, inner = kinds @ parts.T, graph.tails >= 0
     place, share = window.ahead[1], min(1.0, least / load)
     full = stages.full(load)
     most = max(1.0 / full, 1.0 / number, share) * _ROOM if full > 0 else 1.0
-    cost = np.zeros(paths.shape[1])
-    cost[nodes - 1] = 1.0
-    matrix = sparse.vstack([paths, held, -held[place]], format="csr")
     caps = np.full(number, most)
     caps[window.merged] = 1.0
-    sides = np.concatenate([-constants / load, caps, [-share]])
-    total = np.concatenate([np.zeros(nodes), np.ones(number * len(kinds))])[None]
-    return linear.least(cost, (matrix, sides), (total, np.ones(1)))
+    # end(tail) + constants + sum over kinds of weight * y <= end(head), in units of the load.
+    columns = begin + number * np.arange(len(kinds))[:, None] + graph.micro_batch[graph.heads]
+    rows = [
+        (arcs, graph.heads, -np.ones(len(arcs))),
+        (arcs[inner], graph.tails[inner], np.ones(int(inner.sum()))),
+        (np.tile(arcs, len(kinds)), columns.ravel(), times.ravel()),
+    ]
+    sides, low, high = -constants / load, np.zeros(begin + len(every)), np.full(begin + len(every), np.inf)
+    if len(kinds) == 1:
+        low[begin + place], high[begin:] = share, caps
+    else:
+        # A micro-batch holds some of every kind.
+        own = every % number
+        rows.append((len(arcs) + own, begin + every, np.ones(len(every))))
+        mine = begin + every[own == place]
+        rows.append((np.full(len(mine), len(arcs) + number), mine, -np.ones(len(mine))))
+        sides = np.concatenate([sides, caps, [-share]])
+    cost = np.zeros(len(low))
+    cost[begin - 1] = 1.0
+    total = linear.Entries(0 * every, begin + every, np.ones(len(every)))
+    return linear.least(cost, (linear.Entries.of(*rows), sides), (total, np.ones(1)), low, high)
 
 
 def path_bound(

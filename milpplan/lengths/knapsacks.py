@@ -46,62 +46,55 @@ class Knapsacks:
     items: Items
     values: FloatArray
     room: int
-    # By length: F of the shorter ones, the parts of more of it with E before each, and E.
-    steps: dict[int, tuple[FloatArray, list[tuple[int, FloatArray]], FloatArray]] = field(default_factory=dict)
+    # By length: F of the shorter ones, and E.
+    steps: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[int, FloatArray]]:
         """(k, E_k of 1 to ``room`` grains [R, room]), the shortest first."""
-        room = self.room
-        best = np.full((len(self.values), room + 1), NOTHING)
+        room, fitting = self.room, np.flatnonzero(self.items.fits).tolist()
+        shape = (len(self.values), room + 1)
+        best, spare = np.full(shape, NOTHING), np.empty(shape)
         best[:, 0] = 0.0
-        for k in np.flatnonzero(self.items.fits).tolist():
-            held, parts = self._filled(best, k) if k < self.items.loose else self._added(best, k)
-            self.steps[k] = best, parts, held
+        for k in fitting:
+            held = np.empty(shape)
+            if k < self.items.loose:
+                self._fill(best, k, held)
+            else:
+                self._add(best, k, held, spare)
+            self.steps[k] = best, held
             yield k, held[:, 1:]
             best = np.maximum(best, held)
 
-    def _added(self, best: FloatArray, k: int) -> tuple[FloatArray, list[tuple[int, FloatArray]]]:
-        """E_k of F_{k-1}, with the parts of more of it and E before each."""
+    def _add(self, best: FloatArray, k: int, held: FloatArray, spare: FloatArray) -> None:
+        """``held``: E_k of F_{k-1}. Nothing here makes new arrays: they are what most of the time would go to."""
         room, size, value = self.room, int(self.items.sizes[k]), self.values[:, k, None]
-        held = np.full_like(best, NOTHING)
-        held[:, size:] = best[:, : room + 1 - size] + value
-        parts = []
+        held[:, :size] = NOTHING
+        np.add(best[:, : room + 1 - size], value, out=held[:, size:])
         for part in _parts(min(int(self.items.counts[k]), room // size) - 1):
-            parts.append((part, held))
-            more = held.copy()
             shift = part * size
-            np.maximum(more[:, shift:], held[:, : room + 1 - shift] + part * value, out=more[:, shift:])
-            held = more
-        return held, parts
+            more = spare[:, shift:]
+            np.add(held[:, : room + 1 - shift], part * value, out=more)
+            np.maximum(held[:, shift:], more, out=held[:, shift:])
 
-    def _filled(self, best: FloatArray, k: int) -> tuple[FloatArray, list[tuple[int, FloatArray]]]:
+    def _fill(self, best: FloatArray, k: int, held: FloatArray) -> None:
         """The same of loose ones."""
         worth = self.values[:, k, None] * np.arange(self.room + 1)
-        held = np.full_like(best, NOTHING)
-        held[:, 1:] = np.maximum.accumulate(best - worth, axis=1)[:, :-1] + worth[:, 1:]
-        return held, []
+        held[:, 0] = NOTHING
+        np.add(np.maximum.accumulate(best - worth, axis=1)[:, :-1], worth[:, 1:], out=held[:, 1:])
 
     def content(self, k: int, grains: int, row: int) -> IntArray:
         """Sequences [n] of an entry: so many grains, k the longest, values of ``row``."""
         found = np.zeros_like(self.items.counts)
         while True:
-            before, parts, held = self.steps[k]
-            if k < self.items.loose:
-                left = int((before[row, :grains] - self.values[row, k] * np.arange(grains)).argmax())
-                found[k] += grains - left - 1
-                grains = left + 1
-            size, now = int(self.items.sizes[k]), held
-            for part, earlier in reversed(parts):
-                if now[row, grains] != earlier[row, grains]:
-                    found[k] += part
-                    grains -= part * size
-                now = earlier
-            found[k] += 1
-            grains -= size
+            before, size, value = self.steps[k][0][row], int(self.items.sizes[k]), self.values[row, k]
+            most = grains // size if k < self.items.loose else min(grains // size, int(self.items.counts[k]))
+            number = np.arange(1, most + 1)
+            found[k] = 1 + int((before[grains - number * size] + number * value).argmax())
+            grains -= int(found[k]) * size
             if grains == 0:
                 return found
-            worth = before[row, grains]
-            k = next(one for one in reversed(self.steps) if one < k and self.steps[one][2][row, grains] == worth)
+            worth = before[grains]
+            k = next(one for one in reversed(self.steps) if one < k and self.steps[one][1][row, grains] == worth)
 
 
 def _parts(number: int) -> list[int]:

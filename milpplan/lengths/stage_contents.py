@@ -121,9 +121,10 @@ class StageContents:
         room = base.shape[-1]
         table = Knapsacks(self.items, prices - attention.reshape(number * turns, -1), room)
         best, where = np.full(number, -np.inf), np.zeros((number, 3), dtype=np.int64)
-        every = np.arange(number)
+        every, worth = np.arange(number), np.empty_like(base)
         for k, held in table.rows():
-            worth = held.reshape(number, turns, room) - base - once[:, :, k, None]
+            np.subtract(held.reshape(number, turns, room), base, out=worth)
+            worth -= once[:, :, k, None]
             below = worth.min(axis=1)
             below[cores, : core.grains - 1] = -np.inf
             grains = below.argmax(axis=1)

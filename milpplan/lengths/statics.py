@@ -31,7 +31,7 @@ from milpplan.lengths.work import DEEP, Loads
 # The least time of integer programs.
 _LEAST_S = 2.0
 # By how much configuration programs are to raise what is known, at a time.
-_RISE = 0.001
+_RISE = 0.02
 # Ways to know more of a pipeline, how many are packed early, and for how long configuration programs of one are
 # looked at together.
 _WAYS, _FIRST_PACKED, _SLICE_S = 7, 3, 0.5
