@@ -33,8 +33,8 @@ class Least:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """What is not zero in a matrix: ``values`` at ``rows`` and ``columns``, [e] each. Small programs take longer to
-    put together than to solve, so there is no other form of a matrix on the way."""
+    """What is not zero in a matrix: ``values`` at ``rows`` and ``columns``, [e] each. Small programs take longer
+    to put together than to solve, so there is no other form of a matrix on the way."""
 
     rows: IntArray
     columns: IntArray

@@ -140,11 +140,11 @@ def shared_out(
     deadline: float = float("inf"),
     width: float = _WIDTH,
     first: int = 0,
-) -> tuple[PriceBound, Columns] | None:
+) -> tuple[PriceBound, Start, Columns] | None:
     """The bound of the most ``value``, up to ``enough`` of it, that is high for ``needed`` [n] sequences at
-    prices of at most ``dearest`` [n], which are kept of lengths before the ``first``, and the contents of the last
-    program, which has a row for every length; none where that has no answer. Beginning with what is ``known`` of
-    another window, until the ``deadline``.
+    prices of at most ``dearest`` [n], which are kept of lengths before the ``first``, with its mixture, and the
+    contents of the last program, which has a row for every length; none where that has no answer. Beginning with
+    what is ``known`` of another window, until the ``deadline``.
 
     Prices are sought near the best known ones, by this ``width`` first, which spares most rounds, and further away
     where there are no better ones.
@@ -174,7 +174,7 @@ def shared_out(
         if value(best) >= enough or time.perf_counter() > deadline or width > _WIDEST:
             break
         program.join(np.arange(len(rows)), rows)
-    return (best, program.columns) if solved else None
+    return (best, drawn, program.columns) if solved else None
 
 
 def _program(filling: Filling, rows: IntArray, known: Columns | None, time_ns: float) -> _Program:

@@ -19,6 +19,7 @@ the highest prices hold for all windows, with the least bound of all n.
 from __future__ import annotations
 
 import time
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,18 +39,22 @@ _OPEN = 8
 _KINDS = (0.1, 0.2, 0.4, 0.7, 1.0)
 # Mixes of stages in the programs of real loads that these begin with.
 _MIXES = 2
+# How far from what they begin with prices are sought first, and where that is another program's.
+_WIDTH, _NARROW = 0.1, 0.02
 # What sums of floats may add.
 _SAFETY = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A window, what is known of it, and with what a program of it begins; whether it had one."""
+    """A window, what is known of it, and with what a program of it begins; whether it had one, and the contents of
+    the last one, perhaps of other worths."""
 
     filling: Filling
     bound: PriceBound
     start: Start
     solved: bool = False
+    columns: Columns | None = None
 
 
 class ForcedProgram:
@@ -64,15 +69,32 @@ class ForcedProgram:
         ends = np.array(_KINDS) * int(sizes[:first].max(initial=1))
         self.kinds = np.unique(np.searchsorted(ends, sizes[:first]), return_inverse=True)[1]
         number = int(self.kinds.max(initial=-1)) + 1
-        each, worth = (values[:first] / sizes[:first] for values in (loads.stages.last, worths))
+        each = loads.stages.last[:first] / sizes[:first]
         of_kinds = [self.kinds == one for one in range(number)]
         self.contents = contents.loosened(self.kinds)
         self.needed = self.contents.items.counts.astype(np.float64)
         self.last = np.append([each[one].min() for one in of_kinds], loads.stages.last[first:])
-        self.dearest = np.append([worth[one].max() for one in of_kinds], np.full(len(sizes) - first, np.inf))
-        self.worths = worths[:first]
         self.columns: Columns | None = None
+        self.worths, self.dearest = self._worth(worths)
         self.pieces = [self._piece(window) for window in _windows()]
+
+    def _worth(self, worths: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What others are worth elsewhere, and a grain of every kind at most; those that are held may have any
+        price."""
+        worths = worths[: self.first]
+        each = worths / self.items.sizes[: self.first]
+        dearest = [each[self.kinds == one].max() for one in range(self.contents.items.loose)]
+        return worths, np.append(dearest, np.full(len(self.needed) - len(dearest), np.inf))
+
+    def beside(self, worths: FloatArray) -> ForcedProgram:
+        """The same where others are of these ``worths``. What is proved holds there, too: lower prices leave a
+        window no less. Programs begin with what the last ones gave."""
+        if np.array_equal(worths[: self.first], self.worths):
+            return self
+        found = copy(self)
+        found.worths, found.dearest = self._worth(worths)
+        found.pieces = [replace(one, solved=False) for one in self.pieces]
+        return found
 
     @property
     def bound_ns(self) -> float:
@@ -98,40 +120,42 @@ class ForcedProgram:
         held = float(bound.prices[loose:] @ self.needed[loose:])
         return bound.constant + held + float(self._shares(bound) @ self.items.counts[: self.first])
 
-    def run(self, enough_ns: float, deadline: float) -> None:
-        """Look at windows that give least, until all give so much, or the ``deadline``."""
+    def run(self, enough_ns: float, deadline: float) -> bool:
+        """Look at windows that give least, until all give so much, or the ``deadline``; whether there is more to
+        look at."""
         while time.perf_counter() < deadline:
             worst = min(self.pieces, key=lambda one: self._value(one.bound))
             if self._value(worst.bound) >= enough_ns:
-                return
+                return False
             parts = halved(worst.filling.window) if worst.solved else (worst.filling.window,)
             if not parts:
-                return
+                return False
             self.pieces.remove(worst)
             if worst.solved:
                 self.pieces += [replace(self._piece(window), bound=worst.bound) for window in parts]
             else:
                 self.pieces.append(self._solved(worst, enough_ns, deadline))
+        return True
 
     def _solved(self, piece: _Piece, enough_ns: float, deadline: float) -> _Piece:
         """With the bound of a program."""
-        time_ns = float(self.last @ self.needed)
         found = shared_out(
             piece.filling,
             self.needed,
             self.dearest,
-            piece.start,
-            self.columns,
-            time_ns,
+            replace(piece.start, prices=np.minimum(piece.start.prices, self.dearest)),
+            piece.columns or self.columns,
+            float(self.last @ self.needed),
             self._value,
             enough_ns,
             deadline,
+            _NARROW if piece.columns else _WIDTH,
         )
         if found is None:
             return replace(piece, solved=True)
-        self.columns = found[1]
-        better = max(found[0], piece.bound, key=self._value)
-        return replace(piece, bound=better, solved=True)
+        bound, start, self.columns = found
+        better = max(bound, piece.bound, key=self._value)
+        return replace(piece, bound=better, start=start, solved=True, columns=self.columns)
 
     def _piece(self, window: Window) -> _Piece:
         """A window with what real loads tell."""

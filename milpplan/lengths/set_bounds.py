@@ -40,8 +40,9 @@ class SetBounds:
         self.known: dict[int, Loads] = {}
         self.parts = Parts(pool, self.members, [])
         self.common: set[int] = set()
-        # By place: what is proved of groups that hold all from some length on.
+        # By place: what is proved of groups that hold all from some length on, and the last programs of that.
         self.programs: dict[int, list[tuple[int, WorkBounds]]] = {}
+        self.last_programs: dict[tuple[int, int], ForcedProgram] = {}
 
     def screened(self, max_strategies: int, target_ns: float, deadline: float) -> Screened:
         """Sets that may hold a step shorter than a target: with what is cheap to prove, then with the loads of
@@ -136,13 +137,21 @@ class SetBounds:
             worths = np.min([self._worths(other, held) for other in used if other != place], axis=0)
             once = sum(pool.reduce_ns(self.members[other]) for other in used)
             once += min(pool.finish_ns(self.members[other]) for other in used)
-            program = ForcedProgram(
-                pool.loads(member, beside=True), pool.contents(member, beside=True), first, worths
-            )
+            program = self._program(place, first, worths)
             program.run(_ENOUGH * (target_ns - one.order_ns - once), deadline)
             self.programs.setdefault(place, []).append((first, program.bounds))
             found = True
         return found
+
+    def _program(self, place: int, first: int, worths: FloatArray) -> ForcedProgram:
+        """That of a pipeline with all from a length on, beside others of some worths: programs of several sets are
+        much alike."""
+        member, key = self.members[place], (place, first)
+        if key not in self.last_programs:
+            loads, contents = self.pool.loads(member, beside=True), self.pool.contents(member, beside=True)
+            self.last_programs[key] = ForcedProgram(loads, contents, first, worths)
+        self.last_programs[key] = self.last_programs[key].beside(worths)
+        return self.last_programs[key]
 
     def _worths(self, place: int, held: FloatArray) -> FloatArray:
         """What each of so many sequences [n] takes under a strategy of a set at least, all that it takes shared

@@ -9,12 +9,13 @@ lambda_k of the sequences the question is how little
 
 may be for any x that fits. Lines in the tokens are not needed for that, nor even shares of last tiles: as in
 ``team_contents`` every time is the larger of *ring exposed* and *ring hidden*, which is at least any mixture of
-both, and for each of a few mixtures ``knapsacks`` finds the least over all x of so many grains.
+both, and for each of a few mixtures ``knapsacks`` finds the least over all x of so many grains: for those that
+decide, which of most micro-batches are one or two.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -26,6 +27,8 @@ from milpplan.lengths.tables import Tables
 
 # Parts of the way *hidden* in the forward and in the backward: equal ones alone lose up to 2 %.
 _PARTS = (0.0, 0.5, 1.0)
+# What is as near as this part of a micro-batch's time to what one is worth is near enough.
+_NEAR = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class StageContents:
     mixed: tuple[FloatArray, FloatArray, FloatArray]
     items: Items
     tolls: FloatArray
+    # The mixture that mostly is the least, with which ``least`` begins.
+    usual: list[int] = field(default_factory=lambda: [0])
 
     @staticmethod
     def of(tables: Tables, num_stages: int, most_grains: int) -> StageContents:
@@ -114,24 +119,85 @@ class StageContents:
     ) -> tuple[FloatArray, IntArray]:
         """The least over what every micro-batch may hold of its time by ``weights`` [6, v] less ``prices`` [n],
         [v] ns, and that [v, n]; those where ``cores`` [v] hold a ``core``."""
-        number, turns = weights.shape[1], len(self.mixed[0])
+        found = _Worths.of(self, weights, prices, cores, core)
+        every = np.arange(weights.shape[1])
+        left, turns = every, np.full(len(every), self.usual[0])
+        values, rows = np.zeros(len(every)), np.zeros((len(every), len(prices)), dtype=np.int64)
+        said = np.zeros(len(every), dtype=np.int64)
+        while len(left):
+            values[left], rows[left], said[left], lines = found.turn(left, turns)
+            exact = rows[left] @ prices - (self.times(rows[left]) * weights[:, left].T).sum(axis=1)
+            new, near = np.where(found.seen[left], np.inf, lines), _NEAR * (rows[left] @ prices - exact)
+            # What no other mixture makes less is the least of all mixtures.
+            open_, turns = np.maximum(new.min(axis=1), exact) < values[left] - near, new.argmin(axis=1)
+            left, turns = left[open_], turns[open_]
+        self.usual[0] = int(np.bincount(said).argmax())
+        return -values, rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Worths:
+    """What micro-batches are worth at most beyond their times, ``most`` [v, k, G] by the longest of the lengths
+    that fit and grains: the least of the mixtures of ways that were looked at. Few of them are of any use to one,
+    so they are looked at one after another: the one next that makes what is worth most worth least.
+
+    ``base`` [v, R, G], ``attention`` and ``once`` [v, R, n] are the parts of the times by mixture; ``seen`` [v, R]
+    which were looked at."""
+
+    contents: StageContents
+    prices: FloatArray
+    base: FloatArray
+    attention: FloatArray
+    once: FloatArray
+    most: FloatArray
+    seen: BoolArray
+    tables: list[tuple[Knapsacks, IntArray, IntArray]]
+
+    @staticmethod
+    def of(
+        contents: StageContents, weights: FloatArray, prices: FloatArray, cores: BoolArray, core: Core
+    ) -> _Worths:
+        """Before any mixture."""
         parts = np.stack([weights[[0, 0]], weights[1:3]])
-        base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in self.mixed)
-        base += (weights[3:].T @ self.tolls)[:, None]
+        base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in contents.mixed)
+        base += (weights[3:].T @ contents.tolls)[:, None]
+        fitting = np.flatnonzero(contents.items.fits)
+        most = np.full((len(cores), len(fitting), base.shape[-1]), np.inf)
+        most[cores, :, : core.grains - 1] = -np.inf
+        most[np.ix_(cores, fitting < core.first)] = -np.inf
+        return _Worths(contents, prices, base, attention, once, most, np.zeros(base.shape[:2], dtype=bool), [])
+
+    def turn(self, some: IntArray, turns: IntArray) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
+        """Look at a mixture each for ``some`` [s] of the micro-batches: what these are worth at most then, [s],
+        the contents of which that is said [s, n], by which mixture [s], and what each says of those, [s, R]."""
+        base, once = self.base[some, turns], self.once[some, turns]
         room = base.shape[-1]
-        table = Knapsacks(self.items, prices - attention.reshape(number * turns, -1), room)
-        best, where = np.full(number, -np.inf), np.zeros((number, 3), dtype=np.int64)
-        every, worth = np.arange(number), np.empty_like(base)
-        for k, held in table.rows():
-            np.subtract(held.reshape(number, turns, room), base, out=worth)
-            worth -= once[:, :, k, None]
-            below = worth.min(axis=1)
-            below[cores, : core.grains - 1] = -np.inf
-            grains = below.argmax(axis=1)
-            values = below[every, grains]
-            values[cores & (k < core.first)] = -np.inf
-            better = np.flatnonzero(values > best)
-            best[better] = values[better]
-            rows = every[better] * turns + worth[better, :, grains[better]].argmin(axis=1)
-            where[better] = np.stack([np.full(len(better), k), grains[better] + 1, rows], axis=1)
-        return -best, np.array([table.content(*place) for place in where.tolist()])
+        table = Knapsacks(self.contents.items, self.prices - self.attention[some, turns], room)
+        most = self.most[some]
+        for place, (k, held) in enumerate(table.rows()):
+            worth = held - base
+            worth -= once[:, k, None]
+            np.minimum(most[:, place], worth, out=most[:, place])
+        self.most[some], self.seen[some, turns] = most, True
+        self.tables.append((table, some, turns))
+        where = most.reshape(len(some), -1).argmax(axis=1)
+        fitting = np.flatnonzero(self.contents.items.fits)
+        longest, grains = fitting[where // room], where % room
+        values = most.reshape(len(some), -1)[np.arange(len(some)), where]
+        told = [self._content(*one) for one in zip(some.tolist(), longest.tolist(), grains.tolist(), strict=True)]
+        rows, said = np.array([row for _, row in told]), np.array([turn for turn, _ in told])
+        places = np.arange(len(some))
+        lines = self.prices @ rows.T - (self.attention[some] @ rows[:, :, None])[:, :, 0].T
+        lines = lines.T - self.base[some][places, :, grains] - self.once[some][places, :, longest]
+        return values, rows, said, lines
+
+    def _content(self, micro_batch: int, longest: int, grains: int) -> tuple[int, IntArray]:
+        """The mixture that says least, and what is worth so much by it."""
+        ways = []
+        for number, (table, some, turns) in enumerate(self.tables):
+            for row in np.flatnonzero(some == micro_batch).tolist():
+                turn = int(turns[row])
+                beyond = self.base[micro_batch, turn, grains] + self.once[micro_batch, turn, longest]
+                ways.append((float(table.steps[longest][1][row, grains + 1] - beyond), number, row, turn))
+        _, number, row, turn = min(ways)
+        return turn, self.tables[number][0].content(longest, grains + 1, row)
