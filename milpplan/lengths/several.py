@@ -27,6 +27,7 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -55,6 +56,28 @@ _MOST_POLISHED, _LOSS = 2, 0.002
 _FILL_S = 0.7
 # Seconds for programs of what pipelines of a set hold for sure.
 _FORCE_S = 2.5
+# Seconds for packing the first set with pipelines.
+_PLACE_S = 1.0
+# What is waited at once where only another process has something to do.
+_WAIT_S = 0.02
+
+
+def _alone() -> None:
+    """Nobody helps."""
+
+
+class Helper(Protocol):
+    """Another process that looks at some of the sets."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it looks at a set that is not closed."""
+
+    def share(self, left: list[Left]) -> None:
+        """Give it some of those in the heap, and put back what it is done with."""
+
+    def take_back(self) -> list[Left]:
+        """All that it was given."""
 
 
 class Several:
@@ -80,11 +103,18 @@ class Several:
         # Whether a set with pipelines was packed.
         self.placed = False
         self.deadline = float("inf")
+        # What was found elsewhere, and who helps, once there is something to share.
+        self.below_ns = float("inf")
+        self.helped: Callable[[], Helper | None] = _alone
+
+    def __getstate__(self) -> dict[str, object]:
+        """All but who helps."""
+        return {**self.__dict__, "helped": _alone}
 
     @property
     def target_ns(self) -> float:
         """A set with a bound of at least this is closed."""
-        return self.best.time_ns * (1.0 - self.gap)
+        return min(self.best.time_ns, self.below_ns) * (1.0 - self.gap)
 
     def take(self, step: Step | TeamStep) -> None:
         """A step found elsewhere, if it is shorter."""
@@ -110,7 +140,7 @@ class Several:
         left = self.sets = [self.left(one, number) for number, one in enumerate(kept.left)]
         self._first(left)
         try:
-            self._narrow(left, heard, enough_ns)
+            self.narrow(left, heard, enough_ns)
         finally:
             self.dropped_ns, self.bound_ns = self.bound_ns, min([self.bound_ns, *(one.bound_ns for one in left)])
             self.is_bounded = True
@@ -118,25 +148,32 @@ class Several:
     def again(self, heard: Callable[[], object], enough_ns: Callable[[], float] = lambda: np.inf) -> None:
         """The sets that are left, where more is known of strategies alone by now, as in ``run``."""
         try:
-            self._narrow(self.sets, heard, enough_ns)
+            self.narrow(self.sets, heard, enough_ns)
         finally:
             self.bound_ns = min([self.dropped_ns, *(one.bound_ns for one in self.sets)])
 
-    def _narrow(self, left: list[Left], heard: Callable[[], object], enough_ns: Callable[[], float]) -> None:
+    def narrow(self, left: list[Left], heard: Callable[[], object], enough_ns: Callable[[], float]) -> None:
         """Learn more of the set with the least bound, until none is open: its ways in turn, and what is known of
-        its strategies alone whenever that is more."""
+        its strategies alone whenever that is more. Another process may look at some of them meanwhile."""
         heapq.heapify(left)
         # Those of which nothing more is known for now; Ctrl-C may come anywhere, so none is ever in no list.
         ended: list[Left] = []
+        helper: Helper | None = None
         try:
-            while left or ended:
+            while True:
                 heard()
+                helper = self.helped()
+                if helper is not None:
+                    helper.share(left)
                 for one in [one for one in ended if self._renewed(one)]:
                     heapq.heappush(left, one)
                     ended.remove(one)
-                enough = min(self.target_ns, enough_ns())
-                if time.perf_counter() > self.deadline or not left or left[0].bound_ns >= enough:
-                    break
+                enough, late = min(self.target_ns, enough_ns()), time.perf_counter() > self.deadline
+                if late or not left or left[0].bound_ns >= enough:
+                    if late or enough == -np.inf or helper is None or not helper.busy:
+                        break
+                    time.sleep(_WAIT_S)
+                    continue
                 least = left[0]
                 if self._renewed(least):
                     self._alone(least)
@@ -152,6 +189,8 @@ class Several:
                     heapq.heappop(left)
         finally:
             left += ended
+            if helper is not None:
+                left += helper.take_back()
 
     def left(self, one: OpenSet, number: int) -> Left:
         """A screened set with everything left to do."""
@@ -278,7 +317,7 @@ class Several:
         """The step that its linear programs give, if it is the first one that gets here."""
         if not self.placed:
             self.placed = True
-            self._arrange(one, self._linear_splits(one))
+            self._arrange(one, self._linear_splits(one), time.perf_counter() + _PLACE_S)
 
     def _force(self, one: Left) -> None:
         """Programs of its pipelines with what they hold for sure."""
@@ -321,12 +360,15 @@ class Several:
         used = tuple(range(len(held)))
         one.raise_to(max(float(record.bound_ns) for record in found.sets if record.used == used))
 
-    def _arrange(self, one: Left, splits: Sequence[IntArray]) -> None:
-        """Keep the steps of a set that divide its sequences so, [q, n] each."""
+    def _arrange(self, one: Left, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
+        """Keep the steps of a set that divide its sequences so, [q, n] each; after the ``deadline`` no more of
+        them."""
         held = self._held(one)
         for one_split in splits:
+            if self.found and time.perf_counter() > deadline:
+                break
             counts = {member: mine for member, mine in zip(held, one_split, strict=True) if mine.any()}
-            if (step := self.arranged(held, counts)) is not None:
+            if (step := self.arranged(held, counts, deadline)) is not None:
                 self._keep(step)
 
     def _linear_splits(self, one: Left) -> list[IntArray]:
@@ -344,11 +386,12 @@ class Several:
             finish_ns=tuple(self.pool.finish_ns(member) for member in members),
         )
 
-    def arranged(self, members: list[int], counts: dict[int, IntArray]) -> Step | None:
-        """The groups packed and timed exactly, in the best order; none where one was not packed."""
+    def arranged(self, members: list[int], counts: dict[int, IntArray], deadline: float = np.inf) -> Step | None:
+        """The groups packed and timed exactly, in the best order, with little care after the ``deadline``; none
+        where one was not packed."""
         packed = {}
         for member, held in counts.items():
-            found = self.pool.packed(member, held, self.pool.members[member].beside_grains)
+            found = self.pool.packed(member, held, self.pool.members[member].beside_grains, deadline)
             if found is None:
                 return None
             packed[member] = found

@@ -26,6 +26,7 @@ from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_step
+from milpplan.lengths.set_process import SetProcess
 from milpplan.lengths.several import Several
 from milpplan.lengths.static_process import StaticProcess, can_help
 from milpplan.lengths.statics import Statics
@@ -94,8 +95,7 @@ def solve_lengths(
         interrupted = True
         search.close()
     finally:
-        if search.other is not None:
-            search.other.close()
+        search.end()
     compared: tuple[BaselineStep, ...] = ()
     if baselines and not interrupted:
         compared = baseline_steps(pool, search.sets.switches, _BASELINES_SHARE * time_limit_s, backend, hotspa)
@@ -112,6 +112,8 @@ class _Search:
         self.team_search = TeamSearch(statics.pool, statics.gap) if beside else None
         self.several: Several | None = None
         self.other: StaticProcess | None = None
+        self.helper: SetProcess | None = None
+        self.two = False
         # Seconds that static steps were proved and packed here beside it.
         self.proved_s, self.packed_s = 0.0, 0.0
 
@@ -139,7 +141,8 @@ class _Search:
         self._take(statics.best)
         below_ns = float("inf") if statics.best is None else statics.best.time_ns
         several = self.max_strategies > 1
-        if several and can_help(workers) and time_limit_s >= _WORTH_S and statics.open_pipelines:
+        self.two = several and can_help(workers) and time_limit_s >= _WORTH_S
+        if self.two and statics.open_pipelines:
             self.other = StaticProcess(statics, below_ns, deadline)
             # The sooner there is something to beat, the less of the others is looked at.
             below_ns = self._static(below_ns, _FIRST_S)
@@ -160,6 +163,7 @@ class _Search:
         while open_ and self._static_is_best and time.perf_counter() < pack_end:
             if not (self._hear() and self._pack(deadline)):
                 break
+        self.sets.helped = self._helped
         sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
         self.sets.run(self.max_strategies, sets_end, self._hear, self._in_turn())
         while self._hear(few=True) and self.bound_ns < self.sets.target_ns:
@@ -168,9 +172,31 @@ class _Search:
             self.sets.again(self._hear, self._in_turn())
         if self.other is not None:
             self.sets.again(self._hear)
+        self._teams_again(deadline)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))
         self._teams_again(deadline)
+
+    def _helped(self) -> SetProcess | None:
+        """Another process for sets, where none looks after single strategies, or need not."""
+        if self.helper is None and self.two and self.sets.sets:
+            if self.other is not None and self.statics.bound_ns >= self.sets.target_ns:
+                self.other.close()
+            if self.other is None or self.other.process is None:
+                self.helper = SetProcess.of(self.sets)
+                self.two = self.helper is not None
+        return self.helper
+
+    def end(self) -> None:
+        """End the other processes."""
+        for one in (self.other, self.helper):
+            if one is not None:
+                one.close()
+
+    @property
+    def helped_s(self) -> float:
+        """CPU seconds of the other processes."""
+        return sum(one.cpu_s for one in (self.other, self.helper) if one is not None)
 
     def _teams_again(self, end: float) -> bool:
         """Degrees side by side, if no other steps have a lower bound, until the end; whether anything was done."""
@@ -298,7 +324,7 @@ def _result(
         alignment=pool.load.grain,
         num_candidates=len(pool.members),
         num_sets=search.sets.num_sets,
-        cpu_time_s=time.process_time() - started[1] + (search.other.cpu_s if search.other else 0.0),
+        cpu_time_s=time.process_time() - started[1] + search.helped_s,
         wall_time_s=time.perf_counter() - started[0],
         baselines=baselines,
         rules=pool.load.rules,

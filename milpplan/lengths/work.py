@@ -150,7 +150,7 @@ class Loads:
             if full not in tried:
                 step = _STEP if num_stages < DEEP else _DEEP_STEP
                 plain = Loads((), each, full, stages, num_stages, layout.dp, ramp_ns)
-                tried[full] = plain.bounded(shares, effort // _TRY, step, capped=False)
+                tried[full] = plain.bounded((share,), effort // _TRY, step, capped=False)
         found = max(tried.values(), key=lambda one: one.at(share * one.full))
         found = found.bounded(shares, effort, step, capped=False)
         if not exact:

@@ -56,15 +56,17 @@ class WorkerProcess:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        # A Python takes a while to start and to hear: that is not for us to wait for.
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
         self.send([path for path in sys.path if isinstance(path, str)])
         self.send(hello)
 
     def send(self, message: object) -> None:
-        """Send a message; one that has died takes nothing, which is seen when its answer is asked for."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            pickle.dump(message, self.process.stdin)
-            self.process.stdin.flush()
+        """Send a message as it is now; one that has died takes nothing, which is seen when its answer is asked
+        for."""
+        self._messages.put(pickle.dumps(message))
 
     @property
     def answered(self) -> bool:
@@ -112,11 +114,18 @@ class WorkerProcess:
                 self._answers.put(pickle.load(self.process.stdout))
         self._answers.put(("death", None))
 
-    def stop(self) -> None:
-        """Tell the process to end."""
+    def _write(self) -> None:
         assert self.process.stdin is not None
         with suppress(OSError):
+            while (message := self._messages.get()) is not None:
+                self.process.stdin.write(message)
+                self.process.stdin.flush()
+        with suppress(OSError):
             self.process.stdin.close()
+
+    def stop(self) -> None:
+        """Tell the process to end, once it has heard what was sent."""
+        self._messages.put(None)
 
     def close(self, *, at_once: bool = False) -> None:
         """End the process, whatever it does; ``at_once`` together with the solvers that it has started."""
@@ -134,4 +143,5 @@ class WorkerProcess:
             self.process.kill()
             self.process.wait()
         self._reader.join(PATIENCE_S)
+        self._writer.join(PATIENCE_S)
         self.process.stdout.close()

@@ -1,0 +1,182 @@
+"""Another process looks at half of the sets; whatever becomes of it, none is lost, and nothing is proved that is
+not so."""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from milpplan.lengths.screening import Left
+from milpplan.lengths.set_process import SetProcess, SetsHello, SetsKnown, SetSlice, SetsWorker
+from milpplan.lengths.several import Several
+from milpplan.lengths.steps import Step
+from tests.lengths.cases import deep_pool
+
+NEVER = 10**15
+
+
+def search(seconds: float) -> Several:
+    """Many open sets of a few strategies, with and without pipelines, and a long time to beat."""
+    found = Several(replace(deep_pool(), loaded={}, fine={}), Step(0, (0,), {}, NEVER), 0.0, "highs")
+    found.deadline = time.perf_counter() + seconds
+    pool = found.pool
+    pipelines = [member for member in found.members if 1 < pool.num_stages(member) < 4][:3]
+    found.members = [*pipelines, *(member for member in found.members if pool.num_stages(member) == 1)][:6]
+    found.sets = [found.left(one, number) for number, one in enumerate(found.screened(2).left)]
+    # As far as it is a matter of milliseconds.
+    for one in found.sets:
+        one.ways = one.ways[: one.ways.index(found._price)]
+    assert len(found.sets) > 6
+    return found
+
+
+def bounds_of(sets: list[Left]) -> dict[int, float]:
+    return {one.number: one.bound_ns for one in sets}
+
+
+def test_slices_raise_the_bounds_that_ways_do_here() -> None:
+    """Of a copy of what is known: the bounds of the sets that were asked for are those that looking at all of them
+    here gives, of which more is known the more slices; others are not looked at."""
+    here = search(60.0)
+    worker: SetsWorker = pickle.loads(pickle.dumps(SetsHello(here))).worker(None)
+    before, numbers = bounds_of(here.sets), frozenset(one.number for one in here.sets[::2])
+    ended: frozenset[int] = frozenset()
+    for _ in range(60):
+        known = worker.reply(SetSlice(numbers, float(NEVER), time.time() + 60.0))
+        assert set(known.bounds) == numbers
+        assert all(known.bounds[number] >= before[number] for number in numbers)
+        ended = known.ended
+        if ended == numbers:
+            break
+    assert ended == numbers
+    untouched = [one for one in worker.several.sets if one.number not in numbers]
+    assert bounds_of(untouched) == {number: before[number] for number in before if number not in numbers}
+    here.polished = True
+    here.narrow(here.sets, bool, lambda: np.inf)
+    after = bounds_of(here.sets)
+    assert all(known.bounds[number] == pytest.approx(after[number], rel=1e-3) for number in numbers)
+    assert any(after[number] > before[number] for number in numbers)
+    # What takes longer than what is to beat is closed.
+    assert not worker.reply(SetSlice(numbers, 1.0, time.time() + 60.0)).best
+
+
+def test_no_time_is_no_work() -> None:
+    """A slice whose end has passed leaves sets as they are."""
+    here = search(60.0)
+    before = bounds_of(here.sets)
+    numbers = frozenset(before)
+    known = SetsWorker(here).reply(SetSlice(numbers, float(NEVER), time.time() - 1.0))
+    assert known.bounds == before
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_sets_are_shared_and_none_is_lost(dies: bool) -> None:
+    """Both look at sets until none is open or to be learned of; every set is left once, with a bound that is at
+    least the one before, and as high as one process finds; also where the other process dies."""
+    alone = search(60.0)
+    alone.polished = True
+    alone.narrow(alone.sets, bool, lambda: np.inf)
+    here = search(60.0)
+    here.polished = True
+    before, other = bounds_of(here.sets), SetProcess.of(here)
+    assert other is not None
+    assert other.process is not None
+    begun, most = time.perf_counter(), 0
+    here.helped = lambda: other
+    if dies:
+        other.process.process.kill()
+
+    def heard() -> None:
+        nonlocal most
+        most = max(most, len(other.given))
+        # So that this process is not done before the other one has begun.
+        if not dies and not other.cpu_s and time.perf_counter() - begun < 20.0:
+            time.sleep(0.05)
+
+    try:
+        here.narrow(here.sets, heard, lambda: np.inf)
+    finally:
+        other.close()
+    assert most > 1
+    assert (other.cpu_s > 0.0) is not dies
+    assert not other.given
+    assert sorted(one.number for one in here.sets) == sorted(before)
+    after, single = bounds_of(here.sets), bounds_of(alone.sets)
+    assert all(after[number] >= before[number] for number in before)
+    # What is learned of a strategy for one set tells something of others, of the same process.
+    close = [after[number] == pytest.approx(single[number], rel=1e-2) for number in before]
+    assert sum(close) > 0.8 * len(close), [(after[number], single[number]) for number in before]
+    assert sum(after[number] > before[number] for number in before) > 0.5 * len(before)
+    here.helped = lambda: None
+    assert pickle.loads(pickle.dumps(here)).helped() is None
+
+
+def test_there_is_no_other_process_for_one_set_or_no_time() -> None:
+    """It would not pay."""
+    here = search(60.0)
+    short = search(1.0)
+    assert SetProcess.of(short) is None
+    here.sets = here.sets[:1]
+    assert SetProcess.of(here) is None
+
+
+def test_sets_of_one_kind_go_to_one_process() -> None:
+    """Every other kind of open sets is given, by the strategy that runs the longest sequences, never that of the
+    next one here; what is closed comes back, and others are given; where nothing is open here, half comes back."""
+    here = search(60.0)
+
+    class Silent:
+        """Of a process only what it is asked and says."""
+
+        answered = False
+
+        def __init__(self) -> None:
+            self.sent: list[SetSlice] = []
+            self.known = SetsKnown({}, frozenset(), None, 1.0)
+
+        def send(self, asked: SetSlice) -> None:
+            self.sent.append(asked)
+
+        def answer(self, until: None, cancelled: None) -> SetsKnown:
+            return self.known
+
+        def close(self, *, at_once: bool) -> None:
+            pass
+
+    silent = Silent()
+    other = SetProcess(here, silent)  # type: ignore[arg-type]
+    left = list(here.sets)
+    heapq.heapify(left)
+    first, kind = left[0], other._holds_longest
+    other.share(left)
+    given = dict(other.given)
+    assert {*given} | {one.number for one in left} == {one.number for one in here.sets}
+    assert {kind(one) for one in given.values()}.isdisjoint(kind(one) for one in left)
+    assert first in left
+    assert len(given) > 1
+    assert silent.sent[0].numbers == frozenset(given)
+    assert other.busy
+    # Until it answers nothing changes.
+    other.share(left)
+    assert len(silent.sent) == 1
+    silent.answered, silent.known = True, SetsKnown(dict.fromkeys(given, float(NEVER)), frozenset(), None, 1.0)
+    other.share(left)
+    assert {*given} <= {one.number for one in left}
+    assert all(one.bound_ns == NEVER for one in left if one.number in given)
+    assert other.given
+    assert {*other.given}.isdisjoint(given)
+    assert other.cpu_s == 1.0
+    # All that is open here is closed: half of what it has is taken back.
+    silent.known = SetsKnown({}, frozenset(), None, 2.0)
+    for one in left:
+        one.raise_to(NEVER)
+    there = len(other.given)
+    other.share(left)
+    assert 0 < len(other.given) < there or there == 1
+    other.close()
+    assert not other.busy
