@@ -24,6 +24,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -68,6 +69,20 @@ class Left:
     def raise_to(self, bound_ns: float) -> None:
         """Take over a bound if it is higher."""
         self.bound_ns = max(self.bound_ns, bound_ns)
+
+
+class Helper(Protocol):
+    """Another process that looks at some of the sets."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it looks at a set that is not closed."""
+
+    def share(self, left: list[Left]) -> None:
+        """Give it some of those in the heap, and put back what it is done with."""
+
+    def take_back(self) -> list[Left]:
+        """All that it was given."""
 
 
 @dataclass(frozen=True, slots=True)

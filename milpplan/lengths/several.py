@@ -27,7 +27,6 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -38,7 +37,7 @@ from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
 from milpplan.lengths.parts import Kind
 from milpplan.lengths.pool import Packed, Pool
-from milpplan.lengths.screening import Left, OpenSet, Screened, best_shares
+from milpplan.lengths.screening import Helper, Left, OpenSet, Screened, best_shares
 from milpplan.lengths.set_bounds import SetBounds
 from milpplan.lengths.steps import GAP_SHARE, Step
 from milpplan.lengths.switches import Switches
@@ -64,20 +63,6 @@ _WAIT_S = 0.02
 
 def _alone() -> None:
     """Nobody helps."""
-
-
-class Helper(Protocol):
-    """Another process that looks at some of the sets."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether it looks at a set that is not closed."""
-
-    def share(self, left: list[Left]) -> None:
-        """Give it some of those in the heap, and put back what it is done with."""
-
-    def take_back(self) -> list[Left]:
-        """All that it was given."""
 
 
 class Several:
