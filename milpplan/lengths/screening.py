@@ -79,10 +79,10 @@ class Helper(Protocol):
         """Whether it looks at a set that is not closed."""
 
     def share(self, left: list[Left]) -> None:
-        """Give it some of those in the heap, and put back what it is done with."""
+        """Give it some of those in a heap, and put back what it is done with."""
 
-    def take_back(self) -> list[Left]:
-        """All that it was given."""
+    def drop(self) -> None:
+        """It need not look at those that it was given any more."""
 
 
 @dataclass(frozen=True, slots=True)

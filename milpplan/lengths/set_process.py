@@ -73,7 +73,7 @@ class SetsWorker:
         several.deadline = now + asked.end_s - time.time()
         pause = min(now + _SLICE_S, several.deadline)
         mine = [one for one in several.sets if one.number in asked.numbers]
-        several.narrow(mine, bool, lambda: -np.inf if time.perf_counter() > pause else np.inf)
+        several.narrow(enough_ns=lambda: -np.inf if time.perf_counter() > pause else np.inf, sets=mine)
         new = several.found[self.told :]
         self.told = len(several.found)
         return SetsKnown(
@@ -119,7 +119,7 @@ class SetProcess:
             except MilpplanError:
                 self.close()
                 left += self.given.values()
-                self.given = {}
+                self.drop()
                 heapq.heapify(left)
                 return
         self._deal(left)
@@ -168,11 +168,9 @@ class SetProcess:
     def _open(self, sets: Iterable[Left]) -> list[Left]:
         return [one for one in sets if one.bound_ns < self.several.target_ns]
 
-    def take_back(self) -> list[Left]:
-        """All sets that it was given."""
-        found = list(self.given.values())
-        self.given = {}
-        return found
+    def drop(self) -> None:
+        """Those that it was given are looked at here."""
+        self.given.clear()
 
     def close(self) -> None:
         """End it."""

@@ -18,7 +18,7 @@ the least bound is next: that is the one that the bound of the step is.
     sets without pipelines are opened before all others: what they give is what these have to beat.
 
 All of them know which sequences only one strategy of the set holds (``forced``). Where the time is over, a set
-keeps the bound it has.
+keeps the bound it has. Another process may look at some of the sets (``set_process``).
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ class Several:
         self.best = best
         self.gap = gap
         self.backend = backend
-        self.bound_ns = float("inf")
         self.is_bounded = False
-        # Sets that are left, and what is proved of those that are not.
+        # Sets that screening left, closed ones included, and what it proved of all others.
         self.sets: list[Left] = []
         self.dropped_ns = float("inf")
         self.num_sets = 0
@@ -88,13 +87,13 @@ class Several:
         # Whether a set with pipelines was packed.
         self.placed = False
         self.deadline = float("inf")
-        # What was found elsewhere, and who helps, once there is something to share.
+        # A step found by another process is no longer.
         self.below_ns = float("inf")
-        self.helped: Callable[[], Helper | None] = _alone
 
-    def __getstate__(self) -> dict[str, object]:
-        """All but who helps."""
-        return {**self.__dict__, "helped": _alone}
+    @property
+    def bound_ns(self) -> float:
+        """No step of several strategies takes less, once this ``is_bounded``."""
+        return min([self.dropped_ns, *(one.bound_ns for one in self.sets)])
 
     @property
     def target_ns(self) -> float:
@@ -112,70 +111,63 @@ class Several:
         deadline: float,
         heard: Callable[[], object] = bool,
         enough_ns: Callable[[], float] = lambda: np.inf,
+        helped: Callable[[], Helper | None] = _alone,
     ) -> None:
-        """Screen all sets, and learn more of what is left, the least bound first; ``bound_ns`` is proved once it
-        ``is_bounded``, also where Ctrl-C raises. ``heard`` is called between two steps, and may ``take`` one; a
-        bound of ``enough_ns`` is enough for now."""
-        if len(self.members) < 2 or max_strategies < 2:
-            self.is_bounded = True
-            return
-        self.deadline = deadline
-        kept = self.screened(max_strategies)
-        self.bound_ns, self.num_sets = kept.dropped_ns, len(kept.left)
-        left = self.sets = [self.left(one, number) for number, one in enumerate(kept.left)]
-        self._first(left)
-        try:
-            self.narrow(left, heard, enough_ns)
-        finally:
-            self.dropped_ns, self.bound_ns = self.bound_ns, min([self.bound_ns, *(one.bound_ns for one in left)])
-            self.is_bounded = True
+        """Screen all sets, and learn more of what is left (``narrow``)."""
+        if len(self.members) > 1 and max_strategies > 1:
+            self.deadline = deadline
+            kept = self.screened(max_strategies)
+            self.dropped_ns, self.num_sets = kept.dropped_ns, len(kept.left)
+            self.sets = [self.left(one, number) for number, one in enumerate(kept.left)]
+        self.is_bounded = True
+        self._first(self.sets)
+        self.narrow(heard, enough_ns, helped)
 
-    def again(self, heard: Callable[[], object], enough_ns: Callable[[], float] = lambda: np.inf) -> None:
-        """The sets that are left, where more is known of strategies alone by now, as in ``run``."""
-        try:
-            self.narrow(self.sets, heard, enough_ns)
-        finally:
-            self.bound_ns = min([self.dropped_ns, *(one.bound_ns for one in self.sets)])
-
-    def narrow(self, left: list[Left], heard: Callable[[], object], enough_ns: Callable[[], float]) -> None:
-        """Learn more of the set with the least bound, until none is open: its ways in turn, and what is known of
-        its strategies alone whenever that is more. Another process may look at some of them meanwhile."""
+    def narrow(
+        self,
+        heard: Callable[[], object] = bool,
+        enough_ns: Callable[[], float] = lambda: np.inf,
+        helped: Callable[[], Helper | None] = _alone,
+        sets: Sequence[Left] | None = None,
+    ) -> None:
+        """Learn more of the set with the least bound, until none of ``sets`` is open (None: of all): its ways in
+        turn, and what is known of its strategies alone whenever that is more. ``heard`` is called between two
+        steps, and may ``take`` one; a bound of ``enough_ns`` is enough for now. Who has ``helped`` looks at some
+        of them meanwhile."""
+        left = list(self.sets if sets is None else sets)
         heapq.heapify(left)
-        # Those of which nothing more is known for now; Ctrl-C may come anywhere, so none is ever in no list.
+        # Those of which nothing more is known for now.
         ended: list[Left] = []
-        helper: Helper | None = None
-        try:
-            while True:
-                heard()
-                helper = self.helped()
-                if helper is not None:
-                    helper.share(left)
-                for one in [one for one in ended if self._renewed(one)]:
-                    heapq.heappush(left, one)
-                    ended.remove(one)
-                enough, late = min(self.target_ns, enough_ns()), time.perf_counter() > self.deadline
-                if late or not left or left[0].bound_ns >= enough:
-                    if late or enough == -np.inf or helper is None or not helper.busy:
-                        break
-                    time.sleep(_WAIT_S)
-                    continue
-                least = left[0]
-                if self._renewed(least):
-                    self._alone(least)
-                    heapq.heapreplace(left, least)
-                elif not self.polished and self._finer not in least.ways[1:]:
-                    self._polish(least.bound_ns)
-                    self.polished = True
-                elif least.ways:
-                    least.ways.pop(0)(least)
-                    heapq.heapreplace(left, least)
-                else:
-                    ended.append(least)
-                    heapq.heappop(left)
-        finally:
-            left += ended
+        while True:
+            heard()
+            helper = helped()
             if helper is not None:
-                left += helper.take_back()
+                helper.share(left)
+            for one in [one for one in ended if self._renewed(one)]:
+                heapq.heappush(left, one)
+                ended.remove(one)
+            enough = min(self.target_ns, enough_ns())
+            if time.perf_counter() > self.deadline:
+                break
+            if not left or left[0].bound_ns >= enough:
+                if helper is None or not helper.busy:
+                    break
+                time.sleep(_WAIT_S)
+                continue
+            least = left[0]
+            if self._renewed(least):
+                self._alone(least)
+                heapq.heapreplace(left, least)
+            elif not self.polished and self._finer not in least.ways[1:]:
+                self._polish(least.bound_ns)
+                self.polished = True
+            elif least.ways:
+                least.ways.pop(0)(least)
+                heapq.heapreplace(left, least)
+            else:
+                ended.append(heapq.heappop(left))
+        if helper is not None:
+            helper.drop()
 
     def left(self, one: OpenSet, number: int) -> Left:
         """A screened set with everything left to do."""
@@ -350,7 +342,7 @@ class Several:
         them."""
         held = self._held(one)
         for one_split in splits:
-            if self.found and time.perf_counter() > deadline:
+            if time.perf_counter() > deadline:
                 break
             counts = {member: mine for member, mine in zip(held, one_split, strict=True) if mine.any()}
             if (step := self.arranged(held, counts, deadline)) is not None:

@@ -6,7 +6,8 @@
  4. *Several* in turn: sets of strategies that switches and reductions do not already make longer than all of these
     (``screening``), their switches priced by the planner of switches, and ``groups`` on what is left.
  5. Where time is left, what makes the static step's own proof complete; with two CPUs another process does that
-    beside all others (``static_process``), and 3 comes before 2, for a moment.
+    beside all others (``static_process``), and 3 comes before 2, for a moment; where no single strategy is in
+    question, it looks at some of the sets (``set_process``).
 
 ``groups`` works on tables that are never above the exact times (``tables``), so its bound holds for the exact
 times. Every answer is packed, and only its exact time counts (``replicas``); the bound of the step is the least of
@@ -113,6 +114,7 @@ class _Search:
         self.several: Several | None = None
         self.other: StaticProcess | None = None
         self.helper: SetProcess | None = None
+        # Whether there may be another process.
         self.two = False
         # Seconds that static steps were proved and packed here beside it.
         self.proved_s, self.packed_s = 0.0, 0.0
@@ -163,15 +165,14 @@ class _Search:
         while open_ and self._static_is_best and time.perf_counter() < pack_end:
             if not (self._hear() and self._pack(deadline)):
                 break
-        self.sets.helped = self._helped
         sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
-        self.sets.run(self.max_strategies, sets_end, self._hear, self._in_turn())
+        self.sets.run(self.max_strategies, sets_end, self._hear, self._in_turn(), self._helped)
         while self._hear(few=True) and self.bound_ns < self.sets.target_ns:
             if not self._beside_proof(deadline):
                 time.sleep(_WAIT_S)
-            self.sets.again(self._hear, self._in_turn())
+            self.sets.narrow(self._hear, self._in_turn(), self._helped)
         if self.other is not None:
-            self.sets.again(self._hear)
+            self.sets.narrow(self._hear, helped=self._helped)
         self._teams_again(deadline)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))

@@ -8,7 +8,6 @@ import pickle
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from milpplan.lengths.screening import Left
@@ -57,7 +56,7 @@ def test_slices_raise_the_bounds_that_ways_do_here() -> None:
     untouched = [one for one in worker.several.sets if one.number not in numbers]
     assert bounds_of(untouched) == {number: before[number] for number in before if number not in numbers}
     here.polished = True
-    here.narrow(here.sets, bool, lambda: np.inf)
+    here.narrow()
     after = bounds_of(here.sets)
     assert all(known.bounds[number] == pytest.approx(after[number], rel=1e-3) for number in numbers)
     assert any(after[number] > before[number] for number in numbers)
@@ -80,14 +79,13 @@ def test_sets_are_shared_and_none_is_lost(dies: bool) -> None:
     least the one before, and as high as one process finds; also where the other process dies."""
     alone = search(60.0)
     alone.polished = True
-    alone.narrow(alone.sets, bool, lambda: np.inf)
+    alone.narrow()
     here = search(60.0)
     here.polished = True
     before, other = bounds_of(here.sets), SetProcess.of(here)
     assert other is not None
     assert other.process is not None
     begun, most = time.perf_counter(), 0
-    here.helped = lambda: other
     if dies:
         other.process.process.kill()
 
@@ -99,7 +97,7 @@ def test_sets_are_shared_and_none_is_lost(dies: bool) -> None:
             time.sleep(0.05)
 
     try:
-        here.narrow(here.sets, heard, lambda: np.inf)
+        here.narrow(heard, helped=lambda: other)
     finally:
         other.close()
     assert most > 1
@@ -112,8 +110,6 @@ def test_sets_are_shared_and_none_is_lost(dies: bool) -> None:
     close = [after[number] == pytest.approx(single[number], rel=1e-2) for number in before]
     assert sum(close) > 0.8 * len(close), [(after[number], single[number]) for number in before]
     assert sum(after[number] > before[number] for number in before) > 0.5 * len(before)
-    here.helped = lambda: None
-    assert pickle.loads(pickle.dumps(here)).helped() is None
 
 
 def test_there_is_no_other_process_for_one_set_or_no_time() -> None:

@@ -60,7 +60,7 @@ def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when
 
     monkeypatch.setattr(owner, name, interrupted)
     problem, beside = small_problem(memory_gib=40), "TeamSearch" in when
-    result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 4.0, "highs", side_by_side=beside)
+    result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 8.0, "highs", side_by_side=beside)
     assert heard
     assert result.interrupted
     assert result.to_dict()["interrupted"]
