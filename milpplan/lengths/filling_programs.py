@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -124,7 +123,7 @@ def worths(
     def value(bound: PriceBound) -> float:
         return bound.at(needed)
 
-    found = shared_out(filling, needed, dearest, start, known, time_ns, value, deadline=deadline, width=_NARROW)
+    found = shared_out(filling, needed, dearest, start, known, time_ns, value, deadline=deadline, near=True)
     return filling.each if found is None else found[0].prices
 
 
@@ -138,17 +137,19 @@ def shared_out(
     value: Callable[[PriceBound], float],
     enough: float = float("inf"),
     deadline: float = float("inf"),
-    width: float = _WIDTH,
     first: int = 0,
+    *,
+    near: bool = False,
 ) -> tuple[PriceBound, Start, Columns] | None:
     """The bound of the most ``value``, up to ``enough`` of it, that is high for ``needed`` [n] sequences at
     prices of at most ``dearest`` [n], which are kept of lengths before the ``first``, with its mixture, and the
     contents of the last program, which has a row for every length; none where that has no answer. Beginning with
     what is ``known`` of another window, until the ``deadline``.
 
-    Prices are sought near the best known ones, by this ``width`` first, which spares most rounds, and further away
-    where there are no better ones.
+    Prices are sought near the best known ones first, nearer where these are good ones (``near``), which spares
+    most rounds, and further away where there are no better ones.
     """
+    width = _NARROW if near else _WIDTH
     program = _program(filling, start.rows, known, time_ns)
     best, rows = filling.priced(start.mixture, start.prices)
     program.join(np.arange(len(rows)), rows)
@@ -242,7 +243,7 @@ class _Program:
         ends = np.concatenate([np.full(nodes - 1, np.inf), [self.times], np.full(columns, np.inf)])
         answer = linear.least(
             np.concatenate([np.zeros(nodes), -each]),
-            (self._paths(), np.zeros(len(self.parts))),
+            (linear.Entries.of(*self._paths()), np.zeros(len(self.parts))),
             (self._whole(), np.ones(self.num_whole)),
             high=ends,
         )
@@ -258,20 +259,19 @@ class _Program:
         """The mixture and the prices of every length [n] ns, between ``low`` and ``high``, at which these contents
         take most for the ``needed`` [n] sequences, and that, ns: what they do not hold costs the high price, and
         what they hold beyond it is worth the low one."""
-        import scipy.sparse as sparse
-
         nodes, columns = len(self.graph.kinds), len(self.places)
-        arcs, lengths = len(self.parts), len(needed)
+        arcs, lengths = len(self.parts), np.arange(len(needed))
         cost = np.concatenate([np.zeros(nodes), -self.rows @ low, high - low]) / self.time_ns
         cost[nodes - 1] = 1.0
         # Of what stands for any number of micro-batches at most all there is.
         ends, merged = np.full(len(cost), np.inf), self.merged[self.places]
         ends[nodes : nodes + columns][merged] = self.rows[merged] @ self.filling.contents.items.counts
-        held = sparse.hstack([sparse.csr_matrix((lengths, nodes)), sparse.csr_matrix(self.rows.T.astype(float))])
-        rows = sparse.bmat([[self._paths(), None], [-held, -sparse.eye(lengths)]], format="csr")
-        whole = sparse.hstack([self._whole(), sparse.csr_matrix((self.num_whole, lengths))], format="csr")
+        content, length = np.nonzero(self.rows)
+        held = arcs + length, nodes + content, -self.rows[content, length].astype(np.float64)
+        missing = arcs + lengths, nodes + columns + lengths, -np.ones(len(lengths))
+        rows = linear.Entries.of(*self._paths(), held, missing)
         sides = -np.concatenate([np.zeros(arcs), needed])
-        answer = linear.least(cost, (rows, sides), (whole, np.ones(self.num_whole)), high=ends)
+        answer = linear.least(cost, (rows, sides), (self._whole(), np.ones(self.num_whole)), high=ends)
         if answer is None:
             return None
         self.used = np.flatnonzero(answer.values[nodes : nodes + columns] > 0.0)
@@ -284,34 +284,21 @@ class _Program:
         duals = -answer.at_most[: len(self.parts)]
         return self.graph.mixture(np.maximum(0.0, duals), self.filling.window)
 
-    def _whole(self) -> Any:
+    def _whole(self) -> linear.Entries:
         """Rows by which every micro-batch is one, but for those that stand for any number."""
-        import scipy.sparse as sparse
+        kept, row = np.flatnonzero(~self.merged[self.places]), np.cumsum(~self.merged) - 1
+        return linear.Entries(row[self.places[kept]], len(self.graph.kinds) + kept, np.ones(len(kept)))
 
-        nodes, columns = len(self.graph.kinds), len(self.places)
-        where = (self.places, nodes + np.arange(columns))
-        held = sparse.csr_matrix((np.ones(columns), where), shape=(len(self.arcs), nodes + columns))
-        return held[np.flatnonzero(~self.merged)]
-
-    def _paths(self) -> Any:
+    def _paths(self) -> list[tuple[IntArray, IntArray, FloatArray]]:
         """Rows by which what is behind an arc ends no earlier than it may."""
-        import scipy.sparse as sparse
-
-        graph, columns = self.graph, len(self.places)
-        nodes, arcs = len(graph.kinds), len(graph.tails)
+        graph, nodes = self.graph, len(self.graph.kinds)
+        arcs, inner = np.arange(len(graph.tails)), np.flatnonzero(graph.tails >= 0)
         times = self.filling.contents.times(self.rows) / self.time_ns
         merged = self.merged[self.places]
         times[merged, 0] = self.rows[merged] @ self.filling.last / self.time_ns
-        inner = np.flatnonzero(graph.tails >= 0)
-        at, to, values = (
-            [np.arange(arcs), inner],
-            [graph.heads, graph.tails[inner]],
-            [-np.ones(arcs), np.ones(len(inner))],
-        )
+        found = [(arcs, graph.heads, -np.ones(len(arcs))), (inner, graph.tails[inner], np.ones(len(inner)))]
         for place, own in enumerate(self.arcs):
             held = np.flatnonzero(self.places == place)
-            at.append(np.repeat(own, len(held)))
-            to.append(np.tile(nodes + held, len(own)))
-            values.append((self.parts[own] @ times[held].T).ravel())
-        where = np.concatenate(at), np.concatenate(to)
-        return sparse.csr_matrix((np.concatenate(values), where), shape=(arcs, nodes + columns))
+            taken = self.parts[own] @ times[held].T
+            found.append((np.repeat(own, len(held)), np.tile(nodes + held, len(own)), taken.ravel()))
+        return found

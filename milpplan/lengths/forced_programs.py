@@ -39,8 +39,6 @@ _OPEN = 8
 _KINDS = (0.1, 0.2, 0.4, 0.7, 1.0)
 # Mixes of stages in the programs of real loads that these begin with.
 _MIXES = 2
-# How far from what they begin with prices are sought first, and where that is another program's.
-_WIDTH, _NARROW = 0.1, 0.02
 # What sums of floats may add.
 _SAFETY = 1.0 - 1e-9
 
@@ -149,7 +147,7 @@ class ForcedProgram:
             self._value,
             enough_ns,
             deadline,
-            _NARROW if piece.columns else _WIDTH,
+            near=piece.columns is not None,
         )
         if found is None:
             return replace(piece, solved=True)

@@ -27,7 +27,7 @@ from milpplan.lengths.tables import Tables
 
 # Parts of the way *hidden* in the forward and in the backward: equal ones alone lose up to 2 %.
 _PARTS = (0.0, 0.5, 1.0)
-# What is as near as this part of a micro-batch's time to what one is worth is near enough.
+# Where what is said of a micro-batch is this part of its time from what one is worth, no more is looked at.
 _NEAR = 5e-5
 
 
@@ -50,7 +50,7 @@ class StageContents:
     mixed: tuple[FloatArray, FloatArray, FloatArray]
     items: Items
     tolls: FloatArray
-    # The mixture that mostly is the least, with which ``least`` begins.
+    # The mixture that was mostly the least last time, with which ``least`` begins: it mostly is again.
     usual: list[int] = field(default_factory=lambda: [0])
 
     @staticmethod
@@ -126,10 +126,11 @@ class StageContents:
         said = np.zeros(len(every), dtype=np.int64)
         while len(left):
             values[left], rows[left], said[left], lines = found.turn(left, turns)
-            exact = rows[left] @ prices - (self.times(rows[left]) * weights[:, left].T).sum(axis=1)
-            new, near = np.where(found.seen[left], np.inf, lines), _NEAR * (rows[left] @ prices - exact)
+            times_ns = (self.times(rows[left]) * weights[:, left].T).sum(axis=1)
             # What no other mixture makes less is the least of all mixtures.
-            open_, turns = np.maximum(new.min(axis=1), exact) < values[left] - near, new.argmin(axis=1)
+            new = np.where(found.seen[left], np.inf, lines)
+            least = np.maximum(new.min(axis=1), rows[left] @ prices - times_ns)
+            open_, turns = least < values[left] - _NEAR * times_ns, new.argmin(axis=1)
             left, turns = left[open_], turns[open_]
         self.usual[0] = int(np.bincount(said).argmax())
         return -values, rows
@@ -180,16 +181,14 @@ class _Worths:
             np.minimum(most[:, place], worth, out=most[:, place])
         self.most[some], self.seen[some, turns] = most, True
         self.tables.append((table, some, turns))
-        where = most.reshape(len(some), -1).argmax(axis=1)
-        fitting = np.flatnonzero(self.contents.items.fits)
-        longest, grains = fitting[where // room], where % room
-        values = most.reshape(len(some), -1)[np.arange(len(some)), where]
+        every, where = np.arange(len(some)), most.reshape(len(some), -1).argmax(axis=1)
+        longest, grains = np.flatnonzero(self.contents.items.fits)[where // room], where % room
+        values = most.reshape(len(some), -1)[every, where]
         told = [self._content(*one) for one in zip(some.tolist(), longest.tolist(), grains.tolist(), strict=True)]
         rows, said = np.array([row for _, row in told]), np.array([turn for turn, _ in told])
-        places = np.arange(len(some))
-        lines = self.prices @ rows.T - (self.attention[some] @ rows[:, :, None])[:, :, 0].T
-        lines = lines.T - self.base[some][places, :, grains] - self.once[some][places, :, longest]
-        return values, rows, said, lines
+        each = self.prices - self.attention[some]
+        beyond = self.base[some][every, :, grains] + self.once[some][every, :, longest]
+        return values, rows, said, (each @ rows[:, :, None])[:, :, 0] - beyond
 
     def _content(self, micro_batch: int, longest: int, grains: int) -> tuple[int, IntArray]:
         """The mixture that says least, and what is worth so much by it."""

@@ -215,7 +215,7 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
         slope = mixture.bound(loads.stages, float(needed @ last), 0.0).slope
         bound, rows = filling.priced(mixture, slope * last)
         start, time_ns = Start(mixture, slope * last, rows), bound.at(needed)
-        shared = shared_out(filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), width=0.02)
+        shared = shared_out(filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), near=True)
         assert shared is not None
         found_bound, begun, _ = shared
         # The mixture that it comes with proves that.
