@@ -164,6 +164,14 @@ class Mixture:
         found[3, :begin] = found[3, end:] = 0.0
         return found
 
+    def towards(self, other: Mixture, part: float) -> Mixture:
+        """So much of the way to another of the same window."""
+        flows, tolls = (
+            (1.0 - part) * one + part * another
+            for one, another in ((self.flows, other.flows), (self.tolls, other.tolls))
+        )
+        return Mixture(flows, tolls, self.window)
+
     def bound(self, stages: StageLoads, load: float, least: float = 0.0) -> PathBound:
         """What it proves of a pipeline, highest for a ``load``; constants and links only of micro-batches that are
         there. The one that the window is around has a load of at least ``least``."""

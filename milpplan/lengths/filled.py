@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -72,29 +71,11 @@ class Filled:
         self.smaller = sorted(smaller - {0})
         self.divided = False
         self.kept = loads
-        self.unweighed: Filled | None = None
 
     @staticmethod
     def near(loads: Loads, contents: StageContents, load: float) -> Filled:
         """For groups that hold about so much of the workload."""
         return Filled(replace(loads, bounds=(loads.near(load),), classes=()), contents)
-
-    def _copy(self) -> Filled:
-        """What is known now, of which more may come to be known apart."""
-        found = copy(self)
-        found.plain, found.long, *found.large = (
-            replace(one, pieces=list(one.pieces)) for one in (self.plain, self.long, *self.large)
-        )
-        found.numbers, found.smaller = list(self.numbers), list(self.smaller)
-        return found
-
-    def taken_back(self) -> Filled | None:
-        """What was known before sequences were weighed, if they were, with the highest bound: prices that are best
-        for replicas of average contents may be worse for those with the longest."""
-        found = self.unweighed
-        if found is not None:
-            found.kept = max(found.kept, self.loads, key=lambda one: one.highest)
-        return found
 
     @property
     def bound(self) -> LoadBound:
@@ -171,17 +152,14 @@ class Filled:
         return max(pieces, key=lambda one: one[1].within(time_ns))
 
     def _deeper(self, side: Side, worst: Piece, time_ns: float, deadline: float) -> bool:
-        """Where all is done: what sequences are worth where the worst window does its share of all of them, or
-        micro-batches that are large from fewer grains on; whether there was any."""
+        """Where all is done: what sequences are worth where the worst window of one replica does all of them (of
+        several, ``leaders`` ask), or micro-batches that are large from fewer grains on; whether there was any."""
         window, start = worst.window, worst.start
-        if not self.weighed and window is not None and start is not None:
+        if not self.weighed and not self.others and window is not None and start is not None:
             self.kept, self.weighed = self.loads, True
-            if self.others:
-                self.unweighed = self._copy()
-            begin, share = Start(start[0], start[1] * self.measure.each, start[2]), 1.0 / (1 + self.others)
+            begin = Start(start[0], start[1] * self.measure.each, start[2])
             end = deadline + _WEIGH_TIMES * max(0.0, deadline - time.perf_counter())
-            filling = self.measure.filling(side, window)
-            self._weigh(worths(filling, share, begin, side.columns, time_ns, end))
+            self._weigh(worths(self.measure.filling(side, window), begin, side.columns, time_ns, end))
         elif self.numbers:
             self.kept, self.weighed = self.loads, False
             number = self.numbers.pop()

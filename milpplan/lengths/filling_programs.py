@@ -43,15 +43,7 @@ class Start:
     def towards(self, other: Start) -> Start:
         """Part of the way to another."""
         prices = _BACK * self.prices + (1.0 - _BACK) * other.prices
-        return Start(_drawn(self.mixture, other.mixture), prices, self.rows)
-
-
-def _drawn(known: Mixture, new: Mixture) -> Mixture:
-    """Part of the way from the best known mixture to a new one."""
-    flows, tolls = (
-        _BACK * one + (1.0 - _BACK) * other for one, other in ((known.flows, new.flows), (known.tolls, new.tolls))
-    )
-    return Mixture(flows, tolls, known.window)
+        return Start(self.mixture.towards(other.mixture, 1.0 - _BACK), prices, self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +81,7 @@ def improved(
     contents that do most."""
     kept = mixture
     best, found_rows = filling.proved(mixture, slope)
-    program = _program(filling, np.concatenate([rows, found_rows]), known, time_ns)
+    program = Program.begun(filling, np.concatenate([rows, found_rows]), known, time_ns)
     idle = 0
     for _ in range(_ROUNDS):
         found = program.solve()
@@ -103,7 +95,7 @@ def improved(
         left = best.within(time_ns)
         if left <= max(enough, most * (1.0 + _NEAR) if program.times == 1.0 else 0.0) or idle == _IDLE:
             break
-        drawn = _drawn(kept, mixture)
+        drawn = kept.towards(mixture, 1.0 - _BACK)
         bound, rows = filling.proved(drawn, _BACK * best.slope + (1.0 - _BACK) * slope)
         idle = 0 if bound.within(time_ns) < left * (1.0 - _LITTLE * _NEAR) else idle + 1
         if bound.within(time_ns) < left:
@@ -112,12 +104,10 @@ def improved(
     return best, kept, program.columns
 
 
-def worths(
-    filling: Filling, share: float, start: Start, known: Columns | None, time_ns: float, deadline: float
-) -> FloatArray:
-    """What a sequence of every length [n] is worth, as a load, where the window does a ``share`` of those of every
-    length in the least time. As far as rounds get until the ``deadline``: any will do."""
-    needed = share * filling.contents.items.counts.astype(np.float64)
+def worths(filling: Filling, start: Start, known: Columns | None, time_ns: float, deadline: float) -> FloatArray:
+    """What a sequence of every length [n] is worth, as a load, where the window does all of them in the least
+    time. As far as rounds get until the ``deadline``: any will do."""
+    needed = filling.contents.items.counts.astype(np.float64)
     dearest = np.full(len(needed), np.inf)
 
     def value(bound: PriceBound) -> float:
@@ -137,26 +127,24 @@ def shared_out(
     value: Callable[[PriceBound], float],
     enough: float = float("inf"),
     deadline: float = float("inf"),
-    first: int = 0,
     *,
     near: bool = False,
 ) -> tuple[PriceBound, Start, Columns] | None:
     """The bound of the most ``value``, up to ``enough`` of it, that is high for ``needed`` [n] sequences at
-    prices of at most ``dearest`` [n], which are kept of lengths before the ``first``, with its mixture, and the
-    contents of the last program, which has a row for every length; none where that has no answer. Beginning with
-    what is ``known`` of another window, until the ``deadline``.
+    prices of at most ``dearest`` [n], with its mixture, and the contents of the last program, which has a row for
+    every length; none where that has no answer. Beginning with what is ``known`` of another window, until the
+    ``deadline``.
 
     Prices are sought near the best known ones first, nearer where these are good ones (``near``), which spares
     most rounds, and further away where there are no better ones.
     """
     width = _NARROW if near else _WIDTH
-    program = _program(filling, start.rows, known, time_ns)
+    program = Program.begun(filling, start.rows, known, time_ns)
     best, rows = filling.priced(start.mixture, start.prices)
     program.join(np.arange(len(rows)), rows)
     drawn, solved = start, False
     for _ in range(_WHOLE_ROUNDS):
         low, high = (1.0 - width) * drawn.prices, np.minimum((1.0 + width) * drawn.prices, dearest)
-        low[:first] = high[:first] = drawn.prices[:first]
         found = program.share_out(needed, low, high)
         if found is None:
             break
@@ -169,7 +157,7 @@ def shared_out(
         if most_ns <= best.at(needed) * (1.0 + _NEAR):
             prices = found[0].prices
             inside = (prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= dearest))
-            if inside[first:].all():
+            if inside.all():
                 break
             width *= 1.0 if better else 2.0
         if value(best) >= enough or time.perf_counter() > deadline or width > _WIDEST:
@@ -178,18 +166,7 @@ def shared_out(
     return (best, drawn, program.columns) if solved else None
 
 
-def _program(filling: Filling, rows: IntArray, known: Columns | None, time_ns: float) -> _Program:
-    """Of some contents [v, n] (or several times so many), of what is ``known`` of another window, and of the
-    fullest ones, so that time is what limits the load."""
-    program = _Program(filling, Graph.of(filling.num_stages, filling.window), time_ns)
-    program.join(np.arange(len(rows)) % filling.window.number, rows)
-    program.join(np.arange(filling.window.number), filling.fullest)
-    if known is not None:
-        program.join(*known.moved(filling))
-    return program
-
-
-class _Program:
+class Program:
     """The program of the module over some contents, in units of the time."""
 
     def __init__(self, filling: Filling, graph: Graph, time_ns: float) -> None:
@@ -218,6 +195,17 @@ class _Program:
         self.used = np.zeros(0, dtype=np.int64)
         self.arcs = [np.flatnonzero(micro_batch == place) for place in range(number)]
 
+    @staticmethod
+    def begun(filling: Filling, rows: IntArray, known: Columns | None, time_ns: float) -> Program:
+        """Of some contents [v, n] (or several times so many), of what is ``known`` of another window, and of the
+        fullest ones, so that time is what limits the load."""
+        program = Program(filling, Graph.of(filling.num_stages, filling.window), time_ns)
+        program.join(np.arange(len(rows)) % filling.window.number, rows)
+        program.join(np.arange(filling.window.number), filling.fullest)
+        if known is not None:
+            program.join(*known.moved(filling))
+        return program
+
     def join(self, places: IntArray, rows: IntArray) -> None:
         """Contents [c, n] of micro-batches at ``places`` [c], which their neighbours may have, too; those that are
         too large are left out."""
@@ -243,8 +231,8 @@ class _Program:
         ends = np.concatenate([np.full(nodes - 1, np.inf), [self.times], np.full(columns, np.inf)])
         answer = linear.least(
             np.concatenate([np.zeros(nodes), -each]),
-            (linear.Entries.of(*self._paths()), np.zeros(len(self.parts))),
-            (self._whole(), np.ones(self.num_whole)),
+            (linear.Entries.of(*self.paths()), np.zeros(len(self.parts))),
+            (self.whole(), np.ones(self.num_whole)),
             high=ends,
         )
         if answer is None:
@@ -253,7 +241,7 @@ class _Program:
         per_time = -float(answer.reduced[nodes - 1])
         if per_time <= 0.0:
             return None
-        return self._mixture(answer), 1.0 / per_time, -answer.value * self.time_ns
+        return self.mixture(answer.at_most), 1.0 / per_time, -answer.value * self.time_ns
 
     def share_out(self, needed: FloatArray, low: FloatArray, high: FloatArray) -> tuple[Start, float] | None:
         """The mixture and the prices of every length [n] ns, between ``low`` and ``high``, at which these contents
@@ -269,27 +257,26 @@ class _Program:
         content, length = np.nonzero(self.rows)
         held = arcs + length, nodes + content, -self.rows[content, length].astype(np.float64)
         missing = arcs + lengths, nodes + columns + lengths, -np.ones(len(lengths))
-        rows = linear.Entries.of(*self._paths(), held, missing)
+        rows = linear.Entries.of(*self.paths(), held, missing)
         sides = -np.concatenate([np.zeros(arcs), needed])
-        answer = linear.least(cost, (rows, sides), (self._whole(), np.ones(self.num_whole)), high=ends)
+        answer = linear.least(cost, (rows, sides), (self.whole(), np.ones(self.num_whole)), high=ends)
         if answer is None:
             return None
         self.used = np.flatnonzero(answer.values[nodes : nodes + columns] > 0.0)
         prices = low + np.maximum(0.0, -answer.at_most[arcs:]) * self.time_ns
         most_ns = answer.value * self.time_ns + float(low @ needed)
-        return Start(self._mixture(answer), prices, self.rows), most_ns
+        return Start(self.mixture(answer.at_most), prices, self.rows), most_ns
 
-    def _mixture(self, answer: linear.Least) -> Mixture:
-        """That of the rows of the paths, the first ones of a program."""
-        duals = -answer.at_most[: len(self.parts)]
-        return self.graph.mixture(np.maximum(0.0, duals), self.filling.window)
+    def mixture(self, prices: FloatArray) -> Mixture:
+        """That of the ``prices`` of rows, of which those of the paths are the first."""
+        return self.graph.mixture(np.maximum(0.0, -prices[: len(self.parts)]), self.filling.window)
 
-    def _whole(self) -> linear.Entries:
+    def whole(self) -> linear.Entries:
         """Rows by which every micro-batch is one, but for those that stand for any number."""
         kept, row = np.flatnonzero(~self.merged[self.places]), np.cumsum(~self.merged) - 1
         return linear.Entries(row[self.places[kept]], len(self.graph.kinds) + kept, np.ones(len(kept)))
 
-    def _paths(self) -> list[tuple[IntArray, IntArray, FloatArray]]:
+    def paths(self) -> list[tuple[IntArray, IntArray, FloatArray]]:
         """Rows by which what is behind an arc ends no earlier than it may."""
         graph, nodes = self.graph, len(self.graph.kinds)
         arcs, inner = np.arange(len(graph.tails)), np.flatnonzero(graph.tails >= 0)

@@ -12,11 +12,10 @@ longest first, replicas 1 to i - 1 hold all sequences that are longer than those
 and they are as many as these sequences need at least (``together``). If no chain of classes (``leader_chains``)
 has that, Z is too short.
 
-**One head.** Where one replica alone leads with long sequences, it holds all of them, but V_c counts what is done
-most cheaply, which may be none of them. What is true of loads is true whatever sequences are worth: so the window
-of the head that does most is asked for the prices at which it takes longest for all long sequences, and chains
-with such a head are looked at with these worths, too. Those led by shorter ones hold none of what is worth more,
-and do what they did before. (Of two heads each might do all that is worth more: that takes too long to exclude.)
+**Prices of chains.** V_c counts what is done most cheaply, of all classes the same sequences. What is true of
+loads is true whatever sequences are worth: so the windows that do most in the chain that does most are asked
+together for the prices by which they do least of the workload (``chain_programs``), and chains are looked at with
+these worths, too; windows that do most then join, and are asked again.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups.longest import Box, halved
+from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.windows import Window
+from milpplan.lengths.chain_programs import Told, chain_prices
 from milpplan.lengths.filled import Filled
-from milpplan.lengths.filling import PriceBound
-from milpplan.lengths.filling_programs import Start, shared_out
 from milpplan.lengths.leader_chains import MOST_CHAINS, Chains
 from milpplan.lengths.sides import Measure, Piece, Side
 from milpplan.lengths.stage_contents import Core, StageContents
@@ -44,54 +43,68 @@ _EDGES = (0.55, 0.7, 0.8, 0.9)
 _EFFORT = 30
 # Halvings of the interval of the bound, and how much longer an interval is looked at first.
 _HALVINGS, _LONGER = 14, 1.01
+# Where a time for which nothing more is to be had is so near what is proved, nothing more is tried.
+_NEAR = 1.002
 # Of a leader's load that a replica has at least, whatever sums of floats may lose.
 _SAFETY = 1.0 - 1e-6
 _NONE = -np.inf
-# Seconds in which it is asked what sequences are worth for a head.
-_ASK_S = 2.0
+# All of more micro-batches than programs of all of them are for.
+_MANY = Window((0, 0), (63, 63), (False, True))
+# Seconds in which it is asked what sequences are worth for a chain, how often that is, and what a sequence is
+# worth at least of what it was before.
+_ASK_S, _ASKED, _LEAST_WORTH = 4.0, 12, 0.5
 
 Classes = list[tuple[int, int]]
 """Of lengths: from which number on, up to one before which."""
 
 
+Ways = dict[int, tuple[tuple[Side, ...], ...]]
+"""By class: sides that cover all replicas that it leads, in one way or another."""
+
+
 @dataclass(eq=False)
 class Led:
-    """What replicas led by each class do at most, by ``sides`` that cover them, as loads by a measure: at least
-    that of a leader, ``least`` [C] (its own is there); all sequences longer than those of a class are ``above``
-    [C]. ``head``: the class from which on sequences are worth more here, for chains where one replica leads with
-    these; 0: for all. ``looked_at``: how often, by class."""
+    """What replicas led by each class do at most, by one of some ``ways`` to cover them, as loads by a measure: at
+    least that of a leader, ``least`` [C] (its own is there); all sequences longer than those of a class are
+    ``above`` [C]. ``told``: windows by which sequences are worth so much; ``looked_at``: how often, by class."""
 
     measure: Measure
-    sides: dict[int, tuple[Side, ...]]
+    ways: Ways
     least: FloatArray
     above: FloatArray
-    head: int = 0
+    told: tuple[Told, ...] = ()
     looked_at: Counter[int] = field(default_factory=Counter)
 
     @staticmethod
-    def of(measure: Measure, classes: Classes, sides: dict[int, tuple[Side, ...]], head: int = 0) -> Led:
+    def of(measure: Measure, classes: Classes, ways: Ways, told: tuple[Told, ...] = ()) -> Led:
         """By a measure."""
         each, counts = measure.each, measure.counts
         least = [float(each[first:end].min()) * _SAFETY for first, end in classes]
         above = [float(counts[end:] @ each[end:]) for _, end in classes]
-        return Led(measure, sides, np.array(least), np.array(above), head)
+        return Led(measure, ways, np.array(least), np.array(above), told)
 
-    def worst(self, place: int, time_ns: float) -> tuple[Side, Piece]:
-        """The piece of a class that leaves most for a time."""
-        found = [(side, side.worst(time_ns)) for side in self.sides[place]]
-        return max(found, key=lambda one: one[1].within(time_ns))
+    def worst(self, place: int, time_ns: float) -> list[tuple[Side, Piece]]:
+        """The piece of a class that leaves most for a time, by every way, the way that leaves least first."""
+        found = [[(side, side.worst(time_ns)) for side in way] for way in self.ways[place]]
+        most = [max(way, key=lambda one: one[1].within(time_ns)) for way in found]
+        return sorted(most, key=lambda one: one[1].within(time_ns))
 
     def within(self, place: int, time_ns: float) -> float:
         """What a replica led by a class does at most, as a load; ``-inf`` where there is none."""
-        left = self.worst(place, time_ns)[1].within(time_ns)
+        left = self.worst(place, time_ns)[0][1].within(time_ns)
         return left if left >= self.least[place] else _NONE
 
-    def worth(self, measure: Measure, classes: Classes, head: int) -> Led:
-        """The same of those that lead with a class or a longer one, where sequences are worth no less."""
-        before, mine = self.measure.each, {place: of for place, of in self.sides.items() if place >= head}
-        copies = {side: _copied(side, measure, before) for sides in mine.values() for side in sides}
-        sides = {place: tuple(copies[side] for side in of) for place, of in mine.items()}
-        return Led.of(measure, classes, sides, head)
+    def worth(self, measure: Measure, classes: Classes, told: tuple[Told, ...]) -> Led:
+        """The same with other worths of sequences, and what is told of some windows."""
+        every = {side for ways in self.ways.values() for way in ways for side in way}
+        copies = {side: _copied(side, measure, self.measure) for side in every}
+        ways = {place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.ways.items()}
+        for one in told:
+            start = one.mixture, 1.0 / one.flow, one.rows
+            for side in {side for way in ways[one.place] for side in way if side.core == one.filling.core}:
+                for piece in [piece for piece in side.pieces if piece.window == one.filling.window]:
+                    side.put(piece, [replace(piece, start=start, stale=True)])
+        return Led.of(measure, classes, ways, told)
 
 
 class Leaders:
@@ -100,6 +113,8 @@ class Leaders:
     def __init__(self, filled: Filled, time_ns: float) -> None:
         """Beyond ``filled``, of which nothing changes any more; for about a time of a replica."""
         self.filled, self.done, self.highest = filled, False, filled.loads.highest
+        # The least time for which nothing more is to be had.
+        self.failed_ns = np.inf
         last, counts, number = filled.known.stages.last, filled.measure.counts, len(filled.measure.each)
         edges = list(_EDGES)
         while Chains.number(len(edges) + 2, filled.others + 1) > MOST_CHAINS:
@@ -107,28 +122,41 @@ class Leaders:
         starts = {int(np.searchsorted(last, part * last[-1])) for part in edges} | {0, number - 1}
         firsts = sorted(starts)
         self.classes: Classes = list(zip(firsts, [*firsts[1:], number], strict=True))
-        sides = {place: self._sides(first, end, time_ns) for place, (first, end) in enumerate(self.classes)}
-        # By what ``filled`` counts, and by what sequences are worth for a head.
-        self.led = [Led.of(filled.measure, self.classes, sides)]
-        self.asked: set[int] = set()
+        ways = {place: self._ways(first, end, time_ns) for place, (first, end) in enumerate(self.classes)}
+        # By what ``filled`` counts, and by what sequences are worth for a chain; those that were asked for, and by
+        # which worths.
+        self.led = [Led.of(filled.measure, self.classes, ways)]
+        self.asked: set[tuple[float, int, bytes]] = set()
         self.chains = Chains.of(len(self.classes), filled.others + 1)
         shares = [share * (filled.known.num_stages - 1) for share in filled.known.stages.shares]
         self.together = Together.of(np.repeat(last, counts) * _SAFETY, (shares[0], shares[1]))
 
     def run(self, time_ns: float, deadline: float) -> None:
         """Refine the classes that leave most for a time, until nothing is left of the question or of the time (of
-        ``perf_counter``)."""
+        ``perf_counter``). Where too much is left of a time, and nothing more to be had, for shorter ones."""
+        while time.perf_counter() < deadline and not self.done and self.highest < time_ns:
+            goal = time_ns if time_ns < self.failed_ns else (self.highest + self.failed_ns) / 2
+            closed = self._closed(goal, deadline)
+            if closed is None:
+                break
+            if not closed:
+                self.failed_ns = goal
+            self.highest = max(self.highest, goal if closed else self._least())
+            self.done = self.failed_ns <= self.highest * _NEAR
+        self.highest = max(self.highest, self._least())
+
+    def _closed(self, time_ns: float, deadline: float) -> bool | None:
+        """Refine until a time is too short (True), nothing more is to be had (False), or the deadline (None)."""
         enough = self.chains.enough(self._fewest(time_ns))
         while time.perf_counter() < deadline:
             beyond = self._beyond(time_ns)
             most = np.where(enough, beyond.min(axis=0), _NONE)
             worst = int(most.argmax())
             if most[worst] < 0.0:
-                break
+                return True
             if not self._refine(self.chains.numbers[worst], beyond[:, worst], time_ns):
-                self.done = True
-                break
-        self.highest = max(self.highest, self._least())
+                return False
+        return None
 
     def reaches(self, time_ns: float) -> bool:
         """Whether it is not known that replicas do less than the workload within a time."""
@@ -137,67 +165,81 @@ class Leaders:
 
     def _beyond(self, time_ns: float) -> FloatArray:
         """How much more than the workload chains do at most, by all worths, [w, m]."""
-        base, found = np.zeros(len(self.classes)), []
+        found = []
         for one in self.led:
-            # Those led by shorter sequences than a head hold nothing that is worth more.
-            left = base.copy() if one.head else base
-            for place in one.sides:
-                left[place] = one.within(place, time_ns)
+            left = np.array([one.within(place, time_ns) for place in range(len(self.classes))])
             found.append(self.chains.beyond(left, one.above, one.measure.total))
         return np.array(found)
 
     def _refine(self, chain: IntArray, beyond: FloatArray, time_ns: float) -> bool:
         """Know more of the classes of a chain that does so much more than the workload by all worths [w]; whether
         there was any."""
-        present = np.flatnonzero(chain)
-        # All but the shortest leaders, if that is one.
-        head = int(present[0]) + 1 if chain[present[0] + 1 :].sum() == 1 else 0
-        for one, more in zip(self.led, beyond.tolist(), strict=True):
-            places = [place for place in present.tolist() if place in one.sides and one.head in (0, head)]
+        present = np.flatnonzero(chain).tolist()
+        # By the worths by which least is beyond.
+        for number in np.argsort(beyond, kind="stable").tolist():
+            one, more = self.led[number], float(beyond[number])
             # The more replicas one leads, and the less it was looked at.
-            for place in sorted(places, key=lambda at: one.looked_at[at] / chain[at]):
-                side, piece = one.worst(place, time_ns)
-                if not piece.done:
-                    one.looked_at[place] += 1
-                    enough = max(0.0, piece.within(time_ns) - more / int(chain[place]))
-                    one.measure.refine(side, piece, time_ns, enough)
-                    return True
-        if head and head not in self.asked:
-            self.asked.add(head)
-            self._ask(head, int(present[-1]), time_ns)
-            return True
-        if not self.filled.tell_smaller(time_ns):
+            for place in sorted(present, key=lambda at: one.looked_at[at] / chain[at]):
+                for side, piece in one.worst(place, time_ns):
+                    if not piece.done:
+                        one.looked_at[place] += 1
+                        enough = max(0.0, piece.within(time_ns) - more / int(chain[place]))
+                        one.measure.refine(side, piece, time_ns, enough)
+                        return True
+        number = int(beyond.argmin())
+        key = time_ns, number, chain.tobytes()
+        # First, and when no more sizes of micro-batches are to be told apart.
+        due = not self.asked or not self.filled.smaller
+        if due and key not in self.asked and len(self.asked) < _ASKED:
+            self.asked.add(key)
+            if self._ask(self.led[number], chain, time_ns):
+                return True
+        return self._tell_smaller(time_ns)
+
+    def _tell_smaller(self, time_ns: float) -> bool:
+        """Tell replicas that short sequences lead apart by a smaller micro-batch; whether there was any."""
+        base, filled = self.led[0], self.filled
+        if not filled.tell_smaller(time_ns):
             return False
-        self.led[0].sides[0] = self.filled.plain, *self.filled.large
+        base.ways[0] = ((filled.plain, *filled.large),)
+        for one in self.led[1:]:
+            ((plain, *large),) = one.ways[0]
+            pieces = [piece.renewed for piece in plain.pieces]
+            plain = replace(plain, contents=filled.plain.contents, pieces=pieces)
+            one.ways[0] = ((plain, *large, _copied(filled.large[-1], one.measure, base.measure)),)
         return True
 
-    def _ask(self, head: int, place: int, time_ns: float) -> None:
-        """What sequences of a class and longer ones are worth where one replica holds all of them, by the worst
-        window of the class that leads it."""
-        base, first = self.led[0], self.classes[head][0]
-        measure = base.measure
-        side, piece = base.worst(place, time_ns)
-        if piece.window is None or piece.start is None:
-            return
-        mixture, slope, rows = piece.start
-        above = float(base.above[head - 1])
-        rest = max(0.0, base.within(place, time_ns) - above) / (measure.total - above)
-        shares = np.where(np.arange(len(measure.counts)) < first, rest, 1.0)
-        needed = np.asarray(measure.counts * shares, dtype=np.float64)
-        dearest, begin = np.full(len(needed), np.inf), Start(mixture, slope * measure.each, rows)
-        filling, end = measure.filling(side, piece.window), time.perf_counter() + _ASK_S
-
-        def value(bound: PriceBound) -> float:
-            return bound.at(needed)
-
-        given = filling, needed, dearest, begin, side.columns, time_ns
-        found = shared_out(*given, value, deadline=end, first=first)
+    def _ask(self, base: Led, chain: IntArray, time_ns: float) -> bool:
+        """What sequences are worth where a chain does least of the workload within a time; whether that is less
+        than by the worths there are."""
+        measure, told = base.measure, self.told(base, chain, time_ns)
+        if told is None:
+            return False
+        end, needed = time.perf_counter() + _ASK_S, measure.counts.astype(np.float64)
+        found = chain_prices(told, chain, needed, measure.each, time_ns, end)
         if found is None:
-            return
-        each = np.maximum(found[0].prices / slope, measure.each)
-        each[:first] = measure.each[:first]
-        if (each > measure.each).any():
-            self.led.append(base.worth(measure.worth(each), self.classes, head))
+            return False
+        each = np.maximum(found[0], _LEAST_WORTH * measure.each)
+        times = measure.total / float(needed @ each)
+        begun = tuple(replace(one, flow=one.flow * times) for one in found[1])
+        self.led.append(base.worth(measure.worth(times * each), self.classes, begun))
+        return True
+
+    def told(self, base: Led, chain: IntArray, time_ns: float) -> tuple[Told, ...] | None:
+        """Windows of the classes of a chain: those by which sequences are worth what they are, and those that do
+        most within a time; none where nothing is known of one of them."""
+        present = np.flatnonzero(chain).tolist()
+        found = [one for one in base.told if one.place in present]
+        known = {(one.place, one.filling.window, one.filling.core) for one in found}
+        for place in present:
+            side, piece = base.worst(place, time_ns)[0]
+            if piece.window is None or piece.start is None:
+                return None
+            mixture, slope, rows = piece.start
+            if (place, piece.window, side.core) not in known:
+                filling = base.measure.filling(side, piece.window)
+                found.append(Told(place, filling, mixture, 1.0 / slope, rows, side.columns))
+        return tuple(found)
 
     def _fewest(self, time_ns: float) -> IntArray:
         """How many replicas what is longer than each class needs at least."""
@@ -221,26 +263,32 @@ class Leaders:
         begun = [replace(one, bounds=box.bounds).renewed for one in known]
         return begun or [Piece(box.window, box.bounds)]
 
-    def _sides(self, first: int, end: int, time_ns: float) -> tuple[Side, ...]:
-        """Replicas led by one of ``first`` to ``end`` - 1: those with a large micro-batch are told apart where
-        they do less than the class may. What is known of any replica is enough for the shortest ones."""
+    def _ways(self, first: int, end: int, time_ns: float) -> tuple[tuple[Side, ...], ...]:
+        """Replicas led by one of ``first`` to ``end`` - 1: as one, and where those with a large micro-batch do
+        less than the class may, with these apart. What is known of any replica is enough for the shortest ones."""
         filled = self.filled
         if not first:
-            return filled.plain, *filled.large
+            return ((filled.plain, *filled.large),)
         around = filled.lines.around(first, filled.known.full, _EFFORT)
         boxes = [filled.measure.box(box, filled.known.stages.last) for box in around.boxes]
         begun = [piece for box in boxes for piece in self._begun(box)]
         found = Side(_shorter(filled.whole, end), halved, Core(first), around.alone, begun)
         most = max((one.worst(time_ns).within(time_ns) for one in filled.large), default=np.inf)
         if most >= found.worst(time_ns).within(time_ns):
-            return (found,)
-        return replace(found, contents=_shorter(filled.plain.contents, end)), *filled.large
+            return ((found,),)
+        return (found,), (replace(found, contents=_shorter(filled.plain.contents, end)), *filled.large)
 
 
-def _copied(side: Side, measure: Measure, before: FloatArray) -> Side:
-    """What is known of a side, by other worths."""
+def _copied(side: Side, measure: Measure, before: Measure) -> Side:
+    """What is known of a side, by other worths than those ``before``."""
+    # No sequence is worth so many times as much.
+    times = float((measure.each / before.each).max())
     pieces = [
-        replace(one, bounds=tuple(measure.counted(bound, before) for bound in one.bounds)).renewed
+        replace(
+            one,
+            window=one.window or _MANY,
+            bounds=tuple(PathBound(bound.constant, bound.slope / times) for bound in one.bounds),
+        ).renewed
         for one in side.pieces
     ]
     return replace(side, pieces=pieces)

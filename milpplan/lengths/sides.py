@@ -67,10 +67,19 @@ class Side:
     least: float = 0.0
     pieces: list[Piece] = field(default_factory=list)
     columns: Columns | None = None
+    # The worst of which pieces for a time: asked for more often than pieces change.
+    _worst: tuple[list[Piece], float, Piece] | None = None
 
     def worst(self, time_ns: float) -> Piece:
         """The piece that leaves most."""
-        return max(self.pieces, key=lambda one: one.within(time_ns))
+        known = self._worst
+        if known is None or known[0] is not self.pieces or known[1] != time_ns:
+            known = self._worst = self.pieces, time_ns, max(self.pieces, key=lambda one: one.within(time_ns))
+        return known[2]
+
+    def put(self, piece: Piece, others: Sequence[Piece]) -> None:
+        """Others in the place of a piece."""
+        self.pieces = [one for one in self.pieces if one is not piece] + list(others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +131,7 @@ class Measure:
 
     def refine(self, side: Side, piece: Piece, time_ns: float, enough: float) -> None:
         """Know more of a piece of a side, no better than that it leaves less than ``enough`` for the time."""
-        side.pieces.remove(piece)
-        side.pieces += self._refined(side, piece, time_ns, enough)
+        side.put(piece, self._refined(side, piece, time_ns, enough))
 
     def _refined(self, side: Side, piece: Piece, time_ns: float, enough: float) -> list[Piece]:
         """The piece with more known of it, or its halves."""
@@ -139,7 +147,8 @@ class Measure:
             return [replace(piece, stale=False).better(filling.proved(mixture, slope)[0], time_ns)]
         if window.fewest < window.number or any(window.open):
             halves = side.halved(window)
-            return [Piece(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
+            if halves or piece.start is None:
+                return [Piece(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
         if piece.start is None:
             return [replace(piece, done=True)]
         return [self._tried(filling, piece, time_ns) or self._improved(filling, side, piece, time_ns, enough)]

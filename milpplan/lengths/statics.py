@@ -278,11 +278,7 @@ class Statics:
             self.led[member] = Leaders(filled, time_ns)
         led = self.led[member]
         if led.done:
-            before = filled.taken_back()
-            if before is not None:
-                self.filled[member] = before
-                del self.led[member]
-            return before is not None
+            return False
         led.run(time_ns, min(deadline, time.perf_counter() + _SLICE_S))
         once_ns = self.pool.reduce_ns(member) + self.pool.finish_ns(member)
         self.least[member] = max(self.least[member], led.highest + once_ns)

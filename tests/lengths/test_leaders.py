@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
 import pytest
 
+from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups.unequal import best_mixture
 from milpplan.groups.windows import Window
 from milpplan.groups.workload import workload_of
+from milpplan.lengths.chain_programs import Told, chain_prices
 from milpplan.lengths.filled import Filled
 from milpplan.lengths.filling import Filling
 from milpplan.lengths.filling_programs import improved
@@ -111,7 +113,7 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
     time, and no packing, good or random, is shorter than the bound, which is more than that of ``filled`` where
     long sequences are few."""
     found = pool_of(small_problem(memory_gib=60), workload(long=long, short=short))
-    random, counts, gained, seen, weighed = np.random.default_rng(long), found.load.counts, 0.0, set(), 0
+    random, counts, gained, seen, asked = np.random.default_rng(long), found.load.counts, 0.0, set(), 0
     members = replicated(found)
     assert members
     for member in members[:2]:
@@ -123,64 +125,85 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
         first.run(0.98 * best.time_ns, time.perf_counter() + 3.0)
         rows = [packing for _ in range(6) for packing in [random_packings(found, member, counts, random)]]
         parts = [random_micro_batches(found, grains, random, int(random.integers(1, 9))) for _ in range(30)]
-        weighed += first.weighed
-        # Also with what sequences are worth by what was known before they were weighed.
-        for filled in [one for one in (first, first.taken_back()) if one is not None]:
-            leaders = Leaders(filled, 0.98 * best.time_ns)
-            known = leaders.highest
-            leaders.run(0.98 * best.time_ns, time.perf_counter() + 0.8)
-            leaders.run(best.time_ns, time.perf_counter() + 0.8)
-            assert known <= leaders.highest <= best.time_ns
-            gained = max(gained, leaders.highest / known - 1.0)
-            for packing in rows:
-                times = replicas_ns(found.problem, one, found.load.lengths, tuple(packing), found.load.rules.mask)
-                assert leaders.highest <= times.max()
-            for replica in [*best.replicas, *(part for packing in rows for part in packing), *parts]:
-                if not len(replica) or (replica.sum(axis=0) > counts).any():
-                    continue
-                (exact,) = replicas_ns(found.problem, one, found.load.lengths, (replica,), found.load.rules.mask)
-                led = int(np.flatnonzero(replica.any(axis=0))[-1])
-                place = next(at for at, (first, end) in enumerate(leaders.classes) if first <= led < end)
-                seen.add(place)
-                for known_of in [one for one in leaders.led if place in one.sides]:
-                    load = float((replica @ known_of.measure.each).sum())
-                    assert load <= known_of.within(place, float(exact)) * (1 + 1e-9)
+        leaders = Leaders(first, 0.98 * best.time_ns)
+        known = leaders.highest
+        leaders.run(0.98 * best.time_ns, time.perf_counter() + 1.5)
+        leaders.run(best.time_ns, time.perf_counter() + 1.5)
+        assert known <= leaders.highest <= best.time_ns
+        gained, asked = max(gained, leaders.highest / known - 1.0), asked + len(leaders.led) - 1
+        for packing in rows:
+            times = replicas_ns(found.problem, one, found.load.lengths, tuple(packing), found.load.rules.mask)
+            assert leaders.highest <= times.max()
+        for replica in [*best.replicas, *(part for packing in rows for part in packing), *parts]:
+            if not len(replica) or (replica.sum(axis=0) > counts).any():
+                continue
+            (exact,) = replicas_ns(found.problem, one, found.load.lengths, (replica,), found.load.rules.mask)
+            led = int(np.flatnonzero(replica.any(axis=0))[-1])
+            place = next(at for at, (begin, end) in enumerate(leaders.classes) if begin <= led < end)
+            seen.add(place)
+            for known_of in leaders.led:
+                load = float((replica @ known_of.measure.each).sum())
+                assert load <= known_of.within(place, float(exact)) * (1 + 1e-9)
     assert len(seen) > 1
-    assert weighed or long == 1
+    assert asked or long == 1
     assert gained > (1e-3 if long > 1 else -1.0)
 
 
-def test_one_head_is_asked_what_its_sequences_are_worth() -> None:
-    """Where one replica may hold all long sequences, what these are worth is more, nothing else; the bound of it
-    is never above an exact time, and replicas with all of them hold no more than is left."""
-    found, asked = pool_of(small_problem(memory_gib=60), workload(long=4, short=30)), 0
-    random, counts = np.random.default_rng(7), found.load.counts
-    for member in replicated(found)[:3]:
+@pytest.mark.parametrize(("long", "short"), [(4, 30), (9, 20)])
+def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> None:
+    """By prices that windows of a chain are asked for it does less of the workload than by the ones before, by
+    what is proved of the same windows, and replicas that the windows are for do no more than that."""
+    found = pool_of(small_problem(memory_gib=60), workload(long=long, short=short))
+    random, counts, asked, compared = np.random.default_rng(7), found.load.counts, 0, 0
+    for member in replicated(found)[:2]:
         one, grains = found.members[member].candidate, found.grains(member, beside=False)
         best = found.packed(member, counts, grains)
         assert best is not None
         filled = Filled(found.loads(member, beside=False).lengthened(float("inf")), found.contents(member))
-        filled.run(0.99 * best.time_ns, time.perf_counter() + 1.0)
-        leaders = Leaders(filled, 0.99 * best.time_ns)
-        leaders.run(0.99 * best.time_ns, time.perf_counter() + 1.5)
-        for head in range(1, len(leaders.classes)):
-            leaders._ask(head, len(leaders.classes) - 1, 0.99 * best.time_ns)
-        leaders.run(best.time_ns, time.perf_counter() + 1.0)
-        assert leaders.highest <= best.time_ns
-        for led in [led for led in leaders.led if led.head]:
+        time_ns = 0.99 * best.time_ns
+        filled.run(time_ns, time.perf_counter() + 1.0)
+        leaders = Leaders(filled, time_ns)
+        base = leaders.led[0]
+        for chain in leaders.chains.numbers[random.permutation(len(leaders.chains.numbers))[:4]]:
+            for place in np.flatnonzero(chain).tolist():
+                while (worst := base.worst(place, time_ns)[0])[1].start is None and not worst[1].done:
+                    base.measure.refine(*worst, time_ns, 0.0)
+            told, numbers = leaders.told(base, chain, time_ns), np.asarray(chain)
+            if told is None:
+                continue
+            needed, before = counts.astype(np.float64), base.measure.each
+            answer = chain_prices(told, numbers, needed, before, time_ns, time.perf_counter() + 1.0)
+            if answer is None:
+                continue
             asked += 1
-            first, times = leaders.classes[led.head][0], led.measure.each / filled.measure.each
-            assert (times[:first] == 1.0).all()
-            assert (times >= 1.0).all()
-            assert led.measure.total > filled.measure.total
-            held = np.where(np.arange(len(counts)) < first, random.integers(0, counts + 1), counts)
-            for packed in (random_packings(found, member, held, random)[0] for _ in range(20)):
-                if (packed.sum(axis=0)[first:] < counts[first:]).any():
-                    continue
-                (exact,) = replicas_ns(found.problem, one, found.load.lengths, (packed,), found.load.rules.mask)
-                load = float((packed @ led.measure.each).sum())
-                assert load <= led.within(len(leaders.classes) - 1, float(exact)) * (1 + 1e-9)
+            prices, better = answer
+            total = float(needed @ before)
+            assert float(needed @ prices) == pytest.approx(total, rel=1e-6)
+            assert done(better, numbers, prices, time_ns) < done(told, numbers, before, time_ns)
+            for window in better:
+                bound, place = window.filling.priced(window.mixture, prices / window.flow)[0], window.place
+                inside, ahead = window.filling.window, window.filling.window.ahead[1]
+                for _ in range(0 if any(inside.open) else 20):
+                    packed = random_micro_batches(found, grains, random, inside.number)
+                    longest = [int(np.flatnonzero(row)[-1]) for row in packed]
+                    first, end = leaders.classes[place]
+                    if len(packed) != inside.number or max(longest) >= end or longest[ahead] < first:
+                        continue
+                    compared += 1
+                    given = found.problem, one, found.load.lengths, (packed,), found.load.rules.mask
+                    (exact,) = replicas_ns(*given)
+                    assert float(exact) >= bound.at(packed.sum(axis=0).astype(np.float64)) * (1 - 1e-9)
     assert asked > 1
+    assert compared > 5
+
+
+def done(told: Sequence[Told], numbers: IntArray, prices: FloatArray, time_ns: float) -> float:
+    """What a chain does at most by some windows."""
+    most = np.zeros(len(numbers))
+    for one in told:
+        bound = one.filling.priced(one.mixture, prices / one.flow)[0]
+        most[one.place] = max(most[one.place], one.flow * (time_ns - bound.constant))
+    return float(numbers @ most)
 
 
 def test_chains_are_all_ways_to_lead_replicas() -> None:
