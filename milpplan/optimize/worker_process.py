@@ -25,8 +25,9 @@ POLL_S: Final = 0.1
 """How often it is asked whether the solve was cancelled, while an answer is awaited."""
 PATIENCE_S: Final = 5.0
 """How long a process that was told to may take to end."""
+# Who started it may be gone before it has said anything.
 START: Final = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "import pickle, sys; sys.stdin.buffer.peek(1) or sys.exit(); sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from milpplan.optimize.worker import main; main()"
 )
 
