@@ -23,19 +23,14 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups import linear
 from milpplan.groups.path_mixtures import Mixture
 from milpplan.lengths.filling import Filling
-from milpplan.lengths.filling_programs import Columns, Program
+from milpplan.lengths.filling_programs import BACK, NARROW, NEAR, WIDEST, Columns, Program, inside
 
-# Rounds of a program, how near what it finds and what is proved come, and how far prices and mixtures go back to
-# the best known ones.
-_ROUNDS, _NEAR, _BACK = 60, 3e-4, 0.5
-# How far from the best known prices others are sought first, and at most.
-_WIDTH, _WIDEST = 0.02, 0.8
-# What is at the end of an interval of prices, and of what it was a window's flow is at least.
-_INSIDE, _LEAST_FLOW = 1.0 - 1e-6, 0.1
+# Rounds of a program, and of what it was a window's flow is at least.
+_ROUNDS, _LEAST_FLOW = 60, 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class ClassWindow:
     """A window of a class, by ``place``: its mixture and the load that it does for a unit of time, and contents
     ``rows`` [v, n] of it and ``columns`` of another one."""
 
@@ -46,26 +41,26 @@ class Told:
     rows: IntArray
     columns: Columns | None
 
-    def towards(self, mixture: Mixture, flow: float) -> Told:
+    def towards(self, mixture: Mixture, flow: float) -> ClassWindow:
         """Part of the way to another mixture and its flow."""
-        both = max(_BACK * self.flow + (1.0 - _BACK) * flow, _LEAST_FLOW * self.flow)
-        return replace(self, mixture=self.mixture.towards(mixture, (1.0 - _BACK) * flow / both), flow=both)
+        both = max(BACK * self.flow + (1.0 - BACK) * flow, _LEAST_FLOW * self.flow)
+        return replace(self, mixture=self.mixture.towards(mixture, (1.0 - BACK) * flow / both), flow=both)
 
 
 def chain_prices(
-    told: Sequence[Told],
+    windows: Sequence[ClassWindow],
     numbers: IntArray,
     needed: FloatArray,
     prices: FloatArray,
     time_ns: float,
     deadline: float,
-) -> tuple[FloatArray, tuple[Told, ...]] | None:
+) -> tuple[FloatArray, tuple[ClassWindow, ...]] | None:
     """Prices [n] by which a chain of so many replicas of each class, ``numbers`` [C], does least of all that is
     ``needed`` [n] within a time, all of it worth as much as by the ``prices`` to begin with, and mixtures of the
     windows; none where there are no better ones. Until the ``deadline``."""
-    program = _Program(told, numbers, needed, time_ns)
-    total, width, gained = float(prices @ needed), _WIDTH, False
-    known = tuple(told)
+    program = _Program(windows, numbers, needed, time_ns)
+    total, width, gained = float(prices @ needed), NARROW, False
+    known = tuple(windows)
     done, rows = program.priced(known, prices)
     for _ in range(_ROUNDS):
         program.join(rows)
@@ -75,16 +70,16 @@ def chain_prices(
             break
         new, new_prices, most = found
         drawn = tuple(one.towards(*other) for one, other in zip(known, new, strict=True))
-        drawn_prices = _BACK * prices + (1.0 - _BACK) * new_prices
+        drawn_prices = BACK * prices + (1.0 - BACK) * new_prices
         least, rows = program.priced(drawn, drawn_prices)
         better = least < done
         if better:
             done, known, prices, gained = least, drawn, drawn_prices, True
-        if done <= most + _NEAR * total:
-            if ((new_prices * _INSIDE > low) & (new_prices < high * _INSIDE)).all():
+        if done <= most + NEAR * total:
+            if inside(new_prices, low, high):
                 break
             width *= 1.0 if better else 2.0
-        if width > _WIDEST or time.perf_counter() > deadline:
+        if width > WIDEST or time.perf_counter() > deadline:
             break
     return (prices, known) if gained else None
 
@@ -92,15 +87,17 @@ def chain_prices(
 class _Program:
     """The program of the module over some contents, in units of the time."""
 
-    def __init__(self, told: Sequence[Told], numbers: IntArray, needed: FloatArray, time_ns: float) -> None:
-        self.told, self.numbers, self.needed, self.time_ns = told, numbers, needed, time_ns
-        self.programs = [Program.begun(one.filling, one.rows, one.columns, time_ns) for one in told]
-        self.places = np.array([one.place for one in told])
+    def __init__(
+        self, windows: Sequence[ClassWindow], numbers: IntArray, needed: FloatArray, time_ns: float
+    ) -> None:
+        self.numbers, self.needed, self.time_ns = numbers, needed, time_ns
+        self.programs = [Program.begun(one.filling, one.rows, one.columns, time_ns) for one in windows]
+        self.places = np.array([one.place for one in windows])
 
-    def priced(self, told: Sequence[Told], prices: FloatArray) -> tuple[float, list[IntArray]]:
+    def priced(self, windows: Sequence[ClassWindow], prices: FloatArray) -> tuple[float, list[IntArray]]:
         """What the chain does at most by mixtures at ``prices`` [n], and the contents of every window that do."""
         most, found = np.zeros(len(self.numbers)), []
-        for one in told:
+        for one in windows:
             bound, rows = one.filling.priced(one.mixture, prices / one.flow)
             most[one.place] = max(most[one.place], one.flow * (self.time_ns - bound.constant))
             found.append(rows)

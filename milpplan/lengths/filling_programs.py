@@ -20,14 +20,14 @@ from milpplan.lengths.filling import Filling, PriceBound
 
 # Rounds of a program, how near what it finds and what is proved come, and rounds that may gain less than a share
 # of that one after another.
-_ROUNDS, _NEAR, _IDLE, _LITTLE = 14, 3e-4, 2, 0.2
+_ROUNDS, NEAR, _IDLE, _LITTLE = 14, 3e-4, 2, 0.2
 # How much longer a time is looked at where the least contents take too long, at a time and at most.
 _LONGER, _MOST_TIMES = 1.03, 2.0
 # How far mixtures go back to the best known one.
-_BACK = 0.5
+BACK = 0.5
 # Rounds of a program with prices of all lengths, and how far from the best known ones these are sought: so far
 # first, and at most; and where prices are known well.
-_WHOLE_ROUNDS, _WIDTH, _WIDEST, _NARROW = 45, 0.1, 0.8, 0.02
+_WHOLE_ROUNDS, _WIDTH, WIDEST, NARROW = 45, 0.1, 0.8, 0.02
 # What is at the end of an interval of prices.
 _INSIDE = 1.0 - 1e-6
 
@@ -42,8 +42,8 @@ class Start:
 
     def towards(self, other: Start) -> Start:
         """Part of the way to another."""
-        prices = _BACK * self.prices + (1.0 - _BACK) * other.prices
-        return Start(self.mixture.towards(other.mixture, 1.0 - _BACK), prices, self.rows)
+        prices = BACK * self.prices + (1.0 - BACK) * other.prices
+        return Start(self.mixture.towards(other.mixture, 1.0 - BACK), prices, self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +93,11 @@ def improved(
             break
         mixture, slope, most = found
         left = best.within(time_ns)
-        if left <= max(enough, most * (1.0 + _NEAR) if program.times == 1.0 else 0.0) or idle == _IDLE:
+        if left <= max(enough, most * (1.0 + NEAR) if program.times == 1.0 else 0.0) or idle == _IDLE:
             break
-        drawn = kept.towards(mixture, 1.0 - _BACK)
-        bound, rows = filling.proved(drawn, _BACK * best.slope + (1.0 - _BACK) * slope)
-        idle = 0 if bound.within(time_ns) < left * (1.0 - _LITTLE * _NEAR) else idle + 1
+        drawn = kept.towards(mixture, 1.0 - BACK)
+        bound, rows = filling.proved(drawn, BACK * best.slope + (1.0 - BACK) * slope)
+        idle = 0 if bound.within(time_ns) < left * (1.0 - _LITTLE * NEAR) else idle + 1
         if bound.within(time_ns) < left:
             best, kept = bound, drawn
         program.join(np.arange(len(rows)), rows)
@@ -138,7 +138,7 @@ def shared_out(
     Prices are sought near the best known ones first, nearer where these are good ones (``near``), which spares
     most rounds, and further away where there are no better ones.
     """
-    width = _NARROW if near else _WIDTH
+    width = NARROW if near else _WIDTH
     program = Program.begun(filling, start.rows, known, time_ns)
     best, rows = filling.priced(start.mixture, start.prices)
     program.join(np.arange(len(rows)), rows)
@@ -154,16 +154,20 @@ def shared_out(
         better = value(bound) > value(best)
         if better:
             best, drawn = bound, new
-        if most_ns <= best.at(needed) * (1.0 + _NEAR):
-            prices = found[0].prices
-            inside = (prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= dearest))
-            if inside.all():
+        if most_ns <= best.at(needed) * (1.0 + NEAR):
+            if inside(found[0].prices, low, high, dearest):
                 break
             width *= 1.0 if better else 2.0
-        if value(best) >= enough or time.perf_counter() > deadline or width > _WIDEST:
+        if value(best) >= enough or time.perf_counter() > deadline or width > WIDEST:
             break
         program.join(np.arange(len(rows)), rows)
     return (best, drawn, program.columns) if solved else None
+
+
+def inside(prices: FloatArray, low: FloatArray, high: FloatArray, dearest: FloatArray | float = np.inf) -> bool:
+    """Whether none of the prices [n] is at the end of its interval, but at the ``dearest``: others would be no
+    better."""
+    return bool(((prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= dearest))).all())
 
 
 class Program:

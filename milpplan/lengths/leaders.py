@@ -30,7 +30,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups.longest import Box, halved
 from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.windows import Window
-from milpplan.lengths.chain_programs import Told, chain_prices
+from milpplan.lengths.chain_programs import ClassWindow, chain_prices
 from milpplan.lengths.filled import Filled
 from milpplan.lengths.leader_chains import MOST_CHAINS, Chains
 from milpplan.lengths.sides import Measure, Piece, Side
@@ -66,22 +66,22 @@ Ways = dict[int, tuple[tuple[Side, ...], ...]]
 class Led:
     """What replicas led by each class do at most, by one of some ``ways`` to cover them, as loads by a measure: at
     least that of a leader, ``least`` [C] (its own is there); all sequences longer than those of a class are
-    ``above`` [C]. ``told``: windows by which sequences are worth so much; ``looked_at``: how often, by class."""
+    ``above`` [C]. ``windows``: those by which sequences are worth so much; ``looked_at``: how often, by class."""
 
     measure: Measure
     ways: Ways
     least: FloatArray
     above: FloatArray
-    told: tuple[Told, ...] = ()
+    windows: tuple[ClassWindow, ...] = ()
     looked_at: Counter[int] = field(default_factory=Counter)
 
     @staticmethod
-    def of(measure: Measure, classes: Classes, ways: Ways, told: tuple[Told, ...] = ()) -> Led:
+    def of(measure: Measure, classes: Classes, ways: Ways, windows: tuple[ClassWindow, ...] = ()) -> Led:
         """By a measure."""
         each, counts = measure.each, measure.counts
         least = [float(each[first:end].min()) * _SAFETY for first, end in classes]
         above = [float(counts[end:] @ each[end:]) for _, end in classes]
-        return Led(measure, ways, np.array(least), np.array(above), told)
+        return Led(measure, ways, np.array(least), np.array(above), windows)
 
     def worst(self, place: int, time_ns: float) -> list[tuple[Side, Piece]]:
         """The piece of a class that leaves most for a time, by every way, the way that leaves least first."""
@@ -94,17 +94,17 @@ class Led:
         left = self.worst(place, time_ns)[0][1].within(time_ns)
         return left if left >= self.least[place] else _NONE
 
-    def worth(self, measure: Measure, classes: Classes, told: tuple[Told, ...]) -> Led:
-        """The same with other worths of sequences, and what is told of some windows."""
+    def worth(self, measure: Measure, classes: Classes, windows: tuple[ClassWindow, ...]) -> Led:
+        """The same with other worths of sequences, with mixtures of some ``windows``."""
         every = {side for ways in self.ways.values() for way in ways for side in way}
         copies = {side: _copied(side, measure, self.measure) for side in every}
         ways = {place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.ways.items()}
-        for one in told:
+        for one in windows:
             start = one.mixture, 1.0 / one.flow, one.rows
             for side in {side for way in ways[one.place] for side in way if side.core == one.filling.core}:
                 for piece in [piece for piece in side.pieces if piece.window == one.filling.window]:
                     side.put(piece, [replace(piece, start=start, stale=True)])
-        return Led.of(measure, classes, ways, told)
+        return Led.of(measure, classes, ways, windows)
 
 
 class Leaders:
@@ -212,11 +212,11 @@ class Leaders:
     def _ask(self, base: Led, chain: IntArray, time_ns: float) -> bool:
         """What sequences are worth where a chain does least of the workload within a time; whether that is less
         than by the worths there are."""
-        measure, told = base.measure, self.told(base, chain, time_ns)
-        if told is None:
+        measure, windows = base.measure, self.windows(base, chain, time_ns)
+        if windows is None:
             return False
         end, needed = time.perf_counter() + _ASK_S, measure.counts.astype(np.float64)
-        found = chain_prices(told, chain, needed, measure.each, time_ns, end)
+        found = chain_prices(windows, chain, needed, measure.each, time_ns, end)
         if found is None:
             return False
         each = np.maximum(found[0], _LEAST_WORTH * measure.each)
@@ -225,11 +225,11 @@ class Leaders:
         self.led.append(base.worth(measure.worth(times * each), self.classes, begun))
         return True
 
-    def told(self, base: Led, chain: IntArray, time_ns: float) -> tuple[Told, ...] | None:
+    def windows(self, base: Led, chain: IntArray, time_ns: float) -> tuple[ClassWindow, ...] | None:
         """Windows of the classes of a chain: those by which sequences are worth what they are, and those that do
         most within a time; none where nothing is known of one of them."""
         present = np.flatnonzero(chain).tolist()
-        found = [one for one in base.told if one.place in present]
+        found = [one for one in base.windows if one.place in present]
         known = {(one.place, one.filling.window, one.filling.core) for one in found}
         for place in present:
             side, piece = base.worst(place, time_ns)[0]
@@ -238,7 +238,7 @@ class Leaders:
             mixture, slope, rows = piece.start
             if (place, piece.window, side.core) not in known:
                 filling = base.measure.filling(side, piece.window)
-                found.append(Told(place, filling, mixture, 1.0 / slope, rows, side.columns))
+                found.append(ClassWindow(place, filling, mixture, 1.0 / slope, rows, side.columns))
         return tuple(found)
 
     def _fewest(self, time_ns: float) -> IntArray:

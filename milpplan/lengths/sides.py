@@ -68,7 +68,7 @@ class Side:
     pieces: list[Piece] = field(default_factory=list)
     columns: Columns | None = None
     # The worst of which pieces for a time: asked for more often than pieces change.
-    _worst: tuple[list[Piece], float, Piece] | None = None
+    _worst: tuple[list[Piece], float, Piece] | None = field(default=None, init=False)
 
     def worst(self, time_ns: float) -> Piece:
         """The piece that leaves most."""

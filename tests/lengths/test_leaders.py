@@ -13,7 +13,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups.unequal import best_mixture
 from milpplan.groups.windows import Window
 from milpplan.groups.workload import workload_of
-from milpplan.lengths.chain_programs import Told, chain_prices
+from milpplan.lengths.chain_programs import ClassWindow, chain_prices
 from milpplan.lengths.filled import Filled
 from milpplan.lengths.filling import Filling
 from milpplan.lengths.filling_programs import improved
@@ -168,18 +168,18 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
             for place in np.flatnonzero(chain).tolist():
                 while (worst := base.worst(place, time_ns)[0])[1].start is None and not worst[1].done:
                     base.measure.refine(*worst, time_ns, 0.0)
-            told, numbers = leaders.told(base, chain, time_ns), np.asarray(chain)
-            if told is None:
+            windows, numbers = leaders.windows(base, chain, time_ns), np.asarray(chain)
+            if windows is None:
                 continue
             needed, before = counts.astype(np.float64), base.measure.each
-            answer = chain_prices(told, numbers, needed, before, time_ns, time.perf_counter() + 1.0)
+            answer = chain_prices(windows, numbers, needed, before, time_ns, time.perf_counter() + 1.0)
             if answer is None:
                 continue
             asked += 1
             prices, better = answer
             total = float(needed @ before)
             assert float(needed @ prices) == pytest.approx(total, rel=1e-6)
-            assert done(better, numbers, prices, time_ns) < done(told, numbers, before, time_ns)
+            assert done(better, numbers, prices, time_ns) < done(windows, numbers, before, time_ns)
             for window in better:
                 bound, place = window.filling.priced(window.mixture, prices / window.flow)[0], window.place
                 inside, ahead = window.filling.window, window.filling.window.ahead[1]
@@ -197,10 +197,10 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
     assert compared > 5
 
 
-def done(told: Sequence[Told], numbers: IntArray, prices: FloatArray, time_ns: float) -> float:
+def done(windows: Sequence[ClassWindow], numbers: IntArray, prices: FloatArray, time_ns: float) -> float:
     """What a chain does at most by some windows."""
     most = np.zeros(len(numbers))
-    for one in told:
+    for one in windows:
         bound = one.filling.priced(one.mixture, prices / one.flow)[0]
         most[one.place] = max(most[one.place], one.flow * (time_ns - bound.constant))
     return float(numbers @ most)
