@@ -143,6 +143,35 @@ def test_degrees_side_by_side(tmp_path: Path) -> None:
     assert document["step_time_s"] == document["static"]["step_time_s"]
 
 
+def test_unlike_replicas(tmp_path: Path) -> None:
+    """Without context parallelism one long sequence makes all others pay for its tensor parallelism, unless the
+    other replicas are unlike: in the tables, in the document, and as a time line; files of HotSPa's runtime cannot
+    say it."""
+    path, out, trace = tmp_path / "lengths.txt", tmp_path / "step.json", tmp_path / "trace.json"
+    path.write_text("1500\n700\n" * 200 + "30000\n", encoding="utf-8")
+    free = [word for word in BASE if word not in ("tp=2",)]
+    free.pop(free.index("--fix"))
+    words = [*free, "--fix", "cp=1", "--lengths", str(path), "--unlike-replicas", "--max-strategies", "1"]
+    words += ["--gap", "0.02", "--time-limit", "12", "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stderr
+    assert "Unlike replicas gain" in done.stdout
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert_described(document)
+    unlike = document["unlike_replicas"]
+    assert unlike["step_time_s"] == document["step_time_s"] < document["static"]["step_time_s"]
+    assert unlike["lower_bound_s"] >= document["lower_bound_s"] >= 0.98 * document["step_time_s"]
+    assert sum(len(batch) for one in unlike["replicas"] for batch in one["micro_batches"]) == 401
+    assert len({one["num_gpus"] for one in unlike["replicas"]}) > 1
+    done = CliRunner().invoke(app, ["report", str(out), "--trace", str(trace)])
+    assert done.exit_code == 0, done.stderr
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    assert sum(one.get("cat") == "group" for one in events) == len(unlike["replicas"])
+    done = CliRunner().invoke(app, [*words, "--hetu", str(tmp_path / "hetu")])
+    assert done.exit_code == 2
+    assert "unlike replicas" in done.stderr
+
+
 def test_a_step_becomes_files_of_hotspas_runtime(lines: Path, tmp_path: Path) -> None:
     """A file for every strategy, and the script with the buckets; other parallelism is refused after the solve."""
     folder = tmp_path / "hetu"

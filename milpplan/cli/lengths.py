@@ -47,6 +47,7 @@ class LengthOptions:
     bucket_count: int | None
     baselines: bool
     side_by_side: bool | None
+    unlike_replicas: bool
     hetu: Path | None
     seed: int
 
@@ -85,6 +86,7 @@ def are_asked(asked: LengthOptions) -> bool:
         "--baselines": asked.baselines,
         "--side-by-side": asked.side_by_side,
         "--turns-only": asked.side_by_side is False,
+        "--unlike-replicas": asked.unlike_replicas,
         "--hetu": asked.hetu,
     }
     given += [name for name, value in switches.items() if value]
@@ -176,6 +178,7 @@ def solve(
             options.baselines,
             rules=options.rules,
             side_by_side=options.side_by_side,
+            unlike_replicas=options.unlike_replicas,
             workers=workers,
         )
     document = lengths_document(result) if as_json or out is not None else ""

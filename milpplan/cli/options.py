@@ -254,6 +254,13 @@ SideBySide = Annotated[
         show_default="side by side, unless --padding",
     ),
 ]
+UnlikeReplicas = Annotated[
+    bool,
+    typer.Option(
+        "--unlike-replicas",
+        help="With --lengths: replicas of different tensor, context and pipeline parallelism at once as well.",
+    ),
+]
 Hetu = Annotated[
     Path | None,
     typer.Option(

@@ -56,6 +56,7 @@ def solve(
     bucket_count: o.BucketCount = None,
     baselines: o.Baselines = False,
     side_by_side: o.SideBySide = None,
+    unlike_replicas: o.UnlikeReplicas = False,
     hetu: o.Hetu = None,
     out: o.Out = None,
     as_json: o.AsJson = False,

@@ -64,6 +64,7 @@ class SolveWords:
     bucket_count: int | None
     baselines: bool
     side_by_side: bool | None
+    unlike_replicas: bool
     hetu: Path | None
     out: Path | None
     as_json: bool
@@ -117,6 +118,7 @@ class SolveWords:
             bucket_count=self.bucket_count,
             baselines=self.baselines,
             side_by_side=self.side_by_side,
+            unlike_replicas=self.unlike_replicas,
             hetu=self.hetu,
             seed=self.seed,
         )

@@ -14,6 +14,7 @@ same answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,6 +56,11 @@ class Timer:
         """That of some lengths."""
         attention, once = self.attention[..., held], self.once[..., held]
         return replace(self, attention=attention, once=once, grains=self.grains[held])
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return int(self.base.shape[2])
 
     @property
     def most_grains(self) -> int:
@@ -158,12 +164,17 @@ _FIRST, _LAST = 3e-3, 1e-5
 
 def improved(timer: Timer, replicas: list[IntArray], effort: int, changes: int = CHANGES) -> list[IntArray]:
     """The best packing met in rounds of so many changes of the slowest replica, as many as ``effort`` allows."""
+    found = improved_replicas([Replica.of(timer, one) for one in replicas], effort, changes)
+    return [one.packed for one in found]
+
+
+def improved_replicas(replicas: Sequence[Replica], effort: int, changes: int = CHANGES) -> list[Replica]:
+    """The same of replicas, each of which may have a timer of its own."""
     random = np.random.default_rng(1)
-    held = [Replica.of(timer, one) for one in replicas]
-    num_stages, number = timer.base.shape[2], max(len(one.packed) for one in held)
-    if not number:
-        return replicas
-    rounds = effort // (_ROUND + (num_stages * (num_stages + number) if num_stages > 1 else 0))
+    held = list(replicas)
+    if not any(len(one.packed) for one in held):
+        return held
+    rounds = effort // (_ROUND + max(map(_work, held)))
     best, least = list(held), max(one.time_ns for one in held)
     for turn in range(rounds):
         threshold = _FIRST * (_LAST / _FIRST) ** (turn / rounds)
@@ -171,7 +182,7 @@ def improved(timer: Timer, replicas: list[IntArray], effort: int, changes: int =
         slow = int(np.argmax(times))
         limit = times[slow] * (1.0 + threshold)
         kind = random.random()
-        if kind < _PLACES and num_stages > 1:
+        if kind < _PLACES and held[slow].timer.num_stages > 1:
             found = _moved(held[slow], limit, random, changes)
             if found is not None:
                 held[slow] = found
@@ -183,7 +194,13 @@ def improved(timer: Timer, replicas: list[IntArray], effort: int, changes: int =
         now = max(one.time_ns for one in held)
         if now < least:
             best, least = list(held), now
-    return [one.packed for one in best]
+    return best
+
+
+def _work(one: Replica) -> int:
+    """Stages times micro-batches and stages, of a pipeline."""
+    num_stages = one.timer.num_stages
+    return num_stages * (num_stages + len(one.packed)) if num_stages > 1 else 0
 
 
 def _exchanged(
@@ -191,15 +208,16 @@ def _exchanged(
 ) -> tuple[Replica, Replica] | None:
     """Sequences of ``here`` in the place of some of ``there``, which may be the same replica; the best of some
     changes, if it is below the limit."""
-    timer, same = here.timer, here is there
+    same = here is there
     if kind > 1.0 - _OPENS or not len(there.packed):
         kind = 1.0
         there = there.opened(int(random.integers(len(there.packed) + 1)))
         here = there if same else here
     make = _for_many if 1.0 - _OPENS - _MANY < kind <= 1.0 - _OPENS else _for_one
     source, target, goes = make(here, there, random, changes)
-    grains = goes @ timer.grains
-    fits = np.maximum(here.grains[source] - grains, there.grains[target] + grains) <= timer.most_grains
+    grains = goes @ here.timer.grains
+    fits = here.grains[source] - grains <= here.timer.most_grains
+    fits &= there.grains[target] + grains <= there.timer.most_grains
     fits &= goes.any(axis=1)
     if same:
         fits &= source != target
@@ -217,8 +235,8 @@ def _exchanged(
     second = first if same else there.packed.copy()
     first[source[best]] -= goes[best]
     second[target[best]] += goes[best]
-    one = Replica.of(timer, first)
-    return one, one if same else Replica.of(timer, second)
+    one = Replica.of(here.timer, first)
+    return one, one if same else Replica.of(there.timer, second)
 
 
 _Change = tuple[IntArray, IntArray, IntArray]
@@ -246,7 +264,7 @@ def _for_many(here: Replica, there: Replica, random: np.random.Generator, change
     one, other = (there, here) if back else (here, there)
     source, length = one.chosen(random, 1)[0].tolist()
     target = int(random.integers(len(other.packed)))
-    missing = other.grains[target] + one.timer.grains[length] - one.timer.most_grains
+    missing = other.grains[target] + one.timer.grains[length] - other.timer.most_grains
     goes = np.zeros((changes, one.packed.shape[1]), dtype=np.int64)
     goes[:, length] = 1
     held = np.repeat(np.arange(len(one.timer.grains)), other.packed[target])

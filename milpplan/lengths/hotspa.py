@@ -27,13 +27,13 @@ def hotspa_step(problem: Problem, result: LengthsResult) -> HotSPaStep:
     """The configuration of a step that ``solve_lengths`` found for a problem, in turn.
 
     Raises:
-        InvalidInputError: degrees run side by side, or sequences are padded.
+        InvalidInputError: degrees or unlike replicas run side by side, or sequences are padded.
         IllegalPlanError: a strategy has parallelism that the runtime does not know, or two have one layout.
     """
     for group in result.groups:
         layout = group.plan.layout
         foreign = [name for name in ("cp", "ep") if getattr(layout, name) > 1]
-        if foreign and not result.is_side_by_side:
+        if foreign and not result.turns:
             raise IllegalPlanError(
                 f"The strategy {group.strategy} has {' and '.join(foreign)} above 1.",
                 "Expected tp, pp and dp only: HotSPa's runtime knows no other parallelism.",

@@ -272,11 +272,11 @@ class Leaders:
         around = filled.lines.around(first, filled.known.full, _EFFORT)
         boxes = [filled.measure.box(box, filled.known.stages.last) for box in around.boxes]
         begun = [piece for box in boxes for piece in self._begun(box)]
-        found = Side(_shorter(filled.whole, end), halved, Core(first), around.alone, begun)
+        found = Side(shorter(filled.whole, end), halved, Core(first), around.alone, begun)
         most = max((one.worst(time_ns).within(time_ns) for one in filled.large), default=np.inf)
         if most >= found.worst(time_ns).within(time_ns):
             return ((found,),)
-        return (found,), (replace(found, contents=_shorter(filled.plain.contents, end)), *filled.large)
+        return (found,), (replace(found, contents=shorter(filled.plain.contents, end)), *filled.large)
 
 
 def _copied(side: Side, measure: Measure, before: Measure) -> Side:
@@ -303,7 +303,7 @@ def _inside(window: Window, other: Window) -> bool:
     )
 
 
-def _shorter(contents: StageContents, end: int) -> StageContents:
+def shorter(contents: StageContents, end: int) -> StageContents:
     """Those without sequences of length number ``end`` or longer."""
     fits = contents.items.fits & (np.arange(len(contents.items.fits)) < end)
     return replace(contents, items=replace(contents.items, fits=fits))

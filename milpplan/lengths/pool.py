@@ -259,16 +259,22 @@ class Pool:
         return once_ns(self.members[member], Term.REDUCE)
 
     def packed(
-        self, member: int, counts: IntArray, most_grains: int, deadline: float = float("inf")
+        self,
+        member: int,
+        counts: IntArray,
+        most_grains: int,
+        deadline: float = float("inf"),
+        num_replicas: int | None = None,
     ) -> Packed | None:
-        """``counts`` [n] sequences on the strategy's replicas, None if no packing was found; exact time. After the
-        ``deadline`` (of ``perf_counter``) the first packing that was found, a little improved."""
+        """``counts`` [n] sequences on the strategy's replicas, or on so many of them, None if no packing was
+        found; exact time. After the ``deadline`` (of ``perf_counter``) the first packing that was found, a little
+        improved."""
         one, layout = self.members[member], self.members[member].candidate.layout
         make = (lambda *given: strategy_of(*given).pipelines[0][0]) if layout.pp == 1 else typical_pipeline
         pipeline = make(self.tables[member], one, most_grains)
         chosen = np.flatnonzero(counts)
         lengths = self.load.lengths[chosen]
-        kind = Kind(0, pipeline, layout.dp, lengths, counts[chosen])
+        kind = Kind(0, pipeline, num_replicas or layout.dp, lengths, counts[chosen])
         if not kind.fits.all():
             return None
         if self.load.rules.padded:

@@ -121,7 +121,7 @@ class BaselineStep:
 
 @dataclass(frozen=True, slots=True)
 class TeamTurn:
-    """Micro-batches that run one after another on ``num_gpus`` GPUs from ``first_gpu`` on, and when: lengths of
+    """Micro-batches that a team or a replica runs on ``num_gpus`` GPUs from ``first_gpu`` on, and when: lengths of
     the sequences of each."""
 
     strategy: str
@@ -165,14 +165,36 @@ class SideBySide:
 
 
 @dataclass(frozen=True, slots=True)
+class UnlikeReplicas:
+    """What is known of steps of unlike replicas (``unlike``): the best one found that is shorter than all others,
+    None without one, and what each of its replicas runs; no such step of any of ``num_strategies`` takes less than
+    ``lower_bound_s`` (None without a strategy)."""
+
+    step_time_s: float | None
+    lower_bound_s: float | None
+    num_strategies: int
+    turns: tuple[TeamTurn, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "step_time_s": self.step_time_s,
+            "lower_bound_s": self.lower_bound_s,
+            "num_strategies": self.num_strategies,
+            "replicas": [turn.to_dict() for turn in self.turns],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class LengthsResult:
     """The best step found, and the proved bound of all of them.
 
     ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
     the gradients, update, gather) ends the step. ``num_candidates`` strategies fit some sequence, ``num_sets``
-    sets of several were not ruled out before switches were priced. ``baselines`` and ``side_by_side`` where they
-    were asked for; where the step ``is_side_by_side`` its groups overlap, and ``side_by_side.turns`` has who runs
-    what when. ``interrupted``: by Ctrl-C, so step and bound are what was known by then.
+    sets of several were not ruled out before switches were priced. ``baselines``, ``side_by_side`` and
+    ``unlike_replicas`` where they were asked for; where the step ``is_side_by_side`` or ``is_unlike`` its groups
+    overlap, and ``turns`` has who runs what when. ``interrupted``: by Ctrl-C, so step and bound are what was known
+    by then.
     """
 
     status: Status
@@ -194,11 +216,24 @@ class LengthsResult:
     rules: SequenceRules = PACKED
     side_by_side: SideBySide | None = None
     interrupted: bool = False
+    unlike_replicas: UnlikeReplicas | None = None
 
     @property
     def is_side_by_side(self) -> bool:
         """Whether the step has degrees side by side."""
         return self.side_by_side is not None and self.side_by_side.step_time_s == self.step_time_s
+
+    @property
+    def is_unlike(self) -> bool:
+        """Whether the step has unlike replicas."""
+        return self.unlike_replicas is not None and self.unlike_replicas.step_time_s == self.step_time_s
+
+    @property
+    def turns(self) -> tuple[TeamTurn, ...]:
+        """Who runs what when, where groups overlap."""
+        if self.unlike_replicas is not None and self.is_unlike:
+            return self.unlike_replicas.turns
+        return self.side_by_side.turns if self.side_by_side is not None and self.is_side_by_side else ()
 
     @property
     def gap(self) -> float:
@@ -212,10 +247,10 @@ class LengthsResult:
 
     @property
     def timeline(self) -> tuple[LengthEvent, ...]:
-        """What runs when, by the formula of ``groups.tours``; groups side by side overlap, and ``turns`` say
-        where."""
-        if self.side_by_side is not None and self.is_side_by_side:
-            return self._beside(self.side_by_side.turns)
+        """What runs when, by the formula of ``groups.tours``; groups at the same time overlap, and
+        ``turns`` say where."""
+        if self.turns:
+            return self._beside(self.turns)
         moves = {(one.source, one.target, one.what): one.time_s for one in self.switches}
         events: list[LengthEvent] = []
         now, before = 0.0, self.home
@@ -285,4 +320,5 @@ class LengthsResult:
             "wall_time_s": self.wall_time_s,
             **({"baselines": [one.to_dict() for one in self.baselines]} if self.baselines else {}),
             **({} if self.side_by_side is None else {"side_by_side": self.side_by_side.to_dict()}),
+            **({} if self.unlike_replicas is None else {"unlike_replicas": self.unlike_replicas.to_dict()}),
         }

@@ -28,12 +28,18 @@ MAX_SEQUENCES = 8192
 """Most sequences of a step: every one is packed."""
 
 
-def check_rules(problem: Problem, rules: SequenceRules, baselines: bool, side_by_side: bool = False) -> None:
-    """Refuse rules that the problem, the baselines or degrees side by side do not know.
+def check_rules(
+    problem: Problem,
+    rules: SequenceRules,
+    baselines: bool,
+    side_by_side: bool = False,
+    unlike_replicas: bool = False,
+) -> None:
+    """Refuse rules that the problem, the baselines, degrees side by side or unlike replicas do not know.
 
     Raises:
-        InvalidInputError: a full mask beside sliding windows, or baselines or degrees side by side, which pack, of
-            padded sequences.
+        InvalidInputError: a full mask beside sliding windows, or baselines, degrees side by side or unlike
+            replicas, which pack, of padded sequences.
     """
     windows = [kind.attention for kind in problem.model.kinds if getattr(kind.attention, "sliding_window", None)]
     if rules.mask == "full" and windows:
@@ -46,6 +52,12 @@ def check_rules(problem: Problem, rules: SequenceRules, baselines: bool, side_by
         raise InvalidInputError(
             "Baselines are asked for, and sequences are padded.",
             "Expected packed ones: HotSPa's and FlexSP's rules pack.",
+            "Leave out one of them.",
+        )
+    if rules.padded and unlike_replicas:
+        raise InvalidInputError(
+            "Unlike replicas are asked for, and sequences are padded.",
+            "Expected packed ones: what replicas do at most is proved of packed micro-batches.",
             "Leave out one of them.",
         )
     if rules.padded and side_by_side:

@@ -39,9 +39,8 @@ from milpplan.lengths.parts import Kind
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.screening import Helper, Left, OpenSet, Screened, best_shares
 from milpplan.lengths.set_bounds import SetBounds
-from milpplan.lengths.steps import GAP_SHARE, Step
+from milpplan.lengths.steps import GAP_SHARE, AnyStep, Step
 from milpplan.lengths.switches import Switches
-from milpplan.lengths.teams import TeamStep
 
 # More is known of a strategy alone if its bound is higher by this part.
 _NEWS = 5e-4
@@ -68,7 +67,7 @@ def _alone() -> None:
 class Several:
     """Steps of several strategies: the sets left, the switches between their strategies, the best step."""
 
-    def __init__(self, pool: Pool, best: Step | TeamStep, gap: float, backend: str) -> None:
+    def __init__(self, pool: Pool, best: AnyStep, gap: float, backend: str) -> None:
         self.pool = pool
         self.best = best
         self.gap = gap
@@ -100,7 +99,7 @@ class Several:
         """A set with a bound of at least this is closed."""
         return min(self.best.time_ns, self.below_ns) * (1.0 - self.gap)
 
-    def take(self, step: Step | TeamStep) -> None:
+    def take(self, step: AnyStep) -> None:
         """A step found elsewhere, if it is shorter."""
         if step.time_ns < self.best.time_ns:
             self.best = step

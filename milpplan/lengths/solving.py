@@ -2,7 +2,8 @@
 
  1. The best *static* step: every strategy alone, with its own memory (``statics``); first those of one stage.
  2. *Side by side*: degrees of context parallelism on different GPUs at the same time (``team_steps``).
- 3. *Static* pipelines that may be shorter than both.
+ 3. *Unlike* replicas, where they are asked for (``unlike_search``); *static* pipelines that may be shorter than
+    all of these.
  4. *Several* in turn: sets of strategies that switches and reductions do not already make longer than all of these
     (``screening``), their switches priced by the planner of switches, and ``groups`` on what is left.
  5. Where time is left, what makes the static step's own proof complete; with two CPUs another process does that
@@ -31,10 +32,12 @@ from milpplan.lengths.set_process import SetProcess
 from milpplan.lengths.several import Several
 from milpplan.lengths.static_process import StaticProcess, can_help
 from milpplan.lengths.statics import Statics
-from milpplan.lengths.steps import Step
+from milpplan.lengths.steps import AnyStep, Step
 from milpplan.lengths.tables import Load
 from milpplan.lengths.team_steps import VISITS, BestTeams, TeamSearch, team_groups
 from milpplan.lengths.teams import TeamStep
+from milpplan.lengths.unlike import UnlikeStep, unlike_groups
+from milpplan.lengths.unlike_search import BestUnlike, UnlikeSearch
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -42,6 +45,8 @@ from milpplan.units import NS_PER_S
 # side; of the baselines' programs, once more.
 _STATIC_SHARE, _ALONE_SHARE, _LAST_SHARE = 0.3, 0.65, 0.25
 _TEAMS_SHARE = 0.1
+# Of unlike replicas, where they are asked for.
+_UNLIKE_SHARE = 0.5
 # How many times as often teams are looked at later, if nothing has a lower bound, and seconds at a time.
 _TIMES_VISITS, _TEAMS_S = 4, 1.0
 # For packing pipelines before sets, beside another process that proves: what is found is what sets have to beat.
@@ -67,6 +72,7 @@ def solve_lengths(
     rules: SequenceRules = PACKED,
     side_by_side: bool | None = None,
     workers: int | None = None,
+    unlike_replicas: bool = False,
 ) -> LengthsResult:
     """The best step for the sequences of a workload (lengths in multiples of ``alignment``).
 
@@ -75,8 +81,8 @@ def solve_lengths(
     together. With ``baselines`` the result has what others' rules make of the same (in a third of the time more);
     with ``hotspa``, (dp, tp, pp) of a strategy for every bucket, the longest first, HotSPa's with these, too.
     ``side_by_side``: whether context parallelism of several degrees on different GPUs at once is in the space
-    (``teams``); None: unless sequences are padded. ``workers``: processes, at most two are used; None: as many as
-    there are CPUs.
+    (``teams``); None: unless sequences are padded. ``unlike_replicas``: whether replicas of different strategies
+    at once are (``unlike``). ``workers``: processes, at most two are used; None: as many as there are CPUs.
 
     Raises:
         InfeasibleError: no strategy holds the longest sequence.
@@ -84,11 +90,12 @@ def solve_lengths(
     """
     started = time.perf_counter(), time.process_time()
     check_step(problem, workload, alignment, max_strategies)
-    check_rules(problem, rules, baselines, bool(side_by_side))
+    check_rules(problem, rules, baselines, bool(side_by_side), unlike_replicas)
     load = Load(workload.lengths, workload.counts, alignment, rules)
     pool = Pool.of(grain_problem(problem, alignment), load)
     beside = not rules.padded if side_by_side is None else side_by_side
-    search = _Search(Statics(pool, gap, backend, started[0] + time_limit_s), max_strategies, beside)
+    statics = Statics(pool, gap, backend, started[0] + time_limit_s)
+    search = _Search(statics, max_strategies, beside, unlike_replicas)
     interrupted = False
     try:
         search.run(started[0], time_limit_s, workers)
@@ -106,11 +113,13 @@ def solve_lengths(
 class _Search:
     """All that is known of one step, and how more comes to be known."""
 
-    def __init__(self, statics: Statics, max_strategies: int, beside: bool) -> None:
+    def __init__(self, statics: Statics, max_strategies: int, beside: bool, unlike: bool) -> None:
         self.statics, self.max_strategies = statics, max_strategies
         self.pool, self.gap = statics.pool, statics.gap
         self.teams: BestTeams | None = None
         self.team_search = TeamSearch(statics.pool, statics.gap) if beside else None
+        self.unlike_search = UnlikeSearch(statics.pool, statics.gap, statics.backend) if unlike else None
+        self.unlike: BestUnlike | None = None
         self.several: Several | None = None
         self.other: StaticProcess | None = None
         self.helper: SetProcess | None = None
@@ -133,8 +142,8 @@ class _Search:
     @property
     def bound_ns(self) -> float:
         """No step of the space takes less."""
-        found = [self.statics.bound_ns, self.sets.bound_ns, self.teams.bound_ns if self.teams else np.inf]
-        return float(min(found))
+        others = [one.bound_ns for one in (self.teams, self.unlike) if one is not None]
+        return float(min([self.statics.bound_ns, self.sets.bound_ns, *others]))
 
     def run(self, begin: float, time_limit_s: float, workers: int | None) -> None:
         """Whatever may be shorter, for so long from ``begin``; the time is divided among the ways, and another
@@ -155,6 +164,9 @@ class _Search:
             self._take(self.teams.step)
             if self.teams.step is not None:
                 below_ns = min(below_ns, self.teams.step.time_ns)
+        if self.unlike_search is not None:
+            self._hear()
+            below_ns = self._unlike(below_ns, time.perf_counter() + _UNLIKE_SHARE * time_limit_s)
         if self.other is None:
             self._static(below_ns, (_STATIC_SHARE if several else _ALONE_SHARE) * time_limit_s)
         # Where static steps are open, sets cannot close the gap: packing is what may.
@@ -173,6 +185,7 @@ class _Search:
             self.sets.narrow(self._hear, self._in_turn(), self._helped)
         if self.other is not None:
             self.sets.narrow(self._hear, helped=self._helped)
+        self._unlike(np.inf, deadline)
         self._teams_again(deadline)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
             self._take(statics.run(float("inf"), deadline))
@@ -209,6 +222,17 @@ class _Search:
         self.teams = search.run(self.sets.best.time_ns, end, _TIMES_VISITS * VISITS)
         self._take(self.teams.step)
         return search.num_visits > before
+
+    def _unlike(self, below_ns: float, end: float) -> float:
+        """Unlike replicas, as long as there may be a step shorter than the best by more than the gap, until the
+        end; what is to beat then, ns."""
+        if self.unlike_search is not None:
+            known_ns = below_ns if self.several is None else min(below_ns, self.several.best.time_ns)
+            static = self.statics.best
+            self.unlike = self.unlike_search.run(known_ns, end, None if static is None else static.home)
+            self._take(self.unlike.step)
+            below_ns = known_ns if self.unlike.step is None else min(known_ns, self.unlike.step.time_ns)
+        return below_ns
 
     def _static(self, below_ns: float, seconds: float) -> float:
         """Steps of one strategy that may be shorter than ``below_ns``; what is to beat then, ns."""
@@ -280,10 +304,13 @@ class _Search:
             # What was found until then.
             self.teams = self.team_search.run(0.0, 0.0)
             self._take(self.teams.step)
+        if self.unlike_search is not None and self.unlike is None:
+            self.unlike = self.unlike_search.run(0.0, 0.0)
+            self._take(self.unlike.step)
         if not self.sets.is_bounded:
             self.sets.run(self.max_strategies, 0.0)
 
-    def _take(self, step: Step | TeamStep | None) -> None:
+    def _take(self, step: AnyStep | None) -> None:
         """A step that was found, if it is the shortest."""
         if step is not None and self.several is None:
             self.several = Several(self.pool, step, self.gap, self.statics.backend)
@@ -302,10 +329,12 @@ def _result(
     reached = best.time_ns - bound_ns <= search.gap * best.time_ns
     names = [one.candidate.name for one in pool.members]
     if isinstance(best, TeamStep):
-        home, groups, switches = best.order[-1], team_groups(best), []
+        home, groups = best.order[-1], team_groups(best)
+    elif isinstance(best, UnlikeStep):
+        home, groups = best.home, unlike_groups(best)
     else:
         home, groups = best.home, tuple(_group(pool, best, member) for member in best.order)
-        switches = search.sets.switches.of_step(home, best.order)
+    switches = search.sets.switches.of_step(home, best.order) if isinstance(best, Step) else []
     return LengthsResult(
         status="optimal" if reached else "feasible",
         step_time_s=best.time_ns / NS_PER_S,
@@ -331,6 +360,7 @@ def _result(
         rules=pool.load.rules,
         side_by_side=None if search.teams is None else search.teams.record(),
         interrupted=interrupted,
+        unlike_replicas=None if search.unlike is None else search.unlike.record(),
     )
 
 

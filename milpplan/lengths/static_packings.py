@@ -18,11 +18,12 @@ from milpplan.lengths.steps import Step
 MOST_TIMES = 3.0
 """How many times as long most care takes as more care, at most."""
 
+SHAPED = 0.02
+"""Packings by the shapes of real loads gain more by more care than others: they may begin longer by this part."""
+
 # Strategies whose packings are improved for longer, where it may matter; not those that are longer than the best
 # by this part, which is more than that gains: of a pipeline, of others.
 _MOST_POLISHED, HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.04
-# Packings by the shapes of real loads gain more by more care than others: they may begin longer by this part.
-_SHAPED = 0.02
 # Seconds after which nothing else is tried in a first packing, and by shapes of real loads: programs of deep
 # pipelines with many micro-batches take half a second each.
 _PACK_S, _SHAPE_S = 1.0, 1.0
@@ -131,7 +132,7 @@ class StaticPackings:
         """Where improving a pipeline's packing begins: by the shape of its best real loads, if that is not much
         longer than the packing there is; the other ways to begin are kept."""
         packed, starts = self.packed[home], self._shaped(home)
-        if starts and starts[0].time_ns <= packed.time_ns * (1.0 + _SHAPED):
+        if starts and starts[0].time_ns <= packed.time_ns * (1.0 + SHAPED):
             self.packed[home] = starts.pop(0)
             self._take(home, self.packed[home])
             starts.append(packed)

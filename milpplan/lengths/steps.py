@@ -1,10 +1,12 @@
-"""A step of strategies in turn, whoever found it."""
+"""A step of strategies in turn, whoever found it, and steps of all kinds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from milpplan.lengths.pool import Packed
+from milpplan.lengths.teams import TeamStep
+from milpplan.lengths.unlike import UnlikeStep
 
 GAP_SHARE = 0.5
 """What is proved of single strategies, and searched of a set's tables, to this part of the gap."""
@@ -18,3 +20,7 @@ class Step:
     order: tuple[int, ...]
     packed: dict[int, Packed]
     time_ns: int
+
+
+AnyStep = Step | TeamStep | UnlikeStep
+"""One that is compared with the others by its time."""

@@ -24,14 +24,14 @@ Source: the configuration program of Gilmore and Gomory (1961), for bins of seve
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.groups import linear
 from milpplan.lengths.pool import Pool
-from milpplan.lengths.team_bound import SharedWork, linear_shares, shared_work
+from milpplan.lengths.team_bound import SharedTables, SharedWork, linear_shares, shared_work
 from milpplan.lengths.team_contents import Contents
 from milpplan.lengths.teams import Family
 
@@ -53,11 +53,13 @@ _SAFETY = 1.0 - 1e-9
 class Priced:
     """``bound_ns`` of all steps of a family that are shorter than the limit, reduction and finish included;
     ``shares`` [v] of micro-batches ``rows`` [v, n] from which that is nearly so: none where the program was not
-    solved."""
+    solved. ``prices`` [n] ns, a part of all seats' time: no micro-batch of these steps is worth more than its
+    time."""
 
     bound_ns: float
     shares: FloatArray
     rows: IntArray
+    prices: FloatArray
 
 
 @dataclass(slots=True, eq=False)
@@ -95,24 +97,27 @@ class _Program:
         self.costs = np.concatenate([self.costs[kept], costs])
 
 
-def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: float) -> Priced:
+def priced(
+    family: Family, shared: SharedWork, limit_ns: float, deadline: float, wanted: FloatArray | None = None
+) -> Priced:
     """The bound of steps of ``family`` shorter than the limit, from ``shared``'s, and micro-batches that come near
-    it; stops at the ``deadline`` (of ``perf_counter``), or where every such step is proved to be longer."""
+    it; stops at the ``deadline`` (of ``perf_counter``), or where every such step is proved to be longer. With
+    ``wanted`` [n] prices are those that are highest for so many sequences, and no step is bounded."""
     once_ns = family.least_once_ns
     all_contents = [
         Contents.of(family, member, degree, limit_ns - once_ns)
         for member, degree in zip(family.members, family.degrees, strict=True)
     ]
-    counts = family.pool.load.counts.astype(np.float64)
-    nothing = Priced(shared.bound_ns, np.zeros(0), np.zeros((0, len(counts)), dtype=np.int64))
+    counts = family.pool.load.counts.astype(np.float64) if wanted is None else wanted
+    best = prices = np.where(counts > 0, shared.prices.min(axis=0), 0.0) * _SAFETY
+    nothing = Priced(shared.bound_ns, np.zeros(0), np.zeros((0, len(counts)), dtype=np.int64), best)
     if not np.logical_or.reduce([one.items.fits for one in all_contents])[counts > 0].all():
-        return Priced(max(limit_ns, shared.bound_ns), nothing.shares, nothing.rows)
+        return replace(nothing, bound_ns=max(limit_ns, shared.bound_ns))
     entries = [one.entries for one in all_contents]
     if max(entries) > _LARGEST:
         return nothing
     linear = [linear_shares(family, member) for member in family.members]
     program = _alone(all_contents, counts)
-    best = prices = np.where(counts > 0, shared.prices.min(axis=0), 0.0) * _SAFETY
     proved, value, last = float(counts @ best), np.inf, nothing
     for _ in range(min(_ROUNDS, int(_ENTRIES / sum(entries)))):
         factor, rows, costs = _beyond(all_contents, linear, prices, deadline)
@@ -124,12 +129,13 @@ def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: float)
             if not np.isfinite(value):
                 break
             used = program.shares > 0
-            last = Priced(0.0, program.shares[used], program.rows[used])
-        if proved >= value * (1.0 - _NEAR) or proved + once_ns >= limit_ns or time.perf_counter() > deadline:
+            last = replace(nothing, shares=program.shares[used], rows=program.rows[used])
+        enough_ns = np.inf if wanted is not None else limit_ns - once_ns
+        if proved >= value * (1.0 - _NEAR) or proved >= enough_ns or time.perf_counter() > deadline:
             break
         prices = _BACK * best + (1.0 - _BACK) * np.maximum(0.0, program.prices)
     bound_ns = max(shared.bound_ns, min(limit_ns, proved * _SAFETY + once_ns))
-    return Priced(bound_ns, last.shares, last.rows)
+    return replace(last, bound_ns=bound_ns, prices=best * _SAFETY)
 
 
 def alone_ns(pool: Pool, member: int, limit_ns: float, deadline: float) -> float:
@@ -137,6 +143,14 @@ def alone_ns(pool: Pool, member: int, limit_ns: float, deadline: float) -> float
     degree. Stops at the ``deadline`` (of ``perf_counter``)."""
     family = Family(pool, (member,))
     return priced(family, shared_work(family), limit_ns, deadline).bound_ns
+
+
+def replica_prices(pool: Pool, member: int, wanted: FloatArray, limit_ns: float, deadline: float) -> FloatArray:
+    """Prices of sequences under a strategy of one stage, [n] ns: in steps shorter than the limit nothing that a
+    replica holds is worth more than its time; highest for so many sequences as are ``wanted`` [n]."""
+    family = Family(pool, (member,))
+    found = priced(family, SharedTables.of(family).shared(wanted), limit_ns, deadline, wanted)
+    return found.prices * pool.members[member].candidate.layout.dp
 
 
 def _alone(all_contents: list[Contents], counts: FloatArray) -> _Program:

@@ -105,14 +105,16 @@ class TurnDispatcher:
         """``problem``: the one that was solved.
 
         Raises:
-            InvalidInputError: the result's degrees are side by side, its micro-batches are padded, or its
-                strategies are none of the problem's.
+            InvalidInputError: the result's degrees or unlike replicas are side by side, its micro-batches are
+                padded, or its strategies are none of the problem's.
         """
-        if result.is_side_by_side or result.rules.padded:
+        if result.turns or result.rules.padded:
+            beside = "unlike replicas" if result.is_unlike else "degrees side by side"
             raise InvalidInputError(
-                f"The step has {'degrees side by side' if result.is_side_by_side else 'padded micro-batches'}.",
+                f"The step has {beside if result.turns else 'padded micro-batches'}.",
                 "Expected strategies that take turns, packed.",
-                "Use TeamDispatcher for degrees side by side, or solve with side_by_side=False and packed.",
+                "Use TeamDispatcher for degrees side by side, or solve with side_by_side=False, without unlike "
+                "replicas, and packed.",
             )
         self.alignment = result.alignment
         self.pool = _pool(problem, result)

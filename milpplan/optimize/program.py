@@ -125,7 +125,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """Minimise ``objective @ values + offset`` subject to bounds, rows, and integrality where marked."""
+    """Minimise ``objective @ values + offset`` subject to bounds, rows, and integrality where marked.
+
+    ``shares``: continuous variables are shares of something, of which no answer is made whole.
+    """
 
     name: str
     variable_names: tuple[str, ...]
@@ -135,6 +138,7 @@ class Program:
     rows: Rows
     objective: IntArray
     offset: int = 0
+    shares: bool = False
 
     @property
     def num_variables(self) -> int:
@@ -160,8 +164,9 @@ class Program:
 
         Args:
             values: one value per variable, integers or floats.
-            tolerance: allowed excess, relative to the row's magnitude (at least 1), in bounds of continuous
-                variables and in rows that contain one. Rows of integer variables only get none.
+            tolerance: allowed excess in bounds of continuous variables, relative to these (at least 1), and in
+                rows that contain one, relative to the row's magnitude (at least its largest coefficient of one).
+                Rows of integer variables only get none.
         """
         if values.shape != (self.num_variables,):
             raise InvalidInputError(
@@ -187,8 +192,11 @@ class Program:
         slack = np.zeros(len(rows))
         if tolerance:
             size = np.abs(rows.coefficients * 1.0) * np.abs(values[rows.columns] * 1.0)
-            continuous = _sums((~self.is_integer[rows.columns]).astype(np.int64), rows.starts) > 0
-            slack = np.where(continuous, tolerance * np.maximum(1.0, _sums(size, rows.starts)), 0.0)
+            loose = np.where(self.is_integer[rows.columns], 0, np.abs(rows.coefficients))
+            # A continuous variable that should be nothing may be as much above it as any other.
+            least = np.zeros(len(rows))
+            np.maximum.at(least, rows.entry_rows(), loose)
+            slack = np.where(least > 0, tolerance * np.maximum(least, _sums(size, rows.starts)), 0.0)
         return found + _out_of_range("row", rows.names, activity, rows.lower, rows.upper, slack)
 
     def max_row_magnitude(self) -> int:
@@ -223,8 +231,9 @@ class Program:
 class ProgramBuilder:
     """Collects variables and rows, then makes a ``Program``."""
 
-    def __init__(self, name: str = "program") -> None:
-        self._name = name
+    def __init__(self, name: str = "program", *, shares: bool = False) -> None:
+        """``shares`` as in ``Program``."""
+        self._name, self._shares = name, shares
         self._names: list[str] = []
         self._lower: list[int] = []
         self._upper: list[int] = []
@@ -303,6 +312,7 @@ class ProgramBuilder:
             rows,
             objective,
             self._offset,
+            self._shares,
         )
 
     def _terms(

@@ -79,7 +79,8 @@ def check_solution(program: Program, solution: Solution) -> Solution:
 
     Integer variables are rounded (at most by ``INTEGRALITY_TOLERANCE``) and every row of integers is then
     checked without any tolerance. A continuous variable is recomputed as the best whole number that the rows
-    leave it, if one costs less than a unit, so that the solver's rounding errors do not reach the objective.
+    leave it, if one costs less than a unit, so that the solver's rounding errors do not reach the objective;
+    unless these are ``shares``.
     """
     if solution.values is None:
         if solution.status in ("optimal", "feasible"):
@@ -214,6 +215,8 @@ def _rounded(program: Program, solution: Solution) -> Values:
     continuous = np.flatnonzero(~program.is_integer)
     if continuous.size == 0:
         return nearest.astype(np.int64)
+    if program.shares:
+        return np.where(program.is_integer, nearest, values)
     whole = np.clip(nearest, -(2.0**62), 2.0**62).astype(np.int64)
     for column in continuous.tolist():
         best = _best_whole_value(program, whole, column)

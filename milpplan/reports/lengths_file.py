@@ -90,6 +90,15 @@ class SideBySideRecord(Record):
     turns: tuple[TurnRecord, ...]
 
 
+class UnlikeReplicasRecord(Record):
+    """Unlike replicas: the best step, where one is shorter than all others, and what each replica runs."""
+
+    step_time_s: PositiveFloat | None
+    lower_bound_s: PositiveFloat | None
+    num_strategies: Count
+    replicas: tuple[TurnRecord, ...]
+
+
 class LengthsFile(Record):
     """A step of several lengths: ``groups`` in the order in which they run, ``switches`` between them, the proof
     (``lower_bound_s``, ``gap``) and the best ``static`` step. Seconds, bytes, tokens."""
@@ -120,3 +129,4 @@ class LengthsFile(Record):
     wall_time_s: NonNegativeFloat
     baselines: tuple[BaselineRecord, ...] = ()
     side_by_side: SideBySideRecord | None = None
+    unlike_replicas: UnlikeReplicasRecord | None = None

@@ -46,8 +46,9 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
         "by their work and reductions alone)"
     )
     yield _groups(result)
-    if result.side_by_side is not None and result.is_side_by_side:
-        yield _turns(result.side_by_side.turns)
+    if result.turns:
+        what = "Replicas" if result.is_unlike else "Degrees side by side, in the order of their starts"
+        yield _turns(result.turns, what)
     if result.switches:
         yield _switches(result)
     if result.baselines:
@@ -57,6 +58,8 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
 def _verdict(result: LengthsResult) -> str:
     """What is gained over the best single strategy, and by what."""
     saved = percent_text(result.speedup - 1.0)
+    if result.is_unlike:
+        return f"Unlike replicas gain {saved}"
     if result.is_side_by_side:
         return f"Degrees side by side gain {saved}"
     if result.home not in result.order:
@@ -95,10 +98,10 @@ def _micro_batches(group: LengthGroup) -> str:
     return f"{len(numbers)} x {spread}"
 
 
-def _turns(turns: tuple[TeamTurn, ...]) -> Table:
+def _turns(turns: tuple[TeamTurn, ...], title: str) -> Table:
     """Which GPUs run what, and when; the first of many."""
     columns = ("GPUs", "strategy", "micro-batches", "tokens", "longest", "start", "end")
-    table = report_table("Degrees side by side, in the order of their starts", *columns)
+    table = report_table(title, *columns)
     for turn in turns[:MAX_TURNS]:
         table.add_row(
             _gpus(turn),

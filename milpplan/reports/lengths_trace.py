@@ -1,7 +1,8 @@
 """The time line of a step of several lengths, switches included, as a file of the trace-event format (``trace``).
 
 Strategies in turn: one process, a thread for what GPUs compute and wait for (parameters, groups, reductions, the
-finish), and one for the gradients that travel beside. Degrees side by side: a thread for the GPUs of every team.
+finish), and one for the gradients that travel beside. Degrees side by side and unlike replicas: a thread for the
+GPUs of every team or replica.
 Parameters and gradients say how many bytes move from which strategy. Times are microseconds.
 """
 
@@ -48,7 +49,10 @@ def lengths_trace(result: LengthsFile) -> str:
 
 def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
     yield _named("process_name", 0, f"step of {result.num_sequences:,} sequences")
-    beside = result.side_by_side
+    unlike, beside = result.unlike_replicas, result.side_by_side
+    if unlike is not None and unlike.step_time_s == result.step_time_s:
+        yield from _teams(result, unlike.replicas)
+        return
     if beside is not None and beside.step_time_s == result.step_time_s:
         yield from _teams(result, beside.turns)
         return
@@ -64,7 +68,7 @@ def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
 
 
 def _teams(result: LengthsFile, turns: tuple[TurnRecord, ...]) -> Iterator[dict[str, Any]]:
-    """The turns of every team by its first GPU, and what all GPUs do afterwards."""
+    """The turns of every team, or the replicas, by the first GPU, and what all GPUs do afterwards."""
     yield _named("thread_name", 0, "all GPUs")
     for gpu in sorted({turn.first_gpu for turn in turns}):
         yield _named("thread_name", 1 + gpu, f"from GPU {gpu}")

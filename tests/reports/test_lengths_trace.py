@@ -101,6 +101,22 @@ def test_degrees_side_by_side_have_a_thread_for_their_gpus(tmp_path: Path) -> No
     assert len(found) == len(document()["timeline"])
 
 
+def test_unlike_replicas_have_a_thread_each(tmp_path: Path) -> None:
+    """All start at once, by their first GPU; the reduction is everybody's."""
+    kept = {"start_s": 0.0, "micro_batches": [[9]]}
+    replicas = [
+        {"strategy": "tp4", "first_gpu": 0, "num_gpus": 4, "end_s": 3.0} | kept,
+        {"strategy": "tp2", "first_gpu": 4, "num_gpus": 2, "end_s": 2.5} | kept,
+        {"strategy": "tp2", "first_gpu": 6, "num_gpus": 2, "end_s": 2.75} | kept,
+    ]
+    unlike = {"step_time_s": 3.5, "lower_bound_s": 3.0, "num_strategies": 2, "replicas": replicas}
+    line = [event("group", "tp4", 0.0, 3.0), event("group", "tp2", 0.0, 2.75), event("reduce", "tp4", 3.0, 3.5)]
+    found = slices(tmp_path, document() | {"step_time_s": 3.5, "timeline": line, "unlike_replicas": unlike})
+    assert [(one["name"], one["args"].get("gpus"), one["tid"], one["dur"]) for one in found] == [
+        ("tp4", 4, 1, 3e6), ("tp2", 2, 5, 2.5e6), ("tp2", 2, 7, 2.75e6), ("reduce: tp4", None, 0, 5e5),
+    ]  # fmt: skip
+
+
 def test_another_file_is_none(tmp_path: Path) -> None:
     """A plan of one length is for the trace of plans."""
     file = tmp_path / "plan.json"
