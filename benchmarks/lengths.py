@@ -3,14 +3,15 @@
     python -m benchmarks.lengths [--jobs 1,5] [--time-limit S] [--write]
 
 Every job of ``benchmarks.length_jobs`` is solved once over the whole space, at most two strategies in turn or
-degrees side by side; once for strategies in turn only; and the rules of others are applied to the same strategies
-and exact times. All three tables of docs/lengths.md are of these runs, each time on idle cores. About a minute a
-job.
+degrees side by side; once for strategies in turn only; once with unlike replicas, too; and the rules of others are
+applied to the same strategies and exact times. All four tables of docs/lengths.md are of these runs, each time on
+idle cores. One to two minutes a job.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,30 +29,31 @@ ANY_GAP = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A job, its best step of the ``whole`` space, its best one of strategies in ``turns``, and what ``others``'
-    rules make of it."""
+    """A job, its best step of the ``whole`` space, its best one of strategies in ``turns``, the best one with
+    ``unlike`` replicas, too, and what ``others``' rules make of it."""
 
     case: Case
     whole: LengthsResult
     turns: LengthsResult
+    unlike: LengthsResult
     others: tuple[BaselineStep, ...]
 
     @property
     def static(self) -> StaticStep:
-        """The shorter static step of both solves."""
-        return min(self.whole.static, self.turns.static, key=lambda one: one.step_time_s)
+        """The shortest static step of the solves."""
+        return min(self.whole.static, self.turns.static, self.unlike.static, key=lambda one: one.step_time_s)
 
     @property
     def static_gap(self) -> float:
-        """(time - bound) / time of the best static step; both bounds are proved, so the higher one counts."""
-        bound_s = max(self.whole.static.lower_bound_s, self.turns.static.lower_bound_s)
+        """(time - bound) / time of the best static step; all bounds are proved, so the highest one counts."""
+        bound_s = max(one.static.lower_bound_s for one in (self.whole, self.turns, self.unlike))
         return 1 - bound_s / self.static.step_time_s
 
 
 def solved(case: Case, time_limit_s: float) -> Solved:
-    """A job, solved in both spaces, with others' rules."""
+    """A job, solved in all three spaces, with others' rules."""
 
-    def run(gap: float, *, whole: bool = False, others: bool = False) -> LengthsResult:
+    def run(gap: float, *, whole: bool = False, others: bool = False, unlike: bool = False) -> LengthsResult:
         return solve_lengths(
             case.problem,
             case.workload,
@@ -63,9 +65,11 @@ def solved(case: Case, time_limit_s: float) -> Solved:
             baselines=others,
             hotspa=case.published if others else (),
             side_by_side=whole,
+            unlike_replicas=unlike,
         )
 
-    return Solved(case, run(GAP, whole=True), run(GAP), run(ANY_GAP, others=True).baselines)
+    unlike = run(GAP, whole=True, unlike=True)
+    return Solved(case, run(GAP, whole=True), run(GAP), unlike, run(ANY_GAP, others=True).baselines)
 
 
 def strategies(result: LengthsResult) -> str:
@@ -121,6 +125,40 @@ def turns_row(one: Solved) -> list[str]:
     ]
 
 
+UNLIKE = (
+    *("job", "lengths", "best static", "best of the others (gap)", "with unlike replicas", "bound", "gap"),
+    *("its replicas", "shorter by", "wall s"),
+)
+
+
+def unlike_row(one: Solved) -> list[str]:
+    """The best step of the whole space, and with unlike replicas in it."""
+    best, whole = one.unlike, one.whole
+    return [
+        one.case.job,
+        one.case.sequences,
+        f"{one.static.step_time_s:.3f}",
+        f"{whole.step_time_s:.3f} ({whole.gap:.1%})",
+        f"{best.step_time_s:.3f}",
+        f"{best.lower_bound_s:.3f}",
+        f"{best.gap:.1%}",
+        replicas(best) if best.is_unlike else strategies(best),
+        f"{1 - best.step_time_s / whole.step_time_s:.1%}",
+        f"{best.wall_time_s:.0f}",
+    ]
+
+
+def replicas(result: LengthsResult) -> str:
+    """How many of which, by the degrees of one."""
+    numbers = Counter(turn.strategy for turn in result.turns)
+    names = {name: " ".join(word for word in name.split() if word[:2] != "dp") for name in numbers}
+    alone = {
+        name: words if words[:2] in ("tp", "cp", "pp") else f"1 GPU {words}".strip()
+        for name, words in names.items()
+    }
+    return " + ".join(f"{number} x {alone[name]}" for name, number in numbers.items())
+
+
 RULES = ("bucketing", "HotSPa", "HotSPa, its strategies", "FlexSP")
 OTHERS = (
     *("job", "lengths", "bucketing", "HotSPa's rules", "HotSPa's strategies", "FlexSP's rules"),
@@ -153,6 +191,7 @@ def others_row(one: Solved) -> list[str]:
 TABLES: dict[str, tuple[Sequence[str], Callable[[Solved], list[str]]]] = {
     "lengths": (WHOLE, whole_row),
     "turns": (TURNS, turns_row),
+    "unlike": (UNLIKE, unlike_row),
     "baselines": (OTHERS, others_row),
 }
 """Sections of the document."""
@@ -177,7 +216,7 @@ def main() -> None:
     """Solve the jobs asked for, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", help="numbers of jobs, as in 1,5; all unless given")
-    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), two solves a job")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), three solves a job")
     parser.add_argument("--write", action="store_true", help="replace these jobs' rows in docs/lengths.md")
     words = parser.parse_args()
     numbers = [int(word) for word in words.jobs.split(",")] if words.jobs else list(range(1, len(CASES) + 1))

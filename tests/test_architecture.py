@@ -63,13 +63,15 @@ ALLOWED = {
         "milpplan.optimize.backends",
         "milpplan.groups",
     ),
-    # Where groups meet the cost model: their tables, and plans of theirs at exact times.
+    # Where groups meet the cost model: their tables, plans of theirs at exact times, and a program of its own.
     "milpplan.lengths": (
         *BASE,
+        *SOLVER_ROOM,
         "milpplan.specs",
         "milpplan.costs",
         "milpplan.switching",
         "milpplan.groups",
+        "milpplan.optimize.cpsat",
         "milpplan.optimize.layouts",
         "milpplan.optimize.uniform",
         "milpplan.optimize.worker_process",

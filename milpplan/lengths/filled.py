@@ -109,7 +109,7 @@ class Filled:
 
     def sharpen_for(self, load: float, time_ns: float, deadline: float) -> None:
         """The same for a given time."""
-        self._divide(time_ns, load)
+        self.divide(time_ns, load)
         while time.perf_counter() < deadline:
             side, worst = self._most(time_ns, self.plain)
             if worst.within(time_ns) <= load:
@@ -122,7 +122,7 @@ class Filled:
     def run(self, time_ns: float, deadline: float) -> None:
         """Refine what leaves most for steps within a time of a replica, until nothing is left of the question or
         of the time (of ``perf_counter``)."""
-        self._divide(time_ns, self.known.full)
+        self.divide(time_ns, self.known.full)
         while time.perf_counter() < deadline:
             worst = [self._most(time_ns, side) for side in (self.long, self.plain)]
             loads = [one.within(time_ns) for _, one in worst]
@@ -171,7 +171,7 @@ class Filled:
             return False
         return True
 
-    def _divide(self, time_ns: float, load: float) -> None:
+    def divide(self, time_ns: float, load: float) -> None:
         """Once: tell large micro-batches from others at the least number of grains for which real loads around one
         take too long for a ``load`` within the time."""
         if self.divided:

@@ -97,7 +97,7 @@ class Led:
     def worth(self, measure: Measure, classes: Classes, windows: tuple[ClassWindow, ...]) -> Led:
         """The same with other worths of sequences, with mixtures of some ``windows``."""
         every = {side for ways in self.ways.values() for way in ways for side in way}
-        copies = {side: _copied(side, measure, self.measure) for side in every}
+        copies = {side: copied(side, measure, self.measure) for side in every}
         ways = {place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.ways.items()}
         for one in windows:
             start = one.mixture, 1.0 / one.flow, one.rows
@@ -206,7 +206,7 @@ class Leaders:
             ((plain, *large),) = one.ways[0]
             pieces = [piece.renewed for piece in plain.pieces]
             plain = replace(plain, contents=filled.plain.contents, pieces=pieces)
-            one.ways[0] = ((plain, *large, _copied(filled.large[-1], one.measure, base.measure)),)
+            one.ways[0] = ((plain, *large, copied(filled.large[-1], one.measure, base.measure)),)
         return True
 
     def _ask(self, base: Led, chain: IntArray, time_ns: float) -> bool:
@@ -279,7 +279,7 @@ class Leaders:
         return (found,), (replace(found, contents=shorter(filled.plain.contents, end)), *filled.large)
 
 
-def _copied(side: Side, measure: Measure, before: Measure) -> Side:
+def copied(side: Side, measure: Measure, before: Measure) -> Side:
     """What is known of a side, by other worths than those ``before``."""
     # No sequence is worth so many times as much.
     times = float((measure.each / before.each).max())

@@ -234,6 +234,15 @@ class _Search:
             below_ns = known_ns if self.unlike.step is None else min(known_ns, self.unlike.step.time_ns)
         return below_ns
 
+    def _unlike_again(self, end: float) -> bool:
+        """The same, if no other steps have a lower bound; whether anything was done."""
+        search, unlike = self.unlike_search, self.unlike
+        least = unlike is not None and self.bound_ns == unlike.bound_ns < self.sets.target_ns
+        if search is None or search.done or not least or time.perf_counter() > end:
+            return False
+        self._unlike(np.inf, end)
+        return True
+
     def _static(self, below_ns: float, seconds: float) -> float:
         """Steps of one strategy that may be shorter than ``below_ns``; what is to beat then, ns."""
         step = self.statics.run(below_ns, time.perf_counter() + seconds)
@@ -246,8 +255,12 @@ class _Search:
         end = time.perf_counter() + _TURN_S
 
         def enough_ns() -> float:
+            if time.perf_counter() < end:
+                return np.inf
             proving = self.other is not None and self.other.process is not None
-            return self.statics.bound_ns * _FURTHER if proving and time.perf_counter() > end else np.inf
+            others_ns = [float(self.statics.bound_ns)] if proving else []
+            others_ns += [self.unlike.bound_ns] if self.unlike is not None else []
+            return min(others_ns, default=np.inf) * _FURTHER
 
         return enough_ns
 
@@ -256,7 +269,8 @@ class _Search:
         these are the least, packs what may be shortest, then proves some of it, too, and packs the best with more
         care in turn; whether there was any."""
         statics = self.statics
-        if self._teams_again(min(deadline, time.perf_counter() + _TEAMS_S)) or self._pack(deadline):
+        end = min(deadline, time.perf_counter() + _TEAMS_S)
+        if self._unlike_again(end) or self._teams_again(end) or self._pack(deadline):
             return True
         began = time.perf_counter()
         if self.proved_s <= self.packed_s and statics.prove(deadline):

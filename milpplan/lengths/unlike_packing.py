@@ -43,7 +43,10 @@ class UnlikePacker:
             return None
         replicas: list[Replica] = []
         owners: list[int] = []
-        for member, counts in self._whole(loads).items():
+        whole = self._whole(loads)
+        if whole is None:
+            return None
+        for member, counts in whole.items():
             packed = self._alone(member, counts, full[member], deadline)
             if packed is None:
                 return None
@@ -89,13 +92,17 @@ class UnlikePacker:
                 return more
         return full if have_places(pool, full) else None
 
-    def _whole(self, loads: Mapping[int, FloatArray]) -> dict[int, IntArray]:
+    def _whole(self, loads: Mapping[int, FloatArray]) -> dict[int, IntArray] | None:
         """Whole sequences near ``loads``, the longest first: where a share is left over, it goes to whoever is
-        behind most of what it should take."""
+        behind most of what it should take. None where a sequence fits nowhere."""
         pool, members = self.pool, list(loads)
         shares = np.array([pool.bounds(member, beside=False).shares[0] for member in members])
         wanted = np.array([loads[member] for member in members])
-        counts = pool.load.counts
+        counts, fits = pool.load.counts, np.isfinite(shares)
+        if not fits.any(axis=0).all():
+            return None
+        # A program that was stopped may have left something out.
+        wanted = np.where(fits & (wanted.sum(axis=0) < 1e-6), 1.0, wanted)
         wanted *= counts / np.maximum(wanted.sum(axis=0), 1e-9)
         found = np.zeros(wanted.shape, dtype=np.int64)
         behind = np.zeros(len(members))

@@ -2,91 +2,129 @@
 
 The bounds are those of ``filled`` and ``leaders``, of one replica: windows around a micro-batch with a sequence of
 some length or longer, for contents without longer ones than those of its class; of the class of the shortest, all
-micro-batches. Each class has a measure of the load, and of the load that it leaves for a time it is asked for more
-where a program of ``unlike_bound`` puts nearly as much.
+micro-batches, large ones told apart. Where a program of ``unlike_bound`` puts nearly as much on a replica as is
+known to be too much, windows are refined; where nothing more is to be had, it is asked for prices by which a
+replica does least of just that (``chain_programs``): another measure of the load, with rooms of its own.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray
 from milpplan.groups.longest import halved
-from milpplan.groups.path_bounds import PathBound
+from milpplan.lengths.chain_programs import ClassWindow, chain_prices
 from milpplan.lengths.filled import Filled
-from milpplan.lengths.leaders import shorter
+from milpplan.lengths.leaders import copied, shorter
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.sides import Measure, Piece, Side
 from milpplan.lengths.stage_contents import Core
-from milpplan.lengths.work import Loads
+from milpplan.lengths.unlike_kinds import Room
 
-# Classes begin where a sequence has these shares of a replica's load.
-_EDGES = (0.1, 0.2, 0.3, 0.45)
+# Classes begin at these parts of the load of the longest sequence that fits, if that is so much of a replica's.
+_EDGES, _MUCH = (0.3, 0.55, 0.8), 0.03
 # Programs of real loads for a class.
 _EFFORT = 24
+# Times that a class is asked for worths, for so many seconds, what they are at least of what they were, and the
+# share of all sequences that count beside those that are held.
+_ASKED, _ASK_S, _LEAST_WORTH, _ALL = 4, 1.0, 0.5, 0.03
 # What bounds are asked to add to the time of what a program puts on a replica.
 _RISE = 0.02
 
 
-@dataclass(frozen=True, eq=False)
-class Room:
-    """What a replica does at most: sequences add ``each`` [n] to its load, and one of the ``bounds`` holds."""
+@dataclass(eq=False)
+class _View:
+    """What replicas of a class do at most by a measure: sides that cover them all, and ``windows`` that sequences
+    are worth so much by."""
 
-    each: FloatArray
-    bounds: tuple[PathBound, ...]
+    measure: Measure
+    sides: tuple[Side, ...]
+    windows: tuple[ClassWindow, ...] = ()
 
-    @staticmethod
-    def of_loads(loads: Loads) -> list[Room]:
-        """Those of all bounds of a pipeline alone."""
-        each = loads.each * loads.num_replicas
-        return [Room(each, tuple(one.bound for one in bound.ranges)) for bound in loads.bounds]
+    @property
+    def room(self) -> Room:
+        """What is known by now."""
+        bounds = tuple(bound for side in self.sides for piece in side.pieces for bound in piece.bounds)
+        return Room(self.measure.each, bounds)
 
-    def within(self, time_ns: float) -> float:
-        """The most load for a time."""
-        return max((one.within(time_ns) for one in self.bounds), default=float("inf"))
+    def worst(self, time_ns: float) -> tuple[Side, Piece]:
+        """What leaves most for a time."""
+        found = [(side, side.worst(time_ns)) for side in self.sides]
+        return max(found, key=lambda one: one[1].within(time_ns))
+
+    def share(self, time_ns: float, held: FloatArray) -> float:
+        """What is done at most within a time, of so many sequences [n]."""
+        return self.worst(time_ns)[1].within(time_ns) / float(self.measure.each @ held)
+
+    def worth(self, each: FloatArray, windows: tuple[ClassWindow, ...]) -> _View:
+        """By other worths [n], with the mixtures of windows that were found with them."""
+        times = self.measure.total / float(self.measure.counts @ each)
+        measure = self.measure.worth(times * each)
+        sides = tuple(copied(side, measure, self.measure) for side in self.sides)
+        begun = tuple(replace(one, flow=one.flow * times) for one in windows)
+        for one in begun:
+            for side in [side for side in sides if side.core == one.filling.core]:
+                for piece in [piece for piece in side.pieces if piece.window == one.filling.window]:
+                    side.put(piece, [replace(piece, start=(one.mixture, 1.0 / one.flow, one.rows), stale=True)])
+        return _View(measure, sides, begun)
 
 
 class LedClass:
     """Replicas whose longest sequence is one of numbers ``first`` to ``end`` - 1; the shortest class begins at 0,
     and has replicas without sequences, too."""
 
-    def __init__(self, first: int, end: int, filled: Filled, side: Side | None) -> None:
+    def __init__(self, first: int, end: int, measure: Measure, sides: tuple[Side, ...]) -> None:
         self.first, self.end = first, end
-        self._filled, self._side = filled, side
+        self._views = [_View(measure, sides)]
+        # What was asked for worths.
+        self._asked = 0
 
     @property
-    def room(self) -> Room:
-        """What is known by now."""
-        if self._side is None:
-            return Room(self._filled.measure.each, tuple(one.bound for one in self._filled.bound.ranges))
-        bounds = tuple(bound for piece in self._side.pieces for bound in piece.bounds)
-        return Room(self._measure.each, bounds)
-
-    @property
-    def _measure(self) -> Measure:
-        return self._filled.measure
+    def rooms(self) -> tuple[Room, ...]:
+        """What is known by now, by every measure."""
+        return tuple(one.room for one in self._views)
 
     def sharpen(self, time_ns: float, held: FloatArray, deadline: float) -> bool:
-        """Know more, so that a replica does not hold so many sequences [n] and a little less within a time, until
-        the ``deadline`` (of ``perf_counter``); whether there was anything."""
-        load = float(self._measure.each @ held) * (1.0 - _RISE)
-        side, found = self._side, False
-        if side is None:
-            if self._filled.done:
-                return False
-            self._filled.sharpen_for(load, time_ns, deadline)
-            return True
+        """Know more, so that a replica does not hold so many sequences [n], and a little less, within a time,
+        until the ``deadline`` (of ``perf_counter``); whether there was anything."""
+        found = False
         while time.perf_counter() < deadline:
-            worst = side.worst(time_ns)
-            if worst.within(time_ns) <= load or worst.done:
+            view = min(self._views, key=lambda one: one.share(time_ns, held))
+            if view.share(time_ns, held) <= 1.0 - _RISE:
                 break
-            self._measure.refine(side, worst, time_ns, load)
+            side, worst = view.worst(time_ns)
+            if worst.done and not self._ask(view, time_ns, held):
+                break
+            if not worst.done:
+                load = float(view.measure.each @ held) * (1.0 - _RISE)
+                view.measure.refine(side, worst, time_ns, load)
             found = True
         return found
+
+    def _ask(self, view: _View, time_ns: float, held: FloatArray) -> bool:
+        """What sequences are worth where a replica does least of what is held [n] within a time, as long as that
+        is little known; whether that is less than by the worths there are."""
+        side, worst = view.worst(time_ns)
+        if self._asked == _ASKED or worst.window is None or worst.start is None:
+            return False
+        self._asked += 1
+        mixture, slope, rows = worst.start
+        filling = view.measure.filling(side, worst.window)
+        new = ClassWindow(0, filling, mixture, 1.0 / slope, rows, side.columns)
+        known = [
+            one for one in view.windows if (one.filling.window, one.filling.core) != (worst.window, side.core)
+        ]
+        counts, each, end = view.measure.counts, view.measure.each, time.perf_counter() + _ASK_S
+        wanted = held + _ALL * counts * (float(each @ held) / float(each @ counts))
+        found = chain_prices((*known, new), np.array([1]), wanted, each, time_ns, end)
+        if found is None:
+            return False
+        self._views.append(view.worth(np.maximum(found[0], _LEAST_WORTH * each), found[1]))
+        return True
 
 
 def led_classes(pool: Pool, member: int, time_ns: float, held: FloatArray) -> list[LedClass]:
@@ -96,16 +134,18 @@ def led_classes(pool: Pool, member: int, time_ns: float, held: FloatArray) -> li
     load = float(each @ held)
     fits = contents.items.fits
     end = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else len(fits)
-    starts = {int(np.searchsorted(each[:end], share * load)) for share in _EDGES}
+    parts = [part * each[end - 1] for part in _EDGES]
+    starts = {int(np.searchsorted(each[:end], part)) for part in parts if part > _MUCH * load}
     classes = []
     for first, last in pairwise([*sorted({0, *(one for one in starts if one < end)}), end]):
         filled = Filled.near(known, shorter(contents, last), load)
         if not first:
-            classes.append(LedClass(first, last, filled, None))
+            filled.divide(time_ns, load)
+            classes.append(LedClass(first, last, filled.measure, (filled.plain, *filled.large)))
             continue
         around = filled.lines.around(first, load, _EFFORT)
         boxes = [filled.measure.box(box, known.stages.last) for box in around.boxes]
         pieces = [Piece(box.window, box.bounds) for box in boxes]
         side = Side(filled.whole, halved, Core(first), around.alone, pieces)
-        classes.append(LedClass(first, last, filled, side))
+        classes.append(LedClass(first, last, filled.measure, (side,)))
     return classes

@@ -20,9 +20,11 @@ from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import UnlikeReplicas
 from milpplan.lengths.team_prices import replica_prices
 from milpplan.lengths.unlike import UnlikeStep, unlike_turns
-from milpplan.lengths.unlike_bound import ReplicaKind, Shared, UnlikeBound
+from milpplan.lengths.unlike_bound import UnlikeBound
+from milpplan.lengths.unlike_kinds import ReplicaKind
 from milpplan.lengths.unlike_packing import UnlikePacker
 from milpplan.lengths.unlike_pipelines import LedClass, led_classes
+from milpplan.lengths.unlike_program import Shared
 from milpplan.units import NS_PER_S
 
 # Seconds of whole contents of one kind's micro-batches.
@@ -162,7 +164,7 @@ class UnlikeSearch:
 
     def _price(self, kind: ReplicaKind, wanted: FloatArray) -> None:
         """Prices under a strategy of one stage that are highest for so many sequences [n]."""
-        there = np.where(kind.held(self.limit_ns), wanted, 0.0)
+        there = np.where(kind.held(self.limit_ns - kind.once_ns), wanted, 0.0)
         prices = replica_prices(self.pool, kind.member, there, self.limit_ns, np.inf)
         self._replace(kind, [replace(kind, prices=(*kind.prices, prices))])
 
@@ -230,12 +232,12 @@ class UnlikeSearch:
         what these do at most."""
         if kind.leaders is None:
             classes = led_classes(self.pool, kind.member, time_ns, held)
-            kinds = [replace(kind, leaders=(one.first, one.end), rooms=(one.room,)) for one in classes]
+            kinds = [replace(kind, leaders=(one.first, one.end), rooms=one.rooms) for one in classes]
             self.classes |= {(kind.member, one.first): one for one in classes}
             self._replace(kind, kinds)
             return True
         led = self.classes[kind.member, kind.leaders[0]]
         found = led.sharpen(time_ns, held, deadline)
         if found:
-            self._replace(kind, [replace(kind, rooms=(led.room,))])
+            self._replace(kind, [replace(kind, rooms=led.rooms)])
         return found

