@@ -97,10 +97,8 @@ class UnlikeSearch:
             if linear:
                 linear = self._know(shared)
                 continue
-            # What is put on pipelines of which little is known is too much to be packed well.
-            fresh = any(self._is_fresh(kind) for kind, _, _ in self._important(shared))
-            news = not fresh and self._pack(shared, deadline)
-            if favourite is not None and not fresh:
+            news = self._pack(shared, deadline)
+            if favourite is not None:
                 news = self._try(favourite, target_ns, deadline) or news
             news = self._raise(shared, target_ns, deadline) or news
             linear = self._know(shared)
@@ -150,10 +148,6 @@ class UnlikeSearch:
             for kind, number, held in shared.parts
             if number * kind.num_gpus > least and id(kind) in there
         ]
-
-    def _is_fresh(self, kind: ReplicaKind) -> bool:
-        """Whether a kind is a pipeline whose replicas are not told apart."""
-        return kind.leaders is None and self.pool.num_stages(kind.member) > 1
 
     def _know(self, shared: Shared) -> bool:
         """Loads of pipelines and prices under strategies of one stage where only linear bounds are known; whether

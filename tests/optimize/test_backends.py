@@ -191,6 +191,18 @@ def test_fractional_continuous_values_are_kept(name: str) -> None:
     assert solution.objective == 2
 
 
+def test_shares_are_not_made_whole() -> None:
+    """What a solver says of a share stays, where a load would be the best whole number."""
+    for shares in (False, True):
+        builder = ProgramBuilder(shares=shares)
+        z = builder.add_variable("z", 0, 10, integer=False)
+        builder.add_row("most", [z], [1], upper=4)
+        builder.minimize([z], [-1])
+        found = answer(builder.build(), [4.0 - 1e-8], bound=-4.0, reported_objective=-4.0 + 1e-8)
+        assert found.values is not None
+        assert found.values.tolist() == [4.0 - 1e-8 if shares else 4]
+
+
 def answer(program: Program, values: list[float], **changes: Any) -> Solution:
     """An answer as a backend would give it."""
     solution = Solution("optimal", np.array(values), None, None, "OPTIMAL", "test", 0.0)

@@ -108,6 +108,17 @@ def test_tolerance_is_for_continuous_rows_only() -> None:
     assert "whole" in [v.name for v in program.violations(np.array([2.0, 0.0]), tolerance=1e-6)]
 
 
+def test_nothing_of_a_continuous_variable_may_be_a_little_more() -> None:
+    """The tolerance of a row is that of its largest coefficient of a continuous variable where all are nothing."""
+    builder = ProgramBuilder()
+    x = builder.add_variable("x", 0, 9)
+    z = builder.add_variable("z", 0, 9, integer=False)
+    builder.add_row("mixed", [x, z], [-(10**7), 10**7], upper=0)
+    program = builder.build()
+    assert program.violations(np.array([0.0, 5e-7]), tolerance=1e-6) == []
+    assert [v.name for v in program.violations(np.array([0.0, 2e-6]), tolerance=1e-6)] == ["mixed"]
+
+
 @given(
     st.lists(st.lists(st.integers(-(10**12), 10**12), min_size=3, max_size=3), min_size=1, max_size=4),
     st.lists(st.one_of(st.integers(-(10**9), 10**9), st.floats(-1e6, 1e6)), min_size=3, max_size=3),
