@@ -318,7 +318,7 @@ class _Search:
             # What was found until then.
             self.teams = self.team_search.run(0.0, 0.0)
             self._take(self.teams.step)
-        if self.unlike_search is not None and self.unlike is None:
+        if self.unlike_search is not None:
             self.unlike = self.unlike_search.run(0.0, 0.0)
             self._take(self.unlike.step)
         if not self.sets.is_bounded:

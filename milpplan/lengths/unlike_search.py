@@ -72,20 +72,24 @@ class UnlikeSearch:
         self.num_strategies = len(self.bound.kinds)
         self.packer = UnlikePacker(pool)
         self.step: UnlikeStep | None = None
-        self.bound_ns = 0.0 if self.bound.kinds else np.inf
+        # Some replica holds the longest sequence.
+        longest = [float(kind.serial[-1]) + kind.once_ns for kind in self.bound.kinds]
+        self.bound_ns = min(longest, default=np.inf)
         # By member and where they begin.
         self.classes: dict[tuple[int, int], LedClass] = {}
-        # Prices hold for steps shorter than this; steps of about so long were the shortest that were left.
+        # Prices, and what is left out, hold for steps shorter than the first; steps of about as long as the second
+        # were the shortest that were left.
         self.limit_ns = self.level_ns = np.inf
         # Numbers of replicas that were packed.
         self.tried: set[tuple[tuple[int, int], ...]] = set()
-        self.done = not self.bound.kinds
+        self.done = not np.isfinite(self.bound_ns)
 
     def run(self, below_ns: float, deadline: float, favourite: int | None = None) -> BestUnlike:
         """Find and prove, until no step can be shorter than ``below_ns`` by more than the gap, nothing more is to
-        be had, or the ``deadline`` (of ``perf_counter``). Some steps are tried with replicas of a ``favourite``,
-        of which it is known how well it is packed."""
-        linear, self.limit_ns = True, min(self.limit_ns, below_ns)
+        be had, or the ``deadline`` (of ``perf_counter``); what was looked at before is below what it was asked for
+        then. Some steps are tried with replicas of a ``favourite``, of which it is known how well it is packed."""
+        linear, below_ns = True, min(self.limit_ns, below_ns)
+        self.limit_ns = below_ns
         while not self.done and time.perf_counter() < deadline:
             known_ns = below_ns if self.step is None else min(below_ns, self.step.time_ns)
             target_ns = known_ns * (1.0 - self.gap)
@@ -114,17 +118,17 @@ class UnlikeSearch:
             self.bound_ns = max(self.bound_ns, high)
             if high >= target_ns:
                 return None
+            if time.perf_counter() > deadline:
+                return shared
             # The more is missing, the further.
             further = max(further, (1.0 - shared.share) * _SLOPE)
             high, further = min(target_ns, high * (1.0 + further)), 2.0 * further
             shared = self._within(high, deadline, whole=whole)
-        closer, near = _CLOSER / 2, _CLOSER if whole else _CLOSE
+        near = _CLOSER if whole else _CLOSE
         while high - self.bound_ns > near * high and time.perf_counter() < deadline:
             # A step shorter by what is done too much leaves about all, unless whole replicas decide.
             low, least = self.bound_ns, high / max(1.0, shared.share)
-            if not low:
-                least, closer = min(least, high * (1.0 - closer)), min(0.5, 2.0 * closer)
-            elif not low < least < high * (1.0 - _CLOSER / 4):
+            if not low < least < high * (1.0 - _CLOSER / 4):
                 least = (low + high) / 2
             found = self._within(least, deadline, whole=whole)
             if found.excludes:

@@ -39,6 +39,7 @@ def solved() -> LengthsResult:
     "when",
     [
         "milpplan.lengths.team_steps.TeamSearch.run",
+        "milpplan.lengths.unlike_search.UnlikeBound.within",
         "milpplan.lengths.statics.Statics.run",
         "milpplan.lengths.several.Several.screened",
         "milpplan.lengths.several.Several._price",
@@ -60,7 +61,8 @@ def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when
 
     monkeypatch.setattr(owner, name, interrupted)
     problem, beside = small_problem(memory_gib=40), "TeamSearch" in when
-    result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 8.0, "highs", side_by_side=beside)
+    spaces = {"side_by_side": beside, "unlike_replicas": "Unlike" in when}
+    result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 8.0, "highs", **spaces)
     assert heard
     assert result.interrupted
     assert result.to_dict()["interrupted"]
