@@ -75,7 +75,7 @@ def _rules(result: LengthsResult) -> str:
 
 def _groups(result: LengthsResult) -> Table:
     columns = ("strategy", "lengths", "sequences", "tokens", "micro-batches", "time", "reduction")
-    table = report_table("Groups in order", *columns)
+    table = report_table("Groups at the same time" if result.turns else "Groups in order", *columns)
     for group in result.groups:
         table.add_row(
             group.strategy,
