@@ -105,12 +105,12 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
         assert left.bound_ns >= before_ns
         rose += left.bound_ns > before_ns
         held = [search.members[place] for place in left.screened.used]
-        for _ in range(4):
+        for _ in range(2):
             share = random.binomial(found.load.counts, random.choice([0.05, 0.5, 0.95]))
             split = {held[0]: share, held[1]: found.load.counts - share}
             step = search.arranged(held, split) if all(counts.any() for counts in split.values()) else None
             if step is not None:
                 checked += 1
                 assert left.bound_ns <= step.time_ns
-    assert checked > 20
+    assert checked > 12
     assert rose > 0

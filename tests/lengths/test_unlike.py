@@ -136,7 +136,11 @@ def searched(found: Pool, seconds: float = 3.0) -> UnlikeSearch:
 def learned(found: Pool) -> UnlikeBound:
     """Everything that may be learned of every kind, for replicas that hold an even share within about its time."""
     bound, kinds = UnlikeBound.of(found, "highs"), []
-    for kind in bound.kinds:
+    for number, kind in enumerate(bound.kinds):
+        if number % 2 and found.num_stages(kind.member) > 1:
+            # Time is short: nothing more is known of every other pipeline.
+            kinds.append(kind)
+            continue
         fits = kind.held(1e15)
         held = np.where(fits, found.load.counts / (kind.most + 1.0), 0.0)
         if found.num_stages(kind.member) == 1:
