@@ -9,12 +9,14 @@ is as short. What was excluded of a level stays so for shorter steps, whatever i
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.unlike import unlike_members
 from milpplan.lengths.unlike_kinds import ReplicaKind
 from milpplan.lengths.unlike_program import Shared, UsedKind, solved
+from milpplan.optimize.backends import AUTO
 
 # What sums of floats may add.
 _SAFETY = 1.0 - 1e-6
@@ -39,13 +41,14 @@ class UnlikeBound:
         return UnlikeBound(pool, backend, [ReplicaKind.of(pool, member) for member in unlike_members(pool)])
 
     def within(self, step_ns: float, seconds: float, *, whole: bool = True, some: int | None = None) -> Shared:
-        """What steps of so long leave, by programs that end after so many seconds each; numbers of replicas, and
-        of long sequences, are ``whole`` or not. Only steps with ``some`` replicas of a member, if it is given."""
-        best = Shared(0.0)
+        """What steps of so long leave, by programs that end after so many seconds together; numbers of replicas,
+        and of long sequences, are ``whole`` or not. Only steps with ``some`` replicas of a member, if it is given.
+        """
+        best, end = Shared(0.0), time.perf_counter() + seconds
         for least, most in self._levels(step_ns):
             if step_ns <= self.excluded.get(least, 0.0):
                 continue
-            found = self._level(step_ns, (least, most), seconds, whole, some)
+            found = self._level(step_ns, (least, most), end - time.perf_counter(), whole, some)
             if found.excludes and some is None:
                 self.excluded[least] = step_ns
             best = max(best, found, key=lambda one: one.share)
@@ -73,4 +76,6 @@ class UnlikeBound:
         needed = [lambda kind: kind.once_ns >= level[0]]
         if some is not None:
             needed.append(lambda kind: kind.member == some)
-        return solved(self.pool, used, (self.backend, seconds), whole, needed)
+        # What is not whole is no program for CP-SAT.
+        backend = AUTO if self.backend == "cpsat" and not whole else self.backend
+        return solved(self.pool, used, (backend, seconds), whole, needed)
