@@ -105,10 +105,7 @@ class Filled:
     def sharpen(self, load: float, rise: float, deadline: float) -> None:
         """Refine what leaves most of a time that is above the bound of a ``load`` by the share ``rise``, until all
         of it leaves less than the load, or the ``deadline``."""
-        self.sharpen_for(load, self.bound.at(load) * (1.0 + rise), deadline)
-
-    def sharpen_for(self, load: float, time_ns: float, deadline: float) -> None:
-        """The same for a given time."""
+        time_ns = self.bound.at(load) * (1.0 + rise)
         self.divide(time_ns, load)
         while time.perf_counter() < deadline:
             side, worst = self._most(time_ns, self.plain)

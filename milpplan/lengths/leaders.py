@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -100,10 +101,7 @@ class Led:
         copies = {side: copied(side, measure, self.measure) for side in every}
         ways = {place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.ways.items()}
         for one in windows:
-            start = one.mixture, 1.0 / one.flow, one.rows
-            for side in {side for way in ways[one.place] for side in way if side.core == one.filling.core}:
-                for piece in [piece for piece in side.pieces if piece.window == one.filling.window]:
-                    side.put(piece, [replace(piece, start=start, stale=True)])
+            begin({side for way in ways[one.place] for side in way}, one)
         return Led.of(measure, classes, ways, windows)
 
 
@@ -277,6 +275,14 @@ class Leaders:
         if most >= found.worst(time_ns).within(time_ns):
             return ((found,),)
         return (found,), (replace(found, contents=shorter(filled.plain.contents, end)), *filled.large)
+
+
+def begin(sides: Iterable[Side], one: ClassWindow) -> None:
+    """The mixture of a window for the pieces of sides that are of it."""
+    start = one.mixture, 1.0 / one.flow, one.rows
+    for side in [side for side in sides if side.core == one.filling.core]:
+        for piece in [piece for piece in side.pieces if piece.window == one.filling.window]:
+            side.put(piece, [replace(piece, start=start, stale=True)])
 
 
 def copied(side: Side, measure: Measure, before: Measure) -> Side:

@@ -19,7 +19,7 @@ from milpplan.costs.columns import FloatArray
 from milpplan.groups.longest import halved
 from milpplan.lengths.chain_programs import ClassWindow, chain_prices
 from milpplan.lengths.filled import Filled
-from milpplan.lengths.leaders import copied, shorter
+from milpplan.lengths.leaders import begin, copied, shorter
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.sides import Measure, Piece, Side
 from milpplan.lengths.stage_contents import Core
@@ -67,9 +67,7 @@ class _View:
         sides = tuple(copied(side, measure, self.measure) for side in self.sides)
         begun = tuple(replace(one, flow=one.flow * times) for one in windows)
         for one in begun:
-            for side in [side for side in sides if side.core == one.filling.core]:
-                for piece in [piece for piece in side.pieces if piece.window == one.filling.window]:
-                    side.put(piece, [replace(piece, start=(one.mixture, 1.0 / one.flow, one.rows), stale=True)])
+            begin(sides, one)
         return _View(measure, sides, begun)
 
 
