@@ -18,6 +18,7 @@ from milpplan.lengths.candidates import Sized, candidates, sized
 from milpplan.lengths.dealing import Timer, improved
 from milpplan.lengths.forced import forced_bounds, most_whole
 from milpplan.lengths.forced_pipelines import forced_pipeline_bounds
+from milpplan.lengths.records import LengthGroup, MicroBatches
 from milpplan.lengths.rectangles import rectangles
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.stage_contents import StageContents
@@ -32,6 +33,7 @@ from milpplan.lengths.tables import (
 )
 from milpplan.lengths.work import BESIDE_SHARE, Loads, WorkBounds, serial_times, work_bounds
 from milpplan.specs.problem import Problem
+from milpplan.units import NS_PER_S
 
 # No capacity differs from this many grains more: tables are made up to here.
 MAX_GRAINS = 4096
@@ -304,6 +306,24 @@ class Pool:
             row[:, chosen] = replica
             whole.append(row)
         return tuple(whole)
+
+    def group(self, member: int, packed: Packed, most_grains: int, reduce_s: float) -> LengthGroup:
+        """What runs under a strategy, as a record."""
+        pairs = zip(self.load.lengths.tolist(), packed.counts.tolist(), strict=True)
+        return LengthGroup(
+            strategy=self.members[member].candidate.name,
+            plan=self.members[member].candidate.plan,
+            buckets=tuple((length, count) for length, count in pairs if count),
+            micro_batches=self.micro_batches(packed.replicas),
+            micro_batch_tokens=most_grains * self.load.grain,
+            time_s=packed.time_ns / NS_PER_S,
+            reduce_s=reduce_s,
+        )
+
+    def micro_batches(self, replicas: Sequence[IntArray]) -> MicroBatches:
+        """Lengths of the sequences of every micro-batch of replicas [v, n]."""
+        lengths = self.load.lengths
+        return tuple(tuple(tuple(np.repeat(lengths, row).tolist()) for row in one) for one in replicas)
 
     def timed(self, member: int, replicas: tuple[IntArray, ...], most_grains: int) -> Packed:
         """Replicas with their exact time; refuses micro-batches beyond memory."""

@@ -379,18 +379,6 @@ def _result(
 
 
 def _group(pool: Pool, step: Step, member: int) -> LengthGroup:
-    one, packed, lengths = pool.members[member], step.packed[member], pool.load.lengths
+    one = pool.members[member]
     grains = one.alone_grains if len(step.order) == 1 else one.beside_grains
-    return LengthGroup(
-        strategy=one.candidate.name,
-        plan=one.candidate.plan,
-        buckets=tuple(
-            (int(length), int(count)) for length, count in zip(lengths, packed.counts, strict=True) if count
-        ),
-        micro_batches=tuple(
-            tuple(tuple(np.repeat(lengths, row).tolist()) for row in replica) for replica in packed.replicas
-        ),
-        micro_batch_tokens=grains * pool.load.grain,
-        time_s=packed.time_ns / NS_PER_S,
-        reduce_s=pool.reduce_ns(member) / NS_PER_S,
-    )
+    return pool.group(member, step.packed[member], grains, pool.reduce_ns(member) / NS_PER_S)

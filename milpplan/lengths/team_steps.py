@@ -13,7 +13,7 @@ from milpplan.lengths.team_bound import shared_work
 from milpplan.lengths.team_packing import Packer
 from milpplan.lengths.team_prices import priced
 from milpplan.lengths.team_search import Effort, dealt, reworked, shortest
-from milpplan.lengths.teams import Family, TeamStep, Turn, families
+from milpplan.lengths.teams import Family, TeamStep, families
 from milpplan.units import NS_PER_S
 
 VISITS = 10
@@ -158,7 +158,7 @@ def team_turns(step: TeamStep) -> tuple[TeamTurn, ...]:
                 num_gpus=(part.stop - part.start) * family.seat_gpus,
                 start_s=start_ns / NS_PER_S,
                 end_s=end_ns / NS_PER_S,
-                micro_batches=_lengths(family.pool, turn),
+                micro_batches=family.pool.micro_batches([turn.packed])[0],
             )
         )
     return tuple(sorted(found, key=lambda one: (one.start_s, one.first_gpu)))
@@ -178,7 +178,7 @@ def _group(step: TeamStep, member: int) -> LengthGroup:
     teams: list[tuple[tuple[int, ...], ...]] = [()] * candidate.layout.dp
     for place in mine:
         turn = step.turns[place]
-        teams[turn.team] += _lengths(pool, turn)
+        teams[turn.team] += pool.micro_batches([turn.packed])[0]
     span_ns = max(step.ends_ns[place] for place in mine) - min(step.starts_ns[place] for place in mine)
     return LengthGroup(
         strategy=candidate.name,
@@ -191,8 +191,3 @@ def _group(step: TeamStep, member: int) -> LengthGroup:
         time_s=span_ns / NS_PER_S,
         reduce_s=step.family.reduce_ns / NS_PER_S if member == step.order[-1] else 0.0,
     )
-
-
-def _lengths(pool: Pool, turn: Turn) -> tuple[tuple[int, ...], ...]:
-    """Lengths of the sequences of every micro-batch of a turn."""
-    return tuple(tuple(np.repeat(pool.load.lengths, row).tolist()) for row in turn.packed)

@@ -28,11 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from milpplan.costs.columns import IntArray
 from milpplan.lengths.pool import Packed, Pool
-from milpplan.lengths.records import LengthGroup, MicroBatches, TeamTurn
+from milpplan.lengths.records import LengthGroup, TeamTurn
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.units import NS_PER_S
 
@@ -115,7 +112,7 @@ def unlike_turns(step: UnlikeStep) -> tuple[TeamTurn, ...]:
     for member in step.order:
         one, replicas = pool.members[member].candidate, step.packed[member].replicas
         times = replicas_ns(pool.problem, one, pool.load.lengths, replicas, pool.load.rules.mask).tolist()
-        held = _lengths(pool, replicas)
+        held = pool.micro_batches(replicas)
         for first, time_ns, micro_batches in zip(step.first_gpus(member), times, held, strict=True):
             if micro_batches:
                 size = replica_gpus(pool, member)
@@ -125,24 +122,9 @@ def unlike_turns(step: UnlikeStep) -> tuple[TeamTurn, ...]:
 
 def unlike_groups(step: UnlikeStep) -> tuple[LengthGroup, ...]:
     """What runs under every strategy that has sequences, at the same time; the one reduction is the last one's."""
-    used = [member for member in step.order if step.packed[member].time_ns]
-    return tuple(_group(step, member, last=member == used[-1]) for member in used)
-
-
-def _group(step: UnlikeStep, member: int, *, last: bool) -> LengthGroup:
-    pool, packed = step.pool, step.packed[member]
-    pairs = zip(pool.load.lengths.tolist(), packed.counts.tolist(), strict=True)
-    return LengthGroup(
-        strategy=pool.members[member].candidate.name,
-        plan=pool.members[member].candidate.plan,
-        buckets=tuple((length, count) for length, count in pairs if count),
-        micro_batches=_lengths(pool, packed.replicas),
-        micro_batch_tokens=pool.grains(member, beside=False) * pool.load.grain,
-        time_s=packed.time_ns / NS_PER_S,
-        reduce_s=reduce_ns(pool, step.packed) / NS_PER_S if last else 0.0,
+    pool, used = step.pool, [member for member in step.order if step.packed[member].time_ns]
+    last_s = reduce_ns(pool, step.packed) / NS_PER_S
+    grains = {member: pool.grains(member, beside=False) for member in used}
+    return tuple(
+        pool.group(one, step.packed[one], grains[one], last_s if one == used[-1] else 0.0) for one in used
     )
-
-
-def _lengths(pool: Pool, replicas: tuple[IntArray, ...]) -> MicroBatches:
-    """Lengths of the sequences of every micro-batch of every replica."""
-    return tuple(tuple(tuple(np.repeat(pool.load.lengths, row).tolist()) for row in one) for one in replicas)
