@@ -72,7 +72,7 @@ def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
 
 def test_tables_say_what_runs(lines: Path) -> None:
     """The step, the best single strategy, and the groups."""
-    code, text, _ = run("--lengths", str(lines), "--global-batch", "12", "--max-strategies", "1", "--gap", "0.05")
+    code, text, _ = run("--lengths", str(lines), "--global-batch", "12", "--max-strategies", "1", "--turns-only")
     assert code == 0
     assert "12 sequences" in text
     assert "Best single strategy" in text
