@@ -49,7 +49,7 @@ class ClassWindow:
 
 def chain_prices(
     windows: Sequence[ClassWindow],
-    numbers: IntArray,
+    numbers: IntArray | FloatArray,
     needed: FloatArray,
     prices: FloatArray,
     time_ns: float,
@@ -88,7 +88,7 @@ class _Program:
     """The program of the module over some contents, in units of the time."""
 
     def __init__(
-        self, windows: Sequence[ClassWindow], numbers: IntArray, needed: FloatArray, time_ns: float
+        self, windows: Sequence[ClassWindow], numbers: IntArray | FloatArray, needed: FloatArray, time_ns: float
     ) -> None:
         self.numbers, self.needed, self.time_ns = numbers, needed, time_ns
         self.programs = [Program.begun(one.filling, one.rows, one.columns, time_ns) for one in windows]

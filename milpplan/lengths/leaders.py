@@ -113,11 +113,13 @@ class Leaders:
         self.filled, self.done, self.highest = filled, False, filled.loads.highest
         # The least time for which nothing more is to be had.
         self.failed_ns = np.inf
-        last, counts, number = filled.known.stages.last, filled.measure.counts, len(filled.measure.each)
+        last, counts = filled.known.stages.last, filled.measure.counts
+        # Of what fits.
+        number = int(np.flatnonzero(filled.whole.items.fits)[-1]) + 1
         edges = list(_EDGES)
         while Chains.number(len(edges) + 2, filled.others + 1) > MOST_CHAINS:
             edges.pop()
-        starts = {int(np.searchsorted(last, part * last[-1])) for part in edges} | {0, number - 1}
+        starts = {int(np.searchsorted(last[:number], part * last[number - 1])) for part in edges} | {0, number - 1}
         firsts = sorted(starts)
         self.classes: Classes = list(zip(firsts, [*firsts[1:], number], strict=True))
         ways = {place: self._ways(first, end, time_ns) for place, (first, end) in enumerate(self.classes)}
@@ -172,27 +174,32 @@ class Leaders:
     def _refine(self, chain: IntArray, beyond: FloatArray, time_ns: float) -> bool:
         """Know more of the classes of a chain that does so much more than the workload by all worths [w]; whether
         there was any."""
-        present = np.flatnonzero(chain).tolist()
         # By the worths by which least is beyond.
         for number in np.argsort(beyond, kind="stable").tolist():
-            one, more = self.led[number], float(beyond[number])
-            # The more replicas one leads, and the less it was looked at.
-            for place in sorted(present, key=lambda at: one.looked_at[at] / chain[at]):
-                for side, piece in one.worst(place, time_ns):
-                    if not piece.done:
-                        one.looked_at[place] += 1
-                        enough = max(0.0, piece.within(time_ns) - more / int(chain[place]))
-                        one.measure.refine(side, piece, time_ns, enough)
-                        return True
+            if self.look_at(self.led[number], chain, time_ns, float(beyond[number])):
+                return True
         number = int(beyond.argmin())
         key = time_ns, number, chain.tobytes()
         # First, and when no more sizes of micro-batches are to be told apart.
         due = not self.asked or not self.filled.smaller
         if due and key not in self.asked and len(self.asked) < _ASKED:
             self.asked.add(key)
-            if self._ask(self.led[number], chain, time_ns):
+            if self.ask(self.led[number], chain, self.filled.measure.counts.astype(np.float64), time_ns, _ASK_S):
                 return True
         return self._tell_smaller(time_ns)
+
+    def look_at(self, one: Led, chain: IntArray | FloatArray, time_ns: float, more: float) -> bool:
+        """Know more of a class of a chain, which is to do less by so much ``more`` than the load it may; whether
+        there was any."""
+        # The more replicas one leads, and the less it was looked at.
+        for place in sorted(np.flatnonzero(chain).tolist(), key=lambda at: one.looked_at[at] / chain[at]):
+            for side, piece in one.worst(place, time_ns):
+                if not piece.done:
+                    one.looked_at[place] += 1
+                    enough = max(0.0, piece.within(time_ns) - more / float(chain[place]))
+                    one.measure.refine(side, piece, time_ns, enough)
+                    return True
+        return False
 
     def _tell_smaller(self, time_ns: float) -> bool:
         """Tell replicas that short sequences lead apart by a smaller micro-batch; whether there was any."""
@@ -207,23 +214,24 @@ class Leaders:
             one.ways[0] = ((plain, *large, copied(filled.large[-1], one.measure, base.measure)),)
         return True
 
-    def _ask(self, base: Led, chain: IntArray, time_ns: float) -> bool:
-        """What sequences are worth where a chain does least of the workload within a time; whether that is less
-        than by the worths there are."""
+    def ask(
+        self, base: Led, chain: IntArray | FloatArray, needed: FloatArray, time_ns: float, seconds: float
+    ) -> bool:
+        """What sequences are worth where a chain does least of what is ``needed`` [n] within a time; whether that
+        is less than by the worths there are."""
         measure, windows = base.measure, self.windows(base, chain, time_ns)
         if windows is None:
             return False
-        end, needed = time.perf_counter() + _ASK_S, measure.counts.astype(np.float64)
-        found = chain_prices(windows, chain, needed, measure.each, time_ns, end)
+        found = chain_prices(windows, chain, needed, measure.each, time_ns, time.perf_counter() + seconds)
         if found is None:
             return False
         each = np.maximum(found[0], _LEAST_WORTH * measure.each)
-        times = measure.total / float(needed @ each)
+        times = measure.total / float(measure.counts @ each)
         begun = tuple(replace(one, flow=one.flow * times) for one in found[1])
         self.led.append(base.worth(measure.worth(times * each), self.classes, begun))
         return True
 
-    def windows(self, base: Led, chain: IntArray, time_ns: float) -> tuple[ClassWindow, ...] | None:
+    def windows(self, base: Led, chain: IntArray | FloatArray, time_ns: float) -> tuple[ClassWindow, ...] | None:
         """Windows of the classes of a chain: those by which sequences are worth what they are, and those that do
         most within a time; none where nothing is known of one of them."""
         present = np.flatnonzero(chain).tolist()

@@ -11,21 +11,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from milpplan.costs.columns import FloatArray
 from milpplan.lengths.forced_programs import ForcedProgram
+from milpplan.lengths.led_groups import LedGroup
+from milpplan.lengths.led_sets import LedSet, Taker
 from milpplan.lengths.parts import INTERVALS, Kind, Parts
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import Bounded, Left, OpenSet, Screened, branched, screened, split
-from milpplan.lengths.work import Loads, WorkBounds
+from milpplan.lengths.work import Loads, WorkBounds, serial_times
 
 # Part of the time for loads of pipelines, before sets are looked at.
 _REFINE_SHARE = 0.5
 # Share of the sets that a strategy is in to have more proved of it before others have.
 _COMMON = 0.15
+# So often replicas of a set are looked at for nothing.
+_FRUITLESS = 3
 # Programs of what strategies hold for sure prove a little more than is needed.
 _ENOUGH = 1.001
 
@@ -43,6 +48,10 @@ class SetBounds:
         # By place: what is proved of groups that hold all from some length on, and the last programs of that.
         self.programs: dict[int, list[tuple[int, WorkBounds]]] = {}
         self.last_programs: dict[tuple[int, int], ForcedProgram] = {}
+        # By member: what its replicas hold at most; by set: what that proves of it.
+        self.led_groups: dict[int, LedGroup] = {}
+        self.led_sets: dict[int, LedSet] = {}
+        self.fruitless: Counter[int] = Counter()
 
     def screened(self, max_strategies: int, target_ns: float, deadline: float) -> Screened:
         """Sets that may hold a step shorter than a target: with what is cheap to prove, then with the loads of
@@ -161,6 +170,40 @@ class SetBounds:
         parts = known.shares[:, fits] @ held[fits]
         best = int((parts + known.constants).argmax())
         return np.asarray(known.shares[best] * (1.0 + known.constants[best] / parts[best]))
+
+    def lead(self, one: Left, target_ns: float, deadline: float, *, learns: bool = True) -> bool:
+        """Prove more of a set by what replicas of its strategies hold at most; whether more is to be had.
+        ``learns``: or only by what is known of them."""
+        if one.number not in self.led_sets:
+            self.led_sets[one.number] = self._led_set(one, target_ns)
+        led, before_ns = self.led_sets[one.number], one.bound_ns
+        more = led.run(deadline, learns=learns)
+        one.raise_to(led.bound_ns)
+        # A few times for nothing are enough.
+        self.fruitless[one.number] += learns and one.bound_ns == before_ns
+        return more and one.bound_ns < target_ns and self.fruitless[one.number] < _FRUITLESS
+
+    def _led_set(self, one: Left, target_ns: float) -> LedSet:
+        """What replicas of its strategies hold at most."""
+        used, pool = one.screened.used, self.pool
+        once_ns = one.order_ns + sum(pool.reduce_ns(self.members[at]) for at in used)
+        once_ns += min(pool.finish_ns(self.members[at]) for at in used)
+        takers = []
+        for place, number in zip(used, self.forced(used), strict=True):
+            member = self.members[place]
+            bounds = _joined(self._whole(place, number, self.plain[place]), self._programs(used, place))
+            serial = serial_times(pool.tables[member], pool.members[member], pool.grains(member, beside=True))
+            loads = [pool.fine.get(member, pool.loads(member, beside=True))] if pool.num_stages(member) > 1 else []
+            loads += [pool.alone(member)] if loads and pool.knows_alone(member) else []
+            led = partial(self._led_group, member, target_ns - once_ns)
+            takers.append(Taker(bounds, serial, led, tuple(loads)))
+        return LedSet(takers, once_ns, target_ns)
+
+    def _led_group(self, member: int, time_ns: float) -> LedGroup:
+        """What replicas of a pipeline hold at most, in steps of about so long."""
+        if member not in self.led_groups:
+            self.led_groups[member] = LedGroup(self.pool, member, time_ns)
+        return self.led_groups[member]
 
     def branch(self, one: Left, kinds: Sequence[Kind], target_ns: float) -> None:
         """The set with its pipelines cut into intervals, then into classes, of these kinds."""

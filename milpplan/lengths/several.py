@@ -26,17 +26,15 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from milpplan.costs.columns import IntArray
-from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
-from milpplan.groups.strategies import Strategy, SwitchTimes
-from milpplan.groups.tours import Tour, best_tour, least_overhead_ns
+from milpplan.groups.strategies import SwitchTimes
+from milpplan.lengths.orders import Orders
 from milpplan.lengths.parts import Kind
-from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import Helper, Left, OpenSet, Screened, best_shares
 from milpplan.lengths.set_bounds import SetBounds
 from milpplan.lengths.steps import GAP_SHARE, AnyStep, Step
@@ -54,6 +52,10 @@ _MOST_POLISHED, _LOSS = 2, 0.002
 _FILL_S = 0.7
 # Seconds for programs of what pipelines of a set hold for sure.
 _FORCE_S = 2.5
+# Seconds for replicas of one pipeline of a set at once.
+_LEAD_S = 0.5
+# What tells much raises a bound by this part at once.
+_MUCH = 2e-3
 # Seconds for packing the first set with pipelines.
 _PLACE_S = 1.0
 # What is waited at once where only another process has something to do.
@@ -78,6 +80,7 @@ class Several:
         self.dropped_ns = float("inf")
         self.num_sets = 0
         self.switches = Switches(pool)
+        self.orders = Orders(pool, self.switches)
         self.members = [m for m, one in enumerate(pool.members) if one.beside_grains]
         self.bounds = SetBounds(pool, self.members)
         # Steps of several found, and whether the best were packed with more care.
@@ -175,6 +178,7 @@ class Several:
             self._lengthened,
             self._common,
             self._price_least,
+            self._lead_first,
             self._finer,
             self._price,
             self._place,
@@ -182,6 +186,7 @@ class Several:
             self._alone,
             self._force,
             self._fill,
+            self._lead,
             self._classify,
             self._open,
         ]
@@ -209,7 +214,7 @@ class Several:
             for member, one in step.packed.items():
                 if one.time_ns - self.pool.held_ns(member, one.counts) > _LOSS * step.time_ns:
                     packed[member] = self.pool.polished(member, one, self.pool.grains(member, beside=True))
-            self._keep(self._toured(sorted(packed), packed))
+            self._keep(self.orders.best(sorted(packed), packed))
 
     def _keep(self, step: Step) -> None:
         """A step found; the best one if it is shorter than that."""
@@ -243,12 +248,7 @@ class Several:
 
     def _ordered(self, one: Left, times: SwitchTimes) -> None:
         """The cheapest order under these times of switches."""
-        held = self._held(one)
-        problem = self._problem(held, times, len(held))
-        once_ns = min(self.pool.finish_ns(member) for member in held)
-        once_ns += sum(self.pool.reduce_ns(member) for member in held)
-        before_ns = one.order_ns
-        one.order_ns = least_overhead_ns(self._exact(problem, held), tuple(range(len(held)))) - once_ns
+        before_ns, one.order_ns = one.order_ns, self.orders.least_ns(self._held(one), times)
         # What was proved of it so far has the switches from before.
         one.raise_to(one.bound_ns - before_ns + one.order_ns)
 
@@ -295,9 +295,27 @@ class Several:
             self.placed = True
             self._arrange(one, self._linear_splits(one), time.perf_counter() + _PLACE_S)
 
+    def _lead_first(self, one: Left) -> None:
+        """What replicas of its strategies hold at most, as long as that soon tells much: at first by what is known
+        of them."""
+        before_ns, learns = one.bound_ns, bool(one.nearly_all) or one.number in self.bounds.led_sets
+        seconds = _LEAD_S if learns else _LEAD_S / 2
+        more = self.bounds.lead(one, self.target_ns, self._soon(seconds), learns=learns)
+        if more and one.bound_ns > before_ns * (1.0 + _MUCH):
+            one.ways.insert(0, self._lead_first)
+
+    def _lead(self, one: Left) -> None:
+        """The same, as long as more is to be had."""
+        if self.bounds.lead(one, self.target_ns, self._soon(_LEAD_S)):
+            one.ways.insert(0, self._lead)
+
+    def _soon(self, seconds: float) -> float:
+        """So long from now, or the deadline."""
+        return min(self.deadline, time.perf_counter() + seconds)
+
     def _force(self, one: Left) -> None:
         """Programs of its pipelines with what they hold for sure."""
-        if self.bounds.force(one, self.target_ns, min(self.deadline, time.perf_counter() + _FORCE_S)):
+        if self.bounds.force(one, self.target_ns, self._soon(_FORCE_S)):
             self._longest(one)
 
     def _longest(self, one: Left) -> None:
@@ -317,8 +335,7 @@ class Several:
         """Whole sequences of its pipelines near the loads that its bound rests on, as long as that raises it."""
         before_ns, filled = one.bound_ns, False
         for place, interval in one.worst.items():
-            end = min(self.deadline, time.perf_counter() + _FILL_S)
-            filled = self.bounds.parts.fill(place, interval, end) or filled
+            filled = self.bounds.parts.fill(place, interval, self._soon(_FILL_S)) or filled
         if filled:
             self._longest(one)
             if one.bound_ns > before_ns and one.bound_ns < self.target_ns:
@@ -327,7 +344,7 @@ class Several:
     def _open(self, one: Left) -> None:
         """Search the tables of the set, and time what they give exactly."""
         held = self._held(one)
-        problem = self._problem(held, self.switches.times(held), len(held))
+        problem = self.orders.problem(held, self.switches.times(held))
         left = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
         # What counts is the bound of all of the set together.
         found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left, waits=False)
@@ -352,16 +369,6 @@ class Several:
         used = one.screened.used
         return best_shares(self.bounds.linear(used), np.arange(len(used)))
 
-    def _problem(self, members: list[int], switches: SwitchTimes, max_strategies: int) -> GroupedProblem:
-        return GroupedProblem(
-            self.pool.load.lengths,
-            self.pool.load.counts,
-            tuple(self.pool.strategy(member, beside=True) for member in members),
-            switches,
-            max_strategies=max_strategies,
-            finish_ns=tuple(self.pool.finish_ns(member) for member in members),
-        )
-
     def arranged(self, members: list[int], counts: dict[int, IntArray], deadline: float = np.inf) -> Step | None:
         """The groups packed and timed exactly, in the best order, with little care after the ``deadline``; none
         where one was not packed."""
@@ -371,19 +378,4 @@ class Several:
             if found is None:
                 return None
             packed[member] = found
-        return self._toured(members, packed)
-
-    def _toured(self, members: list[int], packed: dict[int, Packed]) -> Step:
-        """Groups in the best order."""
-        exact = self._exact(self._problem(members, self.switches.times(members), len(members)), members)
-        times = {members.index(member): one.time_ns for member, one in packed.items()}
-        tour: Tour = best_tour(exact, tuple(sorted(times)), times)
-        return Step(members[tour.home], tuple(members[one] for one in tour.order), packed, tour.time_ns)
-
-    def _exact(self, problem: GroupedProblem, members: list[int]) -> GroupedProblem:
-        """The problem with the true reductions; tables of pipelines may have ramps in theirs."""
-        strategies = tuple(
-            Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
-            for one, member in zip(problem.strategies, members, strict=True)
-        )
-        return replace(problem, strategies=strategies)
+        return self.orders.best(members, packed)

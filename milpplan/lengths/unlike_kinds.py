@@ -59,10 +59,10 @@ class ReplicaKind:
     prices: tuple[FloatArray, ...] = ()
 
     @staticmethod
-    def of(pool: Pool, member: int) -> ReplicaKind:
-        """With what is cheap to prove."""
-        one, grains = pool.members[member], pool.grains(member, beside=False)
-        number, bounds = one.candidate.layout.dp, pool.bounds(member, beside=False)
+    def of(pool: Pool, member: int, *, beside: bool = False) -> ReplicaKind:
+        """With what is cheap to prove; ``beside`` other strategies in turn."""
+        one, grains = pool.members[member], pool.grains(member, beside=beside)
+        number, bounds = one.candidate.layout.dp, pool.bounds(member, beside=beside)
         works = WorkBounds(bounds.shares * number, bounds.constants)
         once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
         serial = serial_times(pool.tables[member], one, grains)

@@ -1,0 +1,52 @@
+"""The best order of strategies that take turns, and what it adds to their groups' times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.strategies import Strategy, SwitchTimes
+from milpplan.groups.tours import best_tour, least_overhead_ns
+from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.steps import Step
+from milpplan.lengths.switches import Switches
+
+
+@dataclass(frozen=True, eq=False)
+class Orders:
+    """Of strategies of a pool, with the ``switches`` that were priced."""
+
+    pool: Pool
+    switches: Switches
+
+    def problem(self, members: list[int], times: SwitchTimes) -> GroupedProblem:
+        """That of ``groups`` for some strategies, all of which may take turns."""
+        return GroupedProblem(
+            self.pool.load.lengths,
+            self.pool.load.counts,
+            tuple(self.pool.strategy(member, beside=True) for member in members),
+            times,
+            max_strategies=len(members),
+            finish_ns=tuple(self.pool.finish_ns(member) for member in members),
+        )
+
+    def least_ns(self, members: list[int], times: SwitchTimes) -> int:
+        """What the cheapest order of all of them adds to their reductions and the least finish, ns."""
+        once_ns = min(map(self.pool.finish_ns, members)) + sum(map(self.pool.reduce_ns, members))
+        return least_overhead_ns(self._exact(members, times), tuple(range(len(members)))) - once_ns
+
+    def best(self, members: list[int], packed: Mapping[int, Packed]) -> Step:
+        """Groups in their best order; the home may be any of the members."""
+        times = {members.index(member): one.time_ns for member, one in packed.items()}
+        tour = best_tour(self._exact(members, self.switches.times(members)), tuple(sorted(times)), times)
+        return Step(members[tour.home], tuple(members[one] for one in tour.order), dict(packed), tour.time_ns)
+
+    def _exact(self, members: list[int], times: SwitchTimes) -> GroupedProblem:
+        """The problem with the true reductions; tables of pipelines may have ramps in theirs."""
+        problem = self.problem(members, times)
+        strategies = tuple(
+            Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
+            for one, member in zip(problem.strategies, members, strict=True)
+        )
+        return replace(problem, strategies=strategies)
