@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray
+from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.lengths.led_groups import LedGroup
 from milpplan.lengths.led_programs import PartProgram
 from milpplan.lengths.unlike_kinds import ReplicaKind
@@ -129,6 +129,21 @@ class LedSet:
     def bound_ns(self) -> float:
         """No step of the set takes less, or it is no shorter than the target."""
         return min(self.target_ns, self.parts[0].value_ns)
+
+    def splits(self) -> list[IntArray]:
+        """What every strategy of a pair holds, [q, n], where programs of parts that are open have it: of those
+        with the shortest, middle and longest times of the led group each the least. None of more strategies."""
+        open_ = sorted((one for one in self.parts if one.value_ns < self.target_ns and one.parts), key=_low)
+        if len(self.takers) != 2:
+            return []
+        thirds = [open_[len(open_) * place // 3 : len(open_) * (place + 1) // 3] for place in range(3)]
+        return [self._split(min(one)) for one in thirds if one]
+
+    def _split(self, part: Part) -> IntArray:
+        """In whole numbers."""
+        counts = self.takers[part.led].led().pool.load.counts
+        held = np.minimum(np.rint(np.sum([mine for _, _, mine in part.parts], axis=0)).astype(np.int64), counts)
+        return np.array([counts - held, held] if part.led else [held, counts - held])
 
     def run(self, deadline: float, *, learns: bool = True) -> bool:
         """Cut and learn until the target is reached, nothing more is to be had (False), or the ``deadline`` (of
@@ -225,3 +240,8 @@ class LedSet:
         if not low + _CLOSE < share < high - _CLOSE:
             return 0.0, 0.0
         return share, other.least_ns(held) - (value_ns - part.low - self.once_ns)
+
+
+def _low(part: Part) -> float:
+    """The least time of the led group."""
+    return part.low

@@ -57,7 +57,7 @@ _LEAD_S = 0.5
 # What tells much raises a bound by this part at once.
 _MUCH = 2e-3
 # Seconds for packing the first set with pipelines.
-_PLACE_S = 1.0
+_PLACE_S = 2.0
 # What is waited at once where only another process has something to do.
 _WAIT_S = 0.02
 
@@ -366,8 +366,9 @@ class Several:
 
     def _linear_splits(self, one: Left) -> list[IntArray]:
         """Where the linear programs of what is known of the set put the sequences, [q, n] each."""
-        used = one.screened.used
-        return best_shares(self.bounds.linear(used), np.arange(len(used)))
+        used, led = one.screened.used, self.bounds.led_sets.get(one.number)
+        found = best_shares(self.bounds.linear(used), np.arange(len(used)))
+        return found if led is None else [*led.splits(), *found]
 
     def arranged(self, members: list[int], counts: dict[int, IntArray], deadline: float = np.inf) -> Step | None:
         """The groups packed and timed exactly, in the best order, with little care after the ``deadline``; none
