@@ -47,9 +47,12 @@ class PartProgram:
         """The sum of the columns is so much at least, or part of everything is missing."""
         self._row(np.append(columns, 0), np.append(np.full(len(columns), -1.0), -least), -least)
 
-    def lead(self, kinds: Sequence[UsedKind], num_replicas: int, needs: dict[int, int]) -> None:
+    def lead(
+        self, kinds: Sequence[UsedKind], num_replicas: int, needs: dict[int, int]
+    ) -> tuple[IntArray, IntArray]:
         """Classes of replicas of a group, of which there are so many, with what these hold at most; of those led
-        by a length or a longer one as many as it ``needs``."""
+        by a length or a longer one as many as it ``needs``. What they hold, with the lengths."""
+        before = len(self.holders)
         for one in kinds:
             one.number = self._column(0.0, [num_replicas])
             one.first = self._column(0.0, self.counts[one.holds])
@@ -65,6 +68,22 @@ class PartProgram:
         for first, number in needs.items():
             longer = [one.number for one in kinds if one.kind.leaders and one.kind.leaders[1] > first]
             self._least(np.array(longer, dtype=np.int64), float(number))
+        none = np.zeros(0, dtype=np.int64)
+        held = [(none, none), *self.holders[before:]]
+        return np.concatenate([one for one, _ in held]), np.concatenate([one for _, one in held])
+
+    def open(self, taken: tuple[IntArray, IntArray], loads: tuple[FloatArray, float, float] | None) -> None:
+        """What a strategy holds has a load within what is open, if that is known."""
+        if loads is not None:
+            (columns, lengths), (each, least, most) = taken, loads
+            self._between(columns, each[lengths], least, most)
+
+    def _between(self, columns: IntArray, each: FloatArray, least: float, most: float) -> None:
+        """A load, in parts of its most, is between two; where it is less, part of everything is missing."""
+        shares = each / most
+        self._row(columns, shares, 1.0)
+        if least > 0.0:
+            self._row(np.append(columns, 0), np.append(-shares, -least / most), -least / most)
 
     def take(self, bounds: WorkBounds, end: int) -> tuple[int, IntArray, IntArray]:
         """The time of another strategy that holds no sequences of number ``end`` or longer, by its bounds; where
@@ -92,11 +111,7 @@ class PartProgram:
     def bend(self, taken: tuple[int, IntArray, IntArray], loads: Loads, shares: tuple[float, float]) -> None:
         """Another strategy holds between two shares of the load of all."""
         _, columns, lengths = taken
-        each = loads.each[lengths] / loads.full
-        if shares[1] < 1.0:
-            self._row(columns, each, shares[1])
-        if shares[0] > 0.0:
-            self._row(np.append(columns, 0), np.append(-each, -shares[0]), -shares[0])
+        self._between(columns, loads.each[lengths], shares[0] * loads.full, shares[1] * loads.full)
 
     def solve(self) -> PartAnswer:
         """With the least sum of the others' times, proved by its prices."""

@@ -58,12 +58,14 @@ _SAFETY = 1.0 - 1e-7
 @dataclass(frozen=True, eq=False)
 class Taker:
     """A strategy of a set: ``bounds`` of its groups, what a sequence takes at least, ``serial`` [n] ns, what its
-    replicas hold at most, ``led``, and ``loads`` of pipelines."""
+    replicas hold at most, ``led``, and ``loads`` of pipelines. ``open``: what a sequence adds to a load [n], and
+    the least and the most load of steps that are not known to be longer than the target."""
 
     bounds: WorkBounds
     serial: FloatArray
     led: Callable[[], LedGroup]
     loads: tuple[Loads, ...] = ()
+    open: tuple[FloatArray, float, float] | None = None
 
     def within(self, room_ns: float, shares: tuple[float, float]) -> WorkBounds:
         """Bounds of groups that take no longer, with between two shares of the load of the whole workload."""
@@ -163,9 +165,9 @@ class LedSet:
                 new.failed = 0 if gained else least.failed + 1 if learned else _FAILED
                 heapq.heapreplace(self.parts, new)
             elif width > _NARROW * self.target_ns:
-                heapq.heappop(self.parts)
-                for one in self._cut(least):
-                    heapq.heappush(self.parts, self._valued(one))
+                first, second = map(self._valued, self._cut(least))
+                heapq.heapreplace(self.parts, first)
+                heapq.heappush(self.parts, second)
             else:
                 least.done = True
         return True
@@ -218,9 +220,11 @@ class LedSet:
         if max(needs.values(), default=0) > group.num_replicas:
             return replace(part, value_ns=max(part.value_ns, self.target_ns))
         program = PartProgram(counts, room, _MISSING * self.target_ns / room)
-        program.lead(kinds, group.num_replicas, needs)
+        program.open(program.lead(kinds, group.num_replicas, needs), self.takers[part.led].open)
         others = [one for place, one in enumerate(self.takers) if place != part.led]
         takes = [program.take(one.within(room, part.shares), part.end) for one in others]
+        for taken, one in zip(takes, others, strict=True):
+            program.open(taken[1:], one.open)
         program.share()
         if part.first >= 0:
             program.hold(takes, part.first, self._passage(part, part.first))

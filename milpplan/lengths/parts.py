@@ -57,14 +57,14 @@ class Parts:
         where it is no pipeline."""
         if self.pool.num_stages(self.members[place]) == 1:
             return []
-        if kind == "longest" and not self._able(place):
-            kind = "none"
-        if kind == "alone" and not self._renew(place):
-            kind = "coarse"
+        kind = self._kind(place, kind)
         key = (place, kind)
         if key not in self.known:
-            edges = {"coarse": INTERVALS, "alone": _ALONE}.get(kind, _NARROW)
-            loads, plain, pairs = self._loads(place, kind), self.plain[place], list(pairwise(edges.tolist()))
+            loads, plain, pairs = (
+                self._loads(place, kind),
+                self.plain[place],
+                list(pairwise(_edges(kind).tolist())),
+            )
             kinds: list[LongClass | None] = [None, *loads.classes]
             beside = self._beside(place, kinds) if kind == "alone" else None
             self.known[key] = [
@@ -75,6 +75,19 @@ class Parts:
                 for pair in pairs
             ]
         return self.known[key]
+
+    def ends(self, place: int, kind: Kind) -> tuple[FloatArray, FloatArray]:
+        """What a sequence adds to the load of a pipeline, [n], and the ends of its intervals as loads."""
+        kind = self._kind(place, kind)
+        # All that is known beside others has one measure.
+        loads = self.alone[place][0] if kind == "alone" else self.pool.loads(self.members[place], beside=True)
+        return loads.each, _edges(kind) * loads.full
+
+    def _kind(self, place: int, kind: Kind) -> Kind:
+        """What there is of a pipeline of that."""
+        if kind == "longest" and not self._able(place):
+            return "none"
+        return "coarse" if kind == "alone" and not self._renew(place) else kind
 
     def near(self, place: int, counts: FloatArray) -> WorkBounds:
         """Bounds of groups that hold about as much as so many sequences of every length [n]."""
@@ -172,3 +185,8 @@ class Parts:
         """Places of the pipelines that hold nearly everything, or may, in these intervals of *alone*."""
         edges = {place: _ALONE if self._renew(place) else INTERVALS for place in intervals}
         return [place for place, number in intervals.items() if edges[place][number + 1] > _NEARLY]
+
+
+def _edges(kind: Kind) -> FloatArray:
+    """Ends of the intervals of a kind, as shares of the whole workload's load."""
+    return {"coarse": INTERVALS, "alone": _ALONE}.get(kind, _NARROW)

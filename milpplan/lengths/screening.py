@@ -55,7 +55,9 @@ class OpenSet:
 class Left:
     """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
     what its cheapest order adds to that, what is left to do, on which intervals of its pipelines (by place) its
-    bound rests, what was known of these alone, ns, and which of them hold nearly everything there."""
+    bound rests, what was known of these alone, ns, and which of them hold nearly everything there; ``open``: by
+    place, what a sequence adds to a load [n], and the least and the most load of steps that may be shorter than
+    the target."""
 
     bound_ns: float
     number: int
@@ -65,6 +67,7 @@ class Left:
     worst: dict[int, int] = field(compare=False, default_factory=dict)
     alone: dict[int, float] = field(compare=False, default_factory=dict)
     nearly_all: list[int] = field(compare=False, default_factory=list)
+    open: dict[int, tuple[FloatArray, float, float]] = field(compare=False, default_factory=dict)
 
     def raise_to(self, bound_ns: float) -> None:
         """Take over a bound if it is higher."""
@@ -213,9 +216,9 @@ def branched(
     whole: Sequence[int],
     cuts: Sequence[tuple[int, Mapping[int, Sequence[int]]]],
     target_ns: float,
-) -> tuple[float, IntArray | None]:
-    """The bound of one set whose strategies are cut into parts one after another, ns, and the choice of parts [q]
-    that it rests on; none where that was cut no further.
+) -> tuple[float, IntArray | None, IntArray]:
+    """The bound of one set whose strategies are cut into parts one after another, ns, the choice of parts [q] that
+    it rests on, none where that was cut no further, and all choices that do not reach the target, [N, q].
 
     ``cuts``: which strategy of the set, and what each part of it falls into. Choices of parts that reach the
     target are cut no further.
@@ -232,7 +235,7 @@ def branched(
         if not len(rows):
             break
     sharpest, row = _sharpest(bounds, rows, problem, target_ns)
-    return (dropped, None) if dropped < sharpest else (sharpest, row)
+    return (dropped, None, rows) if dropped < sharpest else (sharpest, row, rows)
 
 
 def _sharpest(

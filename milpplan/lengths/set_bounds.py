@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray
+from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.lengths.forced_programs import ForcedProgram
 from milpplan.lengths.led_groups import LedGroup
 from milpplan.lengths.led_sets import LedSet, Taker
@@ -171,10 +171,12 @@ class SetBounds:
         best = int((parts + known.constants).argmax())
         return np.asarray(known.shares[best] * (1.0 + known.constants[best] / parts[best]))
 
-    def lead(self, one: Left, target_ns: float, deadline: float, *, learns: bool = True) -> bool:
+    def lead(
+        self, one: Left, target_ns: float, deadline: float, *, learns: bool = True, anew: bool = False
+    ) -> bool:
         """Prove more of a set by what replicas of its strategies hold at most; whether more is to be had.
-        ``learns``: or only by what is known of them."""
-        if one.number not in self.led_sets:
+        ``learns``: or only by what is known of them. ``anew``: with what is open of their loads now."""
+        if anew or one.number not in self.led_sets:
             self.led_sets[one.number] = self._led_set(one, target_ns)
         led, before_ns = self.led_sets[one.number], one.bound_ns
         more = led.run(deadline, learns=learns)
@@ -196,7 +198,7 @@ class SetBounds:
             loads = [pool.fine.get(member, pool.loads(member, beside=True))] if pool.num_stages(member) > 1 else []
             loads += [pool.alone(member)] if loads and pool.knows_alone(member) else []
             led = partial(self._led_group, member, target_ns - once_ns)
-            takers.append(Taker(bounds, serial, led, tuple(loads)))
+            takers.append(Taker(bounds, serial, led, tuple(loads), one.open.get(place)))
         return LedSet(takers, once_ns, target_ns)
 
     def _led_group(self, member: int, time_ns: float) -> LedGroup:
@@ -231,9 +233,14 @@ class SetBounds:
                 then.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
         if first or any(numbers):
             problem = self.bounded(owners, bounds)
-            bound_ns, row = branched(problem, list(range(len(pieces))), first + then, target_ns - one.order_ns)
+            cuts = first + then
+            bound_ns, row, left = branched(problem, list(range(len(pieces))), cuts, target_ns - one.order_ns)
             one.raise_to(bound_ns + one.order_ns)
             one.worst = {} if row is None else _intervals(used, first, row.tolist())
+            for position, parts in first if len(left) else []:
+                numbered = _numbers(parts, left[:, position])
+                each, ends = self.parts.ends(used[position], kinds[position])
+                one.open[used[position]] = each, float(ends[numbered.min()]), float(ends[numbered.max() + 1])
 
 
 def _joined(bounds: WorkBounds, more: Sequence[WorkBounds]) -> WorkBounds:
@@ -249,9 +256,10 @@ def _intervals(
     row: list[int],
 ) -> dict[int, int]:
     """Which interval of its load every pipeline of a set has in a choice of parts, by its place."""
-    found = {}
-    for position, parts in first:
-        ((_, places),) = parts.items()
-        # A part of an interval stands behind it.
-        found[used[position]] = int(np.searchsorted(places, row[position], side="right")) - 1
-    return found
+    return {used[position]: int(_numbers(parts, np.array(row[position]))) for position, parts in first}
+
+
+def _numbers(parts: dict[int, list[int]], chosen: IntArray) -> IntArray:
+    """The intervals of chosen parts of a pipeline [...]: those that one is cut into stand behind it."""
+    ((_, places),) = parts.items()
+    return np.asarray(np.searchsorted(places, chosen, side="right") - 1)

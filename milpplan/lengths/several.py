@@ -5,16 +5,17 @@ the least bound is next: that is the one that the bound of the step is.
 
  1. *Screened* (``screening``): all sets at once, switches free; then with the loads of pipelines, in intervals.
  2. *Alone*: with what is known of its strategies alone, and of the longest sequence where one of them holds nearly
-    everything; again whenever that is more. Then the strategies that are in many sets as in 4 and 5, once for all
+    everything; again whenever that is more. Then the strategies that are in many sets as in 5 and 6, once for all
     of these.
  3. *Priced*: the cheapest order with what its switches take at least; after the next, with these themselves.
- 4. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most. The first
-    set that gets here is packed as its linear programs have it.
- 5. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
+ 4. *Led* (``led_sets``): by what replicas hold at most, as long as that soon tells much; after 8 to the end.
+ 5. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most. The first
+    set that gets here is packed as its linear programs, and those of 4, have it.
+ 6. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
     this may be the longest of all; then for all its pipelines.
- 6. *Forced*: programs of pipelines of one replica with all that only they hold (``forced_programs``).
- 7. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 5.
- 8. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
+ 7. *Forced*: programs of pipelines of one replica with all that only they hold (``forced_programs``).
+ 8. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 6.
+ 9. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
     sets without pipelines are opened before all others: what they give is what these have to beat.
 
 All of them know which sequences only one strategy of the set holds (``forced``). Where the time is over, a set
@@ -57,7 +58,7 @@ _LEAD_S = 0.5
 # What tells much raises a bound by this part at once.
 _MUCH = 2e-3
 # Seconds for packing the first set with pipelines.
-_PLACE_S = 2.0
+_PLACE_S = 1.5
 # What is waited at once where only another process has something to do.
 _WAIT_S = 0.02
 
@@ -305,9 +306,13 @@ class Several:
             one.ways.insert(0, self._lead_first)
 
     def _lead(self, one: Left) -> None:
-        """The same, as long as more is to be had."""
+        """The same, as long as more is to be had, with what is open of their loads by now."""
+        if self.bounds.lead(one, self.target_ns, self._soon(_LEAD_S), anew=True):
+            one.ways.insert(0, self._lead_on)
+
+    def _lead_on(self, one: Left) -> None:
         if self.bounds.lead(one, self.target_ns, self._soon(_LEAD_S)):
-            one.ways.insert(0, self._lead)
+            one.ways.insert(0, self._lead_on)
 
     def _soon(self, seconds: float) -> float:
         """So long from now, or the deadline."""

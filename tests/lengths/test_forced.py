@@ -85,7 +85,7 @@ def test_sets_know_who_holds_the_longest() -> None:
         for learn in left.ways[:3]:
             learn(left)
         linear = search.bounds.bounded(list(one.used), [search.bounds.plain[place] for place in one.used])
-        plain, _ = branched(linear, [0, 1], [], np.inf)
+        plain, *_ = branched(linear, [0, 1], [], np.inf)
         raised = max(raised, left.bound_ns / (plain + left.order_ns))
         held = [search.members[place] for place in one.used]
         search.switches.price(held)
