@@ -57,6 +57,9 @@ _BASELINES_SHARE = 1 / 3
 _FIRST_S, _WORTH_S, _WAIT_S = 2.0, 5.0, 0.05
 # Seconds of sets whose bound is further than this above that of static steps, and then of these in turn.
 _TURN_S, _FURTHER = 0.5, 1.0005
+# The other process leaves single strategies where sets are behind these by the first part, and they did not rise
+# by the second in so many seconds.
+_BEHIND, _ROSE, _STILL_S = 0.005, 0.001, 5.0
 
 
 def solve_lengths(
@@ -125,6 +128,8 @@ class _Search:
         self.helper: SetProcess | None = None
         # Whether there may be another process.
         self.two = False
+        # What was proved of single strategies when that rose, and when.
+        self.rose = 0.0, 0.0
         # Seconds that static steps were proved and packed here beside it.
         self.proved_s, self.packed_s = 0.0, 0.0
 
@@ -192,9 +197,14 @@ class _Search:
         self._teams_again(deadline)
 
     def _helped(self) -> SetProcess | None:
-        """Another process for sets, where none looks after single strategies, or need not."""
+        """Another process for sets, where none looks after single strategies, or need not: these are proved, or
+        more than sets are, and little comes to be known of them."""
         if self.helper is None and self.two and self.sets.sets:
-            if self.other is not None and self.statics.bound_ns >= self.sets.target_ns:
+            static_ns, now = self.statics.bound_ns, time.perf_counter()
+            if static_ns > self.rose[0] * (1.0 + _ROSE):
+                self.rose = static_ns, now
+            behind = self.sets.bound_ns < static_ns * (1.0 - _BEHIND) and now > self.rose[1] + _STILL_S
+            if self.other is not None and (static_ns >= self.sets.target_ns or (behind and self._packed)):
                 self.other.close()
             if self.other is None or self.other.process is None:
                 self.helper = SetProcess.of(self.sets)
@@ -280,6 +290,12 @@ class _Search:
             self.packed_s += time.perf_counter() - began
             return True
         return statics.prove(deadline)
+
+    @property
+    def _packed(self) -> bool:
+        """Whether the best single strategy is packed with most care, or need not be."""
+        static = self.statics.best
+        return static is not None and (not self._static_is_best or self.statics.known.finished(static.home))
 
     @property
     def _static_is_best(self) -> bool:

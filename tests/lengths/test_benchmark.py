@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.length_draws import GPUS, HEADER, drawn, row, summary
+from benchmarks.length_draws import GPUS, HEADER, drawn, far, row, summary
 from benchmarks.length_jobs import CASES, Case, LogNormalLaw, ParetoTail, Wikipedia
 from benchmarks.lengths import solved, tables, with_rows
 from benchmarks.team_batches import HEADER as BATCHES_HEADER
@@ -48,6 +48,9 @@ def test_drawn_jobs_are_different_ones_of_what_is_claimed() -> None:
     assert {case.model for case in jobs} == set(GPUS)
     assert {case.longest // 1024 for case in jobs} == {8, 16, 32, 64, 128}
     assert all(case.workload.lengths[-1] <= case.longest for case in jobs)
+    # The farthest ones are others.
+    assert len(set(far())) == 6
+    assert not set(far()) & set(jobs)
 
 
 def test_a_drawn_job_has_a_row_and_counts_where_it_is() -> None:

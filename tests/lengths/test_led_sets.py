@@ -36,7 +36,7 @@ def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
     and below: a set that is closed has no step below the target, and no other one a step below its bound."""
     assert callable(pool_)
     found, random = pool_(), np.random.default_rng(17)
-    search, checked, rose, tight = searched(found), 0, 0, 0.0
+    search, checked, rose, opened, tight = searched(found), 0, 0, 0, 0.0
     stages = {member: found.num_stages(member) for member in search.members}
     chosen = [member for member in search.members if 1 < stages[member] < 8][:4]
     search.members = [*chosen, *(member for member in search.members if stages[member] == 1)][:6]
@@ -52,21 +52,28 @@ def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
             share = random.binomial(found.load.counts, random.choice([0.05, 0.3, 0.5, 0.7, 0.95]))
             split = {held[0]: share, held[1]: found.load.counts - share}
             step = search.arranged(held, split) if all(counts.any() for counts in split.values()) else None
-            steps += [] if step is None else [step.time_ns]
+            steps += [] if step is None else [(step.time_ns, split)]
         if not steps:
             continue
-        before_ns = left.bound_ns
-        for target_ns in (min(steps) * 0.97, min(steps) * 1.05):
-            search.bounds.led_sets.clear()
-            search.bounds.lead(left, target_ns, time.perf_counter() + 0.4)
+        before_ns, least_ns = left.bound_ns, min(time_ns for time_ns, _ in steps)
+        for target_ns in (least_ns * 0.97, least_ns * 1.02):
+            search.bounds.branch(left, ["none", "none"], target_ns)
+            for place, (each, least, most) in left.open.items():
+                # What is shorter than the target has a load that is open.
+                short = [split for time_ns, split in steps if time_ns < target_ns]
+                loads = [float(each @ split[search.members[place]]) for split in short]
+                assert all(least * (1 - 1e-9) <= load <= most * (1 + 1e-9) for load in loads)
+                opened += bool(loads) and (least > 0.0 or most < float(each @ found.load.counts) * 0.99)
+            search.bounds.lead(left, target_ns, time.perf_counter() + 0.4, anew=True)
             bound_ns = search.bounds.led_sets[number].bound_ns
-            assert bound_ns <= min(steps)
-            tight, checked = max(tight, bound_ns / min(steps)), checked + 1
+            assert bound_ns <= least_ns
+            tight, checked = max(tight, bound_ns / least_ns), checked + 1
         rose += left.bound_ns > before_ns * 1.001
         if checked > 7:
             break
     assert checked > 5
     assert rose > 0
+    assert opened > 0 or pool_ is not deep_pool
     assert tight > 0.8, tight
 
 
