@@ -51,7 +51,7 @@ class _LedRoom(Room):
 
 
 class LedGroup:
-    """Groups of a strategy beside others, of about so long."""
+    """Groups of a strategy beside others, in steps of ``time_ns`` at most."""
 
     def __init__(self, pool: Pool, member: int, time_ns: float) -> None:
         self.pool, self.member, self.time_ns = pool, member, time_ns

@@ -197,15 +197,16 @@ class SetBounds:
             serial = serial_times(pool.tables[member], pool.members[member], pool.grains(member, beside=True))
             loads = [pool.fine.get(member, pool.loads(member, beside=True))] if pool.num_stages(member) > 1 else []
             loads += [pool.alone(member)] if loads and pool.knows_alone(member) else []
-            led = partial(self._led_group, member, target_ns - once_ns)
+            led = partial(self._led_group, member, target_ns)
             takers.append(Taker(bounds, serial, led, tuple(loads), one.open.get(place)))
         return LedSet(takers, once_ns, target_ns)
 
     def _led_group(self, member: int, time_ns: float) -> LedGroup:
-        """What replicas of a pipeline hold at most, in steps of about so long."""
-        if member not in self.led_groups:
-            self.led_groups[member] = LedGroup(self.pool, member, time_ns)
-        return self.led_groups[member]
+        """What replicas of a strategy hold at most, in steps of so long at most."""
+        known = self.led_groups.get(member)
+        if known is None or known.time_ns < time_ns:
+            known = self.led_groups[member] = LedGroup(self.pool, member, time_ns)
+        return known
 
     def branch(self, one: Left, kinds: Sequence[Kind], target_ns: float) -> None:
         """The set with its pipelines cut into intervals, then into classes, of these kinds."""
