@@ -57,8 +57,8 @@ _FORCE_S = 2.5
 _LEAD_S = 0.5
 # What tells much raises a bound by this part at once.
 _MUCH = 2e-3
-# Seconds for packing the first set with pipelines.
-_PLACE_S = 1.5
+# Seconds for packing the first set with pipelines, as programs of either sort have it.
+_PLACE_S = 1.0
 # What is waited at once where only another process has something to do.
 _WAIT_S = 0.02
 
@@ -295,6 +295,8 @@ class Several:
         if not self.placed:
             self.placed = True
             self._arrange(one, self._linear_splits(one), time.perf_counter() + _PLACE_S)
+            led = self.bounds.led_sets.get(one.number)
+            self._arrange(one, [] if led is None else led.splits(), time.perf_counter() + _PLACE_S)
 
     def _lead_first(self, one: Left) -> None:
         """What replicas of its strategies hold at most, as long as that soon tells much: at first by what is known
@@ -371,9 +373,8 @@ class Several:
 
     def _linear_splits(self, one: Left) -> list[IntArray]:
         """Where the linear programs of what is known of the set put the sequences, [q, n] each."""
-        used, led = one.screened.used, self.bounds.led_sets.get(one.number)
-        found = best_shares(self.bounds.linear(used), np.arange(len(used)))
-        return found if led is None else [*led.splits(), *found]
+        used = one.screened.used
+        return best_shares(self.bounds.linear(used), np.arange(len(used)))
 
     def arranged(self, members: list[int], counts: dict[int, IntArray], deadline: float = np.inf) -> Step | None:
         """The groups packed and timed exactly, in the best order, with little care after the ``deadline``; none

