@@ -53,8 +53,8 @@ _MOST_POLISHED, _LOSS = 2, 0.002
 _FILL_S = 0.7
 # Seconds for programs of what pipelines of a set hold for sure.
 _FORCE_S = 2.5
-# Seconds for replicas of one pipeline of a set at once.
-_LEAD_S = 0.5
+# Seconds for replicas of strategies of a set at once, and where only what is known of them is tried.
+_LEAD_S, _TRY_S = 0.5, 0.15
 # What tells much raises a bound by this part at once.
 _MUCH = 2e-3
 # Seconds for packing the first set with pipelines, as programs of either sort have it.
@@ -296,13 +296,14 @@ class Several:
             self.placed = True
             self._arrange(one, self._linear_splits(one), time.perf_counter() + _PLACE_S)
             led = self.bounds.led_sets.get(one.number)
-            self._arrange(one, [] if led is None else led.splits(), time.perf_counter() + _PLACE_S)
+            if led is not None and led.bound_ns >= one.bound_ns:
+                self._arrange(one, led.splits(), time.perf_counter() + _PLACE_S)
 
     def _lead_first(self, one: Left) -> None:
         """What replicas of its strategies hold at most, as long as that soon tells much: at first by what is known
         of them."""
         before_ns, learns = one.bound_ns, bool(one.nearly_all) or one.number in self.bounds.led_sets
-        seconds = _LEAD_S if learns else _LEAD_S / 2
+        seconds = _LEAD_S if learns else _TRY_S
         more = self.bounds.lead(one, self.target_ns, self._soon(seconds), learns=learns)
         if more and one.bound_ns > before_ns * (1.0 + _MUCH):
             one.ways.insert(0, self._lead_first)
