@@ -30,7 +30,9 @@ def searched(found: Pool) -> Several:
     return search
 
 
-@pytest.mark.parametrize("pool_", [pool, deep_pool, few_long])
+@pytest.mark.parametrize(
+    "pool_", [deep_pool, *(pytest.param(one, marks=pytest.mark.long) for one in (pool, few_long))]
+)
 def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
     """Random shares of the sequences between two strategies, packed, switched and timed exactly, for targets above
     and below: a set that is closed has no step below the target, and no other one a step below its bound."""
