@@ -33,8 +33,8 @@ class Orders:
 
     def least_ns(self, members: list[int], times: SwitchTimes) -> int:
         """What the cheapest order of all of them adds to their reductions and the least finish, ns."""
-        once_ns = min(map(self.pool.finish_ns, members)) + sum(map(self.pool.reduce_ns, members))
-        return least_overhead_ns(self._exact(members, times), tuple(range(len(members)))) - once_ns
+        whole_ns = least_overhead_ns(self._exact(members, times), tuple(range(len(members))))
+        return whole_ns - self.pool.once_ns(members)
 
     def best(self, members: list[int], packed: Mapping[int, Packed]) -> Step:
         """Groups in their best order; the home may be any of the members."""

@@ -256,6 +256,11 @@ class Pool:
         """What ends a step at this home."""
         return finish_ns(self.members[member])
 
+    def once_ns(self, members: Sequence[int]) -> int:
+        """What a step of several strategies takes once at least, switches apart: their reductions, and the least
+        finish."""
+        return sum(map(self.reduce_ns, members)) + min(map(self.finish_ns, members))
+
     def reduce_ns(self, member: int) -> int:
         """The reduction of its gradients."""
         return once_ns(self.members[member], Term.REDUCE)

@@ -144,8 +144,7 @@ class SetBounds:
                 continue
             held = np.where(np.arange(len(pool.load.lengths)) < first, pool.load.counts, 0).astype(np.float64)
             worths = np.min([self._worths(other, held) for other in used if other != place], axis=0)
-            once = sum(pool.reduce_ns(self.members[other]) for other in used)
-            once += min(pool.finish_ns(self.members[other]) for other in used)
+            once = pool.once_ns([self.members[other] for other in used])
             program = self._program(place, first, worths)
             program.run(_ENOUGH * (target_ns - one.order_ns - once), deadline)
             self.programs.setdefault(place, []).append((first, program.bounds))
@@ -188,8 +187,7 @@ class SetBounds:
     def _led_set(self, one: Left, target_ns: float) -> LedSet:
         """What replicas of its strategies hold at most."""
         used, pool = one.screened.used, self.pool
-        once_ns = one.order_ns + sum(pool.reduce_ns(self.members[at]) for at in used)
-        once_ns += min(pool.finish_ns(self.members[at]) for at in used)
+        once_ns = one.order_ns + pool.once_ns([self.members[place] for place in used])
         takers = []
         for place, number in zip(used, self.forced(used), strict=True):
             member = self.members[place]
