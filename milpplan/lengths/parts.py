@@ -60,11 +60,8 @@ class Parts:
         kind = self._kind(place, kind)
         key = (place, kind)
         if key not in self.known:
-            loads, plain, pairs = (
-                self._loads(place, kind),
-                self.plain[place],
-                list(pairwise(_edges(kind).tolist())),
-            )
+            loads, plain = self._loads(place, kind), self.plain[place]
+            pairs = list(pairwise(_edges(kind).tolist()))
             kinds: list[LongClass | None] = [None, *loads.classes]
             beside = self._beside(place, kinds) if kind == "alone" else None
             self.known[key] = [

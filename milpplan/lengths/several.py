@@ -27,6 +27,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -308,14 +309,10 @@ class Several:
         if more and one.bound_ns > before_ns * (1.0 + _MUCH):
             one.ways.insert(0, self._lead_first)
 
-    def _lead(self, one: Left) -> None:
-        """The same, as long as more is to be had, with what is open of their loads by now."""
-        if self.bounds.lead(one, self.target_ns, self._soon(_LEAD_S), anew=True):
-            one.ways.insert(0, self._lead_on)
-
-    def _lead_on(self, one: Left) -> None:
-        if self.bounds.lead(one, self.target_ns, self._soon(_LEAD_S)):
-            one.ways.insert(0, self._lead_on)
+    def _lead(self, one: Left, *, anew: bool = True) -> None:
+        """The same, as long as more is to be had, with what is open of their loads when it is begun ``anew``."""
+        if self.bounds.lead(one, self.target_ns, self._soon(_LEAD_S), anew=anew):
+            one.ways.insert(0, partial(self._lead, anew=False))
 
     def _soon(self, seconds: float) -> float:
         """So long from now, or the deadline."""
