@@ -1,46 +1,30 @@
 """Which sets of strategies may hold a step shorter than a target: all sets at once, with switches free.
 
-Every strategy s has linear bounds of its group's time for whatever it holds (``work``), Z_s >= sum_k x_k share_stk
-+ constant_st for all t, so for any weights lambda_st >= 0 with sum_t lambda_st = 1
-
-    sum_s Z_s >= sum_k n_k min over s of (sum_t lambda_st share_stk) + sum_st lambda_st constant_st:
-
-the Lagrangian bound of the linear program over x. Three bounds of a set, switches apart:
-
- - *sum*: for every strategy the one bound that is highest for the whole workload. For all sets.
- - *mixed*: better weights, for the sets that *sum* leaves open. Some j in the set runs the longest
-   sequence, so Z_j >= serial_j, its passage through all stages, is one bound more, and that sequence counts under
-   j. The bound is the least over j. Weights are raised in turns where a bound is above the mixture (exponentiated
-   gradients), for many sets together; any weights prove their bound, so it does not matter how good they are.
- - *sharpened*: the duals of the linear program, for one set (or choice of its parts) after another.
-
-All add the reductions of the set and its least finish: one of them is the home. A set whose bound reaches the
-target holds no shorter step, whatever its switches take.
+Bounds of a set (``mixed_bounds``) are *sums* of the one bound of every strategy that is highest for the whole
+workload, for all sets; then *cheap* and *mixed* for those that these leave open. Where strategies are cut into
+parts, choices of the parts of the first ones that reach the target are cut no further, nor are those that together
+hold less than the workload, or more. A set whose bound reaches the target holds no shorter step, whatever its
+switches take.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError
-from milpplan.groups import linear
-from milpplan.lengths.work import WorkBounds
+from milpplan.lengths.mixed_bounds import SAFETY, Bounded, cheap_ns, even_weights, raised_ns, sharpened_ns
 
-# Sets of all sizes that are tried, and of one turn of weights.
-_MAX_SETS = 20_000_000
-_CHUNK, _SPLIT = 256, 24
-_TURNS, _CHECK = 60, 6
-# Where a length does not fit, ns.
-_NEVER = 1e18
-# What rounding of sums of floats may add.
-_SAFETY = 1.0 - 1e-9
+# Sets of all sizes that are tried, and that are cut at once.
+_MAX_SETS, _SPLIT = 20_000_000, 128
+# Part of weights that is even when they are begun with.
+_FRESH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,47 +81,6 @@ class Screened:
     dropped_ns: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bounded:
-    """Linear bounds of all strategies, ``shares`` [s, T, n] and ``constants`` [s, T]; ``serial`` [s] of the
-    longest sequence, ``once`` [s] a reduction, ``finish`` [s] of a step at home there, all ns; ``counts`` [n]
-    sequences."""
-
-    shares: FloatArray
-    constants: FloatArray
-    serial: FloatArray
-    once: FloatArray
-    finish: FloatArray
-    counts: FloatArray
-
-    @staticmethod
-    def of(
-        bounds: Sequence[WorkBounds], serial: FloatArray, once: FloatArray, finish: FloatArray, counts: IntArray
-    ) -> Bounded:
-        """Padded to the same number of bounds each."""
-        most = max(len(one.constants) for one in bounds)
-        rows = [np.arange(most) % len(one.constants) for one in bounds]
-        shares = np.stack([one.shares[row] for one, row in zip(bounds, rows, strict=True)])
-        constants = np.stack([one.constants[row] for one, row in zip(bounds, rows, strict=True)])
-        shares = np.minimum(shares, _NEVER)
-        return Bounded(shares, constants, np.minimum(serial, _NEVER), once, finish, counts.astype(np.float64))
-
-    def holds_longest(self, strategies: IntArray) -> BoolArray:
-        """Whether strategies [...] may run the longest sequence."""
-        return np.asarray((self.serial[strategies] < _NEVER) & (self.shares[strategies, 0, -1] < _NEVER))
-
-    def terms(self, sets: IntArray, place: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Shares [N, q, T, n] and constants [N, q, T + 1] of sets [N, q] where strategy ``place`` of each runs the
-        longest sequence, whose passage is the last bound; and how many others there are, [n]."""
-        counts = self.counts.copy()
-        counts[-1] -= 1.0
-        shares, constants = self.shares[sets], self.constants[sets]
-        constants = np.concatenate([constants, np.full((*sets.shape, 1), -_NEVER)], axis=2)
-        constants[:, place, :-1] += shares[:, place, :, -1]
-        constants[:, place, -1] = self.serial[sets[:, place]]
-        return shares, constants, counts
-
-
 def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screened:
     """The sets of two and more strategies with a bound below ``target_ns``.
 
@@ -149,6 +92,8 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screene
     best = totals.argmax(axis=1)
     rows = np.arange(number)
     work, once = problem.shares[rows, best] * problem.counts, problem.once + problem.constants[rows, best]
+    # The least work and reductions of those from each on.
+    rest, more = (np.minimum.accumulate(one[::-1])[::-1] for one in (work, once))
     left: list[tuple[int, ...]] = []
     dropped, tried = np.inf, 0
     # Sets as their least shares, grown by one strategy of a higher number at a time.
@@ -165,49 +110,56 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screene
         for used, least in grown:
             later = np.arange(used[-1] + 1, number)
             ends = np.minimum(problem.finish[later], problem.finish[list(used)].min())
-            fixed = float(once[list(used)].sum()) + ends
-            bounds = np.minimum(least, work[later]).sum(axis=1) * _SAFETY + fixed + once[later]
+            fixed = float(once[list(used)].sum()) + ends + once[later]
+            parts = np.minimum(least, work[later])
+            bounds = parts.sum(axis=1) * SAFETY + fixed
             dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
             left += [(*used, int(one)) for one in later[bounds < target_ns]]
-            if size < max_strategies:
-                larger += [((*used, int(one)), np.minimum(least, work[one])) for one in later]
+            if size < max_strategies and len(later) > 1:
+                # Whatever joins these.
+                joined = np.minimum(parts[:-1], rest[later[1:]]).sum(axis=1) * SAFETY + more[later[1:]]
+                joined += float(once[list(used)].sum()) + once[later[:-1]] + float(problem.finish.min())
+                dropped = min(dropped, float(joined[joined >= target_ns].min(initial=np.inf)))
+                able = np.flatnonzero(joined < target_ns).tolist()
+                larger += [((*used, int(later[row])), parts[row]) for row in able]
         grown = larger
-    found: list[OpenSet] = []
-    for size in range(2, max_strategies + 1):
-        sets = np.array([used for used in left if len(used) == size], dtype=np.int64).reshape(-1, size)
-        for start in range(0, len(sets), _CHUNK):
-            part = sets[start : start + _CHUNK]
-            bounds = mixed_ns(problem, part, target_ns)
-            dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
-            below = np.flatnonzero(bounds < target_ns)
-            found += [OpenSet(float(bounds[row]), tuple(part[row].tolist())) for row in below]
-    return Screened(tuple(sorted(found, key=lambda one: (one.bound_ns, one.used))), dropped)
+    found = split(problem, {one: [one] for one in range(number)}, [OpenSet(0.0, used) for used in left], target_ns)
+    return replace(found, dropped_ns=min(dropped, found.dropped_ns))
 
 
 def split(
-    problem: Bounded, parts: Mapping[int, Sequence[int]], sets: Sequence[OpenSet], target_ns: float
+    problem: Bounded,
+    parts: Mapping[int, Sequence[int]],
+    sets: Sequence[OpenSet],
+    target_ns: float,
+    deadline: float = np.inf,
 ) -> Screened:
-    """The sets bounded anew where every strategy is one of its ``parts`` of ``problem``.
+    """The sets bounded anew where every strategy is one of its ``parts`` of ``problem``, in their order, until the
+    ``deadline`` (of ``perf_counter``): others keep their bounds.
 
     The parts together stand for it: a set's bound is the least over all choices of parts.
     """
     left: list[OpenSet] = []
-    dropped = np.inf
+    dropped, last = np.inf, None
     for start in range(0, len(sets), _SPLIT):
         some = sets[start : start + _SPLIT]
-        chosen = [np.array(list(itertools.product(*(parts[one] for one in held.used)))) for held in some]
-        bounds: dict[int, FloatArray] = {}
+        if time.perf_counter() > deadline:
+            left += sets[start:]
+            break
         for size in {len(held.used) for held in some}:
-            mine = [place for place, held in enumerate(some) if len(held.used) == size]
-            found = mixed_ns(problem, np.concatenate([chosen[place] for place in mine]), target_ns)
-            ends = np.cumsum([len(chosen[place]) for place in mine])[:-1]
-            bounds |= dict(zip(mine, np.split(found, ends), strict=True))
-        for place, held in enumerate(some):
-            bound = max(held.bound_ns, float(bounds[place].min()))
-            if bound < target_ns:
-                left.append(OpenSet(bound, held.used))
-            else:
-                dropped = min(dropped, bound)
+            mine = [held for held in some if len(held.used) == size]
+            rows = np.array([held.used for held in mine])
+            choices = _Choices.of(problem, rows, last)
+            last = choices.last
+            cut = [place for place in range(size) if any(len(parts[one]) > 1 for one in rows[:, place].tolist())]
+            for position in cut or [0]:
+                choices = choices.cut(position, parts, target_ns)
+            for held, least in zip(mine, choices.least.tolist(), strict=True):
+                bound = max(held.bound_ns, least)
+                if bound < target_ns:
+                    left.append(OpenSet(bound, held.used))
+                else:
+                    dropped = min(dropped, bound)
     return Screened(tuple(sorted(left, key=lambda one: (one.bound_ns, one.used))), dropped)
 
 
@@ -223,19 +175,69 @@ def branched(
     ``cuts``: which strategy of the set, and what each part of it falls into. Choices of parts that reach the
     target are cut no further.
     """
-    rows, bounds, dropped = np.array([whole]), np.array([0.0]), np.inf
+    found = _Choices.of(problem, np.array([whole]))
     for position, parts in cuts:
-        cut = [(row, part) for row in rows.tolist() for part in parts[row[position]]]
-        rows = np.array([row for row, _ in cut])
-        rows[:, position] = [part for _, part in cut]
-        bounds = mixed_ns(problem, rows, target_ns)
-        closed = bounds >= target_ns
-        dropped = min(dropped, float(bounds[closed].min(initial=np.inf)))
-        rows, bounds = rows[~closed], bounds[~closed]
-        if not len(rows):
-            break
-    sharpest, row = _sharpest(bounds, rows, problem, target_ns)
-    return (dropped, None, rows) if dropped < sharpest else (sharpest, row, rows)
+        found = found.cut(position, parts, target_ns)
+    sharpest, row = _sharpest(found.bounds, found.rows, problem, target_ns)
+    dropped = float(found.closed[0])
+    return (dropped, None, found.rows) if dropped < sharpest else (sharpest, row, found.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choices:
+    """Choices of parts of some sets that are open, ``rows`` [N, q] of the numbers ``sets`` [N], with their
+    ``bounds`` [N] ns and ``weights`` (``raised_ns``); the least bound of those that are ``closed``, by set.
+    ``last`` [s, 2, T + 1]: weights of every part that were good elsewhere (``cheap_ns``)."""
+
+    problem: Bounded
+    last: FloatArray
+    rows: IntArray
+    sets: IntArray
+    bounds: FloatArray
+    weights: FloatArray
+    closed: FloatArray
+
+    @staticmethod
+    def of(problem: Bounded, sets: IntArray, last: FloatArray | None = None) -> _Choices:
+        """Sets [N, q] as they are, of which nothing is known."""
+        if last is None:
+            last = np.repeat(even_weights(problem)[None], len(problem.once), axis=0)
+        number, runs = len(sets), np.eye(sets.shape[1], dtype=np.int64)
+        weights, closed = last[sets[:, None, :], runs], np.full(number, np.inf)
+        return _Choices(problem, last, sets, np.arange(number), np.zeros(number), weights, closed)
+
+    def cut(self, position: int, parts: Mapping[int, Sequence[int]], target_ns: float) -> _Choices:
+        """With one of its parts for the strategy at a position; those that reach the target are closed."""
+        if not len(self.rows):
+            return self
+        cut = [parts[one] for one in self.rows[:, position].tolist()]
+        before = np.repeat(np.arange(len(cut)), [len(one) for one in cut])
+        rows = self.rows[before]
+        rows[:, position] = np.concatenate(cut)
+        able = self.problem.able(rows)
+        rows, before = rows[able], before[able]
+        # By weights from elsewhere, then by better ones.
+        bounds, closed = cheap_ns(self.problem, rows, self.last), self.closed.copy()
+        sets, ends = self.sets[before], bounds >= target_ns
+        np.minimum.at(closed, sets[ends], bounds[ends])
+        rows, sets, before = rows[~ends], sets[~ends], before[~ends]
+        runs = np.eye(rows.shape[1], dtype=np.int64)
+        weights = self.weights[before]
+        weights[:, :, position] = self.last[rows[:, position, None], runs[:, position]]
+        # No weight is gone for ever.
+        weights = (1.0 - _FRESH) * weights + _FRESH * even_weights(self.problem)[runs]
+        bounds, weights = raised_ns(self.problem, rows, target_ns, weights)
+        self.last[rows[:, None, :], runs] = weights
+        ends = bounds >= target_ns
+        np.minimum.at(closed, sets[ends], bounds[ends])
+        return _Choices(self.problem, self.last, rows[~ends], sets[~ends], bounds[~ends], weights[~ends], closed)
+
+    @property
+    def least(self) -> FloatArray:
+        """The bound of every set, ns."""
+        least = self.closed.copy()
+        np.minimum.at(least, self.sets, self.bounds)
+        return least
 
 
 def _sharpest(
@@ -249,125 +251,3 @@ def _sharpest(
         bound, row, _ = left[0]
         heapq.heapreplace(left, (max(bound, sharpened_ns(problem, sets[row])), row, True))
     return (left[0][0], sets[left[0][1]]) if left else (np.inf, None)
-
-
-def sharpened_ns(problem: Bounded, used: IntArray) -> float:
-    """*mixed* of one set [q] with the weights that are the duals of the linear program over x."""
-    once = float(problem.once[used].sum() + problem.finish[used].min())
-    least = np.inf
-    for place in range(len(used)):
-        if problem.holds_longest(used[place]):
-            shares, constants, counts = problem.terms(used[None], place)
-            weights = _duals(shares[0], constants[0], counts)[None]
-            values = _values(shares, constants, counts, weights)
-            least = min(least, float(_mixture(weights, values)[0]))
-    return least * _SAFETY + once
-
-
-def best_shares(problem: Bounded, used: IntArray) -> list[IntArray]:
-    """Sequences of every length for each strategy of a set [q], [q, n] in whole numbers: where the linear program
-    puts them, for each strategy that may run the longest."""
-    found = []
-    for place in range(len(used)):
-        if problem.holds_longest(used[place]):
-            shares, constants, counts = problem.terms(used[None], place)
-            _, parts = _solved(shares[0], constants[0], counts)
-            # Sums over the first strategies are rounded, so that all sequences are shared out.
-            held = np.diff(np.rint(np.cumsum(parts, axis=0) * counts), axis=0, prepend=0.0)
-            held[place, -1] += 1.0
-            found.append(held.astype(np.int64))
-    return found
-
-
-def _duals(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> FloatArray:
-    """Weights [q, T + 1] of bounds ``shares`` [q, T, n] and ``constants`` [q, T + 1] that prove most of the sum of
-    times; equal ones where the solver has no answer."""
-    return _solved(shares, constants, counts)[0]
-
-
-def _solved(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The weights of ``_duals``, and which part of the sequences of every length each strategy has [q, n]: equal
-    ones where the solver has no answer."""
-    size, number, lengths = shares.shape
-    fits = shares[:, 0] < _NEVER
-    scale = float(np.abs(constants[constants > -_NEVER]).max() + counts @ shares.min(axis=(0, 1)))
-    rows, sides, owner = [], [], []
-    for one in range(size):
-        for bound in range(number + 1):
-            if constants[one, bound] <= -_NEVER:
-                continue
-            row = np.zeros((size, lengths + 1))
-            if bound < number:
-                row[one, :-1] = np.where(fits[one], shares[one, bound] * counts, 0.0) / scale
-            row[one, -1] = -1.0
-            rows.append(row.ravel())
-            sides.append(-constants[one, bound] / scale)
-            owner.append((one, bound))
-    weights = np.zeros((size, number + 1))
-    # x in parts of the counts; every length is shared out.
-    total = np.tile(np.eye(lengths, lengths + 1), (1, size))
-    cost = np.tile(np.eye(1, lengths + 1, lengths)[0], size)
-    most = np.where(fits, 1.0, 0.0)
-    high = np.pad(most, ((0, 0), (0, 1)), constant_values=np.inf).ravel()
-    answer = linear.least(cost, (np.array(rows), np.array(sides)), (total, np.ones(lengths)), high=high)
-    places = tuple(np.array(owner).T)
-    weights[places] = 1.0 if answer is None else np.maximum(0.0, -answer.at_most)
-    sums = weights.sum(axis=1, keepdims=True)
-    parts = most / most.sum(axis=0) if answer is None else answer.values.reshape(size, -1)[:, :-1]
-    return np.where(sums > 0, weights / np.maximum(sums, 1e-300), np.eye(1, number + 1)[0]), parts
-
-
-def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
-    """*mixed* of sets [N, q], [N] ns; as soon as one reaches the target it is raised no more."""
-    least = np.full(len(sets), np.inf)
-    beyond = problem.once[sets].sum(axis=1) + problem.finish[sets].min(axis=1)
-    for place in range(sets.shape[1]):
-        least = np.minimum(least, _raised(problem, sets, place, target_ns - beyond))
-    return np.asarray(least * _SAFETY + beyond)
-
-
-def _raised(problem: Bounded, sets: IntArray, place: int, target: FloatArray) -> FloatArray:
-    """The bound of the groups' times where strategy ``place`` of each set runs the longest sequence, [N] ns."""
-    holds = problem.holds_longest(sets[:, place])
-    found = np.where(holds, 0.0, np.inf)
-    open_ = np.flatnonzero(holds)
-    weights = _first_weights(problem, sets[open_])
-    for turn in range(_TURNS):
-        if not len(open_):
-            break
-        if turn % _CHECK == 1:
-            still = found[open_] < target[open_]
-            open_, weights = open_[still], weights[still]
-            if not len(open_):
-                break
-        if turn % _CHECK == 1 or turn == 0:
-            terms = problem.terms(sets[open_], place)
-        values = _values(*terms, weights)
-        found[open_] = np.maximum(found[open_], _mixture(weights, values))
-        # A step in proportion to what a bound is above its mixture, shorter in every turn.
-        top = values.max(axis=2, keepdims=True)
-        rate = 8.0 / (1.0 + 0.1 * turn) / np.maximum(1.0, top.sum(axis=1, keepdims=True))
-        weights = weights * np.exp(np.maximum(-40.0, rate * (values - top)))
-        weights /= weights.sum(axis=2, keepdims=True)
-    return found
-
-
-def _values(shares: FloatArray, constants: FloatArray, counts: FloatArray, weights: FloatArray) -> FloatArray:
-    """Every bound [N, q, T + 1] of what strategies hold where sequences run under the one whose mixture of bounds,
-    by ``weights`` [N, q, T + 1], has the least share of each."""
-    mixture = np.einsum("nqt,nqtk->nqk", weights[:, :, :-1], shares)
-    held = mixture <= mixture.min(axis=1, keepdims=True)
-    held &= np.cumsum(held, axis=1) == 1
-    values = np.einsum("nqtk,nqk->nqt", shares, held * counts)
-    return np.concatenate([values, np.zeros((*values.shape[:2], 1))], axis=2) + constants
-
-
-def _mixture(weights: FloatArray, values: FloatArray) -> FloatArray:
-    """The bound of the sum of the groups' times, [N] ns."""
-    return np.asarray(np.where(weights > 0, weights * values, 0.0).sum(axis=(1, 2)))
-
-
-def _first_weights(problem: Bounded, sets: IntArray) -> FloatArray:
-    """Equal weights of all bounds of every strategy of the sets, with the passage of the longest sequence,
-    [N, q, T + 1]; no weight is ever zero but for passages that do not count."""
-    return np.full((*sets.shape, problem.constants.shape[1] + 1), 1.0 / (problem.constants.shape[1] + 1))

@@ -20,9 +20,10 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.lengths.forced_programs import ForcedProgram
 from milpplan.lengths.led_groups import LedGroup
 from milpplan.lengths.led_sets import LedSet, Taker
+from milpplan.lengths.mixed_bounds import Bounded
 from milpplan.lengths.parts import INTERVALS, Kind, Parts
 from milpplan.lengths.pool import Pool
-from milpplan.lengths.screening import Bounded, Left, OpenSet, Screened, branched, screened, split
+from milpplan.lengths.screening import Left, OpenSet, Screened, branched, screened, split
 from milpplan.lengths.work import Loads, WorkBounds, serial_times
 
 # Part of the time for loads of pipelines, before sets are looked at.
@@ -44,6 +45,8 @@ class SetBounds:
         self.plain: list[WorkBounds] = []
         self.known: dict[int, Loads] = {}
         self.parts = Parts(pool, self.members, [])
+        # What a sequence is of the workload, [n], as the first pipeline weighs it.
+        self.measure: FloatArray | None = None
         self.common: set[int] = set()
         # By place: what is proved of groups that hold all from some length on, and the last programs of that.
         self.programs: dict[int, list[tuple[int, WorkBounds]]] = {}
@@ -66,12 +69,13 @@ class SetBounds:
         for place in dict.fromkeys(one for held in kept.left for one in held.used):
             if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
                 self.known[place] = pool.loads(members[place], beside=True)
-        kept = self._split(kept.left, INTERVALS, target_ns)
+        end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
+        kept = self._split(kept.left, INTERVALS, target_ns, end)
         times = Counter(place for one in kept.left for place in one.used)
         self.common = {place for place, number in times.items() if number >= _COMMON * len(kept.left)}
         return Screened(kept.left, min(dropped, kept.dropped_ns))
 
-    def _split(self, sets: tuple[OpenSet, ...], edges: FloatArray, target_ns: float) -> Screened:
+    def _split(self, sets: tuple[OpenSet, ...], edges: FloatArray, target_ns: float, deadline: float) -> Screened:
         """Sets bounded anew with the loads of their pipelines between two neighbours of ``edges`` each, and with
         sequences that run under one strategy for sure."""
         if not sets:
@@ -82,21 +86,29 @@ class SetBounds:
         for one in sets:
             held = zip(one.used, self.forced(one.used), strict=True)
             numbered.append(OpenSet(one.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in held)))
-        parts: dict[int, list[int]] = {}
-        bounds: list[WorkBounds] = []
-        owners: list[int] = []
-        for (place, number), key in keys.items():
-            mine = [self._whole(place, number, self.plain[place])]
-            if place in self.known:
-                pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-                mine = [self.known[place].within(mine[0], low, high) for low, high in pairs]
-            parts[key] = list(range(len(bounds), len(bounds) + len(mine)))
-            bounds += mine
-            owners += [place] * len(mine)
-        found = split(self.bounded(owners, bounds), parts, numbered, target_ns)
         places = [place for place, _ in keys]
+        bounds = [self._whole(place, number, self.plain[place]) for place, number in keys]
+        owners, shares, parts = list(places), [(0.0, 1.0)] * len(keys), {}
+        for key, place in enumerate(places):
+            parts[key] = [key]
+            if place in self.known:
+                parts[key] = list(range(len(bounds), len(bounds) + len(edges) - 1))
+                for low, high in pairwise(edges.tolist()):
+                    bounds.append(self.known[place].within(bounds[key], low, high))
+                    owners.append(place)
+                    full = self.known[place].full
+                    shares.append(self._held(place, self.known[place].each, low * full, high * full))
+        found = split(self.bounded(owners, bounds, shares), parts, numbered, target_ns, deadline)
         left = tuple(OpenSet(one.bound_ns, tuple(places[key] for key in one.used)) for one in found.left)
         return Screened(left, found.dropped_ns)
+
+    def _held(self, place: int, each: FloatArray, least: float, most: float) -> tuple[float, float]:
+        """The least and the most of the workload, by one measure for all, that a pipeline holds with between two
+        loads by its own, to which a sequence adds ``each`` [n]."""
+        if self.measure is None:
+            self.measure = each / float(self.pool.load.counts @ each)
+        times = (self.measure / each)[np.isfinite(self.plain[place].shares[0])]
+        return (least * float(times.min()), most * float(times.max())) if len(times) else (0.0, 0.0)
 
     def linear(self, used: tuple[int, ...]) -> Bounded:
         """A set with nothing but linear bounds."""
@@ -112,13 +124,15 @@ class SetBounds:
         held = [self.members[place] for place in used]
         return [self.pool.forced(one, held[:place] + held[place + 1 :]) for place, one in enumerate(held)]
 
-    def bounded(self, places: list[int], bounds: list[WorkBounds]) -> Bounded:
-        """What screening needs of so many strategies, or parts of them."""
+    def bounded(
+        self, places: list[int], bounds: list[WorkBounds], held: Sequence[tuple[float, float]] = ()
+    ) -> Bounded:
+        """What screening needs of so many strategies, or parts of them, that may hold so much."""
         members = [self.members[place] for place in places]
         serial = np.array([self.pool.serial_ns(member, beside=True) for member in members])
         once = np.array([float(self.pool.reduce_ns(member)) for member in members])
         finish = np.array([float(self.pool.finish_ns(member)) for member in members])
-        return Bounded.of(bounds, serial, once, finish, self.pool.load.counts)
+        return Bounded.of(bounds, serial, once, finish, self.pool.load.counts, held)
 
     def first_forced(self, used: tuple[int, ...], place: int) -> int:
         """``Pool.first_forced`` of a strategy of a set."""
@@ -216,7 +230,7 @@ class SetBounds:
             _joined(self._whole(place, number, self.plain[place]), more)
             for place, number, more in zip(used, numbers, programs, strict=True)
         ]
-        owners = list(used)
+        owners, held = list(used), [(0.0, 1.0)] * len(used)
         first: list[tuple[int, dict[int, list[int]]]] = []
         then: list[tuple[int, dict[int, list[int]]]] = []
         for position, intervals in enumerate(pieces):
@@ -227,11 +241,14 @@ class SetBounds:
             whole = [self._whole(used[position], numbers[position], bound) for bound in known]
             bounds += [_joined(bound, programs[position]) for bound in whole]
             owners += [owners[position]] * (len(bounds) - len(owners))
+            each, ends = self.parts.ends(used[position], kinds[position])
+            for kinds_, pair in zip(intervals, pairwise(ends.tolist()), strict=True):
+                held += [self._held(used[position], each, *pair)] * len(kinds_)
             first.append((position, {position: places[:-1]}))
             if len(intervals[0]) > 1:
                 then.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
         if first or any(numbers):
-            problem = self.bounded(owners, bounds)
+            problem = self.bounded(owners, bounds, held)
             cuts = first + then
             bound_ns, row, left = branched(problem, list(range(len(pieces))), cuts, target_ns - one.order_ns)
             one.raise_to(bound_ns + one.order_ns)

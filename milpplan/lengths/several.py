@@ -34,10 +34,11 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import SwitchTimes
+from milpplan.lengths.mixed_bounds import best_shares
 from milpplan.lengths.orders import Orders
 from milpplan.lengths.parts import Kind
 from milpplan.lengths.pool import Pool
-from milpplan.lengths.screening import Helper, Left, OpenSet, Screened, best_shares
+from milpplan.lengths.screening import Helper, Left, OpenSet, Screened
 from milpplan.lengths.set_bounds import SetBounds
 from milpplan.lengths.steps import GAP_SHARE, AnyStep, Step
 from milpplan.lengths.switches import Switches

@@ -13,9 +13,10 @@ from milpplan.groups.path_bounds import chord
 from milpplan.groups.path_mixtures import StageLoads
 from milpplan.groups.unequal import best_mixture, load_bound, path_bound
 from milpplan.groups.windows import Window
+from milpplan.lengths.mixed_bounds import Bounded, mixed_ns, sharpened_ns
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
-from milpplan.lengths.screening import Bounded, branched, mixed_ns, screened, sharpened_ns, split
+from milpplan.lengths.screening import branched, screened, split
 from milpplan.lengths.stage_lines import heaviest
 from milpplan.lengths.tables import Load
 from milpplan.lengths.work import WorkBounds, serial_times
