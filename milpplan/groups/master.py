@@ -21,6 +21,7 @@ Rows, in the order of the functions that add them:
  - ``longest_passes_all_stages``: Z_s >= P ((f + b) (u_jk + c)) + 2 (P - 1) l where g_jk = 1; x_jk <= n_k g_jk.
  - ``waits_around_long``: A Z_s >= sum_k u_jk x_jk - b_j0 + sum_i (b_j,i-1 - b_ji) G_ji for the lengths i whose
    ``waiting.Room`` is known; G_ji = 1 where it or a longer one is present: x_jk <= n_k G_ji <= n_k G_j,i-1.
+ - ``takes_at_least``: Z_s >= sum_jk share_k x_jk + constant, where more is known of a strategy's group.
  - ``every_strategy_is_used``: sum of all x_jk of a strategy >= 1 (a plan without it belongs to another set).
  - ``one_tour``: sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t.
 
@@ -34,7 +35,7 @@ So the optimum is at most the time of every such plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,9 +44,13 @@ from milpplan.groups.cuts import KindCuts, Slot
 from milpplan.groups.pricing import GroupPrices, every_strategy_is_used
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.profile import SCALE_BITS
-from milpplan.groups.strategies import Int64Array
+from milpplan.groups.strategies import FloatArray, Int64Array
 from milpplan.groups.waiting import Room
 from milpplan.optimize.program import Program, ProgramBuilder
+
+Floors = Mapping[int, Sequence[tuple[FloatArray, float]]]
+"""By strategy: what every sequence of each length adds [K], and a constant, of times that its group is not below,
+ns."""
 
 # Slopes of cuts are whole multiples of 1 / this, rounded down.
 DEFAULT_FRACTIONS = 2**14
@@ -92,10 +97,12 @@ def master_program(
     fractions: int = DEFAULT_FRACTIONS,
     profiles: bool = True,
     waits: Mapping[Kind, Room] | None = None,
+    floors: Floors | None = None,
 ) -> Master:
     """The program for exactly the strategies ``used``; without ``profiles`` their cuts stay out, and unsought.
 
-    ``waits`` hold for plans with the groups' times in the interval that they were made for.
+    ``waits`` hold for plans with the groups' times in the interval that they were made for; ``floors`` as far as
+    who gives them knows.
     """
     builder = ProgramBuilder(f"groups {'+'.join(problem.strategies[s].name for s in used)}")
     kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
@@ -117,8 +124,11 @@ def master_program(
         if waits is not None and one.kind in waits:
             waits_around_long(builder, one, waits[one.kind], unit_ns, fractions)
     for strategy in used:
-        held = [c for one in columns if one.kind.strategy == strategy for _, c in one.used()]
-        every_strategy_is_used(builder, problem.strategies[strategy].name, held)
+        mine = [one for one in columns if one.kind.strategy == strategy]
+        name = problem.strategies[strategy].name
+        every_strategy_is_used(builder, name, [column for one in mine for _, column in one.used()])
+        for number, (shares, constant) in enumerate((floors or {}).get(strategy, ())):
+            takes_at_least(builder, f"{name},{number}", mine, shares / unit_ns, constant / unit_ns, fractions)
     prices.minimize(builder)
     table = np.array([one.sequences for one in columns], np.int64)
     return Master(builder.build(), kinds, table, unit_ns)
@@ -255,6 +265,25 @@ def longest_passes_all_stages(builder: ProgramBuilder, one: _Columns, unit_ns: i
         present = builder.add_variable(f"present[{name}]", 0, 1)
         builder.add_row(f"present[{name}]", [column, present], [-1, int(kind.counts[k])], 0)
         builder.add_row(f"longest_passes_all_stages[{name}]", [one.time, present], [1, -(alone // unit_ns)], 0)
+
+
+def takes_at_least(
+    builder: ProgramBuilder,
+    name: str,
+    columns: list[_Columns],
+    shares: FloatArray,
+    constant: float,
+    fractions: int,
+) -> None:
+    """F Z >= sum over k of floor(F share_k) x_k + floor(F constant), the kinds of a strategy together."""
+    used = [(k, column) for one in columns for k, column in one.used()]
+    slopes = [-math.floor(fractions * float(shares[k])) for k, _ in used]
+    builder.add_row(
+        f"takes_at_least[{name}]",
+        [columns[0].time, *(column for _, column in used)],
+        [fractions, *slopes],
+        math.floor(fractions * constant),
+    )
 
 
 def waits_around_long(builder: ProgramBuilder, one: _Columns, room: Room, unit_ns: int, fractions: int) -> None:

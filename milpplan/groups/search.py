@@ -34,7 +34,7 @@ from milpplan.groups.cuts import KindCuts
 from milpplan.groups.exact import exact_program, exact_size
 from milpplan.groups.exchange import filled
 from milpplan.groups.local_search import improve
-from milpplan.groups.master import DEFAULT_FRACTIONS, master_program
+from milpplan.groups.master import DEFAULT_FRACTIONS, Floors, master_program
 from milpplan.groups.packing import Packing, pack
 from milpplan.groups.pair_exchange import exchanged
 from milpplan.groups.plan import Group, GroupedPlan, arranged
@@ -121,13 +121,46 @@ def solve_groups(
     )
 
 
-class _Search:
-    """State of one run: the sets with their bounds, the best plan."""
+def solve_set(
+    problem: GroupedProblem,
+    used: tuple[int, ...],
+    below_ns: float,
+    backend_name: str = "auto",
+    relative_gap: float = 0.0,
+    time_limit_s: float = 60.0,
+    floors: Floors | None = None,
+) -> tuple[GroupedPlan | None, int]:
+    """The best plan found of all those that use just these strategies, if there was any, and a bound of them, ns:
+    proved until no plan of the set is shorter than ``below_ns`` by more than ``relative_gap``, with what is known
+    of the strategies' groups, ``floors``.
 
-    def __init__(self, problem: GroupedProblem, solver: Backend, relative_gap: float, time_limit_s: float) -> None:
+    Raises ``InvalidInputError`` where there are more sets of strategies than can be listed.
+    """
+    search = _Search(problem, backend(backend_name), relative_gap, time_limit_s, below_ns)
+    search.floors = floors
+    record = next(one for one in search.sets if one.used == used)
+    if record.bound_ns < search.target_ns():
+        search.examine(record)
+    return search.best, record.bound_ns
+
+
+class _Search:
+    """State of one run: the sets with their bounds, the best plan, and what is known from elsewhere that is no
+    longer than ``below_ns``."""
+
+    def __init__(
+        self,
+        problem: GroupedProblem,
+        solver: Backend,
+        relative_gap: float,
+        time_limit_s: float,
+        below_ns: float = math.inf,
+    ) -> None:
         self.problem = problem
         self.solver = solver
         self.relative_gap = relative_gap
+        self.below_ns = below_ns
+        self.floors: Floors | None = None
         self.cpu_start = time.process_time()
         self.deadline = time.perf_counter() + time_limit_s
         self.cuts = {kind: KindCuts(kind) for kind in problem.kinds}
@@ -136,7 +169,12 @@ class _Search:
 
     def target_ns(self) -> float:
         """A set with a bound of at least this is closed."""
-        return math.inf if self.best is None else self.best.time_ns * (1.0 - self.relative_gap)
+        return self.known_ns * (1.0 - self.relative_gap)
+
+    @property
+    def known_ns(self) -> float:
+        """The shortest step known."""
+        return self.below_ns if self.best is None else min(self.below_ns, self.best.time_ns)
 
     def bound_ns(self) -> int:
         """Least bound of all sets, at most the best plan."""
@@ -152,7 +190,7 @@ class _Search:
                 break
             if self.best is not None and time.perf_counter() >= self.deadline:
                 break
-            self._examine(record)
+            self.examine(record)
         if waits:
             self._wait()
         self._polish()
@@ -178,13 +216,14 @@ class _Search:
         """Time of a group with which a step of this set alone is within the gap of every bound."""
         return self.sets[0].bound_ns / (1.0 - self.relative_gap) - least_overhead_ns(self.problem, used)
 
-    def _examine(self, record: SetRecord) -> None:
+    def examine(self, record: SetRecord) -> None:
         """Relaxation, master, and where that leaves a gap and the step is small, the exact program."""
-        guess = record.bound_ns if self.best is None else self.best.time_ns
-        unit_ns = self._unit_ns(guess)
+        unit_ns = self._unit_ns(self._guess_ns(record))
         fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
         for profiles in (False, True):
-            master = master_program(self.problem, record.used, self.cuts, unit_ns, fractions, profiles)
+            master = master_program(
+                self.problem, record.used, self.cuts, unit_ns, fractions, profiles, floors=self.floors
+            )
             relaxation = Relaxation(master.program)
             # Without an answer there are no duals to prove anything with: the integer program decides.
             self._raise(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")
@@ -232,6 +271,10 @@ class _Search:
             longest = [int(np.flatnonzero(one.any(axis=0))[-1]) for one in packing.replicas if one.any()]
             if packing.kind in waits and longest:
                 waits[packing.kind].learn(max(longest), *self._interval(record, 1))
+
+    def _guess_ns(self, record: SetRecord) -> int:
+        """About what a step takes."""
+        return record.bound_ns if math.isinf(self.known_ns) else int(self.known_ns)
 
     def _unit_ns(self, guess_ns: int) -> int:
         return max(1, guess_ns // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
@@ -300,7 +343,7 @@ class _Search:
             solution = backend(_WITNESS[self.solver.name]).solve(below, limits)
         if solution.status == "infeasible":
             # Nothing below the best plan; without one, the set cannot hold the sequences at all.
-            nothing_below = most_ns or (2**62 if self.best is None else self.best.time_ns)
+            nothing_below = most_ns or (2**62 if math.isinf(self.known_ns) else math.floor(self.known_ns))
             self._raise(record, -(-nothing_below // unit_ns), unit_ns, by)
             return None
         if solution.bound is not None:
@@ -313,21 +356,20 @@ class _Search:
 
     def _below_best(self, program: Program, unit_ns: int, most_ns: int | None) -> Program:
         """The program with its objective bounded by the best plan, or by ``most_ns``."""
-        if self.best is None:
+        if math.isinf(self.known_ns):
             return program
         columns = np.flatnonzero(program.objective)
         row = Rows.dense(
             ("below_the_best_plan",),
             program.objective[columns],
             MINUS_INFINITY,
-            -(-(most_ns or self.best.time_ns) // unit_ns) - program.offset,
+            -(-(most_ns or math.ceil(self.known_ns)) // unit_ns) - program.offset,
             columns,
         )
         return program.with_rows(row)
 
     def _solve_exactly(self, record: SetRecord) -> None:
-        guess = record.bound_ns if self.best is None else self.best.time_ns
-        unit_ns = self._unit_ns(guess)
+        unit_ns = self._unit_ns(self._guess_ns(record))
         exact = exact_program(self.problem, record.used, unit_ns)
         values = self._solved(record, exact.program, unit_ns, "exact")
         if values is not None:

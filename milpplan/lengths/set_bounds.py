@@ -30,6 +30,8 @@ from milpplan.lengths.work import Loads, WorkBounds, serial_times
 _REFINE_SHARE = 0.5
 # Share of the sets that a strategy is in to have more proved of it before others have.
 _COMMON = 0.15
+# Bounds of a strategy that programs of a set get for every way to divide its sequences.
+_FLOORS = 3
 # So often replicas of a set are looked at for nothing.
 _FRUITLESS = 3
 # Programs of what strategies hold for sure prove a little more than is needed.
@@ -219,6 +221,27 @@ class SetBounds:
         if known is None or known.time_ns < time_ns:
             known = self.led_groups[member] = LedGroup(self.pool, member, time_ns)
         return known
+
+    def floors(self, one: Left, splits: Sequence[IntArray]) -> dict[int, list[tuple[FloatArray, float]]]:
+        """By position in a set: bounds that are high where its sequences are divided about as in ``splits``
+        [q, n], for loads of its pipelines that are open."""
+        used, found = one.screened.used, {}
+        for position, (place, number) in enumerate(zip(used, self.forced(used), strict=True)):
+            bounds = _joined(self._whole(place, number, self.plain[place]), self._programs(used, place))
+            fits, member, rows = np.isfinite(bounds.shares[0]), self.members[place], set()
+            if self.pool.num_stages(member) > 1:
+                loads = self.pool.fine.get(member, self.pool.loads(member, beside=True))
+                each, least, most = one.open.get(place, (loads.each, 0.0, loads.full))
+                times = (loads.each / each)[fits] / loads.full
+                low, high = least * float(times.min()), min(1.0, most * float(times.max()))
+                rows.add(len(bounds.constants))
+                bounds = loads.within(bounds, min(low, high / 2), high)
+            for held in splits:
+                values = bounds.shares[:, fits] @ held[position][fits] + bounds.constants
+                rows |= set(np.argsort(values)[-_FLOORS:].tolist())
+            shares = np.where(fits, bounds.shares, 0.0)
+            found[position] = [(shares[row], float(bounds.constants[row])) for row in sorted(rows)]
+        return found
 
     def branch(self, one: Left, kinds: Sequence[Kind], target_ns: float) -> None:
         """The set with its pipelines cut into intervals, then into classes, of these kinds."""

@@ -15,7 +15,7 @@ the least bound is next: that is the one that the bound of the step is.
     this may be the longest of all; then for all its pipelines.
  7. *Forced*: programs of pipelines of one replica with all that only they hold (``forced_programs``).
  8. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 6.
- 9. *Opened*: ``groups.solve_groups`` on the tables of the set; its answer is packed and timed exactly. Some
+ 9. *Opened*: ``groups.search.solve_set`` on the tables of the set; its answer is packed and timed exactly. Some
     sets without pipelines are opened before all others: what they give is what these have to beat.
 
 All of them know which sequences only one strategy of the set holds (``forced``). Where the time is over, a set
@@ -32,7 +32,7 @@ from functools import partial
 import numpy as np
 
 from milpplan.costs.columns import IntArray
-from milpplan.groups.search import solve_groups
+from milpplan.groups.search import solve_set
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.mixed_bounds import best_shares
 from milpplan.lengths.orders import Orders
@@ -40,15 +40,15 @@ from milpplan.lengths.parts import Kind
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import Helper, Left, OpenSet, Screened
 from milpplan.lengths.set_bounds import SetBounds
-from milpplan.lengths.steps import GAP_SHARE, AnyStep, Step
+from milpplan.lengths.steps import AnyStep, Step
 from milpplan.lengths.switches import Switches
 
 # More is known of a strategy alone if its bound is higher by this part.
 _NEWS = 5e-4
 # A set's tables are searched for this part of the time left or so long.
 _SEARCH_SHARE, _LEAST_S = 0.5, 2.0
-# Sets without pipelines that are opened before all others.
-_FIRST_OPENED = 6
+# Sets without pipelines that are opened before all others, in this part of the time.
+_FIRST_OPENED, _FIRST_SHARE = 6, 0.15
 # Steps whose groups are packed with more care, if they are above their bounds by this part of the step.
 _MOST_POLISHED, _LOSS = 2, 0.002
 # Seconds for whole sequences of one pipeline of a set.
@@ -181,6 +181,7 @@ class Several:
             self._lengthened,
             self._common,
             self._price_least,
+            self._open_small,
             self._lead_first,
             self._finer,
             self._price,
@@ -197,13 +198,14 @@ class Several:
 
     def _first(self, left: list[Left]) -> None:
         """Open the first sets without pipelines: their tables are tight, and what they give all have to beat."""
+        end = self._soon(_FIRST_SHARE * (self.deadline - time.perf_counter()))
         for one in [one for one in left if not self._pipelined(one)][:_FIRST_OPENED]:
-            if time.perf_counter() > self.deadline or one.bound_ns >= self.target_ns:
+            if time.perf_counter() > end or one.bound_ns >= self.target_ns:
                 break
             self._price(one)
             self._coarse(one)
             if one.bound_ns < self.best.time_ns:
-                self._arrange(one, self._linear_splits(one))
+                self._arrange(one, self._linear_splits(one), end)
             if one.bound_ns < self.target_ns:
                 self._open(one)
             one.ways = []
@@ -214,8 +216,11 @@ class Several:
             if least_ns >= self.target_ns or time.perf_counter() > self.deadline:
                 break
             packed = dict(step.packed)
+            lost = {m: one.time_ns - self.pool.held_ns(m, one.counts) for m, one in step.packed.items()}
+            if step.time_ns - sum(lost.values()) >= self.best.time_ns:
+                continue
             for member, one in step.packed.items():
-                if one.time_ns - self.pool.held_ns(member, one.counts) > _LOSS * step.time_ns:
+                if lost[member] > _LOSS * step.time_ns:
                     packed[member] = self.pool.polished(member, one, self.pool.grains(member, beside=True))
             self._keep(self.orders.best(sorted(packed), packed))
 
@@ -352,12 +357,22 @@ class Several:
         held = self._held(one)
         problem = self.orders.problem(held, self.switches.times(held))
         left = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
-        # What counts is the bound of all of the set together.
-        found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left, waits=False)
-        counts = {held[group.strategy]: group.counts for group in found.plan.groups}
-        self._arrange(one, [np.array([counts.get(member, 0 * self.pool.load.counts) for member in held])])
-        used = tuple(range(len(held)))
-        one.raise_to(max(float(record.bound_ns) for record in found.sets if record.used == used))
+        used, below_ns = tuple(range(len(held))), min(self.best.time_ns, self.below_ns)
+        floors = self.bounds.floors(one, self._linear_splits(one))
+        plan, bound_ns = solve_set(problem, used, below_ns, self.backend, self.gap, left, floors)
+        # Loads that are not open are no part of the program.
+        one.raise_to(min(float(bound_ns), self.target_ns))
+        if plan is not None:
+            counts = {held[group.strategy]: group.counts for group in plan.groups}
+            self._arrange(one, [np.array([counts.get(member, 0 * self.pool.load.counts) for member in held])])
+
+    def _open_small(self, one: Left) -> None:
+        """The same, where its bound rests on pipelines that hold next to nothing: what is still to be known of
+        these would not tell much."""
+        if one.worst and not any(one.worst.values()):
+            self._price(one)
+            self._open(one)
+            one.ways = [self._longest]
 
     def _arrange(self, one: Left, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
         """Keep the steps of a set that divide its sequences so, [q, n] each; after the ``deadline`` no more of

@@ -272,6 +272,9 @@ def work_bounds(tables: Tables, one: Sized, most_grains: int) -> WorkBounds:
             if constant > 0 and at < 1.0:
                 shares.append(each / layout.dp)
                 constants.append(ramp_ns + constant)
+    # Any group holds a sequence, which passes all stages.
+    shares.append(np.zeros(len(grains)))
+    constants.append(float(serial_times(tables, one, most_grains).min()))
     table = np.array(shares) * _SAFETY
     table[:, grains > most_grains] = np.inf
     return WorkBounds(table, np.array(constants) * _SAFETY)
@@ -300,15 +303,15 @@ def ramp(tables: Tables, num_stages: int, most_grains: int) -> float:
     return 0.0 if num_stages == 1 else float(passages(tables, list(range(num_stages - 1)), most_grains)[0])
 
 
-def passages(tables: Tables, stages: list[int], most_grains: int) -> FloatArray:
-    """Least time of a micro-batch that holds a sequence, forward and back through ``stages`` and over the links
-    after each, [n] ns; infinite where it does not fit."""
+def passages(tables: Tables, stages: list[int], most_grains: int, num_links: int | None = None) -> FloatArray:
+    """Least time of a micro-batch that holds a sequence, forward and back through ``stages`` and over so many
+    links, one after each stage unless told otherwise, [n] ns; infinite where it does not fit."""
     load = tables.load
     grains = load.lengths // load.grain
     fits = grains <= most_grains
     place = np.minimum(grains, most_grains) - 1
     links = 2 * np.minimum.accumulate(tables.bare.transfer[:most_grains][::-1])[::-1][place]
-    total = (links * len(stages)).astype(np.float64)
+    total = (links * (len(stages) if num_links is None else num_links)).astype(np.float64)
     for stage in stages:
         for phase in (0, 1):
             # Last tiles are those of this sequence or of a longer one.
@@ -325,7 +328,4 @@ def passages(tables: Tables, stages: list[int], most_grains: int) -> FloatArray:
 def serial_times(tables: Tables, one: Sized, most_grains: int) -> FloatArray:
     """Least time of a group that holds a sequence of each length, [n] ns: it passes all stages and back."""
     stages = one.candidate.layout.pp
-    total = passages(tables, [stages - 1], most_grains)
-    links = 2.0 * float(tables.bare.transfer[:most_grains].max())
-    total = total - links
-    return total + passages(tables, list(range(stages - 1)), most_grains) if stages > 1 else total
+    return passages(tables, list(range(stages)), most_grains, stages - 1)

@@ -29,7 +29,7 @@ def search(seconds: float) -> Several:
     found.sets = [found.left(one, number) for number, one in enumerate(found.screened(2).left)]
     # As far as it is a matter of milliseconds.
     for one in found.sets:
-        one.ways = one.ways[: one.ways.index(found._price)]
+        one.ways = [way for way in one.ways[: one.ways.index(found._price)] if way != found._open_small]
     assert len(found.sets) > 6
     return found
 
