@@ -3,9 +3,9 @@
     python -m benchmarks.lengths [--jobs 1,5] [--time-limit S] [--write]
 
 Every job of ``benchmarks.length_jobs`` is solved once over the whole space, at most two strategies in turn or
-degrees side by side; once for strategies in turn only; once with unlike replicas, too; and the rules of others are
-applied to the same strategies and exact times. All four tables of docs/lengths.md are of these runs, each time on
-idle cores. One to two minutes a job.
+degrees side by side; once for strategies in turn only; once with up to three in turn; once with unlike replicas,
+too; and the rules of others are applied to the same strategies and exact times. All five tables of docs/lengths.md
+are of these runs, each time on idle cores. One to two minutes a job.
 """
 
 from __future__ import annotations
@@ -22,43 +22,52 @@ from milpplan import solve_lengths
 from milpplan.lengths.records import BaselineStep, LengthsResult, StaticStep
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "lengths.md"
-GAP, MAX_STRATEGIES = 0.01, 2
+GAP, MAX_STRATEGIES, MORE_STRATEGIES = 0.01, 2, 3
 # Of the solve that others' rules come with: nothing of it is shown.
 ANY_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A job, its best step of the ``whole`` space, its best one of strategies in ``turns``, the best one with
-    ``unlike`` replicas, too, and what ``others``' rules make of it."""
+    """A job, its best step of the ``whole`` space, its best one of strategies in ``turns``, that of the whole
+    space with up to ``three`` of them, the best one with ``unlike`` replicas, too, and what ``others``' rules make
+    of it."""
 
     case: Case
     whole: LengthsResult
     turns: LengthsResult
+    three: LengthsResult
     unlike: LengthsResult
     others: tuple[BaselineStep, ...]
 
     @property
+    def results(self) -> tuple[LengthsResult, ...]:
+        """Those of all spaces."""
+        return self.whole, self.turns, self.three, self.unlike
+
+    @property
     def static(self) -> StaticStep:
         """The shortest static step of the solves."""
-        return min(self.whole.static, self.turns.static, self.unlike.static, key=lambda one: one.step_time_s)
+        return min((one.static for one in self.results), key=lambda one: one.step_time_s)
 
     @property
     def static_gap(self) -> float:
         """(time - bound) / time of the best static step; all bounds are proved, so the highest one counts."""
-        bound_s = max(one.static.lower_bound_s for one in (self.whole, self.turns, self.unlike))
+        bound_s = max(one.static.lower_bound_s for one in self.results)
         return 1 - bound_s / self.static.step_time_s
 
 
 def solved(case: Case, time_limit_s: float) -> Solved:
-    """A job, solved in all three spaces, with others' rules."""
+    """A job, solved in all four spaces, with others' rules."""
 
-    def run(gap: float, *, whole: bool = False, others: bool = False, unlike: bool = False) -> LengthsResult:
+    def run(
+        gap: float, most: int = MAX_STRATEGIES, *, whole: bool = False, others: bool = False, unlike: bool = False
+    ) -> LengthsResult:
         return solve_lengths(
             case.problem,
             case.workload,
             ALIGNMENT,
-            1 if others else MAX_STRATEGIES,
+            most,
             gap,
             time_limit_s,
             "highs",
@@ -69,7 +78,8 @@ def solved(case: Case, time_limit_s: float) -> Solved:
         )
 
     unlike = run(GAP, whole=True, unlike=True)
-    return Solved(case, run(GAP, whole=True), run(GAP), unlike, run(ANY_GAP, others=True).baselines)
+    more = run(GAP, MORE_STRATEGIES, whole=True)
+    return Solved(case, run(GAP, whole=True), run(GAP), more, unlike, run(ANY_GAP, 1, others=True).baselines)
 
 
 def strategies(result: LengthsResult) -> str:
@@ -120,6 +130,26 @@ def turns_row(one: Solved) -> list[str]:
         f"{result.gap:.1%}",
         strategies(result),
         f"{one.static.step_time_s / result.step_time_s:.3f}x",
+        f"{result.cpu_time_s:.0f}",
+        f"{result.wall_time_s:.0f}",
+    ]
+
+
+THREE = ("job", "lengths", "two (gap)", "wall s", "three", "bound", "gap", "strategies", "CPU s", "wall s")
+
+
+def three_row(one: Solved) -> list[str]:
+    """At most two strategies in turn against three."""
+    result, two = one.three, one.whole
+    return [
+        one.case.job,
+        one.case.sequences,
+        f"{two.step_time_s:.3f} ({two.gap:.1%})",
+        f"{two.wall_time_s:.0f}",
+        f"{result.step_time_s:.3f}",
+        f"{result.lower_bound_s:.3f}",
+        f"{result.gap:.1%}",
+        strategies(result),
         f"{result.cpu_time_s:.0f}",
         f"{result.wall_time_s:.0f}",
     ]
@@ -191,6 +221,7 @@ def others_row(one: Solved) -> list[str]:
 TABLES: dict[str, tuple[Sequence[str], Callable[[Solved], list[str]]]] = {
     "lengths": (WHOLE, whole_row),
     "turns": (TURNS, turns_row),
+    "three": (THREE, three_row),
     "unlike": (UNLIKE, unlike_row),
     "baselines": (OTHERS, others_row),
 }
@@ -216,7 +247,7 @@ def main() -> None:
     """Solve the jobs asked for, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", help="numbers of jobs, as in 1,5; all unless given")
-    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), three solves a job")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), four solves a job")
     parser.add_argument("--write", action="store_true", help="replace these jobs' rows in docs/lengths.md")
     words = parser.parse_args()
     numbers = [int(word) for word in words.jobs.split(",")] if words.jobs else list(range(1, len(CASES) + 1))

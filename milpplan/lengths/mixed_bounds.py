@@ -27,8 +27,8 @@ from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.groups import linear
 from milpplan.lengths.work import WorkBounds
 
-# Turns of weights, and after how many of them sets that are closed are left out.
-_TURNS, _CHECK = 60, 2
+# Turns of weights, and after how many of them sets are left out that are closed, and that will not be.
+_TURNS, _CHECK, _MARK = 60, 2, 12
 # Where a length does not fit, ns.
 _NEVER = 1e18
 # Sums of shares of the workload that differ by less are the same.
@@ -205,13 +205,18 @@ def _raised(
     the weights of it, which are ``first`` to begin with."""
     holds = problem.holds_longest(sets[:, place])
     found, best = np.where(holds, 0.0, np.inf), first.copy()
-    open_ = np.flatnonzero(holds)
+    open_, before = np.flatnonzero(holds), found.copy()
     weights = first[open_]
     for turn in range(_TURNS):
         if not len(open_):
             break
         if turn % _CHECK == 1:
             still = found[open_] < target[open_]
+            if turn % _MARK == 1 and turn > 1:
+                # Twice as fast as it has risen it would not get there, and it rises ever more slowly.
+                rose = (found[open_] - before[open_]) * (2 * (_TURNS - turn) / _MARK)
+                still &= found[open_] + rose >= target[open_]
+                before = found.copy()
             open_, weights = open_[still], weights[still]
             if not len(open_):
                 break

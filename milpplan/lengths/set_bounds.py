@@ -21,10 +21,10 @@ from milpplan.lengths.forced_programs import ForcedProgram
 from milpplan.lengths.led_groups import LedGroup
 from milpplan.lengths.led_sets import LedSet, Taker
 from milpplan.lengths.mixed_bounds import Bounded
-from milpplan.lengths.parts import INTERVALS, Kind, Parts
+from milpplan.lengths.parts import Kind, Parts
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import Left, OpenSet, Screened, branched, screened, split
-from milpplan.lengths.work import Loads, WorkBounds, serial_times
+from milpplan.lengths.work import WorkBounds, serial_times
 
 # Part of the time for loads of pipelines, before sets are looked at.
 _REFINE_SHARE = 0.5
@@ -43,9 +43,9 @@ class SetBounds:
 
     def __init__(self, pool: Pool, members: Sequence[int]) -> None:
         self.pool, self.members = pool, list(members)
-        # By place: linear bounds, and the loads of pipelines where they are known; strategies of many sets.
+        # Linear bounds by place; pipelines whose loads are known, and strategies of many sets.
         self.plain: list[WorkBounds] = []
-        self.known: dict[int, Loads] = {}
+        self.known: set[int] = set()
         self.parts = Parts(pool, self.members, [])
         # What a sequence is of the workload, [n], as the first pipeline weighs it.
         self.measure: FloatArray | None = None
@@ -70,16 +70,17 @@ class SetBounds:
         # Those of the sets with the least bounds first.
         for place in dict.fromkeys(one for held in kept.left for one in held.used):
             if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
-                self.known[place] = pool.loads(members[place], beside=True)
+                self.known.add(place)
+                pool.loads(members[place], beside=True)
         end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
-        kept = self._split(kept.left, INTERVALS, target_ns, end)
+        kept = self.split(kept.left, target_ns, end)
         times = Counter(place for one in kept.left for place in one.used)
         self.common = {place for place, number in times.items() if number >= _COMMON * len(kept.left)}
         return Screened(kept.left, min(dropped, kept.dropped_ns))
 
-    def _split(self, sets: tuple[OpenSet, ...], edges: FloatArray, target_ns: float, deadline: float) -> Screened:
-        """Sets bounded anew with the loads of their pipelines between two neighbours of ``edges`` each, and with
-        sequences that run under one strategy for sure."""
+    def split(self, sets: Sequence[OpenSet], target_ns: float, deadline: float) -> Screened:
+        """Sets bounded anew with the loads of their pipelines in intervals, with what is known of them alone, and
+        with sequences that run under one strategy for sure; until the ``deadline``."""
         if not sets:
             return Screened((), np.inf)
         # A strategy of a set, with how many sequences it holds for sure.
@@ -88,20 +89,18 @@ class SetBounds:
         for one in sets:
             held = zip(one.used, self.forced(one.used), strict=True)
             numbered.append(OpenSet(one.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in held)))
-        places = [place for place, _ in keys]
         bounds = [self._whole(place, number, self.plain[place]) for place, number in keys]
-        owners, shares, parts = list(places), [(0.0, 1.0)] * len(keys), {}
-        for key, place in enumerate(places):
-            parts[key] = [key]
-            if place in self.known:
-                parts[key] = list(range(len(bounds), len(bounds) + len(edges) - 1))
-                for low, high in pairwise(edges.tolist()):
-                    bounds.append(self.known[place].within(bounds[key], low, high))
-                    owners.append(place)
-                    full = self.known[place].full
-                    shares.append(self._held(place, self.known[place].each, low * full, high * full))
+        owners, shares, parts = [place for place, _ in keys], [(0.0, 1.0)] * len(keys), {}
+        for key, (place, number) in enumerate(keys):
+            intervals = self.parts.of(place, "alone") if place in self.known else []
+            parts[key] = list(range(len(bounds), len(bounds) + len(intervals))) or [key]
+            bounds += [self._whole(place, number, whole) for whole, *_ in intervals]
+            owners += [place] * len(intervals)
+            if intervals:
+                each, ends = self.parts.ends(place, "alone")
+                shares += [self._held(place, each, *pair) for pair in pairwise(ends.tolist())]
         found = split(self.bounded(owners, bounds, shares), parts, numbered, target_ns, deadline)
-        left = tuple(OpenSet(one.bound_ns, tuple(places[key] for key in one.used)) for one in found.left)
+        left = tuple(OpenSet(one.bound_ns, tuple(owners[key] for key in one.used)) for one in found.left)
         return Screened(left, found.dropped_ns)
 
     def _held(self, place: int, each: FloatArray, least: float, most: float) -> tuple[float, float]:
