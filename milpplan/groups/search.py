@@ -28,14 +28,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.errors import SolverError
-from milpplan.groups.around import pack_around
 from milpplan.groups.balance import balanced, balances, first_packings
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.exact import exact_program, exact_size
 from milpplan.groups.exchange import filled
-from milpplan.groups.local_search import improve
+from milpplan.groups.joined import joined, leveled, packed
 from milpplan.groups.master import DEFAULT_FRACTIONS, Floors, master_program
-from milpplan.groups.packing import Packing, pack
 from milpplan.groups.pair_exchange import exchanged
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
@@ -65,8 +63,6 @@ _PROGRESS = 2e-4
 # Masters that follow what packings took, and how often they do for a set, after what is learned.
 _SHARED = 3
 _SHARES = 2
-# Exchanges between different kinds of replicas of a group.
-_ROUNDS = 150
 # Sets that are balanced before programs are solved, in so many rounds each; the best ones for longer.
 _STARTS = 8
 _STARTS_MORE = 3
@@ -130,9 +126,9 @@ def solve_set(
     time_limit_s: float = 60.0,
     floors: Floors | None = None,
 ) -> tuple[GroupedPlan | None, int]:
-    """The best plan found of all those that use just these strategies, if there was any, and a bound of them, ns:
-    proved until no plan of the set is shorter than ``below_ns`` by more than ``relative_gap``, with what is known
-    of the strategies' groups, ``floors``.
+    """The best plan found, if there was any, which may leave out some of these strategies, and a bound of all that
+    use just these, ns: proved until none of them is shorter than that or than ``below_ns`` by more than
+    ``relative_gap``, with what is known of the strategies' groups, ``floors``.
 
     Raises ``InvalidInputError`` where there are more sets of strategies than can be listed.
     """
@@ -309,10 +305,10 @@ class _Search:
         unit_ns = self._unit_ns(self.best.time_ns)
         interval = self._interval(record, unit_ns)
         for _ in range(_SHARED):
-            packings = self._packings(loads, around=True)
+            packings = packed(loads, self.cuts, around=True)
             if packings is None:
                 return
-            self._keep(self._joined(packings))
+            self._keep(joined(self.problem, packings))
             rooms = {
                 kind: one.room(*interval).after(packings[kind].time_ns, loads[kind], kind)
                 for kind, one in waits.items()
@@ -392,42 +388,12 @@ class _Search:
     def _polish(self) -> None:
         """Let idle replicas of the best plan take work until nothing gets shorter; level single micro-batches."""
         if self.best is not None:
-            groups = [self._leveled(group) for group in self.best.groups]
+            groups = [leveled(group) for group in self.best.groups]
             self._keep(arranged(self.problem, groups))
         while self.best is not None and time.perf_counter() < self.deadline:
             if self.bound_ns() >= self.target_ns() or not self._keep(filled(self.best, self.cuts, self._packed)):
                 return
 
-    def _leveled(self, group: Group) -> Group:
-        """The group with pairs of sequences exchanged, where its replicas run one micro-batch."""
-        if not balances([packing.kind for packing in group.packings]):
-            return group
-        return Group(group.strategy, tuple(exchanged(group.packings)))
-
     def _packed(self, counts: dict[Kind, Int64Array]) -> GroupedPlan | None:
-        packings = self._packings(counts)
-        return None if packings is None else self._joined(packings)
-
-    def _packings(self, counts: dict[Kind, Int64Array], around: bool = False) -> dict[Kind, Packing] | None:
-        """Every kind's sequences packed, ``around`` the longest where that is possible; None if one's are not."""
-        packings = {}
-        for kind in counts:
-            found = pack_around(kind, self.cuts[kind], counts[kind]) if around else None
-            if found is None:
-                found = pack(kind, self.cuts[kind], counts[kind])
-            if found is None:
-                return None
-            packings[kind] = found
-        return packings
-
-    def _joined(self, packings: dict[Kind, Packing]) -> GroupedPlan:
-        """The plan of all kinds' packings, levelled between the kinds of a group."""
-        groups: dict[int, list[Packing]] = {}
-        for kind, packing in packings.items():
-            groups.setdefault(kind.strategy, []).append(packing)
-        for strategy, side_by_side in groups.items():
-            if len(side_by_side) > 1:
-                groups[strategy] = improve(side_by_side, _ROUNDS)
-            if balances([packing.kind for packing in side_by_side]):
-                groups[strategy] = balanced(groups[strategy], _START_ROUNDS)
-        return arranged(self.problem, [Group(strategy, tuple(one)) for strategy, one in groups.items()])
+        packings = packed(counts, self.cuts)
+        return None if packings is None else joined(self.problem, packings)

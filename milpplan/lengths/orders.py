@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from milpplan.costs.columns import IntArray
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Strategy, SwitchTimes
 from milpplan.groups.tours import best_tour, least_overhead_ns
@@ -41,6 +42,19 @@ class Orders:
         times = {members.index(member): one.time_ns for member, one in packed.items()}
         tour = best_tour(self._exact(members, self.switches.times(members)), tuple(sorted(times)), times)
         return Step(members[tour.home], tuple(members[one] for one in tour.order), dict(packed), tour.time_ns)
+
+    def arranged(
+        self, members: list[int], counts: Mapping[int, IntArray], deadline: float = float("inf")
+    ) -> Step | None:
+        """The groups packed and timed exactly, in the best order, with little care after the ``deadline``; none
+        where one was not packed."""
+        packed = {}
+        for member, held in counts.items():
+            found = self.pool.packed(member, held, self.pool.members[member].beside_grains, deadline)
+            if found is None:
+                return None
+            packed[member] = found
+        return self.best(members, packed)
 
     def _exact(self, members: list[int], times: SwitchTimes) -> GroupedProblem:
         """The problem with the true reductions; tables of pipelines may have ramps in theirs."""

@@ -129,7 +129,7 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screene
 
 def split(
     problem: Bounded,
-    parts: Mapping[int, Sequence[int]],
+    parts: Mapping[int, list[int]],
     sets: Sequence[OpenSet],
     target_ns: float,
     deadline: float = np.inf,
@@ -151,7 +151,7 @@ def split(
             rows = np.array([held.used for held in mine])
             choices = _Choices.of(problem, rows, last)
             last = choices.last
-            cut = [place for place in range(size) if any(len(parts[one]) > 1 for one in rows[:, place].tolist())]
+            cut = [place for place in range(size) if any(parts[one] != [one] for one in rows[:, place].tolist())]
             for position in cut or [0]:
                 choices = choices.cut(position, parts, target_ns)
             for held, least in zip(mine, choices.least.tolist(), strict=True):

@@ -3,20 +3,23 @@
 Every set goes through the same few ways to know more of it, each dearer than the last, and always the set with
 the least bound is next: that is the one that the bound of the step is.
 
- 1. *Screened* (``screening``): all sets at once, switches free; then with the loads of pipelines, in intervals.
+ 1. *Screened* (``screening``): all sets at once, switches free; then with their pipelines in intervals of the
+    load.
  2. *Alone*: with what is known of its strategies alone, and of the longest sequence where one of them holds nearly
-    everything; again whenever that is more. Then the strategies that are in many sets as in 5 and 6, once for all
+    everything; again whenever that is more. Then the strategies that are in many sets as in 6 and 7, once for all
     of these.
- 3. *Priced*: the cheapest order with what its switches take at least; after the next, with these themselves.
- 4. *Led* (``led_sets``): by what replicas hold at most, as long as that soon tells much; after 8 to the end.
- 5. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most. The first
-    set that gets here is packed as its linear programs, and those of 4, have it.
- 6. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
+ 3. *Priced*: the cheapest order with what its switches take at least; after 6, with these themselves.
+ 4. *Opened* as in 10, where its bound rests on pipelines that hold next to nothing.
+ 5. *Led* (``led_sets``): by what replicas hold at most, as long as that soon tells much; after 9 to the end.
+ 6. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most. The first
+    set that gets here is packed as its linear programs, and those of 5, have it.
+ 7. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
     this may be the longest of all; then for all its pipelines.
- 7. *Forced*: programs of pipelines of one replica with all that only they hold (``forced_programs``).
- 8. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 6.
- 9. *Opened*: ``groups.search.solve_set`` on the tables of the set; its answer is packed and timed exactly. Some
-    sets without pipelines are opened before all others: what they give is what these have to beat.
+ 8. *Forced*: programs of pipelines of one replica with all that only they hold (``forced_programs``).
+ 9. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 7.
+10. *Opened*: ``groups.search.solve_set`` on the tables of the set, with bounds that are high where its linear
+    programs divide the sequences; its answer is packed and timed exactly. Some sets without pipelines are opened
+    before all others: what they give is what these have to beat.
 
 All of them know which sequences only one strategy of the set holds (``forced``). Where the time is over, a set
 keeps the bound it has. Another process may look at some of the sets (``set_process``).
@@ -382,21 +385,10 @@ class Several:
             if time.perf_counter() > deadline:
                 break
             counts = {member: mine for member, mine in zip(held, one_split, strict=True) if mine.any()}
-            if (step := self.arranged(held, counts, deadline)) is not None:
+            if (step := self.orders.arranged(held, counts, deadline)) is not None:
                 self._keep(step)
 
     def _linear_splits(self, one: Left) -> list[IntArray]:
         """Where the linear programs of what is known of the set put the sequences, [q, n] each."""
         used = one.screened.used
         return best_shares(self.bounds.linear(used), np.arange(len(used)))
-
-    def arranged(self, members: list[int], counts: dict[int, IntArray], deadline: float = np.inf) -> Step | None:
-        """The groups packed and timed exactly, in the best order, with little care after the ``deadline``; none
-        where one was not packed."""
-        packed = {}
-        for member, held in counts.items():
-            found = self.pool.packed(member, held, self.pool.members[member].beside_grains, deadline)
-            if found is None:
-                return None
-            packed[member] = found
-        return self.orders.best(members, packed)

@@ -93,7 +93,7 @@ def test_sets_know_who_holds_the_longest() -> None:
             share = random.integers(0, found.load.counts + 1)
             # What fits under one only is there.
             share[-3:] = found.load.counts[-3:] if numbers[0] else 0
-            step = search.arranged(held, {held[0]: share, held[1]: found.load.counts - share})
+            step = search.orders.arranged(held, {held[0]: share, held[1]: found.load.counts - share})
             if step is not None:
                 assert left.bound_ns <= step.time_ns
                 checked += 1

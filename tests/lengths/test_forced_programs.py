@@ -168,7 +168,7 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
             # What fits under one only is there.
             share[number:] = found.load.counts[number:]
             parts = {held[place]: share, held[1 - place]: found.load.counts - share}
-            step = search.arranged(held, parts)
+            step = search.orders.arranged(held, parts)
             if step is not None:
                 assert left.bound_ns <= step.time_ns
                 checked += 1

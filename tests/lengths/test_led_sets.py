@@ -53,7 +53,7 @@ def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
         for _ in range(3):
             share = random.binomial(found.load.counts, random.choice([0.05, 0.3, 0.5, 0.7, 0.95]))
             split = {held[0]: share, held[1]: found.load.counts - share}
-            step = search.arranged(held, split) if all(counts.any() for counts in split.values()) else None
+            step = search.orders.arranged(held, split) if all(counts.any() for counts in split.values()) else None
             steps += [] if step is None else [(step.time_ns, split)]
         if not steps:
             continue
@@ -133,7 +133,7 @@ def test_sets_of_three_and_strategies_of_one_stage() -> None:
     left = search.left(next(s for s in search.screened(3).left if len(s.used) == 3), 0)
     counts = found.load.counts
     third = counts // 3
-    step = search.arranged(search.members, {one: third, others[0]: third, others[1]: counts - 2 * third})
+    step = search.orders.arranged(search.members, {one: third, others[0]: third, others[1]: counts - 2 * third})
     assert step is not None
     search._price(left)
     search.bounds.lead(left, step.time_ns * 1.2, time.perf_counter() + 1.0)

@@ -74,7 +74,7 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
         assert left.bound_ns >= before_ns
         held = [search.members[place] for place in one.used]
         half = found.load.counts // 2
-        step = search.arranged(held, {held[0]: half, held[1]: found.load.counts - half})
+        step = search.orders.arranged(held, {held[0]: half, held[1]: found.load.counts - half})
         assert step is None or left.bound_ns <= step.time_ns
     assert looked_at > 0
 
@@ -111,7 +111,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
         for _ in range(2):
             share = random.binomial(found.load.counts, random.choice([0.05, 0.5, 0.95]))
             split = {held[0]: share, held[1]: found.load.counts - share}
-            step = search.arranged(held, split) if all(counts.any() for counts in split.values()) else None
+            step = search.orders.arranged(held, split) if all(counts.any() for counts in split.values()) else None
             if step is not None:
                 checked += 1
                 assert left.bound_ns <= step.time_ns

@@ -1,0 +1,193 @@
+"""Bounds of many sets at once, cut into parts of their strategies, held to plain enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from milpplan.costs.columns import FloatArray
+from milpplan.lengths.mixed_bounds import Bounded, cheap_ns, mixed_ns, sharpened_ns
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.screening import OpenSet, screened, split
+from milpplan.lengths.several import Several
+from milpplan.lengths.steps import Step
+from milpplan.lengths.work import WorkBounds
+from tests.lengths.cases import deep_pool, pool
+
+NUMBER = 6
+# What each of the sequences is of the workload.
+MEASURE = np.array([0.05, 0.1, 0.1, 0.15, 0.2, 0.4])
+
+
+@dataclass(frozen=True)
+class Strategies:
+    """Strategies whose groups take exactly the highest of their bounds, with the longest sequence its passage."""
+
+    bounds: list[WorkBounds]
+    serial: FloatArray
+    once: FloatArray
+    finish: FloatArray
+
+    @staticmethod
+    def drawn(random: np.random.Generator, number: int, constants: int = 9) -> Strategies:
+        """Three bounds each, in small numbers."""
+        shares = random.integers(1, 30, (number, 3, NUMBER)).astype(float)
+        bounds = [WorkBounds(table, random.integers(0, constants, 3).astype(float)) for table in shares]
+        serial = shares[:, :, -1].max(axis=1) + random.integers(0, 40, number)
+        once, finish = (random.integers(0, constants, number).astype(float) for _ in range(2))
+        return Strategies(bounds, serial, once, finish)
+
+    def bounded(self, more: list[tuple[int, WorkBounds, tuple[float, float]]]) -> Bounded:
+        """What screening needs of all of them, and ``more`` parts of them."""
+        rows = [*range(len(self.bounds)), *(one for one, _, _ in more)]
+        bounds = [*self.bounds, *(bound for _, bound, _ in more)]
+        held = [(0.0, 1.0)] * len(self.bounds) + [ends for _, _, ends in more]
+        counts = np.ones(NUMBER, dtype=np.int64)
+        return Bounded.of(bounds, self.serial[rows], self.once[rows], self.finish[rows], counts, held)
+
+    def group(self, one: int, held: FloatArray) -> float:
+        """Time of a group."""
+        rows = self.bounds[one].shares @ held + self.bounds[one].constants
+        return max(float(rows.max()), float(self.serial[one]) if held[-1] else 0.0)
+
+    def least(self, used: tuple[int, ...]) -> float:
+        """Of all assignments of the sequences to a set."""
+        found = np.inf
+        for chosen in itertools.product(used, repeat=NUMBER):
+            groups = [self.group(one, (np.array(chosen) == one).astype(float)) for one in used]
+            found = min(found, sum(groups))
+        return found + float(self.once[list(used)].sum() + self.finish[list(used)].min())
+
+    def part(self, one: int, low: float, high: float) -> tuple[int, WorkBounds, tuple[float, float]]:
+        """Groups that hold between two shares of the workload: none of them takes less than the least of all."""
+        every = (np.array(held, dtype=float) for held in itertools.product((0, 1), repeat=NUMBER))
+        times = [self.group(one, held) for held in every if low <= float(MEASURE @ held) <= high]
+        more = WorkBounds(np.zeros((1, NUMBER)), np.array([min(times)]))
+        return one, self.bounds[one].joined(more), (low, high)
+
+
+def few(seed: int) -> Iterator[tuple[Strategies, tuple[int, ...]]]:
+    """Sets of two and three."""
+    random = np.random.default_rng(seed)
+    for size in (2, 3, 2, 3):
+        yield Strategies.drawn(random, size), tuple(range(size))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sets_cut_into_parts_are_bounded(seed: int) -> None:
+    """Parts that together are all groups: no assignment is below the least of all choices of parts; some sets are
+    bounded higher than whole; a set that may be shorter than a target is left, and a bound above the target closes
+    it."""
+    gained = 0
+    for drawn, used in few(seed):
+        least = drawn.least(used)
+        ends = [0.0, 0.3, 0.62, 1.0]
+        more, parts = [], {}
+        for one in used:
+            parts[one] = list(range(len(used) + len(more), len(used) + len(more) + 3))
+            more += [drawn.part(one, *pair) for pair in itertools.pairwise(ends)]
+        problem = drawn.bounded(more)
+        whole = float(mixed_ns(problem, np.array([used]), np.inf)[0])
+        sets = [OpenSet(0.0, used)]
+        (cut,) = split(problem, parts, sets, np.inf).left
+        assert cut.bound_ns <= least * (1 + 1e-9)
+        gained += cut.bound_ns > whole * 1.001
+        assert split(problem, parts, sets, least + 1e-6).left[0].used == used
+        closed = split(problem, parts, sets, cut.bound_ns * 0.99)
+        assert not closed.left
+        assert cut.bound_ns * 0.99 <= closed.dropped_ns <= least * (1 + 1e-9)
+        # Out of time a set is left as it is.
+        assert split(problem, parts, [OpenSet(1.0, used)], 0.5, time.perf_counter() - 1.0).left[0].bound_ns == 1.0
+    assert gained > 0
+
+
+def test_choices_that_cannot_hold_the_workload_are_left_out() -> None:
+    """Two parts that hold half of it at most, together with others of as much: less than all, or just enough."""
+    drawn = Strategies.drawn(np.random.default_rng(5), 2)
+    little = [(one, drawn.bounds[one], (0.0, 0.4)) for one in (0, 1)]
+    enough = [(one, drawn.bounds[one], (0.0, 0.5)) for one in (0, 1)]
+    much = [(one, drawn.bounds[one], (0.6, 1.0)) for one in (0, 1)]
+    problem = drawn.bounded([*little, *enough, *much])
+    sets = np.array([[2, 3], [4, 5], [6, 7], [2, 7], [0, 1]])
+    assert problem.able(sets).tolist() == [False, True, False, True, True]
+    only_little = split(problem, {0: [2], 1: [3]}, [OpenSet(0.0, (0, 1))], np.inf)
+    assert not only_little.left
+    assert only_little.dropped_ns == np.inf
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_weights_bound_a_set(seed: int) -> None:
+    """Random ones, and those of some strategies that are for one bound only."""
+    random = np.random.default_rng(seed)
+    for drawn, used in few(seed):
+        problem, least = drawn.bounded([]), drawn.least(used)
+        for power in (1.0, 8.0):
+            weights = random.random((len(used), 2, 4)) ** power
+            weights[:, 0, -1] = 0.0
+            weights /= weights.sum(axis=2, keepdims=True)
+            assert cheap_ns(problem, np.array([used, used[::-1]]), weights).max() <= least * (1 + 1e-9)
+
+
+def test_no_set_is_lost_while_sets_grow() -> None:
+    """Of all sets of two to four strategies those with a bound below the target are left, though sets are not
+    grown where whatever joins them is above it."""
+    random = np.random.default_rng(8)
+    for _ in range(4):
+        drawn = Strategies.drawn(random, 7, constants=25)
+        problem = drawn.bounded([])
+        every = [used for size in (2, 3, 4) for used in itertools.combinations(range(7), size)]
+        sharp = {used: sharpened_ns(problem, np.array(used)) for used in every}
+        target = float(np.quantile(list(sharp.values()), 0.3))
+        found = screened(problem, 4, target)
+        left = {one.used for one in found.left}
+        assert {used for used, bound in sharp.items() if bound < target * (1 - 1e-9)} <= left
+        assert len(left) < len(every)
+        dropped = [bound for used, bound in sharp.items() if used not in left]
+        assert target <= found.dropped_ns <= min(dropped) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("found", [pool, deep_pool], ids=["shallow", "deep"])
+def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
+    """What programs of a set know of its strategies: no random group of one, packed and timed exactly, takes less,
+    whether all of its loads are open or only those around what it holds; they are no less than what all linear
+    bounds say where sequences are divided so."""
+    assert callable(found)
+    known: Pool = found()
+    random, checked = np.random.default_rng(11), 0
+    search = Several(known, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search.deadline = time.perf_counter() + 60.0
+    pipelines = [member for member in search.members if 1 < known.num_stages(member) < 4][:2]
+    others = [member for member in search.members if known.num_stages(member) == 1][:1]
+    search.members = [*pipelines, *others]
+    screened_ = search.screened(3).left
+    for screened_set in screened_[:3]:
+        left = search.left(screened_set, 0)
+        members = [search.members[place] for place in screened_set.used]
+        for _ in range(3):
+            # Everything runs somewhere: what only one of them holds, all under that.
+            most = np.array([[known.grains(member, beside=True) * known.load.grain] for member in members])
+            share = random.random((len(members), len(known.load.counts))) * (known.load.lengths <= most)
+            ends = np.rint(np.cumsum(share / share.sum(axis=0), axis=0) * known.load.counts)
+            held = list(np.diff(ends, axis=0, prepend=0.0).astype(np.int64))
+            left.open = {}
+            if random.random() < 0.5:
+                for place, member, mine in zip(screened_set.used, members, held, strict=True):
+                    if known.num_stages(member) > 1:
+                        loads = known.loads(member, beside=True)
+                        load = float(loads.each @ mine)
+                        left.open[place] = loads.each, 0.9 * load, 1.1 * load
+            floors = search.bounds.floors(left, [np.array(held)])
+            for position, (member, mine) in enumerate(zip(members, held, strict=True)):
+                packed = known.packed(member, mine, known.grains(member, beside=True)) if mine.any() else None
+                if packed is None:
+                    continue
+                values = [float(shares @ mine) + constant for shares, constant in floors[position]]
+                assert max(values) <= packed.time_ns
+                assert max(values) >= known.bounds(member, beside=True).at(mine.astype(float)) * (1 - 1e-9)
+                checked += 1
+    assert checked > 8
