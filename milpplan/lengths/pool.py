@@ -86,6 +86,7 @@ class Pool:
     told: dict[int, Loads] = field(default_factory=dict)
     serial: dict[tuple[int, int], float] = field(default_factory=dict)
     whole: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
+    held_for_sure: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @staticmethod
     def of(problem: Problem, load: Load) -> Pool:
@@ -133,8 +134,11 @@ class Pool:
     def forced(self, member: int, others: Sequence[int]) -> int:
         """How many sequences run under the strategy for sure beside ``others``, none of which holds them, and are
         whole in ``holding``."""
-        number = int(self.load.counts[self.first_forced(member, others) :].sum())
-        return min(number, most_whole(self.members[member]))
+        key = (member, max(self.members[one].beside_grains for one in others))
+        if key not in self.held_for_sure:
+            number = int(self.load.counts[self.first_forced(member, others) :].sum())
+            self.held_for_sure[key] = min(number, most_whole(self.members[member]))
+        return self.held_for_sure[key]
 
     def first_forced(self, member: int, others: Sequence[int]) -> int:
         """From which length number on none of ``others`` holds a sequence, but the strategy holds the longest; the

@@ -81,8 +81,9 @@ class Screened:
     dropped_ns: float
 
 
-def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screened:
-    """The sets of two and more strategies with a bound below ``target_ns``.
+def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: float = np.inf) -> Screened:
+    """The sets of two and more strategies with a bound below ``target_ns``. After the ``deadline`` (of
+    ``perf_counter``) no set grows beyond two, and what is left of these is bounded together.
 
     Raises:
         InvalidInputError: there are too many sets to try.
@@ -94,12 +95,12 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screene
     work, once = problem.shares[rows, best] * problem.counts, problem.once + problem.constants[rows, best]
     # The least work and reductions of those from each on.
     rest, more = (np.minimum.accumulate(one[::-1])[::-1] for one in (work, once))
-    left: list[tuple[int, ...]] = []
+    left: list[OpenSet] = []
     dropped, tried = np.inf, 0
-    # Sets as their least shares, grown by one strategy of a higher number at a time.
-    grown: list[tuple[tuple[int, ...], FloatArray]] = [((one,), work[one]) for one in range(number)]
+    # Sets as their least shares, grown by one strategy of a higher number at a time; a bound of what they grow to.
+    grown: list[tuple[tuple[int, ...], FloatArray, float]] = [((one,), work[one], 0.0) for one in range(number)]
     for size in range(2, min(max_strategies, number) + 1):
-        tried += sum(number - 1 - used[-1] for used, _ in grown)
+        tried += sum(number - 1 - used[-1] for used, _, _ in grown)
         if tried > _MAX_SETS:
             raise InvalidInputError(
                 f"{number} strategies make more than {_MAX_SETS:,} sets of at most {max_strategies}.",
@@ -107,23 +108,28 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float) -> Screene
                 "Lower --max-strategies, or fix fields of the layout.",
             )
         larger = []
-        for used, least in grown:
+        for used, least, whole in grown:
+            if size > 2 and time.perf_counter() > deadline:
+                dropped = min(dropped, whole)
+                continue
             later = np.arange(used[-1] + 1, number)
             ends = np.minimum(problem.finish[later], problem.finish[list(used)].min())
             fixed = float(once[list(used)].sum()) + ends + once[later]
             parts = np.minimum(least, work[later])
             bounds = parts.sum(axis=1) * SAFETY + fixed
             dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
-            left += [(*used, int(one)) for one in later[bounds < target_ns]]
+            below = np.flatnonzero(bounds < target_ns).tolist()
+            left += [OpenSet(float(bounds[row]), (*used, int(later[row]))) for row in below]
             if size < max_strategies and len(later) > 1:
                 # Whatever joins these.
                 joined = np.minimum(parts[:-1], rest[later[1:]]).sum(axis=1) * SAFETY + more[later[1:]]
                 joined += float(once[list(used)].sum()) + once[later[:-1]] + float(problem.finish.min())
                 dropped = min(dropped, float(joined[joined >= target_ns].min(initial=np.inf)))
                 able = np.flatnonzero(joined < target_ns).tolist()
-                larger += [((*used, int(later[row])), parts[row]) for row in able]
+                larger += [((*used, int(later[row])), parts[row], float(joined[row])) for row in able]
         grown = larger
-    found = split(problem, {one: [one] for one in range(number)}, [OpenSet(0.0, used) for used in left], target_ns)
+    left.sort(key=lambda one: one.bound_ns)
+    found = split(problem, {one: [one] for one in range(number)}, left, target_ns, deadline)
     return replace(found, dropped_ns=min(dropped, found.dropped_ns))
 
 

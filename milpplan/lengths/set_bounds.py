@@ -26,8 +26,8 @@ from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import Left, OpenSet, Screened, branched, screened, split
 from milpplan.lengths.work import WorkBounds, serial_times
 
-# Part of the time for loads of pipelines, before sets are looked at.
-_REFINE_SHARE = 0.5
+# Parts of the time for all sets at once, and then each for loads of pipelines and for sets cut by these.
+_SCREEN_SHARE, _REFINE_SHARE = 0.35, 0.5
 # Share of the sets that a strategy is in to have more proved of it before others have.
 _COMMON = 0.15
 # Bounds of a strategy that programs of a set get for every way to divide its sequences.
@@ -64,7 +64,8 @@ class SetBounds:
         pool, members = self.pool, self.members
         self.plain = [pool.bounds(member, beside=True) for member in members]
         self.parts = Parts(pool, members, self.plain)
-        kept = screened(self.bounded(list(range(len(members))), self.plain), max_strategies, target_ns)
+        end = time.perf_counter() + _SCREEN_SHARE * (deadline - time.perf_counter())
+        kept = screened(self.bounded(list(range(len(members))), self.plain), max_strategies, target_ns, end)
         dropped = kept.dropped_ns
         end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
         # Those of the sets with the least bounds first.

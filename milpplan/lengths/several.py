@@ -50,6 +50,8 @@ from milpplan.lengths.switches import Switches
 _NEWS = 5e-4
 # A set's tables are searched for this part of the time left or so long.
 _SEARCH_SHARE, _LEAST_S = 0.5, 2.0
+# Sets are looked at one by one, as many at least, and more where there is time, each for so many seconds at least.
+_MOST_SETS, _LEAST_SET_S = 10_000, 2e-3
 # Sets without pipelines that are opened before all others, in this part of the time.
 _FIRST_OPENED, _FIRST_SHARE = 6, 0.15
 # Steps whose groups are packed with more care, if they are above their bounds by this part of the step.
@@ -126,7 +128,10 @@ class Several:
             self.deadline = deadline
             kept = self.screened(max_strategies)
             self.dropped_ns, self.num_sets = kept.dropped_ns, len(kept.left)
-            self.sets = [self.left(one, number) for number, one in enumerate(kept.left)]
+            # None of those beyond will ever be the least.
+            most = max(_MOST_SETS, int((deadline - time.perf_counter()) / _LEAST_SET_S))
+            self.dropped_ns = min([self.dropped_ns, *(one.bound_ns for one in kept.left[most : most + 1])])
+            self.sets = [self.left(one, number) for number, one in enumerate(kept.left[:most])]
         self.is_bounded = True
         self._first(self.sets)
         self.narrow(heard, enough_ns, helped)

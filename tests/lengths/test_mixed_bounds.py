@@ -149,6 +149,12 @@ def test_no_set_is_lost_while_sets_grow() -> None:
         assert len(left) < len(every)
         dropped = [bound for used, bound in sharp.items() if used not in left]
         assert target <= found.dropped_ns <= min(dropped) * (1 + 1e-9)
+        # Out of time, what is not left is bounded, too.
+        late = screened(problem, 4, target, time.perf_counter() - 1.0)
+        bounds = {one.used: one.bound_ns for one in late.left}
+        assert all(bounds.get(used, late.dropped_ns) <= bound * (1 + 1e-9) for used, bound in sharp.items())
+        assert all(len(used) == 2 for used in bounds)
+        assert 0.0 < late.dropped_ns < target
 
 
 @pytest.mark.parametrize("found", [pool, deep_pool], ids=["shallow", "deep"])

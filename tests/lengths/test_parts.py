@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from milpplan.lengths.filled import Filled
-from milpplan.lengths.parts import _NARROW, Parts
+from milpplan.lengths.parts import _NARROW, Kind, Parts
+from milpplan.lengths.pool import Pool
 from milpplan.lengths.several import Several
 from milpplan.lengths.statics import Statics
 from milpplan.lengths.steps import Step
-from tests.lengths.cases import pool
+from tests.lengths.cases import deep_pool, pool
 
 
 def test_groups_near_a_load_take_no_less_and_more_is_known_of_them() -> None:
@@ -117,3 +120,21 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
                 assert left.bound_ns <= step.time_ns
     assert checked > 12
     assert rose > 0
+
+
+@pytest.mark.parametrize("found", [pool, deep_pool], ids=["shallow", "deep"])
+def test_intervals_have_their_ends(found: Callable[[], Pool]) -> None:
+    """Also the first time that a pipeline is asked for that has as much memory alone as beside others: what is
+    learned of it beside others is known of it alone then."""
+    known = replace(found(), loaded={}, fine={}, told={})
+    pipelines = [m for m, one in enumerate(known.members) if one.beside_grains and known.num_stages(m) > 1]
+    same = [m for m in pipelines if known.members[m].beside_grains == known.members[m].alone_grains]
+    members = [*same[:4], *pipelines[:2]]
+    parts = Parts(known, members, [known.bounds(member, beside=True) for member in members])
+    for place in range(len(members)):
+        kinds: tuple[Kind, ...] = ("alone", "coarse", "none", "alone")
+        for kind in kinds:
+            intervals = parts.of(place, kind)
+            each, ends = parts.ends(place, kind)
+            assert len(ends) == len(intervals) + 1
+            assert ends[-1] == pytest.approx(float(each @ known.load.counts))
