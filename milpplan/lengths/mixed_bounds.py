@@ -98,15 +98,14 @@ class Bounded:
 
 def sharpened_ns(problem: Bounded, used: IntArray) -> float:
     """*mixed* of one set [q] with the weights that are the duals of the linear program over x."""
-    once = float(problem.once[used].sum() + problem.finish[used].min())
     least = np.inf
     for place in range(len(used)):
         if problem.holds_longest(used[place]):
             shares, constants, counts = problem.terms(used[None], place)
-            weights = _duals(shares[0], constants[0], counts)[None]
+            weights = _solved(shares[0], constants[0], counts)[0][None]
             values = _values(shares, constants, counts, weights)
             least = min(least, float(_mixture(weights, values)[0]))
-    return least * SAFETY + once
+    return least * SAFETY + float(problem.beyond(used[None])[0])
 
 
 def best_shares(problem: Bounded, used: IntArray) -> list[IntArray]:
@@ -124,15 +123,10 @@ def best_shares(problem: Bounded, used: IntArray) -> list[IntArray]:
     return found
 
 
-def _duals(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> FloatArray:
-    """Weights [q, T + 1] of bounds ``shares`` [q, T, n] and ``constants`` [q, T + 1] that prove most of the sum of
-    times; equal ones where the solver has no answer."""
-    return _solved(shares, constants, counts)[0]
-
-
 def _solved(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The weights of ``_duals``, and which part of the sequences of every length each strategy has [q, n]: equal
-    ones where the solver has no answer."""
+    """Weights [q, T + 1] of bounds ``shares`` [q, T, n] and ``constants`` [q, T + 1] that prove most of the sum of
+    times, and which part of the sequences of every length each strategy has [q, n]; equal ones where the solver
+    has no answer."""
     size, number, lengths = shares.shape
     fits = shares[:, 0] < _NEVER
     scale = float(np.abs(constants[constants > -_NEVER]).max() + counts @ shares.min(axis=(0, 1)))
@@ -179,16 +173,11 @@ def cheap_ns(problem: Bounded, sets: IntArray, weights: FloatArray) -> FloatArra
     return np.asarray(least * SAFETY + problem.beyond(sets))
 
 
-def mixed_ns(problem: Bounded, sets: IntArray, target_ns: float) -> FloatArray:
-    """*mixed* of sets [N, q], [N] ns; as soon as one reaches the target it is raised no more."""
-    return raised_ns(problem, sets, target_ns, _first_weights(problem, sets))[0]
-
-
 def raised_ns(
     problem: Bounded, sets: IntArray, target_ns: float, weights: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The same with ``weights`` [N, q, q, T + 1], by the strategy that runs the longest sequence, to begin with,
-    and better ones."""
+    """*Mixed* bounds of sets [N, q], [N] ns, with ``weights`` [N, q, q, T + 1], by the strategy that runs the
+    longest sequence, to begin with, and better ones; as soon as one reaches the target it is raised no more."""
     if not len(sets):
         return np.zeros(0), weights
     beyond = problem.beyond(sets)
@@ -246,13 +235,6 @@ def _values(shares: FloatArray, constants: FloatArray, counts: FloatArray, weigh
 def _mixture(weights: FloatArray, values: FloatArray) -> FloatArray:
     """The bound of the sum of the groups' times, [N] ns."""
     return np.asarray(np.where(weights > 0, weights * values, 0.0).sum(axis=(1, 2)))
-
-
-def _first_weights(problem: Bounded, sets: IntArray) -> FloatArray:
-    """Equal weights of all bounds of every strategy of the sets, by who runs the longest sequence,
-    [N, q, q, T + 1]."""
-    runs = np.eye(sets.shape[1], dtype=np.int64)
-    return np.repeat(even_weights(problem)[runs][None], len(sets), axis=0)
 
 
 def even_weights(problem: Bounded) -> FloatArray:

@@ -8,6 +8,7 @@ import numpy as np
 
 from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.mixed_bounds import Bounded, even_weights, raised_ns
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.tables import Load
 from milpplan.specs.problem import Problem
@@ -77,3 +78,9 @@ def random_packings(found: Pool, member: int, held: np.ndarray, random: np.rando
             packed = packed[np.argsort(-(packed @ lengths))]
         replicas.append(np.concatenate([packed[1::2][::-1], packed[::2]]) if kind == 2 else packed)
     return replicas
+
+
+def mixed_ns(problem: Bounded, used: tuple[int, ...]) -> float:
+    """The *mixed* bound of a set, begun with equal weights, ns."""
+    weights = even_weights(problem)[np.eye(len(used), dtype=np.int64)][None]
+    return float(raised_ns(problem, np.array([used]), np.inf, weights)[0][0])

@@ -13,14 +13,14 @@ from milpplan.groups.path_bounds import chord
 from milpplan.groups.path_mixtures import StageLoads
 from milpplan.groups.unequal import best_mixture, load_bound, path_bound
 from milpplan.groups.windows import Window
-from milpplan.lengths.mixed_bounds import Bounded, mixed_ns, sharpened_ns
+from milpplan.lengths.mixed_bounds import Bounded, sharpened_ns
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import pipeline_ns, replicas_ns
 from milpplan.lengths.screening import branched, screened, split
 from milpplan.lengths.stage_lines import heaviest
 from milpplan.lengths.tables import Load
 from milpplan.lengths.work import WorkBounds, serial_times
-from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches, workload
+from tests.lengths.cases import GRAIN, mixed_ns, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem
 
 
@@ -454,7 +454,7 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
             least = min(least, total)
         problem = Bounded.of(bounds, serial, once, finish, counts)
         used = tuple(range(size))
-        bound = float(mixed_ns(problem, np.array([used]), np.inf)[0])
+        bound = mixed_ns(problem, used)
         sharp = sharpened_ns(problem, np.array(used))
         assert bound <= sharp * (1 + 1e-9) <= least * (1 + 1e-9)
         close.append(sharp / least)

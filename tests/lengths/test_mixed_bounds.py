@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from milpplan.costs.columns import FloatArray
-from milpplan.lengths.mixed_bounds import Bounded, cheap_ns, mixed_ns, sharpened_ns
+from milpplan.lengths.mixed_bounds import Bounded, cheap_ns, sharpened_ns
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import OpenSet, screened, split
 from milpplan.lengths.several import Several
 from milpplan.lengths.steps import Step
 from milpplan.lengths.work import WorkBounds
-from tests.lengths.cases import deep_pool, pool
+from tests.lengths.cases import deep_pool, mixed_ns, pool
 
 NUMBER = 6
 # What each of the sequences is of the workload.
@@ -92,7 +92,7 @@ def test_sets_cut_into_parts_are_bounded(seed: int) -> None:
             parts[one] = list(range(len(used) + len(more), len(used) + len(more) + 3))
             more += [drawn.part(one, *pair) for pair in itertools.pairwise(ends)]
         problem = drawn.bounded(more)
-        whole = float(mixed_ns(problem, np.array([used]), np.inf)[0])
+        whole = mixed_ns(problem, used)
         sets = [OpenSet(0.0, used)]
         (cut,) = split(problem, parts, sets, np.inf).left
         assert cut.bound_ns <= least * (1 + 1e-9)
