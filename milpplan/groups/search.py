@@ -132,8 +132,7 @@ def solve_set(
 
     Raises ``InvalidInputError`` where there are more sets of strategies than can be listed.
     """
-    search = _Search(problem, backend(backend_name), relative_gap, time_limit_s, below_ns)
-    search.floors = floors
+    search = _Search(problem, backend(backend_name), relative_gap, time_limit_s, below_ns, floors)
     record = next(one for one in search.sets if one.used == used)
     if record.bound_ns < search.target_ns():
         search.examine(record)
@@ -141,8 +140,8 @@ def solve_set(
 
 
 class _Search:
-    """State of one run: the sets with their bounds, the best plan, and what is known from elsewhere that is no
-    longer than ``below_ns``."""
+    """State of one run: the sets with their bounds and the best plan. ``below_ns``: a step that is known from
+    elsewhere; ``floors``: what is known of strategies' groups."""
 
     def __init__(
         self,
@@ -151,12 +150,13 @@ class _Search:
         relative_gap: float,
         time_limit_s: float,
         below_ns: float = math.inf,
+        floors: Floors | None = None,
     ) -> None:
         self.problem = problem
         self.solver = solver
         self.relative_gap = relative_gap
         self.below_ns = below_ns
-        self.floors: Floors | None = None
+        self.floors = floors
         self.cpu_start = time.process_time()
         self.deadline = time.perf_counter() + time_limit_s
         self.cuts = {kind: KindCuts(kind) for kind in problem.kinds}
