@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.lengths.forced_programs import ForcedProgram
 from milpplan.lengths.led_groups import LedGroup
 from milpplan.lengths.led_sets import LedSet, Taker
@@ -24,7 +24,7 @@ from milpplan.lengths.mixed_bounds import Bounded
 from milpplan.lengths.parts import Kind, Parts
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import Left, OpenSet, Screened, branched, screened, split
-from milpplan.lengths.work import WorkBounds, serial_times
+from milpplan.lengths.work import Loads, WorkBounds, serial_times
 
 # Parts of the time for all sets at once, and then each for loads of pipelines and for sets cut by these.
 _SCREEN_SHARE, _REFINE_SHARE = 0.35, 0.5
@@ -109,8 +109,7 @@ class SetBounds:
         loads by its own, to which a sequence adds ``each`` [n]."""
         if self.measure is None:
             self.measure = each / float(self.pool.load.counts @ each)
-        times = (self.measure / each)[np.isfinite(self.plain[place].shares[0])]
-        return (least * float(times.min()), most * float(times.max())) if len(times) else (0.0, 0.0)
+        return _within(self.measure, np.isfinite(self.plain[place].shares[0]), each, least, most)
 
     def linear(self, used: tuple[int, ...]) -> Bounded:
         """A set with nothing but linear bounds."""
@@ -120,6 +119,14 @@ class SetBounds:
     def _whole(self, place: int, number: int, bounds: WorkBounds) -> WorkBounds:
         """``bounds`` of a strategy that holds so many of the longest sequences for sure."""
         return bounds.joined(self.pool.holding(self.members[place], number)) if number else bounds
+
+    def _linear(self, used: tuple[int, ...], place: int, number: int) -> WorkBounds:
+        """All linear bounds of a strategy of a set that holds so many of the longest sequences for sure."""
+        return _joined(self._whole(place, number, self.plain[place]), self._programs(used, place))
+
+    def _loads(self, member: int) -> Loads:
+        """The most that is known of a pipeline beside others."""
+        return self.pool.fine.get(member, self.pool.loads(member, beside=True))
 
     def forced(self, used: tuple[int, ...]) -> list[int]:
         """How many sequences each strategy of a set holds for sure."""
@@ -207,9 +214,9 @@ class SetBounds:
         takers = []
         for place, number in zip(used, self.forced(used), strict=True):
             member = self.members[place]
-            bounds = _joined(self._whole(place, number, self.plain[place]), self._programs(used, place))
+            bounds = self._linear(used, place, number)
             serial = serial_times(pool.tables[member], pool.members[member], pool.grains(member, beside=True))
-            loads = [pool.fine.get(member, pool.loads(member, beside=True))] if pool.num_stages(member) > 1 else []
+            loads = [self._loads(member)] if pool.num_stages(member) > 1 else []
             loads += [pool.alone(member)] if loads and pool.knows_alone(member) else []
             led = partial(self._led_group, member, target_ns)
             takers.append(Taker(bounds, serial, led, tuple(loads), one.open.get(place)))
@@ -227,13 +234,14 @@ class SetBounds:
         [q, n], for loads of its pipelines that are open."""
         used, found = one.screened.used, {}
         for position, (place, number) in enumerate(zip(used, self.forced(used), strict=True)):
-            bounds = _joined(self._whole(place, number, self.plain[place]), self._programs(used, place))
+            bounds = self._linear(used, place, number)
             fits, member, rows = np.isfinite(bounds.shares[0]), self.members[place], set()
             if self.pool.num_stages(member) > 1:
-                loads = self.pool.fine.get(member, self.pool.loads(member, beside=True))
-                each, least, most = one.open.get(place, (loads.each, 0.0, loads.full))
-                times = (loads.each / each)[fits] / loads.full
-                low, high = least * float(times.min()), min(1.0, most * float(times.max()))
+                loads = self._loads(member)
+                low, high = 0.0, 1.0
+                if place in one.open:
+                    low, high = _within(loads.each / loads.full, fits, *one.open[place])
+                    high = min(1.0, high)
                 rows.add(len(bounds.constants))
                 bounds = loads.within(bounds, min(low, high / 2), high)
             for held in splits:
@@ -249,10 +257,7 @@ class SetBounds:
         pieces = [self.parts.of(*pair) for pair in zip(used, kinds, strict=True)]
         numbers = self.forced(used)
         programs = [self._programs(used, place) for place in used]
-        bounds = [
-            _joined(self._whole(place, number, self.plain[place]), more)
-            for place, number, more in zip(used, numbers, programs, strict=True)
-        ]
+        bounds = [self._linear(used, place, number) for place, number in zip(used, numbers, strict=True)]
         owners, held = list(used), [(0.0, 1.0)] * len(used)
         first: list[tuple[int, dict[int, list[int]]]] = []
         then: list[tuple[int, dict[int, list[int]]]] = []
@@ -280,6 +285,15 @@ class SetBounds:
                 numbered = _numbers(parts, left[:, position])
                 each, ends = self.parts.ends(used[position], kinds[position])
                 one.open[used[position]] = each, float(ends[numbered.min()]), float(ends[numbered.max() + 1])
+
+
+def _within(
+    measure: FloatArray, fits: BoolArray, each: FloatArray, least: float, most: float
+) -> tuple[float, float]:
+    """The least and the most of a measure [n] that lengths which fit have together between two loads, to which
+    each adds ``each`` [n]."""
+    times = (measure / each)[fits]
+    return (least * float(times.min()), most * float(times.max())) if len(times) else (0.0, 0.0)
 
 
 def _joined(bounds: WorkBounds, more: Sequence[WorkBounds]) -> WorkBounds:
