@@ -88,6 +88,17 @@ def strategies(result: LengthsResult) -> str:
     return found if result.home in result.order else f"{found}, home {result.home}"
 
 
+def proved(result: LengthsResult) -> list[str]:
+    """Step, bound, gap and strategies."""
+    step, bound = f"{result.step_time_s:.3f}", f"{result.lower_bound_s:.3f}"
+    return [step, bound, f"{result.gap:.1%}", strategies(result)]
+
+
+def seconds(result: LengthsResult) -> list[str]:
+    """Of CPUs, and of the clock."""
+    return [f"{result.cpu_time_s:.0f}", f"{result.wall_time_s:.0f}"]
+
+
 WHOLE = (
     *("job", "lengths", "best static (gap)", "its strategy", "best step", "bound", "gap", "strategies"),
     *("gain", "CPU s", "wall s"),
@@ -102,13 +113,9 @@ def whole_row(one: Solved) -> list[str]:
         f"{one.case.sequences} ({best.num_tokens // 1000:,}K tokens)",
         f"{one.static.step_time_s:.3f} ({one.static_gap:.1%})",
         one.static.strategy,
-        f"{best.step_time_s:.3f}",
-        f"{best.lower_bound_s:.3f}",
-        f"{best.gap:.1%}",
-        strategies(best),
+        *proved(best),
         f"{one.static.step_time_s / best.step_time_s:.3f}x",
-        f"{best.cpu_time_s:.0f}",
-        f"{best.wall_time_s:.0f}",
+        *seconds(best),
     ]
 
 
@@ -125,13 +132,9 @@ def turns_row(one: Solved) -> list[str]:
         one.case.job,
         one.case.sequences,
         f"{one.static.step_time_s:.3f}",
-        f"{result.step_time_s:.3f}",
-        f"{result.lower_bound_s:.3f}",
-        f"{result.gap:.1%}",
-        strategies(result),
+        *proved(result),
         f"{one.static.step_time_s / result.step_time_s:.3f}x",
-        f"{result.cpu_time_s:.0f}",
-        f"{result.wall_time_s:.0f}",
+        *seconds(result),
     ]
 
 
@@ -146,12 +149,8 @@ def three_row(one: Solved) -> list[str]:
         one.case.sequences,
         f"{two.step_time_s:.3f} ({two.gap:.1%})",
         f"{two.wall_time_s:.0f}",
-        f"{result.step_time_s:.3f}",
-        f"{result.lower_bound_s:.3f}",
-        f"{result.gap:.1%}",
-        strategies(result),
-        f"{result.cpu_time_s:.0f}",
-        f"{result.wall_time_s:.0f}",
+        *proved(result),
+        *seconds(result),
     ]
 
 
