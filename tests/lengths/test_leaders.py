@@ -149,7 +149,7 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
     assert gained > (1e-3 if long > 1 else -1.0)
 
 
-@pytest.mark.parametrize(("long", "short"), [(4, 30), (9, 20)])
+@pytest.mark.parametrize(("long", "short"), [(4, 30), pytest.param(9, 20, marks=pytest.mark.long)])
 def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> None:
     """By prices that windows of a chain are asked for it does less of the workload than by the ones before, by
     what is proved of the same windows, and replicas that the windows are for do no more than that."""
