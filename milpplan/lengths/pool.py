@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 
@@ -39,10 +40,17 @@ from milpplan.units import NS_PER_S
 MAX_GRAINS = 4096
 
 
-# Moves of sequences that a packing begins with, and work of its improvement at its own times: in the search, of
-# the packings that count more, and of the one that counts most.
+# Moves of sequences that a packing begins with.
 _ROUNDS = 30
-_EFFORT, _MORE_EFFORT, _MOST_EFFORT = 60_000, 250_000, 750_000
+
+
+class Care(IntEnum):
+    """Work of improving a packing at its own times: in the search, of the packings that count more, and of the one
+    that counts most."""
+
+    LITTLE = 60_000
+    MORE = 250_000
+    MOST = 750_000
 
 
 LoadsKey = tuple[int, int, bool]
@@ -294,18 +302,18 @@ class Pool:
         found = pack(kind, _RoughCuts(kind), counts[chosen], _ROUNDS, deadline)
         if found is None:
             return None
-        return self._improved(member, self._whole(chosen, found.replicas), most_grains, _EFFORT)
+        return self._improved(member, self._whole(chosen, found.replicas), most_grains, Care.LITTLE)
 
-    def polished(self, member: int, packed: Packed, most_grains: int, *, most: bool = False) -> Packed:
-        """A packing improved for longer: about two seconds, or three times that."""
+    def polished(self, member: int, packed: Packed, most_grains: int, care: Care = Care.MORE) -> Packed:
+        """A packing improved with so much care: a quarter of a second, one, three."""
         if self.load.rules.padded:
             return packed
-        found = self._improved(member, packed.replicas, most_grains, _MOST_EFFORT if most else _MORE_EFFORT)
+        found = self._improved(member, packed.replicas, most_grains, care)
         return min(packed, found, key=_time_ns)
 
-    def _improved(self, member: int, replicas: tuple[IntArray, ...], most_grains: int, effort: int) -> Packed:
+    def _improved(self, member: int, replicas: tuple[IntArray, ...], most_grains: int, care: Care) -> Packed:
         timer = Timer.of(self.tables[member], most_grains)
-        return self.timed(member, tuple(improved(timer, list(replicas), effort)), most_grains)
+        return self.timed(member, tuple(improved(timer, list(replicas), care)), most_grains)
 
     def _whole(self, chosen: IntArray, replicas: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         """Replicas over the lengths ``chosen`` as replicas over all."""

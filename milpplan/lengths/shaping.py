@@ -27,6 +27,8 @@ from milpplan.lengths.work import Loads
 _NUMBERS = (2, 4, 7, 11, 16, 22, 30, 42)
 # Where the longest sequence stands while the number is sought, as a share of it.
 _PLACE = 0.35
+# Ways to give the longest sequences to some of the replicas.
+_HELD = 8
 # What a replica's time grows by with its load.
 _SLOPE = 1.03
 
@@ -94,7 +96,7 @@ class _Shapes:
 def shaped(
     loads: Loads, load: Load, most_grains: int, deadline: float = float("inf")
 ) -> list[tuple[IntArray, ...]]:
-    """Replicas [v, n] of all sequences, with the longest ones on one, two, four ... or all of them; nothing where
+    """Replicas [v, n] of all sequences, with the longest ones on one, two ... or all of them; nothing where
     the shapes do not hold the sequences. Shapes are tried until the ``deadline`` (of ``perf_counter``)."""
     shapes = _Shapes(_typical(loads.stages), loads.num_stages, deadline)
     items = np.repeat(np.arange(len(load.lengths)), load.counts)[::-1]
@@ -119,8 +121,9 @@ def shaped(
 
 
 def _held(number: int) -> list[int]:
-    """How many of so many replicas have one of the longest: 1, 2, 4, ... and all."""
-    return [*(1 << one for one in range((number - 1).bit_length())), number]
+    """How many of so many replicas have one of the longest: one, up to all in a few equal steps."""
+    steps = min(number, _HELD)
+    return [1, *(-(-number * (one + 1) // steps) for one in range(steps))]
 
 
 def _balanced(shapes: _Shapes, first: list[_Shape], longest: tuple[float, ...], full: float) -> list[FloatArray]:
