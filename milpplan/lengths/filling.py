@@ -27,7 +27,10 @@ from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.path_mixtures import Mixture
 from milpplan.groups.windows import Window
-from milpplan.lengths.stage_contents import Core, StageContents
+from milpplan.lengths.stage_contents import FREE, HOLDS, WITHOUT, Core, StageContents
+
+Told = tuple[tuple[int, bool], ...]
+"""Of micro-batches behind the one that a window is around: how far, and whether it holds a core, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class PriceBound:
 @dataclass(frozen=True, eq=False)
 class Filling:
     """A window of pipelines with ``contents``; ``each`` [n] is what a sequence adds to the load, ns, and ``last``
-    [n] to the last stage, at least. ``core``: what the micro-batch that the window is around holds, if known."""
+    [n] to the last stage, at least. ``core``: what the micro-batch that the window is around holds, if known, and
+    what is ``told`` of others."""
 
     contents: StageContents
     each: FloatArray
@@ -53,23 +57,42 @@ class Filling:
     num_stages: int
     window: Window
     core: Core | None
+    told: Told = ()
+
+    @property
+    def kinds(self) -> IntArray:
+        """Which micro-batches hold a ``core``, or do not, for sure, [v]."""
+        found = np.full(self.window.number, FREE)
+        if self.core is not None:
+            place = self.window.ahead[1]
+            found[:place] = WITHOUT if self.core.foremost else FREE
+            found[place] = HOLDS
+            for behind, holds in self.told:
+                found[place + behind] = HOLDS if holds else WITHOUT
+        return found
 
     @property
     def cores(self) -> BoolArray:
         """Which micro-batches hold a ``core`` for sure, [v]."""
-        places = np.arange(self.window.number)
-        return np.zeros(len(places), dtype=bool) if self.core is None else places == self.window.ahead[1]
+        return np.asarray(self.kinds == HOLDS)
+
+    def able(self, places: IntArray, rows: IntArray) -> BoolArray:
+        """Which contents [c, n] micro-batches at ``places`` [c] may have."""
+        contents, kinds = self.contents, self.kinds[places]
+        held = (self.core or Core()).within(rows, contents.items.sizes)
+        small = rows @ contents.items.sizes <= contents.base.shape[-1]
+        return np.asarray(small & np.where(held, kinds != WITHOUT, kinds != HOLDS))
 
     def least(self, weights: FloatArray, prices: FloatArray) -> tuple[FloatArray, IntArray]:
         """``StageContents.least`` of the window's micro-batches."""
-        return self.contents.least(weights, prices, self.cores, self.core or Core())
+        return self.contents.least(weights, prices, self.kinds, self.core or Core())
 
     @property
     def fullest(self) -> IntArray:
         """The contents of the largest load, with the core and without, [v, n]."""
-        with_core = np.array([False, True])
-        found = self.contents.least(np.zeros((6, 2)), self.each, with_core, self.core or Core())[1]
-        return found[self.cores.astype(np.int64)]
+        kinds, where = np.unique(self.kinds, return_inverse=True)
+        found = self.contents.least(np.zeros((6, len(kinds))), self.each, kinds, self.core or Core())[1]
+        return found[where]
 
     def proved(self, mixture: Mixture, slope: float) -> tuple[PathBound, IntArray]:
         """What a mixture proves at this slope, and the contents [v, n] of which that is the least."""

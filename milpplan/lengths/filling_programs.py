@@ -28,6 +28,8 @@ BACK = 0.5
 # Rounds of a program with prices of all lengths, and how far from the best known ones these are sought: so far
 # first, and at most; and where prices are known well.
 _WHOLE_ROUNDS, _WIDTH, WIDEST, NARROW = 45, 0.1, 0.8, 0.02
+# A micro-batch that holds less of a core, or of anything else, holds it or does not.
+_DIVIDED = 0.05
 # What is at the end of an interval of prices.
 _INSIDE = 1.0 - 1e-6
 
@@ -48,11 +50,26 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Contents ``rows`` [c, n] of micro-batches at ``places`` [c] of a window."""
+    """Contents ``rows`` [c, n] of micro-batches at ``places`` [c] of a window, and how much of each these are,
+    ``parts`` [c]."""
 
     filling: Filling
     places: IntArray
     rows: IntArray
+    parts: FloatArray
+
+    @property
+    def divided(self) -> int | None:
+        """How far behind the window's core the micro-batch is that holds a core by half most nearly; none where
+        each holds one or does not."""
+        filling, core, window = self.filling, self.filling.core, self.filling.window
+        if core is None or window.fewest < window.number or any(window.open):
+            return None
+        held = core.within(self.rows, filling.contents.items.sizes)
+        parts = np.bincount(self.places[held], self.parts[held], window.number)
+        behind = np.minimum(parts, 1.0 - parts)[window.ahead[1] + 1 :]
+        place = int(behind.argmax()) if len(behind) else 0
+        return place + 1 if len(behind) and behind[place] > _DIVIDED else None
 
     def moved(self, to: Filling) -> tuple[IntArray, IntArray]:
         """The same as far from the ends of another window, or from what it is around."""
@@ -196,7 +213,7 @@ class Program:
         # What an arc and its head take of the times of contents; transfers of those that are there.
         self.parts = graph.parts
         self.parts[(micro_batch < begin) | (micro_batch >= end), 3] = 0.0
-        self.used = np.zeros(0, dtype=np.int64)
+        self.used, self.shares = np.zeros(0, dtype=np.int64), np.zeros(0)
         self.arcs = [np.flatnonzero(micro_batch == place) for place in range(number)]
 
     @staticmethod
@@ -211,22 +228,22 @@ class Program:
         return program
 
     def join(self, places: IntArray, rows: IntArray) -> None:
-        """Contents [c, n] of micro-batches at ``places`` [c], which their neighbours may have, too; those that are
-        too large are left out."""
-        cores, contents = self.filling.cores, self.filling.contents
-        small = rows @ contents.items.sizes <= contents.base.shape[-1]
-        places, rows = places[small], rows[small]
+        """Contents [c, n] of micro-batches at ``places`` [c], which their neighbours may have, too, but for those
+        that these may not have."""
+        filling, kinds = self.filling, self.filling.kinds
+        able = filling.able(places, rows)
+        places, rows = places[able], rows[able]
         for step in (-1, 0, 1):
             others = places + step
-            there = (others >= 0) & (others < len(cores))
-            there[there] = (cores[others[there]] == cores[places[there]]) & ~self.merged[others[there]]
+            there = (others >= 0) & (others < len(kinds))
+            there[there] = (kinds[others[there]] == kinds[places[there]]) & ~self.merged[others[there]]
             self.places = np.append(self.places, others[there])
             self.rows = np.concatenate([self.rows, rows[there]])
 
     @property
     def columns(self) -> Columns:
         """Those of the last answer."""
-        return Columns(self.filling, self.places[self.used], self.rows[self.used])
+        return Columns(self.filling, self.places[self.used], self.rows[self.used], self.shares)
 
     def solve(self) -> tuple[Mixture, float, float] | None:
         """The mixture, the slope, and the load that these contents do at most; none where they take too long."""
@@ -241,7 +258,7 @@ class Program:
         )
         if answer is None:
             return None
-        self.used = np.flatnonzero(answer.values[nodes:] > 0.0)
+        self._use(answer.values[nodes:])
         per_time = -float(answer.reduced[nodes - 1])
         if per_time <= 0.0:
             return None
@@ -266,10 +283,15 @@ class Program:
         answer = linear.least(cost, (rows, sides), (self.whole(), np.ones(self.num_whole)), high=ends)
         if answer is None:
             return None
-        self.used = np.flatnonzero(answer.values[nodes : nodes + columns] > 0.0)
+        self._use(answer.values[nodes : nodes + columns])
         prices = low + np.maximum(0.0, -answer.at_most[arcs:]) * self.time_ns
         most_ns = answer.value * self.time_ns + float(low @ needed)
         return Start(self.mixture(answer.at_most), prices, self.rows), most_ns
+
+    def _use(self, shares: FloatArray) -> None:
+        """The contents of an answer."""
+        self.used = np.flatnonzero(shares > 0.0)
+        self.shares = shares[self.used]
 
     def mixture(self, prices: FloatArray) -> Mixture:
         """That of the ``prices`` of rows, of which those of the paths are the first."""

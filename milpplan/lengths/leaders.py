@@ -46,6 +46,8 @@ _EFFORT = 30
 _HALVINGS, _LONGER = 14, 1.01
 # Where a time for which nothing more is to be had is so near what is proved, nothing more is tried.
 _NEAR = 1.002
+# Micro-batches of which it is told whether they hold a long sequence, too.
+_MOST_TOLD = 12
 # Of a leader's load that a replica has at least, whatever sums of floats may lose.
 _SAFETY = 1.0 - 1e-6
 _NONE = -np.inf
@@ -180,13 +182,34 @@ class Leaders:
                 return True
         number = int(beyond.argmin())
         key = time_ns, number, chain.tobytes()
-        # First, and when no more sizes of micro-batches are to be told apart.
-        due = not self.asked or not self.filled.smaller
-        if due and key not in self.asked and len(self.asked) < _ASKED:
-            self.asked.add(key)
-            if self.ask(self.led[number], chain, self.filled.measure.counts.astype(np.float64), time_ns, _ASK_S):
-                return True
+        # First, and when nothing else tells replicas apart.
+        if not self.asked and self._ask(key, chain):
+            return True
+        if self._part(chain, beyond, time_ns):
+            return True
+        if key not in self.asked and self._ask(key, chain):
+            return True
         return self._tell_smaller(time_ns)
+
+    def _ask(self, key: tuple[float, int, bytes], chain: IntArray) -> bool:
+        """``ask`` of the whole workload, a few times."""
+        if len(self.asked) >= _ASKED:
+            return False
+        self.asked.add(key)
+        needed = self.filled.measure.counts.astype(np.float64)
+        return self.ask(self.led[key[1]], chain, needed, key[0], _ASK_S)
+
+    def _part(self, chain: IntArray, beyond: FloatArray, time_ns: float) -> bool:
+        """Tell replicas of a class of a chain apart by whether one more micro-batch holds one of its longest;
+        whether there was any."""
+        for number in np.argsort(beyond, kind="stable").tolist():
+            one = self.led[number]
+            for place in sorted(np.flatnonzero(chain).tolist(), key=lambda at: one.looked_at[at] / chain[at]):
+                for side, piece in one.worst(place, time_ns):
+                    if piece.divided is not None and len(piece.told) < _MOST_TOLD:
+                        side.put(piece, piece.parted)
+                        return True
+        return False
 
     def look_at(self, one: Led, chain: IntArray | FloatArray, time_ns: float, more: float) -> bool:
         """Know more of a class of a chain, which is to do less by so much ``more`` than the load it may; whether
@@ -236,14 +259,14 @@ class Leaders:
         most within a time; none where nothing is known of one of them."""
         present = np.flatnonzero(chain).tolist()
         found = [one for one in base.windows if one.place in present]
-        known = {(one.place, one.filling.window, one.filling.core) for one in found}
+        known = {(one.place, one.filling.window, one.filling.core, one.filling.told) for one in found}
         for place in present:
             side, piece = base.worst(place, time_ns)[0]
             if piece.window is None or piece.start is None:
                 return None
             mixture, slope, rows = piece.start
-            if (place, piece.window, side.core) not in known:
-                filling = base.measure.filling(side, piece.window)
+            if (place, piece.window, side.core, piece.told) not in known:
+                filling = base.measure.filling(side, piece.window, piece.told)
                 found.append(ClassWindow(place, filling, mixture, 1.0 / slope, rows, side.columns))
         return tuple(found)
 
@@ -278,7 +301,7 @@ class Leaders:
         around = filled.lines.around(first, filled.known.full, _EFFORT)
         boxes = [filled.measure.box(box, filled.known.stages.last) for box in around.boxes]
         begun = [piece for box in boxes for piece in self._begun(box)]
-        found = Side(shorter(filled.whole, end), halved, Core(first), around.alone, begun)
+        found = Side(shorter(filled.whole, end), halved, Core(first, foremost=True), around.alone, begun)
         most = max((one.worst(time_ns).within(time_ns) for one in filled.large), default=np.inf)
         if most >= found.worst(time_ns).within(time_ns):
             return ((found,),)
@@ -289,7 +312,8 @@ def begin(sides: Iterable[Side], one: ClassWindow) -> None:
     """The mixture of a window for the pieces of sides that are of it."""
     start = one.mixture, 1.0 / one.flow, one.rows
     for side in [side for side in sides if side.core == one.filling.core]:
-        for piece in [piece for piece in side.pieces if piece.window == one.filling.window]:
+        here = one.filling.window, one.filling.told
+        for piece in [piece for piece in side.pieces if (piece.window, piece.told) == here]:
             side.put(piece, [replace(piece, start=start, stale=True)])
 
 

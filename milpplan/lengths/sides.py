@@ -17,7 +17,7 @@ from milpplan.groups.path_bounds import PathBound
 from milpplan.groups.path_mixtures import Mixture, StageLoads
 from milpplan.groups.unequal import LoadBound, best_mixture
 from milpplan.groups.windows import Window
-from milpplan.lengths.filling import Filling
+from milpplan.lengths.filling import Filling, Told
 from milpplan.lengths.filling_programs import Columns, improved
 from milpplan.lengths.stage_contents import Core, StageContents
 from milpplan.lengths.work import Loads
@@ -32,7 +32,7 @@ _KINDS = 2
 class Piece:
     """What is known of a window (none: of any more micro-batches), of which mixture, slope and contents; ``stale``
     where they were others' contents or worths, ``done`` where nothing more is to be had; ``tried``: which mixture
-    of another window was."""
+    of another window was; what is ``told`` of micro-batches behind, and which one programs ``divided``."""
 
     window: Window | None
     bounds: tuple[PathBound, ...]
@@ -40,6 +40,8 @@ class Piece:
     tried: Mixture | None = None
     stale: bool = False
     done: bool = False
+    told: Told = ()
+    divided: int | None = None
 
     def within(self, time_ns: float) -> float:
         """The largest load that it leaves for a time."""
@@ -48,7 +50,13 @@ class Piece:
     @property
     def renewed(self) -> Piece:
         """For other contents, or other worths."""
-        return replace(self, stale=self.start is not None, done=False)
+        return replace(self, stale=self.start is not None, done=False, divided=None)
+
+    @property
+    def parted(self) -> list[Piece]:
+        """One for whether the micro-batch that programs divided holds a core, one for whether it does not."""
+        assert self.divided is not None
+        return [replace(self.renewed, told=(*self.told, (self.divided, holds))) for holds in (True, False)]
 
     def better(self, found: PathBound, time_ns: float) -> Piece:
         """With another bound, where that leaves less for a time."""
@@ -125,9 +133,9 @@ class Measure:
         """The same of a box."""
         return replace(box, bounds=tuple(self.counted(one, before) for one in box.bounds))
 
-    def filling(self, side: Side, window: Window) -> Filling:
+    def filling(self, side: Side, window: Window, told: Told = ()) -> Filling:
         """A window of a side, for whole sequences."""
-        return Filling(side.contents, self.each, self.stages.last, self.num_stages, window, side.core)
+        return Filling(side.contents, self.each, self.stages.last, self.num_stages, window, side.core, told)
 
     def refine(self, side: Side, piece: Piece, time_ns: float, enough: float) -> None:
         """Know more of a piece of a side, no better than that it leaves less than ``enough`` for the time."""
@@ -138,7 +146,7 @@ class Measure:
         window = piece.window
         if window is None:
             return [replace(piece, done=True)]
-        filling = self.filling(side, window)
+        filling = self.filling(side, window, piece.told)
         size = float(side.contents.entries * window.number)
         if piece.start is None and size <= _LARGEST:
             return [self._looked_at(filling, piece, time_ns, side.least)]
@@ -173,8 +181,9 @@ class Measure:
         found, mixture, side.columns = improved(filling, *given)
         self.improved[filling.window.number] = mixture, found.slope
         # What is enough now may not be for a longer time.
-        done = found.within(time_ns) > enough
-        return replace(piece, start=(mixture, found.slope, rows), done=done).better(found, time_ns)
+        done, divided = found.within(time_ns) > enough, side.columns.divided
+        known = replace(piece, start=(mixture, found.slope, rows), done=done, divided=divided)
+        return known.better(found, time_ns)
 
     def _looked_at(self, filling: Filling, piece: Piece, time_ns: float, least: float) -> Piece:
         """With the better bound of the mixture that real loads give: by lines, or by contents."""

@@ -33,10 +33,20 @@ _NEAR = 5e-5
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What a micro-batch has at least: a sequence of length number ``first`` or longer, and so many ``grains``."""
+    """What a micro-batch has at least: a sequence of length number ``first`` or longer, and so many ``grains``.
+    ``foremost``: those ahead of it have not."""
 
     first: int = 0
     grains: int = 1
+    foremost: bool = False
+
+    def within(self, rows: IntArray, sizes: IntArray) -> BoolArray:
+        """Which contents [c, n] of sequences of so many grains have it."""
+        return np.asarray(rows[:, self.first :].any(axis=1) & (rows @ sizes >= self.grains))
+
+
+HOLDS, FREE, WITHOUT = 1, 0, -1
+"""A micro-batch holds a core for sure, may hold one, or holds none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +125,11 @@ class StageContents:
         return np.asarray(found)
 
     def least(
-        self, weights: FloatArray, prices: FloatArray, cores: BoolArray, core: Core
+        self, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: Core
     ) -> tuple[FloatArray, IntArray]:
         """The least over what every micro-batch may hold of its time by ``weights`` [6, v] less ``prices`` [n],
-        [v] ns, and that [v, n]; those where ``cores`` [v] hold a ``core``."""
-        found = _Worths.of(self, weights, prices, cores, core)
+        [v] ns, and that [v, n]; ``kinds`` [v] say which hold a ``core``."""
+        found = _Worths.of(self, weights, prices, kinds, core)
         every = np.arange(weights.shape[1])
         left, turns = every, np.full(len(every), self.usual[0])
         values, rows = np.zeros(len(every)), np.zeros((len(every), len(prices)), dtype=np.int64)
@@ -156,16 +166,18 @@ class _Worths:
 
     @staticmethod
     def of(
-        contents: StageContents, weights: FloatArray, prices: FloatArray, cores: BoolArray, core: Core
+        contents: StageContents, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: Core
     ) -> _Worths:
         """Before any mixture."""
         parts = np.stack([weights[[0, 0]], weights[1:3]])
         base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in contents.mixed)
         base += (weights[3:].T @ contents.tolls)[:, None]
         fitting = np.flatnonzero(contents.items.fits)
-        most = np.full((len(cores), len(fitting), base.shape[-1]), np.inf)
-        most[cores, :, : core.grains - 1] = -np.inf
-        most[np.ix_(cores, fitting < core.first)] = -np.inf
+        most, held = np.full((len(kinds), len(fitting), base.shape[-1]), np.inf), kinds == HOLDS
+        most[held, :, : core.grains - 1] = -np.inf
+        most[np.ix_(held, fitting < core.first)] = -np.inf
+        with_core = fitting >= core.first, np.arange(base.shape[-1]) >= core.grains - 1
+        most[np.ix_(kinds == WITHOUT, *with_core)] = -np.inf
         return _Worths(contents, prices, base, attention, once, most, np.zeros(base.shape[:2], dtype=bool), [])
 
     def turn(self, some: IntArray, turns: IntArray) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:

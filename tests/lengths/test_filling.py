@@ -17,7 +17,7 @@ from milpplan.lengths.filling_programs import Start, improved, shared_out, worth
 from milpplan.lengths.knapsacks import Knapsacks
 from milpplan.lengths.pool import Pool, recomputes_less
 from milpplan.lengths.replicas import micro_batch_times, replicas_ns
-from milpplan.lengths.stage_contents import Core, StageContents
+from milpplan.lengths.stage_contents import FREE, HOLDS, WITHOUT, Core, StageContents
 from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
 
 
@@ -71,18 +71,20 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
     for turn in range(8):
         weights = random.uniform(0.0, 1.0, (6, 4))
         prices = unit * sizes * random.uniform(0.3, 1.2, len(sizes))
-        cores = np.array([False, True, False, True])
+        kinds = np.array([FREE, HOLDS, WITHOUT, HOLDS])
         core = Core(last) if turn % 2 else Core(grains=int(random.integers(1, most // 2)))
-        values, told = contents.least(weights, prices, cores, core)
+        values, told = contents.least(weights, prices, kinds, core)
         worth = times @ weights - (rows @ prices)[:, None]
         held = (rows[:, core.first :].any(axis=1)) & (rows @ sizes >= core.grains)
-        assert (values[[0, 2]] <= worth[:, [0, 2]].min(axis=0) + 1e-6 * abs(values[0])).all()
+        assert (held == core.within(rows, sizes)).all()
+        assert values[0] <= worth[:, 0].min() + 1e-6 * abs(values[0])
+        if not held.all():
+            assert values[2] <= worth[~held, 2].min() + 1e-6 * abs(values[2])
         if held.any():
             assert (values[[1, 3]] <= worth[held][:, [1, 3]].min(axis=0) + 1e-6 * abs(values[1])).all()
         assert (told <= found.load.counts).all()
         assert (told @ sizes <= most).all()
-        assert told[cores, core.first :].any(axis=1).all()
-        assert (told[cores] @ sizes >= core.grains).all()
+        assert core.within(told[kinds != FREE], sizes).tolist() == [True, False, True]
         true = (contents.times(told) * weights.T).sum(axis=1)
         assert (true - told @ prices >= values - 1e-6 * abs(values)).all()
         loose = max(loose, float(((true - told @ prices - values) / true).max()))

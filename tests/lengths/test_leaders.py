@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import product
+from dataclasses import replace
+from itertools import count, product
 
 import numpy as np
 import pytest
@@ -149,6 +151,57 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
     assert gained > (1e-3 if long > 1 else -1.0)
 
 
+@pytest.mark.parametrize("place", range(2))
+def test_whether_more_micro_batches_hold_long_sequences_is_told_apart(place: int) -> None:
+    """Of random replicas none holds more than its class may within its exact time, however often windows are
+    parted by which micro-batches hold one of five equal long sequences, too; and that leaves no more."""
+    random = np.random.default_rng(5)
+    lengths = np.concatenate([random.integers(100, 3000, 16), np.full(5, 12_288)])
+    found = pool_of(small_problem(memory_gib=60), workload_of(lengths.astype(np.int64), GRAIN))
+    counts, held, parted = found.load.counts, Counter[int](), 0
+    member = replicated(found)[place]
+    one, grains = found.members[member].candidate, found.grains(member, beside=False)
+    best = found.packed(member, counts, grains)
+    assert best is not None
+    time_ns = float(best.time_ns)
+    filled = Filled(found.loads(member, beside=False).lengthened(np.inf), found.contents(member))
+    leaders = Leaders(filled, time_ns)
+    led, last = leaders.led[0], len(leaders.classes) - 1
+    first, before = leaders.classes[-1][0], np.inf
+    for _ in range(400):
+        side, piece = led.worst(last, time_ns)[0]
+        if not piece.done:
+            led.measure.refine(side, piece, time_ns, 0.0)
+            continue
+        assert piece.window is not None
+        assert piece.divided is None or piece.divided not in dict(piece.told)
+        # In order where programs divide none.
+        behind = piece.divided or next(one for one in count(1) if one not in dict(piece.told))
+        if behind > piece.window.behind[0]:
+            break
+        before, parted = min(before, piece.within(time_ns)), parted + 1
+        side.put(piece, replace(piece, divided=behind).parted)
+    assert parted > 1
+    assert led.within(last, time_ns) <= before
+    replicas = list(best.replicas)
+    for turn in range(150):
+        replica = random_micro_batches(found, grains, random, int(random.integers(2, 7)))
+        # Often with one in a micro-batch of its own.
+        row = random.integers(0, len(replica), turn % 4)
+        replica[row] = 0
+        replica[row, -1] = 1
+        replicas.append(replica)
+    for replica in replicas:
+        if not replica[:, first:].any() or (replica.sum(axis=0) > counts).any():
+            continue
+        held[int(replica[:, first:].any(axis=1).sum())] += 1
+        (exact,) = replicas_ns(found.problem, one, found.load.lengths, (replica,), found.load.rules.mask)
+        load = float((replica @ led.measure.each).sum())
+        assert load <= led.within(last, float(exact)) * (1 + 1e-9)
+    assert held[2] > 5
+    assert held[3] > 2
+
+
 @pytest.mark.parametrize(("long", "short"), [(4, 30), pytest.param(9, 20, marks=pytest.mark.long)])
 def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> None:
     """By prices that windows of a chain are asked for it does less of the workload than by the ones before, by
@@ -188,6 +241,8 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
                     longest = [int(np.flatnonzero(row)[-1]) for row in packed]
                     first, end = leaders.classes[place]
                     if len(packed) != inside.number or max(longest) >= end or longest[ahead] < first:
+                        continue
+                    if not window.filling.able(np.arange(inside.number), packed).all():
                         continue
                     compared += 1
                     given = found.problem, one, found.load.lengths, (packed,), found.load.rules.mask

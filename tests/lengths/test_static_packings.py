@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from milpplan.lengths.pool import Packed
+import pytest
+
+from benchmarks.length_jobs import ALIGNMENT, Case, K, ParetoTail
+from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.replicas import replicas_ns
 from milpplan.lengths.static_packings import StaticPackings
+from milpplan.lengths.tables import Load
 from tests.lengths.cases import GRAIN, pool
 
 
@@ -37,15 +42,15 @@ def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     assert known.best is not None
     assert known.rough(member)
     starts = list(known.starts[member])
-    assert starts
-    assert known.packed[member].time_ns <= 1.02 * min(one.time_ns for one in starts)
+    assert len(starts) > 1
+    assert known.packed[member].time_ns <= min(one.time_ns for one in starts)
     known.improve(member, most=False)
     assert not known.rough(member)
-    times = [known.best.time_ns]
-    for _ in starts:
-        assert known.restart(member)
+    times, left = [known.best.time_ns], known.starts[member]
+    assert len(left) < len(starts)
+    while known.restart(member):
         times.append(known.best.time_ns)
-    assert not known.restart(member)
+    assert all(one.time_ns > 1.005 * known.packed[member].time_ns for one in known.starts[member])
     assert times == sorted(times, reverse=True)
     assert known.best.time_ns == known.step(member).time_ns
     packed = known.packed[member]
@@ -74,3 +79,21 @@ def test_what_was_packed_elsewhere_has_starts_here() -> None:
     single = next(one for one in range(len(pool().members)) if pool().num_stages(one) == 1)
     here.pack(single)
     assert not here.restart(single)
+
+
+@pytest.mark.long
+def test_long_sequences_share_replicas_where_that_is_shorter() -> None:
+    """Five sequences of 8K on eight replicas: on three of these the step is more than 1 % shorter than on five and
+    more, which begin shorter."""
+    case = Case("llama2-13b", "dgx-h100", 32, 8 * K, ParetoTail(3.0), context=False)
+    load = Load(case.workload.lengths, case.workload.counts, ALIGNMENT)
+    found = Pool.of(grain_problem(case.problem, ALIGNMENT), load)
+    (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == "dp8 pp4")
+    known = StaticPackings(found)
+    known.pack(member)
+    first = found.polished(member, known.starts[member][0], found.grains(member, beside=False))
+    assert sum(one[:, -1].any() for one in first.replicas) >= 5
+    known.improve(member, most=False)
+    packed = known.packed[member]
+    assert sum(one[:, -1].any() for one in packed.replicas) <= 4
+    assert packed.time_ns < 0.99 * first.time_ns
