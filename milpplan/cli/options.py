@@ -205,7 +205,7 @@ Lengths = Annotated[
 MaxStrategies = Annotated[
     int | None,
     typer.Option(
-        "--max-strategies", metavar="K", help="Strategies that take turns in a step.", show_default="3 (lengths)"
+        "--max-strategies", metavar="K", help="Strategies that take turns in a step.", show_default="2 (lengths)"
     ),
 ]
 TokensPerStep = Annotated[

@@ -190,8 +190,9 @@ class LengthsResult:
     """The best step found, and the proved bound of all of them.
 
     ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
-    the gradients, update, gather) ends the step. ``num_candidates`` strategies fit some sequence, ``num_sets``
-    sets of several were not ruled out before switches were priced. ``baselines``, ``side_by_side`` and
+    the gradients, update, gather) ends the step. The bound is of all steps of at most ``max_strategies`` in turn,
+    of ``num_candidates`` that fit some sequence; ``num_sets`` sets of several were not ruled out before switches
+    were priced. ``baselines``, ``side_by_side`` and
     ``unlike_replicas`` where they were asked for; where the step ``is_side_by_side`` or ``is_unlike`` its groups
     overlap, and ``turns`` has who runs what when. ``interrupted``: by Ctrl-C, so step and bound are what was known
     by then.
@@ -208,6 +209,7 @@ class LengthsResult:
     num_sequences: int
     num_tokens: int
     alignment: int
+    max_strategies: int
     num_candidates: int
     num_sets: int
     cpu_time_s: float
@@ -314,6 +316,7 @@ class LengthsResult:
                 "lower_bound_s": self.static.lower_bound_s,
             },
             "speedup": self.speedup,
+            "max_strategies": self.max_strategies,
             "num_candidates": self.num_candidates,
             "num_sets": self.num_sets,
             "cpu_time_s": self.cpu_time_s,

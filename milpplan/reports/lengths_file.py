@@ -123,6 +123,7 @@ class LengthsFile(Record):
     timeline: tuple[EventRecord, ...]
     static: StaticRecord
     speedup: PositiveFloat
+    max_strategies: PositiveInt | None = None
     num_candidates: Count
     num_sets: Count
     cpu_time_s: NonNegativeFloat

@@ -42,8 +42,8 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
         f"{seconds_text(static.lower_bound_s)}"
     )
     yield Text(
-        f"{_verdict(result)} ({result.num_candidates} strategies; {result.num_sets:,} sets of several left open "
-        "by their work and reductions alone)"
+        f"{_verdict(result)} (at most {result.max_strategies} of {result.num_candidates} strategies in turn; "
+        f"{result.num_sets:,} sets left open by their work and reductions alone)"
     )
     yield _groups(result)
     if result.turns:
