@@ -56,6 +56,7 @@ def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
     assert code == 0
     assert document["gap"] <= 0.02
     assert document["num_sequences"] == 30
+    assert document["max_strategies"] == 2
     assert document["lower_bound_s"] <= document["step_time_s"] <= document["static"]["step_time_s"]
     assert [group["strategy"] for group in document["groups"]] == document["order"]
     assert json.loads(out.read_text(encoding="utf-8")) == document
@@ -77,6 +78,7 @@ def test_tables_say_what_runs(lines: Path) -> None:
     assert "12 sequences" in text
     assert "Best single strategy" in text
     assert "Groups in order" in text
+    assert "at most 1 of" in text
 
 
 def test_padded_buckets_without_a_causal_mask(lines: Path) -> None:

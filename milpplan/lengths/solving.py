@@ -356,7 +356,6 @@ def _result(
     if static is None:
         raise KeyboardInterrupt
     bound_ns = min(search.bound_ns, best.time_ns)
-    reached = best.time_ns - bound_ns <= search.gap * best.time_ns
     names = [one.candidate.name for one in pool.members]
     if isinstance(best, TeamStep):
         home, groups = best.order[-1], team_groups(best)
@@ -366,7 +365,7 @@ def _result(
         home, groups = best.home, tuple(_group(pool, best, member) for member in best.order)
     switches = search.sets.switches.of_step(home, best.order) if isinstance(best, Step) else []
     return LengthsResult(
-        status="optimal" if reached else "feasible",
+        status="optimal" if best.time_ns - bound_ns <= search.gap * best.time_ns else "feasible",
         step_time_s=best.time_ns / NS_PER_S,
         lower_bound_s=bound_ns / NS_PER_S,
         home=names[home],

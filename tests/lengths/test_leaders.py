@@ -109,7 +109,10 @@ def replicated(found: Pool) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize(("long", "short"), [(3, 20), pytest.param(5, 12, marks=pytest.mark.long), (1, 40)])
+@pytest.mark.parametrize(
+    ("long", "short"),
+    [pytest.param(3, 20, marks=pytest.mark.long), pytest.param(5, 12, marks=pytest.mark.long), (1, 40)],
+)
 def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> None:
     """Few long sequences on two replicas: of random replicas none holds more than its class may within its exact
     time, and no packing, good or random, is shorter than the bound, which is more than that of ``filled`` where
