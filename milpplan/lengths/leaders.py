@@ -16,6 +16,10 @@ has that, Z is too short.
 loads is true whatever sequences are worth: so the windows that do most in the chain that does most are asked
 together for the prices by which they do least of the workload (``chain_programs``), and chains are looked at with
 these worths, too; windows that do most then join, and are asked again.
+
+**More than one.** Programs share out what a micro-batch holds, the second long sequence of a replica among all of
+them, where it makes no stage wait. A leader is the foremost of its class, and windows are parted by whether the
+micro-batch of which programs share one out most holds one, too.
 """
 
 from __future__ import annotations
@@ -91,6 +95,10 @@ class Led:
         found = [[(side, side.worst(time_ns)) for side in way] for way in self.ways[place]]
         most = [max(way, key=lambda one: one[1].within(time_ns)) for way in found]
         return sorted(most, key=lambda one: one[1].within(time_ns))
+
+    def least_looked_at(self, chain: IntArray | FloatArray) -> list[int]:
+        """The classes of a chain, first those that lead more replicas, and were looked at less."""
+        return sorted(np.flatnonzero(chain).tolist(), key=lambda at: float(self.looked_at[at] / chain[at]))
 
     def within(self, place: int, time_ns: float) -> float:
         """What a replica led by a class does at most, as a load; ``-inf`` where there is none."""
@@ -204,7 +212,7 @@ class Leaders:
         whether there was any."""
         for number in np.argsort(beyond, kind="stable").tolist():
             one = self.led[number]
-            for place in sorted(np.flatnonzero(chain).tolist(), key=lambda at: one.looked_at[at] / chain[at]):
+            for place in one.least_looked_at(chain):
                 for side, piece in one.worst(place, time_ns):
                     if piece.divided is not None and len(piece.told) < _MOST_TOLD:
                         side.put(piece, piece.parted)
@@ -214,8 +222,7 @@ class Leaders:
     def look_at(self, one: Led, chain: IntArray | FloatArray, time_ns: float, more: float) -> bool:
         """Know more of a class of a chain, which is to do less by so much ``more`` than the load it may; whether
         there was any."""
-        # The more replicas one leads, and the less it was looked at.
-        for place in sorted(np.flatnonzero(chain).tolist(), key=lambda at: one.looked_at[at] / chain[at]):
+        for place in one.least_looked_at(chain):
             for side, piece in one.worst(place, time_ns):
                 if not piece.done:
                     one.looked_at[place] += 1

@@ -192,10 +192,9 @@ class LengthsResult:
     ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
     the gradients, update, gather) ends the step. The bound is of all steps of at most ``max_strategies`` in turn,
     of ``num_candidates`` that fit some sequence; ``num_sets`` sets of several were not ruled out before switches
-    were priced. ``baselines``, ``side_by_side`` and
-    ``unlike_replicas`` where they were asked for; where the step ``is_side_by_side`` or ``is_unlike`` its groups
-    overlap, and ``turns`` has who runs what when. ``interrupted``: by Ctrl-C, so step and bound are what was known
-    by then.
+    were priced. ``baselines``, ``side_by_side`` and ``unlike_replicas`` where they were asked for; where the step
+    ``is_side_by_side`` or ``is_unlike`` its groups overlap, and ``turns`` has who runs what when. ``interrupted``:
+    by Ctrl-C, so step and bound are what was known by then.
     """
 
     status: Status
