@@ -208,7 +208,8 @@ class Statics:
             if left[member] in (5, 6) and not self.packs:
                 break
             self._next_way(member, left[member], deadline)
-            self.least[member] = pool.least_ns(member, beside=False)
+            # More may be proved of it elsewhere.
+            self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
             left[member] += 1
 
     def _next_way(self, member: int, way: int, deadline: float) -> None:

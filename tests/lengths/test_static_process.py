@@ -9,6 +9,7 @@ import pytest
 
 from milpplan.lengths import solving, static_process
 from milpplan.lengths.filled import Filled
+from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.static_process import Slice, StaticProcess, StaticsWorker
 from milpplan.lengths.statics import Statics
@@ -44,6 +45,21 @@ def test_another_process_learns_what_this_one_would() -> None:
     assert before_ns < here.bound_ns <= min(here.best.time_ns, there.best.time_ns)
     assert there.bound_ns <= here.best.time_ns <= first_ns
     assert not other.hear(first_ns)
+
+
+def test_what_was_proved_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that this process has yet to solve may say less of pipelines than the other one has proved: they
+    lower nothing."""
+    here = Statics(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    assert here.best is not None
+    told_ns = (1.0 - 1e-6) * here.best.time_ns
+    told = {member: told_ns for member in here.left if here.least[member] < told_ns}
+    assert told
+    here.raise_least(told)
+    monkeypatch.setattr(Pool, "least_ns", lambda *_, **__: 0.0)
+    here.run(float("inf"), time.perf_counter() + 1.0)
+    assert all(here.least[member] >= told_ns for member in told)
+    assert any(here.left.get(member) != 0 for member in told)
 
 
 def test_slices_end_and_tell_whether_anything_is_left() -> None:
