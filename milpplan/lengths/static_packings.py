@@ -19,9 +19,6 @@ from milpplan.lengths.steps import Step
 MOST_TIMES = 3.0
 """How many times as long most care takes as more care, at most."""
 
-SHAPED = 0.02
-"""Packings by the shapes of real loads gain more by more care than others: they may begin longer by this part."""
-
 # Starts that are longer than the shortest by the first part get no care, those that are after a little care by the
 # second no more.
 _FAR, _FARTHER = 0.06, 0.01

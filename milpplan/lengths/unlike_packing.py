@@ -16,9 +16,10 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.lengths.dealing import Replica, Timer, improved_replicas
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.shaping import shaped
-from milpplan.lengths.static_packings import SHAPED
 from milpplan.lengths.unlike import UnlikeStep, have_places, replica_gpus, unlike_members
 
+# Packings by the shapes of real loads gain more by more care than others: they may begin longer by this part.
+_SHAPED = 0.02
 # Work of an improvement: of the first one, and of more care.
 _EFFORT, _MORE_EFFORT = 120_000, 400_000
 # Seconds for the shapes of real loads of one strategy.
@@ -71,7 +72,7 @@ class UnlikePacker:
         end = min(deadline, time.perf_counter() + _SHAPE_S)
         ways = [pool.timed(member, one, grains) for one in shaped(part, load, grains, end)]
         best = min(ways, key=lambda one: one.time_ns, default=packed)
-        return best if best.time_ns <= packed.time_ns * (1.0 + SHAPED) else packed
+        return best if best.time_ns <= packed.time_ns * (1.0 + _SHAPED) else packed
 
     def polished(self, step: UnlikeStep) -> UnlikeStep:
         """The step with more care."""
