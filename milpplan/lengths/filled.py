@@ -159,7 +159,7 @@ class Filled:
             self.kept, self.weighed = self.loads, True
             begin = Start(start[0], start[1] * self.measure.each, start[2])
             end = deadline + _WEIGH_TIMES * max(0.0, deadline - time.perf_counter())
-            self._weigh(worths(self.measure.filling(side, window), begin, side.columns, time_ns, end))
+            self._weigh(worths(self.measure.filling(side, worst), begin, side.columns, time_ns, end))
         elif self.numbers:
             self.kept, self.weighed = self.loads, False
             number = self.numbers.pop()

@@ -193,15 +193,11 @@ class Leaders:
         # First, and when nothing else tells replicas apart.
         if not self.asked and self._ask(key, chain):
             return True
-        if self._part(chain, beyond, time_ns):
-            return True
-        if key not in self.asked and self._ask(key, chain):
-            return True
-        return self._tell_smaller(time_ns)
+        return self._part(chain, beyond, time_ns) or self._ask(key, chain) or self._tell_smaller(time_ns)
 
     def _ask(self, key: tuple[float, int, bytes], chain: IntArray) -> bool:
-        """``ask`` of the whole workload, a few times."""
-        if len(self.asked) >= _ASKED:
+        """``ask`` of the whole workload, a few times, and once of the same."""
+        if key in self.asked or len(self.asked) >= _ASKED:
             return False
         self.asked.add(key)
         needed = self.filled.measure.counts.astype(np.float64)
@@ -273,7 +269,7 @@ class Leaders:
                 return None
             mixture, slope, rows = piece.start
             if (place, piece.window, side.core, piece.told) not in known:
-                filling = base.measure.filling(side, piece.window, piece.told)
+                filling = base.measure.filling(side, piece)
                 found.append(ClassWindow(place, filling, mixture, 1.0 / slope, rows, side.columns))
         return tuple(found)
 

@@ -133,9 +133,11 @@ class Measure:
         """The same of a box."""
         return replace(box, bounds=tuple(self.counted(one, before) for one in box.bounds))
 
-    def filling(self, side: Side, window: Window, told: Told = ()) -> Filling:
-        """A window of a side, for whole sequences."""
-        return Filling(side.contents, self.each, self.stages.last, self.num_stages, window, side.core, told)
+    def filling(self, side: Side, piece: Piece) -> Filling:
+        """The window of a piece of a side, for whole sequences."""
+        assert piece.window is not None
+        given = side.contents, self.each, self.stages.last, self.num_stages
+        return Filling(*given, piece.window, side.core, piece.told)
 
     def refine(self, side: Side, piece: Piece, time_ns: float, enough: float) -> None:
         """Know more of a piece of a side, no better than that it leaves less than ``enough`` for the time."""
@@ -146,7 +148,7 @@ class Measure:
         window = piece.window
         if window is None:
             return [replace(piece, done=True)]
-        filling = self.filling(side, window, piece.told)
+        filling = self.filling(side, piece)
         size = float(side.contents.entries * window.number)
         if piece.start is None and size <= _LARGEST:
             return [self._looked_at(filling, piece, time_ns, side.least)]

@@ -111,7 +111,7 @@ class LedClass:
             return False
         self._asked += 1
         mixture, slope, rows = worst.start
-        filling = view.measure.filling(side, worst.window, worst.told)
+        filling = view.measure.filling(side, worst)
         new = ClassWindow(0, filling, mixture, 1.0 / slope, rows, side.columns)
         known = [
             one for one in view.windows if (one.filling.window, one.filling.core) != (worst.window, side.core)
