@@ -83,10 +83,12 @@ def test_rows_of_some_jobs_replace_theirs() -> None:
 
 
 def test_tables_of_one_run_agree() -> None:
-    """All four tables name the job and its best static step, and no step is below the bound of its space."""
+    """All four tables name the job and its best static step, and no step is below the bound of its space or of a
+    larger one; of two bounds of solves that time ended either may be the higher one."""
     one = solved(Case("llama2-7b", "dgx-h100", 8, 8192, Wikipedia(12)), 0.5)
-    assert one.whole.lower_bound_s <= one.turns.lower_bound_s <= one.turns.step_time_s <= one.static.step_time_s
-    assert one.whole.lower_bound_s <= one.whole.step_time_s <= one.whole.static.step_time_s
+    assert one.turns.lower_bound_s <= one.turns.step_time_s <= one.static.step_time_s
+    assert one.whole.lower_bound_s <= min(one.turns.step_time_s, one.whole.step_time_s)
+    assert one.whole.step_time_s <= one.whole.static.step_time_s
     assert one.unlike.lower_bound_s <= min(one.unlike.step_time_s, one.whole.step_time_s)
     assert {step.rule for step in one.others} == {"bucketing", "HotSPa", "FlexSP"}
     for table in tables([one]).values():
