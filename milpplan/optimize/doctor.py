@@ -13,6 +13,7 @@ from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import available_backends, backend, backend_names
 from milpplan.optimize.program import MINUS_INFINITY, Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution, run_interruptibly
+from milpplan.optimize.violations import violations
 
 NUM_RANDOM_PROGRAMS: Final = 20
 _MAX_ENUMERATED: Final = 200_000
@@ -87,7 +88,7 @@ def brute_force(program: Program) -> int | None:
     best: int | None = None
     for choice in itertools.product(*axes):
         point = np.sum(choice, axis=0)
-        if _settle(program, matrix, point, wide) and not program.violations(point):
+        if _settle(program, matrix, point, wide) and not violations(program, point):
             value = program.objective_at(point)
             best = value if best is None else min(best, value)
     return best

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +24,7 @@ Values = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 INFINITY: Final = int(np.iinfo(np.int64).max)
 MINUS_INFINITY: Final = -INFINITY
 # Below this, sums of int64 products cannot wrap round.
-_SAFE: Final = float(2**62)
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One thing that a vector of values breaks: a row, a bound, or integrality."""
-
-    kind: Literal["row", "bound", "integrality"]
-    name: str
-    value: int | float
-    lower: int
-    upper: int
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}: {self.value} is not in [{_shown(self.lower)}, {_shown(self.upper)}]"
+SAFE: Final = float(2**62)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,15 +85,16 @@ class Rows:
 
     def tail(self, first: int) -> Rows:
         """Rows ``first`` and later."""
-        start = self.starts[first]
-        return Rows(
-            self.names[first:],
-            self.starts[first:] - start,
-            self.columns[start:],
-            self.coefficients[start:],
-            self.lower[first:],
-            self.upper[first:],
-        )
+        return self.chosen(np.arange(first, len(self)))
+
+    def chosen(self, places: IntArray) -> Rows:
+        """The rows at some ``places``, in this order."""
+        sizes = np.diff(self.starts)[places]
+        starts = np.concatenate(([0], np.cumsum(sizes)))
+        entries = np.arange(starts[-1]) + np.repeat(self.starts[places] - starts[:-1], sizes)
+        names = tuple(self.names[place] for place in places.tolist())
+        columns, coefficients = self.columns[entries], self.coefficients[entries]
+        return Rows(names, starts, columns, coefficients, self.lower[places], self.upper[places])
 
     def entry_rows(self) -> IntArray:
         """Row of every entry; shape [entries]."""
@@ -117,10 +104,10 @@ class Rows:
         """``sum(coefficients * values[columns])`` of every row, exact for integer and object values."""
         if np.issubdtype(values.dtype, np.integer):
             magnitude = np.abs(self.coefficients.astype(np.float64)) * np.abs(values[self.columns] + 0.0)
-            if float(_sums(magnitude, self.starts).max(initial=0.0)) >= _SAFE:
+            if float(sums_of(magnitude, self.starts).max(initial=0.0)) >= SAFE:
                 values = values.astype(object)
         coefficients = self.coefficients.astype(object) if values.dtype == object else self.coefficients
-        return _sums(coefficients * values[self.columns], self.starts)
+        return sums_of(coefficients * values[self.columns], self.starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,50 +141,10 @@ class Program:
         """Objective in Python integers; with fractional (continuous) values, rounded up to a whole unit."""
         terms = np.flatnonzero(self.objective)
         total = sum(
-            (int(self.objective[column]) * _exact(values[column]) for column in terms.tolist()),
+            (int(self.objective[column]) * exact(values[column]) for column in terms.tolist()),
             start=Fraction(self.offset),
         )
         return -((-total.numerator) // total.denominator)
-
-    def violations(self, values: Values, tolerance: float = 0.0) -> list[Violation]:
-        """What ``values`` breaks, checked without rounding error.
-
-        Args:
-            values: one value per variable, integers or floats.
-            tolerance: allowed excess in bounds of continuous variables, relative to these (at least 1), and in
-                rows that contain one, relative to the row's magnitude (at least its largest coefficient of one).
-                Rows of integer variables only get none.
-        """
-        if values.shape != (self.num_variables,):
-            raise InvalidInputError(
-                f"{values.shape} values for {self.num_variables} variables.",
-                "One value per variable expected.",
-            )
-        point, whole = _as_exact(values)
-        found = [
-            Violation(
-                "integrality",
-                self.variable_names[i],
-                float(values[i]),
-                int(self.lower[i]),
-                int(self.upper[i]),
-            )
-            for i in np.flatnonzero(self.is_integer & ~whole).tolist()
-        ]
-        slack = np.where(self.is_integer, 0.0, tolerance * np.maximum(1.0, np.abs(values.astype(np.float64))))
-        names = self.variable_names
-        found += _out_of_range("bound", names, point, self.lower, self.upper, slack)
-        rows = self.rows
-        activity = rows.activities(point)
-        slack = np.zeros(len(rows))
-        if tolerance:
-            size = np.abs(rows.coefficients * 1.0) * np.abs(values[rows.columns] * 1.0)
-            loose = np.where(self.is_integer[rows.columns], 0, np.abs(rows.coefficients))
-            # A continuous variable that should be nothing may be as much above it as any other.
-            least = np.zeros(len(rows))
-            np.maximum.at(least, rows.entry_rows(), loose)
-            slack = np.where(least > 0, tolerance * np.maximum(least, _sums(size, rows.starts)), 0.0)
-        return found + _out_of_range("row", rows.names, activity, rows.lower, rows.upper, slack)
 
     def max_row_magnitude(self) -> int:
         """Largest, over rows, of ``sum |coefficient| * max |bound of the variable|`` and ``|row bound|``."""
@@ -327,7 +274,7 @@ class ProgramBuilder:
             )
         if column.size > 1 and not (np.diff(column) > 0).all():
             unique, inverse = np.unique(column, return_inverse=True)
-            if float(np.abs(coefficient * 1.0).sum()) >= _SAFE:
+            if float(np.abs(coefficient * 1.0).sum()) >= SAFE:
                 raise InvalidInputError(f"Coefficients of {name} do not fit in 64 bits once summed.")
             summed = np.zeros(unique.size, np.int64)
             np.add.at(summed, inverse, coefficient)
@@ -347,7 +294,7 @@ def _integers(values: npt.ArrayLike | range, what: str) -> IntArray:
         raise InvalidInputError(f"{what} do not fit in 64 bits.") from None
 
 
-def _sums(entries: npt.NDArray[Any], starts: IntArray) -> npt.NDArray[Any]:
+def sums_of(entries: npt.NDArray[Any], starts: IntArray) -> npt.NDArray[Any]:
     """Sum of the entries of every row (an empty row gives 0)."""
     sums = np.zeros(starts.size - 1, entries.dtype)
     filled = np.flatnonzero(np.diff(starts))
@@ -356,39 +303,6 @@ def _sums(entries: npt.NDArray[Any], starts: IntArray) -> npt.NDArray[Any]:
     return sums
 
 
-def _exact(value: Any) -> int | Fraction:
-    return int(value) if isinstance(value, (int, np.integer)) else Fraction(float(value))
-
-
-def _as_exact(values: Values) -> tuple[npt.NDArray[Any], BoolArray]:
-    """Values as int64, or exact fractions where some are not whole; and which are whole."""
-    if np.issubdtype(values.dtype, np.integer):
-        return values.astype(np.int64), np.ones(values.shape, np.bool_)
-    whole = values == np.rint(values)
-    if whole.all() and (np.abs(values) < _SAFE).all():
-        return values.astype(np.int64), whole
-    return np.array([_exact(value) for value in values.tolist()], dtype=object), whole
-
-
-def _out_of_range(
-    kind: Literal["row", "bound"],
-    names: tuple[str, ...],
-    values: npt.NDArray[Any],
-    lower: IntArray,
-    upper: IntArray,
-    slack: FloatArray,
-) -> list[Violation]:
-    low = (values < lower) & (lower > MINUS_INFINITY)
-    high = (values > upper) & (upper < INFINITY)
-    found = []
-    for i in np.flatnonzero((low | high).astype(np.bool_)).tolist():
-        value = _exact(values[i]) if values.dtype != object else values[i]
-        excess = int(lower[i]) - value if low[i] else value - int(upper[i])
-        if excess > slack[i]:
-            shown = float(value) if isinstance(value, Fraction) else int(value)
-            found.append(Violation(kind, names[i], shown, int(lower[i]), int(upper[i])))
-    return found
-
-
-def _shown(bound: int) -> str:
-    return "inf" if bound >= INFINITY else "-inf" if bound <= MINUS_INFINITY else str(bound)
+def exact(value: Any) -> int | Fraction:
+    """A number without rounding."""
+    return int(value) if value == int(value) else Fraction(float(value))

@@ -11,6 +11,7 @@ import numpy as np
 
 from milpplan.errors import SolverError
 from milpplan.optimize.program import INFINITY, IntArray, Program, Values
+from milpplan.optimize.violations import violations
 
 Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def check_solution(program: Program, solution: Solution) -> Solution:
             raise SolverError(f"{solution.backend} said {solution.raw_status} but gave no values.")
         return replace(solution, objective=None)
     values = _rounded(program, solution)
-    broken = program.violations(values, tolerance=ROW_TOLERANCE)
+    broken = violations(program, values, tolerance=ROW_TOLERANCE)
     if broken:
         raise SolverError(
             f"{solution.backend} said {solution.raw_status}, but its answer to {program.name} breaks "
@@ -121,7 +122,7 @@ def checked_solve(program: Program, solve: Callable[[bool], Solution], relaxed: 
 
     def attempt(presolve: bool) -> Solution:
         solution = solve(presolve)
-        if relaxed is not None and solution.values is not None:
+        if relaxed is not None and relaxed is not program and solution.values is not None:
             # What was reported is about the relaxed program and is checked against that.
             reported = solution.reported_objective
             solution = check_solution(relaxed, solution)
@@ -224,7 +225,7 @@ def _rounded(program: Program, solution: Solution) -> Values:
             whole[column] = best
     reported = solution.reported_objective
     near = reported is None or program.objective_at(whole) <= reported + _objective_tolerance(program, values)
-    if near and not program.violations(whole):
+    if near and not violations(program, whole):
         return whole
     return np.where(program.is_integer, nearest, values)
 

@@ -18,6 +18,7 @@ from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.doctor import brute_force, hard_program, nanosecond_program, random_program
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution, check_solution, checked_solve
+from milpplan.optimize.violations import violations
 from tests.amounts import long_but
 
 every_backend = pytest.mark.parametrize("name", sorted(BACKENDS))
@@ -50,7 +51,7 @@ def test_random_programs_as_enumerated(name: str, count: int) -> None:
             continue
         assert (solution.status, solution.objective) == ("optimal", expected), program.name
         assert solution.values is not None
-        assert program.violations(solution.values) == []
+        assert violations(program, solution.values) == []
         assert solution.bound == pytest.approx(expected, abs=1e-3)
         assert not solution.limit_reached
     assert outcomes == {"optimal", "infeasible"}

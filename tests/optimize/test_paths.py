@@ -23,6 +23,7 @@ from milpplan.optimize.menus import Setting, stage_menu
 from milpplan.optimize.program import Program
 from milpplan.optimize.seeds import analytic_paths, chunk_paths
 from milpplan.optimize.split_bounds import SplitBounds
+from milpplan.optimize.violations import violations
 from milpplan.specs.problem import Job, Problem, Space
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans
@@ -224,7 +225,7 @@ def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: 
         values = np.zeros(built.num_variables, dtype=np.int64)
         values[program.offsets[:-1] + np.array(choice)] = 1
         values[built.variable_names.index("z")] = max(0, (step - base) // unit)
-        assert built.violations(values) == []
+        assert violations(built, values) == []
         assert program.overfull_rank(choice) is None
         assert program.plan(choice) == plan
         assert base <= step
@@ -309,7 +310,7 @@ def test_compact_relaxation_holds_for_every_plan(problem: Problem, seed: int) ->
         assert base <= step
         program = compact.program.with_rows(compact.path_rows(paths, base, unit))
         values[compact.num_counts] = (step - base) // unit
-        assert program.violations(values) == []
+        assert violations(program, values) == []
         assert_prices_hold(compact, program, values, rng)
 
 

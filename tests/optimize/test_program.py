@@ -4,11 +4,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
+from milpplan.optimize.violations import violations
 
 
 def knapsack() -> Program:
@@ -23,10 +24,10 @@ def knapsack() -> Program:
 def test_broken_rows_bounds_and_integrality_are_named() -> None:
     """Every broken thing is listed with its name and value, and nothing else is."""
     program = knapsack()
-    assert program.violations(np.array([2, 1])) == []
-    assert [str(v) for v in program.violations(np.array([1, 1]))] == ["row cover: 5 is not in [7, inf]"]
-    assert [str(v) for v in program.violations(np.array([4, 1]))] == ["bound a: 4 is not in [0, 3]"]
-    assert [v.kind for v in program.violations(np.array([2.5, 1.0]))] == ["integrality"]
+    assert violations(program, np.array([2, 1])) == []
+    assert [str(v) for v in violations(program, np.array([1, 1]))] == ["row cover: 5 is not in [7, inf]"]
+    assert [str(v) for v in violations(program, np.array([4, 1]))] == ["bound a: 4 is not in [0, 3]"]
+    assert [v.kind for v in violations(program, np.array([2.5, 1.0]))] == ["integrality"]
 
 
 def test_objective_is_a_python_integer() -> None:
@@ -55,7 +56,7 @@ def test_sums_beyond_64_bits_are_exact() -> None:
     builder.minimize(columns, [big, big, big])
     program = builder.build()
     point = np.array([4, 4, 4])
-    (broken,) = program.violations(point)
+    (broken,) = violations(program, point)
     assert broken.value == 12 * big
     assert program.objective_at(point) == 12 * big
     assert program.max_row_magnitude() == 12 * big
@@ -103,9 +104,9 @@ def test_tolerance_is_for_continuous_rows_only() -> None:
     builder.add_row("mixed", [x, z], [1, 1], 2, 2)
     builder.add_row("whole", [x], [1], 1, 1)
     program = builder.build()
-    assert program.violations(np.array([1.0, 1.0 + 1e-9]), tolerance=1e-6) == []
-    assert [v.name for v in program.violations(np.array([1.0, 1.0 + 1e-9]))] == ["mixed"]
-    assert "whole" in [v.name for v in program.violations(np.array([2.0, 0.0]), tolerance=1e-6)]
+    assert violations(program, np.array([1.0, 1.0 + 1e-9]), tolerance=1e-6) == []
+    assert [v.name for v in violations(program, np.array([1.0, 1.0 + 1e-9]))] == ["mixed"]
+    assert "whole" in [v.name for v in violations(program, np.array([2.0, 0.0]), tolerance=1e-6)]
 
 
 def test_nothing_of_a_continuous_variable_may_be_a_little_more() -> None:
@@ -115,8 +116,8 @@ def test_nothing_of_a_continuous_variable_may_be_a_little_more() -> None:
     z = builder.add_variable("z", 0, 9, integer=False)
     builder.add_row("mixed", [x, z], [-(10**7), 10**7], upper=0)
     program = builder.build()
-    assert program.violations(np.array([0.0, 5e-7]), tolerance=1e-6) == []
-    assert [v.name for v in program.violations(np.array([0.0, 2e-6]), tolerance=1e-6)] == ["mixed"]
+    assert violations(program, np.array([0.0, 5e-7]), tolerance=1e-6) == []
+    assert [v.name for v in violations(program, np.array([0.0, 2e-6]), tolerance=1e-6)] == ["mixed"]
 
 
 @given(
@@ -132,5 +133,25 @@ def test_activities_are_exact(matrix: list[list[int]], point: list[float]) -> No
         sum((Fraction(c) * Fraction(float(v)) for c, v in zip(r, point, strict=True)), Fraction(0)) for r in matrix
     ]
     program = builder.build().with_rows(Rows.dense([f"r{i}" for i in range(len(rows))], matrix, 0, 0))
-    broken = {v.name for v in program.violations(np.array(point, dtype=np.float64))}
+    broken = {v.name for v in violations(program, np.array(point, dtype=np.float64))}
     assert broken == {f"r{i}" for i, value in enumerate(rows) if value != 0}
+
+
+@given(
+    st.lists(st.integers(-(2**60), 2**60), min_size=3, max_size=3),
+    st.lists(st.one_of(st.integers(-2, 2), st.floats(-1e3, 1e3)), min_size=3, max_size=3),
+    st.integers(-1, 1),
+)
+def test_limits_are_exact(row: list[int], point: list[float], further: int) -> None:
+    """What no sum of floats can tell from its limit, a unit or less away, is told, above and below."""
+    value = sum((Fraction(c) * Fraction(float(v)) for c, v in zip(row, point, strict=True)), Fraction(0))
+    limit = value.numerator // value.denominator + further
+    assume(abs(limit) < 2**62)
+    builder = ProgramBuilder()
+    for name in "xyz":
+        builder.add_variable(name, MINUS_INFINITY, INFINITY, integer=False)
+    upper = Rows.dense(("at most",), [row], MINUS_INFINITY, limit)
+    lower = Rows.dense(("at least",), [row], limit)
+    program = builder.build().with_rows(Rows.concatenate((upper, lower)))
+    broken = {one.name for one in violations(program, np.array(point, dtype=np.float64))}
+    assert broken == {name for name, off in (("at most", value > limit), ("at least", value < limit)) if off}
