@@ -83,9 +83,9 @@ class UsedKind:
     def sharpened(self) -> UsedKind:
         """With rows of whole sequences, and without rows that others imply."""
         rows = self.rows[:, self.holds]
-        more = [whole_shares(row, parts) for row in rows for parts in range(1, _WHOLE + 1)]
-        rows = np.array([*rows, *(one for one in more if one.any())])
-        return UsedKind(self.kind, self.holds, rows[_undominated(rows)])
+        more = [whole_shares(rows, parts) for parts in range(1, _WHOLE + 1)]
+        rows = np.concatenate([rows, *(one[one.any(axis=1)] for one in more)])
+        return UsedKind(self.kind, self.holds, rows[undominated(rows)])
 
     @property
     def long(self) -> BoolArray:
@@ -98,21 +98,17 @@ class UsedKind:
         return range(self.first, self.first + int(self.holds.sum()))
 
 
-def whole_shares(row: FloatArray, parts: int) -> FloatArray:
+def whole_shares(rows: FloatArray, parts: int) -> FloatArray:
     """u of the module of every share, with k ``parts``."""
-    return np.asarray(np.minimum(np.floor((parts + 1) * row * _LESS) / parts, 1.0))
+    return np.asarray(np.minimum(np.floor((parts + 1) * rows * _LESS) / parts, 1.0))
 
 
-def _undominated(rows: FloatArray) -> list[int]:
+def undominated(rows: FloatArray) -> BoolArray:
     """Rows that no other one is above or equal to throughout; the first of equal ones."""
-    kept = []
-    for place, row in enumerate(rows):
-        above = (rows >= row).all(axis=1)
-        equal = (rows == row).all(axis=1)
-        above[place] = False
-        if not (above & ~equal).any() and not equal[:place].any():
-            kept.append(place)
-    return kept
+    above = (rows[:, None] >= rows[None]).all(axis=2)
+    # Of equal ones those before are above.
+    above &= ~above.T | np.tri(len(rows), k=-1, dtype=bool).T
+    return np.asarray(~above.any(axis=0))
 
 
 def solved(
@@ -209,10 +205,10 @@ def share_of_sequences(
 def replicas_hold(builder: ProgramBuilder, used: Sequence[UsedKind], parts: int) -> None:
     """sum_l a_kil x_kl <= n_k."""
     for place, one in enumerate(used):
-        columns = [*one.columns, one.number]
-        for number, row in enumerate(one.rows):
-            shares = np.floor(np.minimum(row, 1e3) * parts).astype(np.int64).tolist()
-            builder.add_row(f"replicas_hold[{place},{number}]", columns, [*shares, -parts], upper=0)
+        shares = np.floor(np.minimum(one.rows, 1e3) * parts).astype(np.int64)
+        names = [f"replicas_hold[{place},{number}]" for number in range(len(shares))]
+        all_ = np.full(len(shares), -parts)
+        builder.add_rows(names, [one.number, *one.columns], np.column_stack([all_, shares]), upper=0)
 
 
 def leaders_are_held(builder: ProgramBuilder, used: Sequence[UsedKind]) -> None:

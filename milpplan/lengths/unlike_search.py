@@ -39,6 +39,8 @@ _CLOSE, _CLOSER = 0.02, 2e-3
 _ALL, _PRICES = 0.02, 4
 # Steps that are longer than others by this part do not become shorter by more care.
 _HOPELESS = 0.02
+# Packings take this part of the time of proofs, as long as these say more.
+_PACKED = 0.5
 # Seconds of a program at most.
 _PROGRAM_S = 10.0
 
@@ -80,6 +82,8 @@ class UnlikeSearch:
         # Prices, and what is left out, hold for steps shorter than the first; steps of about as long as the second
         # were the shortest that were left.
         self.limit_ns = self.level_ns = np.inf
+        # Whether programs have no whole numbers yet; seconds of proofs with them, and of packings.
+        self.linear, self.proved_s, self.packed_s = True, 0.0, 0.0
         # Numbers of replicas that were packed.
         self.tried: set[tuple[tuple[int, int], ...]] = set()
         self.done = not np.isfinite(self.bound_ns)
@@ -88,25 +92,29 @@ class UnlikeSearch:
         """Find and prove, until no step can be shorter than ``below_ns`` by more than the gap, nothing more is to
         be had, or the ``deadline`` (of ``perf_counter``); what was looked at before is below what it was asked for
         then. Some steps are tried with replicas of a ``favourite``, of which it is known how well it is packed."""
-        linear, below_ns = True, min(self.limit_ns, below_ns)
-        self.limit_ns = below_ns
-        while not self.done and time.perf_counter() < deadline:
+        below_ns = self.limit_ns = min(self.limit_ns, below_ns)
+        while not self.done and (now := time.perf_counter()) < deadline:
             known_ns = below_ns if self.step is None else min(below_ns, self.step.time_ns)
             target_ns = known_ns * (1.0 - self.gap)
             if self.bound_ns >= target_ns:
                 break
-            shared = self._shortest(target_ns, deadline, whole=not linear)
+            shared = self._shortest(target_ns, deadline, whole=not self.linear)
             if shared is None:
                 break
-            if linear:
-                linear = self._know(shared)
+            if self.linear:
+                self.linear = self._know(shared)
                 continue
-            news = self._pack(shared, deadline)
-            if favourite is not None:
-                news = self._try(favourite, target_ns, deadline) or news
-            news = self._raise(shared, target_ns, deadline) or news
-            linear = self._know(shared)
-            self.done = not (news or linear or self._polish(below_ns, deadline) or self._each(target_ns, deadline))
+            news = self._raise(shared, target_ns, deadline)
+            self.linear = self._know(shared)
+            proved = time.perf_counter()
+            self.proved_s += proved - now
+            if not news or self.packed_s < _PACKED * self.proved_s:
+                news = self._pack(shared, deadline) or news
+                if favourite is not None:
+                    news = self._try(favourite, target_ns, deadline) or news
+                self.packed_s += time.perf_counter() - proved
+            more = news or self.linear
+            self.done = not (more or self._polish(below_ns, deadline) or self._each(target_ns, deadline))
         return BestUnlike(self.step, self.bound_ns, self.num_strategies)
 
     def _shortest(self, target_ns: float, deadline: float, *, whole: bool) -> Shared | None:

@@ -230,6 +230,23 @@ class ProgramBuilder:
         self._rows.append((name, column, coefficient, lower, upper))
         return len(self._rows) - 1
 
+    def add_rows(
+        self,
+        names: Sequence[str],
+        columns: npt.ArrayLike | range,
+        matrix: npt.ArrayLike,
+        lower: int = MINUS_INFINITY,
+        upper: int = INFINITY,
+    ) -> None:
+        """Add rows of the same limits and columns, which ascend: coefficients ``matrix`` [row, column]."""
+        values, width = _integers(matrix, "matrix"), len(self._names)
+        column = _integers(columns, "columns").ravel()
+        if column.size and not (np.diff(column, prepend=-1, append=width) > 0).all():
+            raise InvalidInputError(f"Columns of {names[0]} are not ascending ones of {width}.")
+        for name, row in zip(names, values, strict=True):
+            kept = row != 0
+            self._rows.append((name, column[kept], row[kept], lower, upper))
+
     def minimize(self, columns: npt.ArrayLike | range, coefficients: npt.ArrayLike, offset: int = 0) -> None:
         """Set the objective ``sum(coefficients * values[columns]) + offset``."""
         self._objective = self._terms("objective", columns, coefficients)

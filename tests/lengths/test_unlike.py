@@ -28,7 +28,7 @@ from milpplan.lengths.unlike import UnlikeStep, close, have_places, replica_gpus
 from milpplan.lengths.unlike_bound import UnlikeBound
 from milpplan.lengths.unlike_packing import UnlikePacker
 from milpplan.lengths.unlike_pipelines import led_classes
-from milpplan.lengths.unlike_program import whole_shares
+from milpplan.lengths.unlike_program import undominated, whole_shares
 from milpplan.lengths.unlike_search import UnlikeSearch
 from tests.lengths.all_steps import partitions
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
@@ -123,6 +123,19 @@ def test_whole_shares_fit_where_shares_do() -> None:
             assert whole_shares(shares, parts) @ held <= 1.0 + 1e-12
             more += whole_shares(shares, parts) @ held > shares @ held
     assert more > 100
+
+
+def test_rows_that_others_imply_are_left_out() -> None:
+    """Random rows of few values, one by one: whatever obeys those that are kept obeys all, of equal ones the first
+    is kept, and none is implied by another one."""
+    random = np.random.default_rng(4)
+    for _ in range(200):
+        rows = random.integers(0, 3, (random.integers(1, 9), random.integers(1, 4))) / 4.0
+        kept = undominated(rows)
+        for place, row in enumerate(rows):
+            above = [one for one, other in enumerate(rows) if (other >= row).all() and one != place]
+            implied = any(not np.array_equal(rows[one], row) or one < place for one in above)
+            assert kept[place] != implied
 
 
 def searched(found: Pool, seconds: float = 3.0) -> UnlikeSearch:

@@ -72,6 +72,25 @@ def test_appended_rows_equal_built_rows() -> None:
     assert program.rows.tail(2).activities(np.array([1, 3])).tolist() == [-6, 0]
 
 
+def test_rows_of_a_matrix_are_rows_one_by_one() -> None:
+    """Many rows of the same columns at once are those added singly; columns that do not ascend are refused."""
+    matrix = [[1, 0, -2], [0, 0, 0], [3, 4, 5]]
+    one, many = ProgramBuilder(), ProgramBuilder()
+    for builder in (one, many):
+        for name in "abcd":
+            builder.add_variable(name, 0, 9)
+    for name, row in zip("xyz", matrix, strict=True):
+        one.add_row(name, [0, 2, 3], row, -1, 7)
+    many.add_rows("xyz", [0, 2, 3], matrix, -1, 7)
+    first, second = one.build().rows, many.build().rows
+    assert first.names == second.names
+    for field in ("starts", "columns", "coefficients", "lower", "upper"):
+        assert getattr(first, field).tolist() == getattr(second, field).tolist()
+    for wrong in ([0, 2, 2], [2, 0, 3], [0, 2, 4], [-1, 2, 3]):
+        with pytest.raises(InvalidInputError, match="not ascending"):
+            many.add_rows("xyz", wrong, matrix)
+
+
 def test_upper_bounds_are_only_tightened() -> None:
     """A looser bound changes nothing, a bound below the lower one is refused."""
     program = knapsack().with_upper_bound(0, 2)
