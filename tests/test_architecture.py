@@ -161,7 +161,7 @@ ALLOWED = {
 }
 """What the modules of a room may import of the package; the front door (cli, __init__) may import all."""
 
-SOLVER_SIDE = ("program", "solution", "scaling", "cpsat", "cbc", "highs", "relaxation", "export")
+SOLVER_SIDE = ("program", "violations", "solution", "scaling", "cpsat", "cbc", "highs", "relaxation", "export")
 SOLVER_SIDE_ALLOWED = {"milpplan.errors", *(f"milpplan.optimize.{name}" for name in SOLVER_SIDE)}
 """Programs and backends: they know no GPUs."""
 
