@@ -65,10 +65,10 @@ class Filled:
         # Those with a micro-batch of more than some number of grains, and the numbers that are left.
         self.large: list[Side] = []
         items, room = contents.items, contents.base.shape[-1]
-        longest_size = int(items.sizes[items.fits].max())
+        shortest_size, longest_size = (int(one(items.sizes[items.fits])) for one in (np.min, np.max))
         larger, smaller = ({int(longest_size * part) for part in parts} for parts in (_LARGE, _SMALL))
         self.numbers = sorted(one for one in larger if one < _SMALLER * room)
-        self.smaller = sorted(smaller - {0})
+        self.smaller = sorted(one for one in smaller if one >= shortest_size)
         self.divided = False
         self.kept = loads
 

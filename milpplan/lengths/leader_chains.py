@@ -51,11 +51,14 @@ class Chains:
     def beyond(self, left: FloatArray, above: FloatArray, total: float) -> FloatArray:
         """How much more than the ``total`` replicas do at most that do what is ``left`` [C] by class, [m];
         ``-inf`` where those before a class do not do what is ``above`` [C] it, or nothing is left of a class."""
-        done = self.numbers * np.maximum(left, 0.0)
+        # Of no replicas nothing, also where nothing is known of one.
+        done = np.zeros(self.numbers.shape)
+        np.multiply(self.numbers, np.maximum(left, 0.0), out=done, where=self.numbers > 0)
         ends = ((_longer(done) >= above) & (left >= 0.0)) | (self.numbers == 0)
         return np.where(ends.all(axis=1), done.sum(axis=1) - total, -np.inf)
 
 
 def _longer(values: Any) -> Any:
     """Sums over all later columns."""
-    return values[:, ::-1].cumsum(axis=1)[:, ::-1] - values
+    sums = values[:, ::-1].cumsum(axis=1)[:, ::-1]
+    return np.concatenate([sums[:, 1:], np.zeros_like(sums[:, :1])], axis=1)

@@ -33,6 +33,7 @@ from milpplan.lengths.tables import (
     typical_pipeline,
 )
 from milpplan.lengths.work import BESIDE_SHARE, Loads, WorkBounds, serial_times, work_bounds
+from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -100,7 +101,10 @@ class Pool:
     def of(problem: Problem, load: Load) -> Pool:
         """The candidates of the problem without those that others dominate."""
         found = sized(problem, candidates(problem), min(load.grains, MAX_GRAINS))
-        kept = [one for one in found if not any(_dominates(other, one) for other in found)]
+        alike: dict[Layout, list[Sized]] = {}
+        for one in found:
+            alike.setdefault(one.candidate.layout, []).append(one)
+        kept = [one for one in found if not any(_dominates(other, one) for other in alike[one.candidate.layout])]
         if not any(one.alone_grains * load.grain >= load.lengths[-1] for one in kept):
             most = max(kept, key=lambda one: one.alone_grains)
             longest, held = int(load.lengths[-1]), most.alone_grains * load.grain

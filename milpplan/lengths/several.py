@@ -43,7 +43,7 @@ from milpplan.lengths.parts import Kind
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.screening import Helper, Left, OpenSet, Screened
 from milpplan.lengths.set_bounds import SetBounds
-from milpplan.lengths.steps import AnyStep, Step
+from milpplan.lengths.steps import AnyStep, Step, enough_ns
 from milpplan.lengths.switches import Switches
 
 # More is known of a strategy alone if its bound is higher by this part.
@@ -108,7 +108,7 @@ class Several:
     @property
     def target_ns(self) -> float:
         """A set with a bound of at least this is closed."""
-        return min(self.best.time_ns, self.below_ns) * (1.0 - self.gap)
+        return enough_ns(min(self.best.time_ns, self.below_ns), self.gap)
 
     def take(self, step: AnyStep) -> None:
         """A step found elsewhere, if it is shorter."""

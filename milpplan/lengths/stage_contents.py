@@ -21,7 +21,7 @@ from itertools import product
 import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
-from milpplan.lengths.knapsacks import Items, Knapsacks
+from milpplan.lengths.knapsacks import NOTHING, Items, Knapsacks
 from milpplan.lengths.stage_lines import tolls
 from milpplan.lengths.tables import Tables
 
@@ -128,7 +128,8 @@ class StageContents:
         self, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: Core
     ) -> tuple[FloatArray, IntArray]:
         """The least over what every micro-batch may hold of its time by ``weights`` [6, v] less ``prices`` [n],
-        [v] ns, and that [v, n]; ``kinds`` [v] say which hold a ``core``."""
+        [v] ns, and that [v, n]; ``kinds`` [v] say which hold a ``core``. Of one that can hold nothing -``NOTHING``
+        ns, more than any time, and nothing."""
         found = _Worths.of(self, weights, prices, kinds, core)
         every = np.arange(weights.shape[1])
         left, turns = every, np.full(len(every), self.usual[0])
@@ -195,12 +196,20 @@ class _Worths:
         self.tables.append((table, some, turns))
         every, where = np.arange(len(some)), most.reshape(len(some), -1).argmax(axis=1)
         longest, grains = np.flatnonzero(self.contents.items.fits)[where // room], where % room
-        values = most.reshape(len(some), -1)[every, where]
-        told = [self._content(*one) for one in zip(some.tolist(), longest.tolist(), grains.tolist(), strict=True)]
+        # Where nothing is in exactly so many grains, or nothing may be held at all, values are about NOTHING.
+        values = np.maximum(NOTHING, most.reshape(len(some), -1)[every, where])
+        there = (values > NOTHING / 2).tolist()
+        given = zip(some.tolist(), longest.tolist(), grains.tolist(), there, strict=True)
+        told = [self._content(*one) if is_there else self._none for *one, is_there in given]
         rows, said = np.array([row for _, row in told]), np.array([turn for turn, _ in told])
         each = self.prices - self.attention[some]
         beyond = self.base[some][every, :, grains] + self.once[some][every, :, longest]
         return values, rows, said, (each @ rows[:, :, None])[:, :, 0] - beyond
+
+    @property
+    def _none(self) -> tuple[int, IntArray]:
+        """Nothing, by any mixture."""
+        return int(self.tables[-1][2][0]), np.zeros_like(self.contents.items.counts)
 
     def _content(self, micro_batch: int, longest: int, grains: int) -> tuple[int, IntArray]:
         """The mixture that says least, and what is worth so much by it."""

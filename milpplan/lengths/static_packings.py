@@ -116,6 +116,10 @@ class StaticPackings:
     def restart(self, member: int) -> bool:
         """A pipeline packed from all starts with a little care, or from the next one with more; whether there was
         one."""
+        if member not in self.packed:
+            # Its step is that of plain buckets.
+            self.pack(member)
+            return member in self.packed
         if self._choose(member):
             return True
         starts = self.starts[member]

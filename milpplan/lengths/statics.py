@@ -23,7 +23,7 @@ from milpplan.lengths.filled import Filled, around_larger, with_larger
 from milpplan.lengths.leaders import Leaders
 from milpplan.lengths.pool import Pool, recomputes_less
 from milpplan.lengths.static_packings import HOPELESS, MOST_TIMES, StaticPackings
-from milpplan.lengths.steps import GAP_SHARE, Step
+from milpplan.lengths.steps import GAP_SHARE, Step, enough_ns
 from milpplan.lengths.switches import NEVER_NS
 from milpplan.lengths.team_prices import alone_ns
 from milpplan.lengths.work import DEEP, Loads
@@ -192,7 +192,7 @@ class Statics:
     def _enough_ns(self, below_ns: float) -> float:
         """A pipeline with a bound of at least this needs nothing more."""
         time_ns = below_ns if self.best is None else min(below_ns, self.best.time_ns)
-        return time_ns * (1.0 - self.gap)
+        return enough_ns(time_ns, self.gap)
 
     def _pipelines(self, below_ns: float, deadline: float) -> None:
         """The least bound first: proved better, packed, proved better still."""

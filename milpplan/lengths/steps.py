@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from milpplan.lengths.pool import Packed
 from milpplan.lengths.teams import TeamStep
 from milpplan.lengths.unlike import UnlikeStep
@@ -20,6 +22,12 @@ class Step:
     order: tuple[int, ...]
     packed: dict[int, Packed]
     time_ns: int
+
+
+def enough_ns(time_ns: float, gap: float) -> float:
+    """The least bound that proves a step of some time to a gap, in whole ns: what products of floats are less than
+    that would be a gap that is larger than asked for."""
+    return float(np.ceil(time_ns * (1.0 - gap)))
 
 
 AnyStep = Step | TeamStep | UnlikeStep

@@ -99,8 +99,8 @@ def fewest_bins(sizes: FloatArray, room: float) -> int:
     without it are alone, of those beyond half of the room no two are together, and what the smaller ones have
     beyond the room of these has bins of its own (Martello and Toth, Lower bounds and reduction procedures for the
     bin packing problem, 1990)."""
-    if not len(sizes):
-        return 0
+    if not len(sizes) or np.isinf(room):
+        return min(1, len(sizes))
     most = 1
     for least in [0.0, *np.unique(sizes[sizes <= room / 2]).tolist()]:
         alone = sizes > room - least

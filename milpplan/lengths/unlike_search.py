@@ -18,6 +18,7 @@ import numpy as np
 from milpplan.costs.columns import FloatArray
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import UnlikeReplicas
+from milpplan.lengths.steps import enough_ns
 from milpplan.lengths.team_prices import replica_prices
 from milpplan.lengths.unlike import UnlikeStep, unlike_turns
 from milpplan.lengths.unlike_bound import UnlikeBound
@@ -95,7 +96,7 @@ class UnlikeSearch:
         below_ns = self.limit_ns = min(self.limit_ns, below_ns)
         while not self.done and (now := time.perf_counter()) < deadline:
             known_ns = below_ns if self.step is None else min(below_ns, self.step.time_ns)
-            target_ns = known_ns * (1.0 - self.gap)
+            target_ns = enough_ns(known_ns, self.gap)
             if self.bound_ns >= target_ns:
                 break
             shared = self._shortest(target_ns, deadline, whole=not self.linear)
