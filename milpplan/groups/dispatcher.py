@@ -104,7 +104,7 @@ class Dispatch:
 
 
 class Dispatcher:
-    """Dispatches batches under the strategies of a plan (and of its home). See the module."""
+    """Dispatches batches under the strategies that a plan runs; an idle home gets only what no other one holds."""
 
     def __init__(self, plan: GroupedPlan) -> None:
         strategies = tuple(sorted({*plan.order, plan.home}))
@@ -130,6 +130,8 @@ class Dispatcher:
                 first += kind.num_replicas
             self._tables[s] = tuple(tables)
         most = min(len(strategies), self.problem.max_strategies)
+        # The strategies that the plan runs.
+        self._own = tuple(sorted(plan.order))
         self._tours: dict[tuple[int, ...], tuple[TourPrice, ...]] = {
             used: tour_prices(self.problem, used)
             for size in range(1, most + 1)
@@ -142,16 +144,7 @@ class Dispatcher:
         Raises ``InvalidInputError`` for lengths that are none, ``InfeasibleError`` for a sequence that fits under
         none of the strategies, and ``SolverError`` where no packing within memory was found.
         """
-        workload = workload_of(lengths)
-        tokens = np.asarray(lengths).astype(np.int64)
-        kinds = {
-            s: tuple(BatchKind(table, workload.lengths, workload.counts) for table in tables)
-            for s, tables in self._tables.items()
-        }
-        batch = Batch(workload.lengths, workload.counts, kinds)
-        self._require_room(batch)
-        search = _BatchSearch(self.problem, batch, np.searchsorted(workload.lengths, tokens))
-        search.run(self._tours)
+        search, tokens = self._searched(lengths), np.asarray(lengths).astype(np.int64)
         if search.best is None:
             raise SolverError(
                 f"No packing of {tokens.size} sequences was found within memory.",
@@ -162,6 +155,26 @@ class Dispatcher:
         bound = math.floor(min(found.time_ns, search.bound_ns()))
         columns = (found.strategy, found.replica, found.micro_batch)
         return Dispatch(self.problem, tokens, *columns, self.home, found.order, found.time_ns, bound)
+
+    def bound_ns(self, lengths: Sequence[int] | Int64Array, time_ns: int) -> int:
+        """What no plan of a batch takes less than, as far as that is below the time of one that is known."""
+        return math.floor(min(time_ns, self._searched(lengths, time_ns).bound_ns()))
+
+    def _searched(self, lengths: Sequence[int] | Int64Array, known_ns: int | None = None) -> _BatchSearch:
+        """The search of a batch; where the time of a plan is known, for its bound only."""
+        workload = workload_of(lengths)
+        index = np.searchsorted(workload.lengths, np.asarray(lengths).astype(np.int64))
+        kinds = {
+            s: tuple(BatchKind(table, workload.lengths, workload.counts) for table in tables)
+            for s, tables in self._tables.items()
+        }
+        batch = Batch(workload.lengths, workload.counts, kinds)
+        self._require_room(batch)
+        search = _BatchSearch(self.problem, batch, index, known_ns)
+        held = np.any([kind.fits for s in self._own for kind in kinds[s]], axis=0).all()
+        tours = {used: tour for used, tour in self._tours.items() if not held or set(used) <= set(self._own)}
+        search.run(tours, self._own)
+        return search
 
     def packings(self, strategy: int, lengths: Int64Array, spares: Sequence[int]) -> list[Placed]:
         """Packings of sequences of ``lengths`` [n] on a strategy of one kind of pipelines, in numbers of
@@ -201,13 +214,17 @@ class _Found:
 class _BatchSearch:
     """One batch: nodes by their bounds, the worst first, each relaxed once and then split."""
 
-    def __init__(self, problem: GroupedProblem, batch: Batch, index: Int64Array) -> None:
+    def __init__(
+        self, problem: GroupedProblem, batch: Batch, index: Int64Array, known_ns: int | None = None
+    ) -> None:
+        """``known_ns``: the time of a plan, where nothing needs to be packed."""
         self.problem = problem
         self.batch = batch
         # The distinct length of each sequence, and the sequences by length, long ones last.
         self.index = index
         self.sorted = np.argsort(index, kind="stable")
-        self.best: _Found | None = None
+        self.packs = known_ns is None
+        self.best = None if known_ns is None else _Found(index, index, index, (), known_ns)
         self._effort = _MORE if index.size <= _FEW else 1
         # Of many sequences the first relaxations prove as much as all, and each takes milliseconds.
         self._most_relaxed = _MAX_RELAXED_MANY if index.size > _MANY else _MAX_RELAXED * self._effort
@@ -222,13 +239,16 @@ class _BatchSearch:
         """Least bound of all plans that may be shorter than the best; infinite if none may be."""
         return min([self._closed_ns, *(bound for bound, _, _ in self._queue)])
 
-    def run(self, tours: dict[tuple[int, ...], tuple[TourPrice, ...]]) -> None:
-        """Relax and split until the effort is spent or nothing shorter can be left."""
+    def run(self, tours: dict[tuple[int, ...], tuple[TourPrice, ...]], first: tuple[int, ...]) -> None:
+        """Relax and split until the effort is spent or nothing shorter can be left. The strategies that are looked
+        at ``first`` leave little to others whose bounds are only loose."""
         for used, prices in tours.items():
             node = root(self.batch, used, prices)
-            if node is not None:
+            if node is not None and used == first:
+                self._relax(node)
+            elif node is not None:
                 self._push(node)
-        if self._effort > 1:
+        if self._effort > 1 and self.packs:
             # The relaxation shares single sequences out; few of them may do best under one strategy.
             for _, _, node in [entry for entry in self._queue if len(entry[2].used) == 1]:
                 alone = relaxed(self.batch, node)
@@ -259,20 +279,24 @@ class _BatchSearch:
             if better.bound_ns > node.bound_ns:
                 self._push(better)
                 return
-            node = relaxed(self.batch, node)
-            self._num_relaxed += 1
-            if node.relaxed is None:
-                self._closed_ns = min(self._closed_ns, node.bound_ns)
-                return
-            self._prices |= node.relaxed.prices
-            self._pack(node)
-            self._push(node)
+            self._relax(node)
             return
         halves = split(node, self.batch)
         if not halves:
             self._closed_ns = min(self._closed_ns, node.bound_ns)
         for half in halves:
             self._push(half)
+
+    def _relax(self, node: Node) -> None:
+        """Relax a node and pack what the relaxation holds."""
+        node = relaxed(self.batch, node)
+        self._num_relaxed += 1
+        if node.relaxed is None:
+            self._closed_ns = min(self._closed_ns, node.bound_ns)
+            return
+        self._prices |= node.relaxed.prices
+        self._pack(node)
+        self._push(node)
 
     def _pack(self, node: Node) -> None:
         """Place the sequences as the relaxation has them, arrange the groups, and keep the plan if it is best."""
@@ -281,7 +305,7 @@ class _BatchSearch:
         if self.best is not None and self.index.size > _MANY:
             # Packing is most of the work for many sequences: not for so little.
             enough |= node.bound_ns > self.best.time_ns * (1.0 - _WORTH)
-        if node.relaxed is None or (self.best is not None and enough):
+        if node.relaxed is None or not self.packs or (self.best is not None and enough):
             return
         self._packed[node.used] += 1
         times = self._place(node)

@@ -47,8 +47,10 @@ from milpplan.units import NS_PER_S
 # Work of improving the packing of pipelines: some 15 ms; of more sequences less, as placing them takes longer.
 # Changes in a round.
 _EFFORT, _FEW, _CHANGES = 5_500, 768, 24
-# Micro-batches of a replica beyond the least, of which the best number is sought; of more sequences.
-_SPARES, _SPARES_MANY = (1, 2, 3, 4, 6, 8), (4, 6, 9)
+# Micro-batches of a replica beyond the least, of which the best number is sought; of more sequences, and of most.
+_SPARES, _SPARES_MANY, _SPARES_MOST = (1, 2, 3, 4, 6, 8), (4, 6, 9), (6,)
+# On pipelines of more stages than this, sequences count as so many more; and from how many on they are most.
+_STAGES, _MOST = 4, 2_048
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +204,15 @@ class TurnDispatcher:
             tuple(groups[member][1] for member in tour.order),
             self.names[self.plan.home],
             tour.time_ns,
-            min(self._bound_ns(placed), tour.time_ns),
+            min(self._bound_ns(placed, tour.time_ns), tour.time_ns),
         )
 
-    def _bound_ns(self, placed: Dispatch) -> int:
-        """What no step of the strategies undercuts for the batch that is placed."""
+    def _bound_ns(self, placed: Dispatch, time_ns: int) -> int:
+        """What no step of the strategies undercuts for the batch that is placed, in a step of so long."""
         if self._bounding is self._placing:
             return placed.bound_ns
         if isinstance(self._bounding, Dispatcher):
-            return self._bounding.dispatch(placed.lengths).bound_ns
+            return self._bounding.bound_ns(placed.lengths, time_ns)
         lengths, counts = np.unique(placed.lengths, return_counts=True)
         group_ns = math.floor(self._bounding.group_ns(lengths, counts))
         return group_ns + self.pool.reduce_ns(0) + self.pool.finish_ns(0)
@@ -228,10 +230,14 @@ class TurnDispatcher:
             )
             return self.pool.timed(member, replicas, most_grains), held
         mine = np.flatnonzero(placed.strategy == member)
-        effort = _EFFORT * _FEW // max(_FEW, len(places)) // len(placed.order)
+        effort = _EFFORT * _FEW // max(_FEW, self._work(placed, member)) // len(placed.order)
         best = improved(self._timers[member], self._best_numbers(placed, member, mine), effort, _CHANGES)
         packed = self.pool.timed(member, tuple(best), most_grains)
         return packed, _indexed(packed, mine, places[mine])
+
+    def _work(self, placed: Dispatch, member: int) -> int:
+        """Sequences of a batch, as packing them takes time on a pipeline."""
+        return len(placed.lengths) * max(_STAGES, self.pool.num_stages(member)) // _STAGES
 
     def _best_numbers(self, placed: Dispatch, member: int, mine: IntArray) -> list[IntArray]:
         """The shortest packing of the sequences ``mine`` [n] in some numbers of micro-batches, by replica [v, n].
@@ -240,7 +246,8 @@ class TurnDispatcher:
         """
         timer, lengths = self._timers[member], placed.lengths[mine]
         num_replicas, width = self.pool.members[member].candidate.layout.dp, len(self.pool.load.lengths)
-        spares = _SPARES if len(placed.lengths) <= _FEW else _SPARES_MANY
+        work = self._work(placed, member)
+        spares = _SPARES if work <= _FEW else _SPARES_MANY if work <= _MOST else _SPARES_MOST
         ways = [(placed.replica[mine], placed.micro_batch[mine])]
         ways += [(one.replica, one.micro_batch) for one in self._placing.packings(member, lengths, spares)]
         best, least = [np.zeros((0, width), dtype=np.int64)], math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,9 +52,18 @@ def batch_of(seed: int, number: int) -> list[int]:
     return np.minimum(np.exp(random.normal(6.5, 1.2, number)) // 1 + 1, 32_768).astype(int).tolist()
 
 
-def restricted(dispatcher: Dispatcher, lengths: list[int]) -> GroupedProblem:
-    """The problem of a batch with the strategies and the home of a dispatcher only."""
-    problem, kept = dispatcher.problem, list(dispatcher.strategies)
+def restricted(plan: GroupedPlan, lengths: list[int]) -> GroupedProblem:
+    """The problem of a batch with the strategies and the home of a plan only; an idle home holds nothing where
+    others hold everything."""
+    problem, kept = plan.problem, sorted({*plan.order, plan.home})
+    most = max(one.micro_batch_tokens for s in plan.order for one in problem.strategies[s].replicas)
+    idle = plan.home not in plan.order and min(lengths) > 1 and max(lengths) <= most
+    strategies = []
+    for s in kept:
+        kinds = problem.strategies[s].pipelines
+        if idle and s == plan.home:
+            kinds = tuple((replace(one, micro_batch_tokens=min(lengths) - 1), number) for one, number in kinds)
+        strategies.append(replace(problem.strategies[s], pipelines=kinds))
     distinct, counts = np.unique(lengths, return_counts=True)
     switches = SwitchTimes(
         problem.switches.parameters_ns[np.ix_(kept, kept)], problem.switches.gradients_ns[np.ix_(kept, kept)]
@@ -62,10 +72,10 @@ def restricted(dispatcher: Dispatcher, lengths: list[int]) -> GroupedProblem:
     return GroupedProblem(
         distinct.astype(np.int64),
         counts.astype(np.int64),
-        tuple(problem.strategies[s] for s in kept),
+        tuple(strategies),
         switches,
         problem.max_strategies,
-        (kept.index(dispatcher.home),),
+        (kept.index(plan.home),),
         finish,
     )
 
@@ -91,19 +101,20 @@ def check_dispatch(found: Dispatch) -> None:
 def check_against_all_plans(seed: int) -> float | None:
     """Bound <= least time of all plans <= time, for batches of other lengths than planned; None: none packed."""
     problem = random_problem(seed)
-    dispatcher = Dispatcher(solve_groups(problem, "highs").plan)
-    random = np.random.default_rng(seed)
+    plan = solve_groups(problem, "highs").plan
+    dispatcher, random = Dispatcher(plan), np.random.default_rng(seed)
     longest = max(
         pipeline.micro_batch_tokens for s in dispatcher.strategies for pipeline in problem.strategies[s].replicas
     )
     lengths = random.integers(1, longest, int(random.integers(1, 5))).tolist()
-    least = least_time_ns(restricted(dispatcher, lengths))
+    least = least_time_ns(restricted(plan, lengths))
     try:
         found = dispatcher.dispatch(lengths)
     except SolverError:
         return None
     check_dispatch(found)
     assert found.bound_ns <= least <= found.time_ns, seed
+    assert 0 <= dispatcher.bound_ns(lengths, found.time_ns) <= least
     return found.time_ns / least
 
 
@@ -166,6 +177,27 @@ def test_the_planned_batch_is_nearly_as_good_as_the_plan(plan: GroupedPlan, disp
     found = dispatcher.dispatch(np.repeat(plan.problem.lengths, plan.problem.counts))
     assert found.bound_ns <= plan.time_ns
     assert found.time_ns <= 1.05 * plan.time_ns
+
+
+def test_an_idle_home_gets_only_what_no_other_strategy_holds() -> None:
+    """The optimizer's home runs nothing in a plan of short sequences: nor does it in batches that others hold, the
+    planned one and one that it would be best for; a sequence that only it holds runs there."""
+    problem = planned(512)
+    kept = np.flatnonzero(problem.lengths <= 4_096)
+    home = Strategy.of(Pipeline("home", 2, 0.02, 3_500, 9e6, 40_960), 1)
+    free = SwitchTimes(np.zeros((3, 3), np.int64), np.zeros((3, 3), np.int64))
+    strategies = (*problem.strategies[:2], home)
+    problem = GroupedProblem(problem.lengths[kept], problem.counts[kept], strategies, free, homes=(2,))
+    plan = solve_groups(problem, "highs", 0.05, 10).plan
+    assert plan.home == 2
+    assert 2 not in plan.order
+    dispatcher = Dispatcher(plan)
+    own = dispatcher.dispatch(np.repeat(problem.lengths, problem.counts))
+    assert own.time_ns <= 1.05 * plan.time_ns
+    for lengths, is_used in ((own.lengths, False), ([6_000], False), ([30_000, 500, 500], True)):
+        found = dispatcher.dispatch(lengths)
+        check_dispatch(found)
+        assert (2 in found.order) == is_used
 
 
 @pytest.mark.parametrize("count", long_but((6,), (6, 12)))
