@@ -344,6 +344,7 @@ def schema_of(kind: str) -> type[BaseModel]:
     """The record whose JSON Schema ``milpplan schema`` prints."""
     from milpplan.groups.document import DispatchFile, GroupedPlanFile
     from milpplan.groups.workload_file import WorkloadFile
+    from milpplan.lengths.team_file import TeamDispatchFile
     from milpplan.reports.candidates import ChoiceDocument
     from milpplan.reports.document import ResultDocument
     from milpplan.reports.fewest import FewestDocument
@@ -367,6 +368,7 @@ def schema_of(kind: str) -> type[BaseModel]:
         "explanation": ExplanationDocument,
         "grouped-plan": GroupedPlanFile,
         "dispatch": DispatchFile,
+        "team-dispatch": TeamDispatchFile,
         "gap": GapDocument,
         "choice": ChoiceDocument,
         "fewest": FewestDocument,

@@ -41,7 +41,7 @@ def schema(
         str,
         typer.Argument(
             metavar="problem|plan|model|hardware|overlay|study|result|explanation|grouped-plan|dispatch|gap|choice"
-            "|fewest|lengths|workload"
+            "|fewest|lengths|team-dispatch|workload"
         ),
     ] = "problem",
 ) -> None:

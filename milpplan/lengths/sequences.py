@@ -133,14 +133,25 @@ def checked_batch(lengths: Sequence[int] | IntArray, longest: int, do: str) -> I
     """The lengths of a batch, [n].
 
     Raises:
-        InvalidInputError: no sequences, or one that is empty or longer than ``longest``; ``do`` says what helps.
+        InvalidInputError: no sequences, lengths that are no row of whole numbers, or one that is empty or longer
+            than ``longest``; ``do`` says what helps.
     """
-    given = np.asarray(lengths, dtype=np.int64)
-    if not given.size or given.min() < 1 or given.max() > longest:
+    try:
+        given = np.asarray(lengths)
+    except ValueError:
+        given = np.array(None)
+    expected = f"At least one expected, of 1 to {longest:,} tokens each."
+    if given.ndim == 1 and not given.size:
+        raise InvalidInputError("The batch has no sequences.", expected, do)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
         raise InvalidInputError(
-            f"The batch has {given.size} sequences"
-            + (f" of {int(given.min()):,} to {int(given.max()):,} tokens." if given.size else "."),
-            f"At least one expected, of 1 to {longest:,} tokens each.",
-            do,
+            f"The batch's lengths are of type {given.dtype}, in {given.ndim} dimensions.",
+            f"A row of whole numbers from 1 to {longest:,} expected.",
+            "Give lengths in tokens, one a sequence.",
         )
-    return given
+    least, most = int(given.min()), int(given.max())
+    if least < 1 or most > longest:
+        raise InvalidInputError(
+            f"The batch has {given.size} sequences of {least:,} to {most:,} tokens.", expected, do
+        )
+    return given.astype(np.int64)

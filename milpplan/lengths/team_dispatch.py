@@ -20,10 +20,11 @@ from milpplan.costs.columns import IntArray
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
-from milpplan.lengths.records import TeamTurn
-from milpplan.lengths.sequences import checked_batch
+from milpplan.lengths.records import PACKED, SequenceRules, TeamTurn
+from milpplan.lengths.sequences import check_rules, checked_batch
 from milpplan.lengths.tables import Load
 from milpplan.lengths.team_bound import SharedTables
+from milpplan.lengths.team_file import TeamDispatchFile, TeamTurnRecord
 from milpplan.lengths.team_quick import lines, quick_step
 from milpplan.lengths.team_search import Effort
 from milpplan.lengths.team_steps import planned, team_turns
@@ -39,9 +40,10 @@ _FIRST, _LATER, _GAP = Effort(4, 200, 4), Effort(0, 200, 10), 5e-3
 
 @dataclass(frozen=True, slots=True)
 class TeamDispatch:
-    """One batch: ``turns`` in the order of their starts, whose micro-batches hold indices of the batch's
-    sequences; the exact step and what no step of these degrees undercuts, in seconds."""
+    """One batch: its padded ``lengths``, ``turns`` in the order of their starts, whose micro-batches hold indices
+    of the batch's sequences; the exact step and what no step of these degrees undercuts, in seconds."""
 
+    lengths: tuple[int, ...]
     turns: tuple[TeamTurn, ...]
     step_time_s: float
     lower_bound_s: float
@@ -51,24 +53,34 @@ class TeamDispatch:
         """(time - bound) / time."""
         return (self.step_time_s - self.lower_bound_s) / self.step_time_s
 
+    def file(self) -> TeamDispatchFile:
+        """The batch as a document (``milpplan schema team-dispatch``) for a loader of any framework."""
+        turns = tuple(TeamTurnRecord(**one.to_dict()) for one in self.turns)
+        times = {"step_time_s": self.step_time_s, "lower_bound_s": self.lower_bound_s}
+        return TeamDispatchFile(lengths=self.lengths, turns=turns, **times)
+
 
 class TeamDispatcher:
     """Plans batches of sequences of up to ``longest`` tokens, each padded to a multiple of ``alignment``."""
 
-    def __init__(self, problem: Problem, tp: int, longest: int, alignment: int = 128) -> None:
-        """``problem``: as for ``solve_lengths``; ``tp``: the tensor parallelism of all degrees.
+    def __init__(
+        self, problem: Problem, tp: int, longest: int, alignment: int = 128, rules: SequenceRules = PACKED
+    ) -> None:
+        """``problem`` and ``rules``: as for ``solve_lengths``; ``tp``: the tensor parallelism of all degrees.
 
         Raises:
             InfeasibleError: no strategy holds the longest sequence.
-            InvalidInputError: there are no two degrees under this tensor parallelism, or numbers below one.
+            InvalidInputError: there are no two degrees under this tensor parallelism, numbers below one, or rules
+                that the problem or degrees side by side do not know.
         """
+        check_rules(problem, rules, baselines=False, side_by_side=True)
         if min(tp, longest, alignment) < 1:
             raise InvalidInputError(
                 f"tp is {tp}, longest {longest}, alignment {alignment}.", "Numbers of at least 1 expected."
             )
         space = problem.space.model_copy(update={"tp": (tp,), "pp": (1,), "ep": (1,)})
         grains = np.arange(1, -(-longest // alignment) + 1, dtype=np.int64)
-        load = Load(grains * alignment, np.ones_like(grains), alignment)
+        load = Load(grains * alignment, np.ones_like(grains), alignment, rules)
         found = families(Pool.of(grain_problem(problem.model_copy(update={"space": space}), alignment), load))
         if not found:
             raise InvalidInputError(
@@ -92,7 +104,8 @@ class TeamDispatcher:
         counts = np.bincount(places, minlength=len(self.family.pool.load.lengths)).astype(np.int64)
         step, bound_ns = self._searched(counts) if thorough else self._quick(counts)
         turns = _indexed(team_turns(step), places, self.alignment)
-        return TeamDispatch(turns, step.time_ns / NS_PER_S, bound_ns / NS_PER_S)
+        padded = tuple(((places + 1) * self.alignment).tolist())
+        return TeamDispatch(padded, turns, step.time_ns / NS_PER_S, bound_ns / NS_PER_S)
 
     def _searched(self, counts: IntArray) -> tuple[TeamStep, float]:
         pool = self.family.pool

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pickle
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.workload import workload_of
+from milpplan.lengths.records import SequenceRules
 from milpplan.lengths.team_bound import shared_work
 from milpplan.lengths.team_dispatch import TeamDispatcher
+from milpplan.lengths.team_file import TeamDispatchFile
 from milpplan.lengths.teams import Family, Turn, families, simulated
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import small_problem
@@ -57,6 +60,11 @@ def test_batches_are_planned_exactly() -> None:
         assert simulated(family, turns).time_ns == pytest.approx(found.step_time_s * 1e9, abs=1.0)
         assert found.lower_bound_s <= found.step_time_s
         assert found.lower_bound_s * 1e9 == pytest.approx(shared_work(family).bound_ns, rel=0.02)
+        file = TeamDispatchFile.model_validate_json(found.file().model_dump_json())
+        assert [turn.micro_batches for turn in file.turns] == [turn.micro_batches for turn in found.turns]
+        assert [one - GRAIN < given <= one for one, given in zip(file.lengths, lengths, strict=True)] == [
+            True
+        ] * number
         again = pickle.loads(pickle.dumps(dispatcher()))
         assert again.dispatch(lengths) == found
         assert 0.0 <= found.gap < 0.25
@@ -80,3 +88,23 @@ def test_bad_batches_and_degrees_are_refused() -> None:
         TeamDispatcher(PROBLEM, 1, 0, GRAIN)
     with pytest.raises(InfeasibleError, match="fits under no strategy"):
         TeamDispatcher(PROBLEM, 1, 1_000_000, GRAIN)
+
+
+def test_a_full_mask_takes_longer_and_padding_is_refused() -> None:
+    """As ``solve_lengths`` does: twice the attention, in time and bound; rectangles have no teams."""
+    lengths = [4_000, 900, 20_000]
+    full = TeamDispatcher(PROBLEM, 1, LONGEST, GRAIN, SequenceRules("full", False)).dispatch(lengths)
+    causal = dispatcher().dispatch(lengths)
+    assert full.step_time_s > causal.step_time_s * 1.02
+    assert full.lower_bound_s > causal.lower_bound_s * 1.02
+    with pytest.raises(InvalidInputError, match="side by side"):
+        TeamDispatcher(PROBLEM, 1, LONGEST, GRAIN, SequenceRules("causal", True))
+
+
+@pytest.mark.parametrize(
+    "lengths", [[12.0], [128.9], [float("nan")], None, ["a"], [10**30], 5, [[1], [1, 2]], [[3]]]
+)
+def test_what_is_no_row_of_whole_numbers_is_refused(lengths: Any) -> None:
+    """Nothing is rounded, and no library's own error comes out."""
+    with pytest.raises(InvalidInputError, match="of type"):
+        dispatcher().dispatch(lengths)
