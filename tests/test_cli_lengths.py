@@ -175,16 +175,18 @@ def test_unlike_replicas(tmp_path: Path) -> None:
 
 
 def test_a_step_becomes_files_of_hotspas_runtime(lines: Path, tmp_path: Path) -> None:
-    """A file for every strategy, and the script with the buckets; other parallelism is refused after the solve."""
+    """A file for every strategy, the script with the buckets, and what they leave out; a space of what the runtime
+    does not know is refused before anything is sought."""
     folder = tmp_path / "hetu"
     words = ("--max-strategies", "1", "--gap", "0.05", "--hetu", str(folder))
     code, _, errors = run("--lengths", str(lines), "--fix", "cp=1", "--turns-only", *words)
     assert code == 0, errors
+    assert "packs by itself" in errors
     configurations = list((folder / "ds_parallel_config" / "gpus8").iterdir())
     assert [json.loads(one.read_text())["devices"] for one in configurations] == [list(range(8))]
     assert "14080" in (folder / "hotspa.sh").read_text(encoding="utf-8")
-    code, _, errors = run("--lengths", str(lines), "--fix", "cp=2", "--turns-only", *words)
-    assert (code, "--fix cp=1" in errors) == (2, True), errors
+    code, _, errors = run("--lengths", str(lines), "--fix", "cp=2", *words)
+    assert (code, "--turns-only, --fix cp=1." in errors) == (2, True), errors
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,8 @@ def test_a_step_becomes_files_of_hotspas_runtime(lines: Path, tmp_path: Path) ->
         ('{"bin_edges": [0, 100], "counts": [5]}', [], 2, "not said how many"),
         ("12\n", ["--schedule", "all"], 2, "--schedule"),
         ("12\n", ["--align", "0"], 2, "--align"),
+        ("12\n", ["--fix", "micro_batch_size=2"], 2, "Leave --fix micro_batch_size out"),
+        ("12\n", ["--tokens-per-step", "1000"], 2, "At most 12, which the input holds"),
         ("12\n", ["--max-strategies", "0"], 2, "--max-strategies"),
         ("12\n", ["--fix", "vpp=2"], 2, "vpp"),
         ("12\n", ["--inference"], 2, "inference"),

@@ -186,6 +186,39 @@ def test_ctrl_c_prints_the_best_plan_so_far(sent: signal.Signals, tmp_path: Path
     assert out.read_text() == stdout
 
 
+LOADING = """
+import sys, time
+from milpplan.cli import lengths, main
+
+def slow():
+    print("loading", file=sys.stderr, flush=True)
+    time.sleep(30)
+
+lengths.load_solvers = slow
+main()
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_solvers_are_imported_ends_the_program(sent: signal.Signals, tmp_path: Path) -> None:
+    """An import could lose it, and the search go on: exit code 5 and one line at once."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("500\n900\n")
+    words = ["solve", "llama2-7b", "dgx-h100", "--gpus", "8", "--lengths", str(path)]
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADING, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "loading\n"
+        process.send_signal(sent)
+        stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout, stderr) == (5, "", "Interrupted before anything was found.\n")
+
+
 LEFT = """
 import random, sys, threading, time, types
 from ortools.sat.python import cp_model

@@ -43,6 +43,21 @@ def raised() -> Iterator[None]:
             signal.signal(one, signal.SIG_IGN)
 
 
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Inside ``raised``, Ctrl-C and SIGTERM end the program at once again: nothing has been found yet, and imports
+    and destructors lose an exception."""
+    main = threading.current_thread() is threading.main_thread()
+    heard = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is signal.default_int_handler]
+    for one in heard if main else []:
+        signal.signal(one, _leave)
+    try:
+        yield
+    finally:
+        for one in heard if main else []:
+            signal.signal(one, signal.default_int_handler)
+
+
 def _is_default(one: signal.Signals) -> bool:
     return signal.getsignal(one) is signal.SIG_DFL
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milpplan.cli import arguments
+from milpplan.cli import arguments, interrupts
 from milpplan.cli.calculon import problem_of
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
@@ -15,9 +15,9 @@ from milpplan.errors import InvalidInputError
 from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
 from milpplan.lengths.hotspa import hotspa_step
 from milpplan.lengths.records import LengthsResult, SequenceRules
-from milpplan.lengths.sequences import bucketed, least_padding
+from milpplan.lengths.sequences import MAX_SEQUENCES, bucketed, least_padding
 from milpplan.lengths.solving import solve_lengths
-from milpplan.optimize.backends import AUTO, backend_names
+from milpplan.optimize.backends import AUTO, backend_names, load_solvers
 from milpplan.reports.files import check_writable, make_directory, write_whole
 from milpplan.reports.lengths_text import lengths_document, lengths_tables
 from milpplan.specs.model import ModelSpec
@@ -78,7 +78,8 @@ def are_asked(asked: LengthOptions) -> bool:
     }
     given = [name for name, value in options.items() if value is not None]
     for name in given:
-        arguments.whole(str(options[name]), name, MAX_SEQUENCE)
+        most = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
+        arguments.whole(str(options[name]), name, most)
     switches = {
         "--padding": asked.padding,
         "--mask": asked.mask,
@@ -163,9 +164,12 @@ def solve(
     if out is not None:
         check_writable(out)
     if options.hetu is not None:
+        _check_hetu(options, problem)
         make_directory(options.hetu, "--hetu")
     strategies = DEFAULT_STRATEGIES if options.max_strategies is None else options.max_strategies
     seconds = DEFAULT_TIME_LIMIT_S if time_limit_s is None else time_limit_s
+    with interrupts.leaving():
+        load_solvers()
     with within_range():
         result = solve_lengths(
             problem,
@@ -192,6 +196,24 @@ def solve(
     if options.hetu is not None:
         _write_hetu(problem, result, options.hetu)
     return OF_STATUS[result.status]
+
+
+def _check_hetu(options: LengthOptions, problem: Problem) -> None:
+    """Refuse a space whose steps HotSPa's runtime cannot run, before any is sought."""
+    needed = {
+        "degrees side by side": ("--turns-only", options.side_by_side is not False),
+        "padding": ("no --padding", options.padding),
+        "unlike replicas": ("no --unlike-replicas", options.unlike_replicas),
+        "context parallelism": ("--fix cp=1", problem.space.cp != (1,)),
+        "expert parallelism": ("--fix ep=1", problem.model.has_experts and problem.space.ep != (1,)),
+    }
+    wrong = {what: help_ for what, (help_, is_wrong) in needed.items() if is_wrong}
+    if wrong:
+        raise InvalidInputError(
+            f"--hetu is given, and the space has {' and '.join(wrong)}.",
+            "Expected packed strategies in turn of tp, pp and dp: HotSPa's runtime runs nothing else.",
+            f"Solve with {', '.join(wrong.values())}.",
+        )
 
 
 def _write_hetu(problem: Problem, result: LengthsResult, folder: Path) -> None:

@@ -105,8 +105,14 @@ def step_of(
         raise InvalidInputError(
             f"{num_tokens} tokens a step are asked for.", "At least 1 expected.", "Correct --tokens-per-step."
         )
-    tokens = lengths if max_length is None else np.minimum(lengths, max_length)
-    return lengths[: max(1, int(np.searchsorted(np.cumsum(tokens), num_tokens, side="right")))]
+    tokens = np.cumsum(lengths if max_length is None else np.minimum(lengths, max_length))
+    if num_tokens > tokens[-1]:
+        raise InvalidInputError(
+            f"{num_tokens:,} tokens a step are asked for.",
+            f"At most {int(tokens[-1]):,}, which the input holds, expected.",
+            "Ask for fewer, or give a histogram, from which any number is drawn.",
+        )
+    return lengths[: max(1, int(np.searchsorted(tokens, num_tokens, side="right")))]
 
 
 def read_lengths(

@@ -93,6 +93,12 @@ def grain_problem(problem: Problem, grain: int) -> Problem:
             "Expected the shortest step on one number of GPUs, without a deadline.",
             "Give one number of GPUs and no deadline.",
         )
+    if space.micro_batch_size not in (None, (1,)):
+        raise InvalidInputError(
+            f"Lengths are given, and micro-batches of {list(space.micro_batch_size or ())} sequences.",
+            "Expected none: a micro-batch holds as many sequences of its lengths as memory does.",
+            "Leave --fix micro_batch_size out.",
+        )
     changes: dict[str, object] = {"kind": "uniform", "micro_batch_size": (1,)}
     for name, values in FIXED.items():
         declared = getattr(space, name)

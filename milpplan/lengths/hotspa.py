@@ -13,6 +13,7 @@ from milpplan.groups.hetu import HotSPaLaunch, as_buckets, exported
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.turn_dispatch import TurnDispatcher
 from milpplan.specs.problem import Problem
+from milpplan.units import percent_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,13 @@ def hotspa_step(problem: Problem, result: LengthsResult) -> HotSPaStep:
                 "Solve again with " + " ".join(f"--fix {name}=1" for name in foreign) + ".",
             )
     dispatcher = TurnDispatcher(problem, result)
-    launch = exported(as_buckets(dispatcher.plan), dispatcher.layouts, problem.model.num_layers)
-    notes = []
+    buckets = as_buckets(dispatcher.plan)
+    launch = exported(buckets, dispatcher.layouts, problem.model.num_layers)
+    longer = percent_text(max(0.0, buckets.time_ns / dispatcher.plan.time_ns - 1.0))
+    notes = [
+        f"By the runtime's rules, a bucket a strategy, the step takes {longer} longer. It packs by itself, too: "
+        "greedily, packs dealt out in turn, and those beyond a multiple of dp dropped."
+    ]
     replayed = [one.strategy for one in result.groups if one.strategy.endswith(("selective", "full"))]
     if replayed:
         notes.append(

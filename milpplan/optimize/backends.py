@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from typing import Final
 
 from milpplan.errors import MilpplanError, SolverError, UnknownNameError
@@ -30,6 +31,23 @@ def _highs() -> Backend:
     from milpplan.optimize.highs import HighsBackend
 
     return HighsBackend()
+
+
+_LIBRARIES: Final = (
+    "ortools.linear_solver.python.model_builder_helper",
+    "ortools.math_opt.core.python.solver",
+    "ortools.math_opt.callback_pb2",
+    "ortools.math_opt.model_parameters_pb2",
+    "scipy.optimize",
+    "scipy.sparse",
+)
+
+
+def load_solvers() -> None:
+    """Import what programs are solved with now, half a second, and not in the middle of a search: an interruption
+    of an import may be lost."""
+    for name in _LIBRARIES:
+        import_module(name)
 
 
 BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
