@@ -239,7 +239,7 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
             for window in better:
                 bound, place = window.filling.priced(window.mixture, prices / window.flow)[0], window.place
                 inside, ahead = window.filling.window, window.filling.window.ahead[1]
-                for _ in range(0 if any(inside.open) else 20):
+                for _ in range(0 if any(inside.open) else 60):
                     packed = random_micro_batches(found, grains, random, inside.number)
                     longest = [int(np.flatnonzero(row)[-1]) for row in packed]
                     first, end = leaders.classes[place]
