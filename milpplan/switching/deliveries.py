@@ -84,7 +84,8 @@ def _rows_between(slices: IntArray, start: float, stop: float, element_bytes: in
     found = slices[touched].copy()
     found[:, 2] = found[:, 1] + np.minimum(high - first, rows[touched])
     found[:, 1] += np.maximum(low - first, 0)
-    return np.asarray(found)
+    # Both ends may have moved to one row.
+    return np.asarray(found[found[:, 2] > found[:, 1]])
 
 
 def _row_at(position: float, ends: IntArray, row_ends: IntArray, rows: IntArray, row_bytes: IntArray) -> int:

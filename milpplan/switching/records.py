@@ -63,7 +63,7 @@ class SwitchPlan:
         return pairs, np.asarray(sums)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; messages as columns, without the slices."""
+        """Plain data for JSON; messages as columns, without the slices (``deliveries`` has them)."""
         pairs, sizes = self.messages()
         return {
             "what": self.what,
@@ -88,6 +88,8 @@ class SwitchPlan:
                 "sender": pairs[:, 0].tolist(),
                 "receiver": pairs[:, 1].tolist(),
                 "bytes": sizes.tolist(),
+                # Of two messages of one pair, which starts when its sender has received the slices.
+                "relay": self.deliveries.relay[self.deliveries.message_starts()].tolist(),
             },
         }
 

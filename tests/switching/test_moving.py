@@ -45,6 +45,7 @@ def check_moved(pair: tuple[Plan, Plan], what: What, senders: Senders, domain: i
     assert (switch.received_bytes.sum(axis=1) == lacking).all()
     assert switch.total_bytes == lacking.sum()
     assert not (switch.deliveries.sender == switch.deliveries.receiver).any()
+    assert (switch.deliveries.num_bytes > 0).all()
     assert (switch.peak_bytes >= np.maximum(switch.old_bytes, switch.new_bytes)).all()
 
 

@@ -139,7 +139,7 @@ def test_nothing_moves_between_equal_plans() -> None:
     plan = plan_of(MODEL, None, dp=4)
     switch = plan_switch(MODEL, plan, plan, LINKS)
     assert (switch.total_bytes, switch.num_messages, switch.time_s, switch.lower_bound_s) == (0, 0, 0.0, 0.0)
-    assert switch.to_dict()["messages"] == {"sender": [], "receiver": [], "bytes": []}
+    assert switch.to_dict()["messages"] == {"sender": [], "receiver": [], "bytes": [], "relay": []}
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
