@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
+from milpplan.errors import InvalidInputError
+from milpplan.lengths.records import TeamTurn
+from milpplan.lengths.team_dispatch import TeamDispatcher
+from milpplan.lengths.turn_dispatch import TurnDispatcher
 from milpplan.reports.lengths_file import LengthsFile
+from milpplan.reports.lengths_trace import lengths_in
 
 BASE = [
     "solve",
@@ -187,6 +193,25 @@ def test_a_step_becomes_files_of_hotspas_runtime(lines: Path, tmp_path: Path) ->
     assert "14080" in (folder / "hotspa.sh").read_text(encoding="utf-8")
     code, _, errors = run("--lengths", str(lines), "--fix", "cp=2", *words)
     assert (code, "--turns-only, --fix cp=1." in errors) == (2, True), errors
+
+
+def test_a_file_of_a_step_is_enough_to_dispatch_batches(lines: Path, tmp_path: Path) -> None:
+    """It has its problem: strategies in turn are dispatched from it as from the result, exactly; one of degrees
+    side by side is refused there by name, and its problem is what their dispatcher takes."""
+    out, lengths = tmp_path / "step.json", [int(one) for one in lines.read_text().split()]
+    assert run("--lengths", str(lines), "--gap", "0.02", "--turns-only", "--out", str(out))[0] == 0
+    step = lengths_in(out)
+    assert step is not None
+    assert step.problem is not None
+    found = TurnDispatcher(step.problem, step.ran).dispatch(lengths)
+    assert found.order == step.order
+    assert found.step_time_s == pytest.approx(step.step_time_s, rel=0.02)
+    assert found.lower_bound_s <= step.step_time_s
+    beside = replace(step.ran, turns=(TeamTurn("dp4", 0, 1, 0.0, 1.0, ((128,),)),))
+    with pytest.raises(InvalidInputError, match="TeamDispatcher"):
+        TurnDispatcher(step.problem, beside)
+    degrees = TeamDispatcher(step.problem, step.groups[0].layout.tp, max(lengths), step.alignment, step.ran.rules)
+    assert degrees.dispatch(lengths).step_time_s > 0.0
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,27 @@ class UnlikeReplicas:
 
 
 @dataclass(frozen=True, slots=True)
+class RanGroup:
+    """What runs under one strategy, as in ``LengthGroup``."""
+
+    strategy: str
+    buckets: tuple[tuple[int, int], ...]
+    micro_batches: MicroBatches
+
+
+@dataclass(frozen=True, slots=True)
+class RanStep:
+    """What dispatchers need to know of a step: that of ``LengthsResult``, from a file of it."""
+
+    alignment: int
+    rules: SequenceRules
+    home: str
+    groups: tuple[RanGroup, ...]
+    turns: tuple[TeamTurn, ...] = ()
+    is_unlike: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LengthsResult:
     """The best step found, and the proved bound of all of them.
 

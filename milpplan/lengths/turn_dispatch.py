@@ -37,7 +37,7 @@ from milpplan.lengths.candidates import candidates, grain_problem, sized
 from milpplan.lengths.dealing import Replica, Timer, improved
 from milpplan.lengths.dispatch_bound import PipelineBound
 from milpplan.lengths.pool import MAX_GRAINS, Packed, Pool
-from milpplan.lengths.records import LengthsResult, MicroBatches
+from milpplan.lengths.records import LengthsResult, MicroBatches, RanStep
 from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.tables import Load, Tables, typical_pipeline
@@ -103,8 +103,8 @@ class TurnDispatcher:
     ones are the result's), and ``layouts`` its degrees: what ``groups.hetu`` takes.
     """
 
-    def __init__(self, problem: Problem, result: LengthsResult) -> None:
-        """``problem``: the one that was solved.
+    def __init__(self, problem: Problem, result: LengthsResult | RanStep) -> None:
+        """``problem``: the one that was solved; ``result``: or ``LengthsFile.ran`` of a file of it.
 
         Raises:
             InvalidInputError: the result's degrees or unlike replicas are side by side, its micro-batches are
@@ -161,7 +161,7 @@ class TurnDispatcher:
         pipeline = typical_pipeline(self.pool.tables[member], one, self._most_grains(member))
         return Strategy.of(pipeline, one.candidate.layout.dp, self.pool.reduce_ns(member), one.candidate.name)
 
-    def _plan(self, result: LengthsResult, strategies: list[Strategy]) -> GroupedPlan:
+    def _plan(self, result: LengthsResult | RanStep, strategies: list[Strategy]) -> GroupedPlan:
         """The result as a plan of ``groups`` under such strategies: what a dispatcher learns its loads from."""
         load, members = self.pool.load, tuple(range(len(strategies)))
         held = np.flatnonzero(load.counts)
@@ -261,7 +261,7 @@ class TurnDispatcher:
         return best
 
 
-def _pool(problem: Problem, result: LengthsResult) -> Pool:
+def _pool(problem: Problem, result: LengthsResult | RanStep) -> Pool:
     """The result's strategies, with tables for every length that one of them holds."""
     one = grain_problem(problem, result.alignment)
     names = {group.strategy for group in result.groups} | {result.home}

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from milpplan.lengths.records import MicroBatches
+from milpplan.lengths.records import MicroBatches, RanGroup, RanStep, SequenceRules, TeamTurn
 from milpplan.specs.plan import Layout, Recompute
+from milpplan.specs.problem import Problem
 from milpplan.specs.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -101,7 +102,7 @@ class UnlikeReplicasRecord(Record):
 
 class LengthsFile(Record):
     """A step of several lengths: ``groups`` in the order in which they run, ``switches`` between them, the proof
-    (``lower_bound_s``, ``gap``) and the best ``static`` step. Seconds, bytes, tokens."""
+    (``lower_bound_s``, ``gap``), the best ``static`` step, and the ``problem``. Seconds, bytes, tokens."""
 
     schema_version: Literal[1]
     milpplan_version: str
@@ -131,3 +132,22 @@ class LengthsFile(Record):
     baselines: tuple[BaselineRecord, ...] = ()
     side_by_side: SideBySideRecord | None = None
     unlike_replicas: UnlikeReplicasRecord | None = None
+    problem: Problem | None = None
+
+    @property
+    def ran(self) -> RanStep:
+        """What dispatchers take in the place of the result."""
+        groups = tuple(
+            RanGroup(one.strategy, tuple((b.tokens, b.sequences) for b in one.buckets), one.micro_batches)
+            for one in self.groups
+        )
+        unlike, beside = self.unlike_replicas, self.side_by_side
+        is_unlike = unlike is not None and unlike.step_time_s == self.step_time_s
+        turns: tuple[TurnRecord, ...] = ()
+        if unlike is not None and is_unlike:
+            turns = unlike.replicas
+        elif beside is not None and beside.step_time_s == self.step_time_s:
+            turns = beside.turns
+        who = tuple(TeamTurn(**dict(one)) for one in turns)
+        rules = SequenceRules(self.mask, self.padding)
+        return RanStep(self.alignment, rules, self.home, groups, who, is_unlike)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from milpplan.lengths.records import LengthGroup, LengthsResult, TeamTurn
 from milpplan.reports.terminal import report_table
+from milpplan.specs.problem import Problem
 from milpplan.units import bytes_text, gap_text, percent_text, seconds_text
 from milpplan.version import __version__
 
@@ -18,9 +19,10 @@ MAX_TURNS = 40
 """Turns of teams in a table."""
 
 
-def lengths_document(result: LengthsResult) -> str:
-    """One JSON document."""
-    return json.dumps({"schema_version": 1, "milpplan_version": __version__, **result.to_dict()}) + "\n"
+def lengths_document(problem: Problem, result: LengthsResult) -> str:
+    """One JSON document: what was found for a problem, and the problem."""
+    about = {"schema_version": 1, "milpplan_version": __version__}
+    return json.dumps({**about, **result.to_dict(), "problem": problem.model_dump(mode="json")}) + "\n"
 
 
 def lengths_tables(result: LengthsResult) -> RenderableType:
