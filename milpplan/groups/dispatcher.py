@@ -223,16 +223,15 @@ class _BatchSearch:
         # The distinct length of each sequence, and the sequences by length, long ones last.
         self.index = index
         self.sorted = np.argsort(index, kind="stable")
-        self.packs = known_ns is None
-        self.best = None if known_ns is None else _Found(index, index, index, (), known_ns)
+        self.best: _Found | None = None
+        self.packs, self.known_ns = known_ns is None, math.inf if known_ns is None else known_ns
         self._effort = _MORE if index.size <= _FEW else 1
         # Of many sequences the first relaxations prove as much as all, and each takes milliseconds.
         self._most_relaxed = _MAX_RELAXED_MANY if index.size > _MANY else _MAX_RELAXED * self._effort
         self._packed: Counter[tuple[int, ...]] = Counter()
         self._queue: list[tuple[float, int, Node]] = []
-        self._number = 0
+        self._number = self._num_relaxed = 0
         self._closed_ns = math.inf
-        self._num_relaxed = 0
         self._prices: Prices = {}
 
     def bound_ns(self) -> float:
@@ -255,8 +254,8 @@ class _BatchSearch:
                 if alone.relaxed is not None:
                     self._place(alone)
         # Where memory forbids all that was tried, the next sets are.
-        while self._queue and (self._num_relaxed < self._most_relaxed or self.best is None):
-            if self.best is not None and self._queue[0][0] >= self._closed_ns:
+        while self._queue and (self._num_relaxed < self._most_relaxed or math.isinf(self.known_ns)):
+            if self.known_ns < math.inf and self._queue[0][0] >= self._closed_ns:
                 # What is closed with this bound holds all bounds down.
                 break
             self._examine(heapq.heappop(self._queue)[2])
@@ -267,8 +266,8 @@ class _BatchSearch:
 
     def _examine(self, node: Node) -> None:
         """Narrow, relax, pack what the relaxation holds, and put the node or its halves back."""
-        if self.best is not None:
-            left = narrowed(node, self.best.time_ns)
+        if self.known_ns < math.inf:
+            left = narrowed(node, self.known_ns)
             if left is None:
                 # Nothing in it is shorter than the best plan.
                 return
@@ -302,10 +301,10 @@ class _BatchSearch:
         """Place the sequences as the relaxation has them, arrange the groups, and keep the plan if it is best."""
         tried = self._packed[node.used]
         enough = len(self._packed) > _MAX_PACKED * self._effort or tried == self._effort
-        if self.best is not None and self.index.size > _MANY:
+        if self.index.size > _MANY:
             # Packing is most of the work for many sequences: not for so little.
-            enough |= node.bound_ns > self.best.time_ns * (1.0 - _WORTH)
-        if node.relaxed is None or not self.packs or (self.best is not None and enough):
+            enough |= node.bound_ns > self.known_ns * (1.0 - _WORTH)
+        if node.relaxed is None or not self.packs or (self.known_ns < math.inf and enough):
             return
         self._packed[node.used] += 1
         times = self._place(node)
@@ -342,7 +341,8 @@ class _BatchSearch:
                 if mine.size:
                     times[s] = max(times.get(s, 0), at.time_ns)
         tour = best_tour(self.problem, tuple(sorted(times)), times)
-        if self.best is None or tour.time_ns < self.best.time_ns:
+        if tour.time_ns < self.known_ns:
+            self.known_ns = tour.time_ns
             self.best = _Found(strategy, replica, micro_batch, tour.order, tour.time_ns)
         return times
 
