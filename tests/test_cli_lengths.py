@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
-from milpplan.lengths.records import TeamTurn
 from milpplan.lengths.team_dispatch import TeamDispatcher
 from milpplan.lengths.turn_dispatch import TurnDispatcher
 from milpplan.reports.lengths_file import LengthsFile
@@ -207,9 +206,8 @@ def test_a_file_of_a_step_is_enough_to_dispatch_batches(lines: Path, tmp_path: P
     assert found.order == step.order
     assert found.step_time_s == pytest.approx(step.step_time_s, rel=0.02)
     assert found.lower_bound_s <= step.step_time_s
-    beside = replace(step.ran, turns=(TeamTurn("dp4", 0, 1, 0.0, 1.0, ((128,),)),))
     with pytest.raises(InvalidInputError, match="TeamDispatcher"):
-        TurnDispatcher(step.problem, beside)
+        TurnDispatcher(step.problem, replace(step.ran, beside="degrees side by side"))
     degrees = TeamDispatcher(step.problem, step.groups[0].layout.tp, max(lengths), step.alignment, step.ran.rules)
     assert degrees.dispatch(lengths).step_time_s > 0.0
 

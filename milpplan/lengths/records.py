@@ -185,6 +185,10 @@ class UnlikeReplicas:
         }
 
 
+Beside = Literal["", "degrees side by side", "unlike replicas"]
+"""What a step has at the same time."""
+
+
 @dataclass(frozen=True, slots=True)
 class RanGroup:
     """What runs under one strategy, as in ``LengthGroup``."""
@@ -202,8 +206,7 @@ class RanStep:
     rules: SequenceRules
     home: str
     groups: tuple[RanGroup, ...]
-    turns: tuple[TeamTurn, ...] = ()
-    is_unlike: bool = False
+    beside: Beside = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,11 @@ class LengthsResult:
     def is_unlike(self) -> bool:
         """Whether the step has unlike replicas."""
         return self.unlike_replicas is not None and self.unlike_replicas.step_time_s == self.step_time_s
+
+    @property
+    def beside(self) -> Beside:
+        """What the step has at the same time, if anything."""
+        return "unlike replicas" if self.is_unlike else "degrees side by side" if self.turns else ""
 
     @property
     def turns(self) -> tuple[TeamTurn, ...]:

@@ -110,10 +110,9 @@ class TurnDispatcher:
             InvalidInputError: the result's degrees or unlike replicas are side by side, its micro-batches are
                 padded, or its strategies are none of the problem's.
         """
-        if result.turns or result.rules.padded:
-            beside = "unlike replicas" if result.is_unlike else "degrees side by side"
+        if result.beside or result.rules.padded:
             raise InvalidInputError(
-                f"The step has {beside if result.turns else 'padded micro-batches'}.",
+                f"The step has {result.beside or 'padded micro-batches'}.",
                 "Expected strategies that take turns, packed.",
                 "Use TeamDispatcher for degrees side by side, or solve with side_by_side=False, without unlike "
                 "replicas, and packed.",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from milpplan.lengths.records import MicroBatches, RanGroup, RanStep, SequenceRules, TeamTurn
+from milpplan.lengths.records import Beside, MicroBatches, RanGroup, RanStep, SequenceRules
 from milpplan.specs.plan import Layout, Recompute
 from milpplan.specs.problem import Problem
 from milpplan.specs.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record
@@ -141,13 +141,14 @@ class LengthsFile(Record):
             RanGroup(one.strategy, tuple((b.tokens, b.sequences) for b in one.buckets), one.micro_batches)
             for one in self.groups
         )
-        unlike, beside = self.unlike_replicas, self.side_by_side
-        is_unlike = unlike is not None and unlike.step_time_s == self.step_time_s
-        turns: tuple[TurnRecord, ...] = ()
-        if unlike is not None and is_unlike:
-            turns = unlike.replicas
-        elif beside is not None and beside.step_time_s == self.step_time_s:
-            turns = beside.turns
-        who = tuple(TeamTurn(**dict(one)) for one in turns)
-        rules = SequenceRules(self.mask, self.padding)
-        return RanStep(self.alignment, rules, self.home, groups, who, is_unlike)
+        return RanStep(self.alignment, SequenceRules(self.mask, self.padding), self.home, groups, self.beside[0])
+
+    @property
+    def beside(self) -> tuple[Beside, tuple[TurnRecord, ...]]:
+        """What the step has at the same time, if anything, and who runs what when."""
+        unlike, teams = self.unlike_replicas, self.side_by_side
+        if unlike is not None and unlike.step_time_s == self.step_time_s:
+            return "unlike replicas", unlike.replicas
+        if teams is not None and teams.step_time_s == self.step_time_s:
+            return "degrees side by side", teams.turns
+        return "", ()

@@ -49,12 +49,9 @@ def lengths_trace(result: LengthsFile) -> str:
 
 def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
     yield _named("process_name", 0, f"step of {result.num_sequences:,} sequences")
-    unlike, beside = result.unlike_replicas, result.side_by_side
-    if unlike is not None and unlike.step_time_s == result.step_time_s:
-        yield from _teams(result, unlike.replicas)
-        return
-    if beside is not None and beside.step_time_s == result.step_time_s:
-        yield from _teams(result, beside.turns)
+    beside, turns = result.beside
+    if beside:
+        yield from _teams(result, turns)
         return
     yield _named("thread_name", _COMPUTE, "strategies in turn")
     yield _named("thread_name", _BESIDE, "gradients on the way")
