@@ -47,14 +47,16 @@ def raised() -> Iterator[None]:
 def leaving() -> Iterator[None]:
     """Inside ``raised``, Ctrl-C and SIGTERM end the program at once again: nothing has been found yet, and imports
     and destructors lose an exception."""
-    main = threading.current_thread() is threading.main_thread()
     heard = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is signal.default_int_handler]
-    for one in heard if main else []:
+    if threading.current_thread() is not threading.main_thread():
+        # No other thread may say what a signal does.
+        heard = []
+    for one in heard:
         signal.signal(one, _leave)
     try:
         yield
     finally:
-        for one in heard if main else []:
+        for one in heard:
             signal.signal(one, signal.default_int_handler)
 
 

@@ -84,7 +84,11 @@ def step_of(
     num_tokens: int | None = None,
     max_length: int | None = None,
 ) -> Int64Array:
-    """The first sequences of a step: so many, or so many tokens (truncated ones; at least one sequence)."""
+    """The first sequences of a step: so many, or so many tokens (truncated ones; at least one sequence).
+
+    Raises:
+        InvalidInputError: both are asked for, none, or more than there are.
+    """
     if num_sequences is not None and num_tokens is not None:
         raise InvalidInputError(
             f"Both {num_sequences} sequences and {num_tokens} tokens a step are asked for.",

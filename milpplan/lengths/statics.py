@@ -334,7 +334,7 @@ class Statics:
 
     def _late(self, deadline: float) -> bool:
         """Whether the best step is short enough by what is proved here, or the time is over."""
-        short = self.bound_ns >= self._best().time_ns * (1.0 - self.gap) and not self.eager
+        short = self.bound_ns >= self._enough_ns(np.inf) and not self.eager
         return short or time.perf_counter() > deadline
 
     def _open_singles(self, below_ns: float) -> list[int]:

@@ -207,8 +207,8 @@ def replicas_hold(builder: ProgramBuilder, used: Sequence[UsedKind], parts: int)
     for place, one in enumerate(used):
         shares = np.floor(np.minimum(one.rows, 1e3) * parts).astype(np.int64)
         names = [f"replicas_hold[{place},{number}]" for number in range(len(shares))]
-        all_ = np.full(len(shares), -parts)
-        builder.add_rows(names, [one.number, *one.columns], np.column_stack([all_, shares]), upper=0)
+        replicas = np.full(len(shares), -parts)
+        builder.add_rows(names, [one.number, *one.columns], np.column_stack([replicas, shares]), upper=0)
 
 
 def leaders_are_held(builder: ProgramBuilder, used: Sequence[UsedKind]) -> None:
