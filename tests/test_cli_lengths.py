@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from milpplan.cli import planning
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.team_dispatch import TeamDispatcher
@@ -62,12 +65,15 @@ def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
     assert document["gap"] <= 0.02
     assert document["num_sequences"] == 30
     assert document["max_strategies"] == 2
+    assert document["tolerance"] == 0.02
+    said = document["proof"]
+    assert re.match(r"Optimal within 0\.02 for cost model milpplan \S+, steps of one strategy, at most 2 in", said)
     assert document["lower_bound_s"] <= document["step_time_s"] <= document["static"]["step_time_s"]
     assert [group["strategy"] for group in document["groups"]] == document["order"]
     assert json.loads(out.read_text(encoding="utf-8")) == document
     assert_described(document)
     # One plan is no step of several: whoever wants to see, start or change it is told so.
-    for command in (["simulate"], ["export", "--to", "megatron"]):
+    for command in (["simulate"], ["certify"], ["export", "--to", "megatron"]):
         done = CliRunner().invoke(app, [command[0], str(out), *command[1:]])
         assert done.exit_code == 2
         assert "solve with --lengths" in done.stderr
@@ -80,10 +86,11 @@ def test_tables_say_what_runs(lines: Path) -> None:
     """The step, the best single strategy, and the groups."""
     code, text, _ = run("--lengths", str(lines), "--global-batch", "12", "--max-strategies", "1", "--turns-only")
     assert code == 0
+    assert "for cost model milpplan" in text
+    assert "steps of one strategy (" in text
     assert "12 sequences" in text
     assert "Best single strategy" in text
     assert "Groups in order" in text
-    assert "at most 1 of" in text
 
 
 def test_padded_buckets_without_a_causal_mask(lines: Path) -> None:
@@ -212,15 +219,64 @@ def test_a_file_of_a_step_is_enough_to_dispatch_batches(lines: Path, tmp_path: P
     assert degrees.dispatch(lengths).step_time_s > 0.0
 
 
+REFUSED = {
+    "calculon": ["--calculon", "a", "b", "c"],
+    "schedule": ["--schedule", "all"],
+    "allow": ["--allow", "zero_stage=3"],
+    "forbid": ["--forbid", "tp=8"],
+    "warm_start": ["--warm-start", "plan.json"],
+    "check_ends": ["--check-ends"],
+    "price": ["--price-per-gpu-hour", "2"],
+    "target": ["--target", "megatron"],
+    "target_version": ["--target-version", "1"],
+    "space": ["--space", "any"],
+    "tokens": ["--tokens", "1e9"],
+    "witness": ["--no-witness"],
+    "inference": ["--inference"],
+    "deadline_hours": ["--deadline-hours", "3"],
+    "deadline_days": ["--deadline-days", "3"],
+    "objective": ["--objective", "num_gpus"],
+}
+"""Options of ``solve`` that say nothing about lengths."""
+TAKEN = {
+    *(
+        "model",
+        "hardware",
+        "job",
+        "gpus",
+        "global_batch",
+        "seq_len",
+        "precision",
+        "attention",
+        "grad_dtype",
+        "fix",
+    ),
+    *("backend", "time_limit", "gap", "seed", "workers", "lengths", "max_strategies", "tokens_per_step", "align"),
+    *("padding", "mask", "buckets", "bucket_count", "baselines", "side_by_side", "unlike_replicas", "hetu", "out"),
+    # Only --target has a price.
+    *("as_json", "price_limit"),
+}
+"""Options that lengths know."""
+
+
+def test_no_option_is_passed_over(lines: Path) -> None:
+    """An option of ``solve`` is known with lengths, or refused by name before anything is sought."""
+    assert set(inspect.signature(planning.solve).parameters) == TAKEN | set(REFUSED)
+    for words in REFUSED.values():
+        code, _, errors = run("--lengths", str(lines), *words)
+        assert code == 2, words
+        assert words[0].strip("-").split("-")[0] in errors, errors
+
+
 @pytest.mark.parametrize(
     ("content", "words", "code", "said"),
     [
         ("", [], 2, "is empty"),
         ("12\nabc\n", [], 2, "Line 2"),
         ("12\n3.5\n", [], 2, "Line 2"),
-        ("100000000\n", [], 3, "fits under no strategy"),
+        ("16000000\n", [], 3, "fits under no strategy"),
         ('{"bin_edges": [0, 100], "counts": [5]}', [], 2, "not said how many"),
-        ("12\n", ["--schedule", "all"], 2, "--schedule"),
+        ("1000000000\n", [], 2, "at most 16,777,216"),
         ("12\n", ["--align", "0"], 2, "--align"),
         ("12\n", ["--fix", "micro_batch_size=2"], 2, "Leave --fix micro_batch_size out"),
         ("12\n", ["--tokens-per-step", "1000"], 2, "At most 12, which the input holds"),

@@ -185,7 +185,7 @@ def solve(
             unlike_replicas=options.unlike_replicas,
             workers=workers,
         )
-    document = lengths_document(problem, result) if as_json or out is not None else ""
+    document = lengths_document(result) if as_json or out is not None else ""
     if as_json:
         emit(document)
     else:

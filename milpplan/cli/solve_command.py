@@ -165,6 +165,12 @@ def _of_lengths(words: SolveWords) -> ExitCode:
             "--check-ends": words.check_ends,
             "--price-per-gpu-hour": words.price,
             "--target": words.target,
+            "--target-version": words.target_version,
+            "--space": words.space != "free",
+            "--deadline-hours": words.deadline_hours,
+            "--deadline-days": words.deadline_days,
+            "--tokens": words.tokens,
+            "--no-witness": not words.witness,
         }
     )
     asked = words.lengths_asked()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
 
 Status = Literal["optimal", "feasible"]
 MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
@@ -211,7 +212,8 @@ class RanStep:
 
 @dataclass(frozen=True, slots=True)
 class LengthsResult:
-    """The best step found, and the proved bound of all of them.
+    """The best step found of a problem, and the proved bound of all of them; ``optimal`` where the gap is within
+    the ``tolerance`` that was asked for.
 
     ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
     the gradients, update, gather) ends the step. The bound is of all steps of at most ``max_strategies`` in turn,
@@ -221,7 +223,9 @@ class LengthsResult:
     by Ctrl-C, so step and bound are what was known by then.
     """
 
+    problem: Problem
     status: Status
+    tolerance: float
     step_time_s: float
     lower_bound_s: float
     home: str
@@ -327,6 +331,7 @@ class LengthsResult:
             "step_time_s": self.step_time_s,
             "lower_bound_s": self.lower_bound_s,
             "gap": self.gap,
+            "tolerance": self.tolerance,
             "num_sequences": self.num_sequences,
             "num_tokens": self.num_tokens,
             "alignment": self.alignment,
@@ -352,4 +357,5 @@ class LengthsResult:
             **({"baselines": [one.to_dict() for one in self.baselines]} if self.baselines else {}),
             **({} if self.side_by_side is None else {"side_by_side": self.side_by_side.to_dict()}),
             **({} if self.unlike_replicas is None else {"unlike_replicas": self.unlike_replicas.to_dict()}),
+            "problem": self.problem.model_dump(mode="json"),
         }

@@ -22,7 +22,7 @@ from milpplan.groups.buckets import optimal_buckets, padded
 from milpplan.groups.workload import Workload
 from milpplan.lengths.records import SequenceRules
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.problem import Problem
+from milpplan.specs.problem import MAX_SEQUENCE, Problem
 
 MAX_SEQUENCES = 8192
 """Most sequences of a step: every one is packed."""
@@ -113,6 +113,12 @@ def check_step(problem: Problem, workload: Workload, alignment: int, max_strateg
             f"The step has {workload.num_sequences:,} sequences.",
             f"Expected at most {MAX_SEQUENCES:,}: every one is packed.",
             "Say how many sequences a step has (--global-batch), or how many tokens.",
+        )
+    if longest > MAX_SEQUENCE:
+        raise InvalidInputError(
+            f"The longest sequence has {longest:,} tokens.",
+            f"Expected at most {MAX_SEQUENCE:,}.",
+            "Cut sequences with --seq-len.",
         )
     if (workload.lengths % alignment).any() or max_strategies < 1:
         raise InvalidInputError(

@@ -26,17 +26,16 @@ from milpplan.groups.workload import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
-from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
+from milpplan.lengths.records import PACKED, BaselineStep, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_step
 from milpplan.lengths.set_process import SetProcess
 from milpplan.lengths.several import Several
 from milpplan.lengths.static_process import StaticProcess, can_help
 from milpplan.lengths.statics import Statics
+from milpplan.lengths.step_groups import groups_of, home_of
 from milpplan.lengths.steps import AnyStep, Step
 from milpplan.lengths.tables import Load
-from milpplan.lengths.team_steps import VISITS, BestTeams, TeamSearch, team_groups
-from milpplan.lengths.teams import TeamStep
-from milpplan.lengths.unlike import UnlikeStep, unlike_groups
+from milpplan.lengths.team_steps import VISITS, BestTeams, TeamSearch
 from milpplan.lengths.unlike_search import BestUnlike, UnlikeSearch
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -98,7 +97,7 @@ def solve_lengths(
     pool = Pool.of(grain_problem(problem, alignment), load)
     beside = not rules.padded if side_by_side is None else side_by_side
     statics = Statics(pool, gap, backend, started[0] + time_limit_s)
-    search = _Search(statics, max_strategies, beside, unlike_replicas)
+    search = _Search(problem, statics, max_strategies, (beside, unlike_replicas))
     interrupted = False
     try:
         search.run(started[0], time_limit_s, workers)
@@ -114,10 +113,12 @@ def solve_lengths(
 
 
 class _Search:
-    """All that is known of one step, and how more comes to be known."""
+    """All that is known of one step, and how more comes to be known. ``ways`` beside strategies in turn: degrees
+    side by side, unlike replicas."""
 
-    def __init__(self, statics: Statics, max_strategies: int, beside: bool, unlike: bool) -> None:
-        self.statics, self.max_strategies = statics, max_strategies
+    def __init__(self, problem: Problem, statics: Statics, max_strategies: int, ways: tuple[bool, bool]) -> None:
+        beside, unlike = ways
+        self.problem, self.statics, self.max_strategies = problem, statics, max_strategies
         self.pool, self.gap = statics.pool, statics.gap
         self.teams: BestTeams | None = None
         self.team_search = TeamSearch(statics.pool, statics.gap) if beside else None
@@ -357,14 +358,11 @@ def _result(
         raise KeyboardInterrupt
     bound_ns = min(search.bound_ns, best.time_ns)
     names = [one.candidate.name for one in pool.members]
-    if isinstance(best, TeamStep):
-        home, groups = best.order[-1], team_groups(best)
-    elif isinstance(best, UnlikeStep):
-        home, groups = best.home, unlike_groups(best)
-    else:
-        home, groups = best.home, tuple(_group(pool, best, member) for member in best.order)
+    home, groups = home_of(best), groups_of(pool, best)
     switches = search.sets.switches.of_step(home, best.order) if isinstance(best, Step) else []
     return LengthsResult(
+        problem=search.problem,
+        tolerance=search.gap,
         status="optimal" if best.time_ns - bound_ns <= search.gap * best.time_ns else "feasible",
         step_time_s=best.time_ns / NS_PER_S,
         lower_bound_s=bound_ns / NS_PER_S,
@@ -392,9 +390,3 @@ def _result(
         interrupted=interrupted,
         unlike_replicas=None if search.unlike is None else search.unlike.record(),
     )
-
-
-def _group(pool: Pool, step: Step, member: int) -> LengthGroup:
-    one = pool.members[member]
-    grains = one.alone_grains if len(step.order) == 1 else one.beside_grains
-    return pool.group(member, step.packed[member], grains, pool.reduce_ns(member) / NS_PER_S)

@@ -332,7 +332,9 @@ def read_result(path: Path) -> ResultDocument:
         InvalidInputError: it is none, it has no certificate, or it was changed since.
     """
     text = read_text(path)
-    document = validated(ResultDocument, parse_json(text, str(path)), str(path))
+    data = parse_json(text, str(path))
+    plan_file.refuse_lengths(data, path)
+    document = validated(ResultDocument, data, str(path))
     if document.certificate is None:
         raise InvalidInputError(
             f"{path} has no certificate.",

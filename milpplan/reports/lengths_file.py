@@ -102,11 +102,14 @@ class UnlikeReplicasRecord(Record):
 
 class LengthsFile(Record):
     """A step of several lengths: ``groups`` in the order in which they run, ``switches`` between them, the proof
-    (``lower_bound_s``, ``gap``), the best ``static`` step, and the ``problem``. Seconds, bytes, tokens."""
+    (``lower_bound_s``, ``gap``, and a sentence: of which cost model and space, within which ``tolerance``), the
+    best ``static`` step, and the ``problem``. Seconds, bytes, tokens."""
 
     schema_version: Literal[1]
     milpplan_version: str
+    proof: str = ""
     status: Literal["optimal", "feasible"]
+    tolerance: Share | None = None
     interrupted: bool = False
     step_time_s: PositiveFloat
     lower_bound_s: NonNegativeFloat

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.lengths.records import LengthGroup, LengthsResult, TeamTurn
+from milpplan.reports.document import tolerance_text
+from milpplan.reports.spaces import cost_model_text, narrowings
 from milpplan.reports.terminal import report_table
-from milpplan.specs.problem import Problem
 from milpplan.units import bytes_text, gap_text, percent_text, seconds_text
 from milpplan.version import __version__
 
@@ -19,10 +20,38 @@ MAX_TURNS = 40
 """Turns of teams in a table."""
 
 
-def lengths_document(problem: Problem, result: LengthsResult) -> str:
-    """One JSON document: what was found for a problem, and the problem."""
-    about = {"schema_version": 1, "milpplan_version": __version__}
-    return json.dumps({**about, **result.to_dict(), "problem": problem.model_dump(mode="json")}) + "\n"
+def lengths_document(result: LengthsResult) -> str:
+    """One JSON document: what was found for a problem, what is proved of it, and the problem."""
+    about = {"schema_version": 1, "milpplan_version": __version__, "proof": proof_sentence(result)}
+    return json.dumps({**about, **result.to_dict()}) + "\n"
+
+
+def proof_sentence(result: LengthsResult) -> str:
+    """What the status means: for which cost model, space and tolerance."""
+    within = f"within {tolerance_text(result.tolerance)}"
+    proved = f"Optimal {within}" if result.status == "optimal" else f"Best step so far, not proved {within},"
+    return f"{proved} for cost model {cost_model_text(result.problem)}, {_space(result)}."
+
+
+def _space(result: LengthsResult) -> str:
+    """The declared space of the steps."""
+    ways = ["one strategy"]
+    if result.max_strategies > 1:
+        ways.append(f"at most {result.max_strategies} in turn")
+    if result.side_by_side is not None:
+        ways.append("degrees of context parallelism side by side")
+    if result.unlike_replicas is not None:
+        ways.append("unlike replicas")
+    space = result.problem.space
+    same = [f"{result.num_candidates} strategies", "equal stages", "1f1b"]
+    # Where both are allowed, one is always taken (``lengths.candidates``).
+    same += ["ZeRO 1"] if len(space.zero_stage) > 1 else []
+    same += ["sequence parallelism"] if len(space.sequence_parallel) > 1 else []
+    return f"steps of {_either(ways)} ({'; '.join(same + narrowings(space))})"
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def lengths_tables(result: LengthsResult) -> RenderableType:
@@ -34,6 +63,7 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
     static = result.static
     if result.interrupted:
         yield Text("Interrupted: the best step so far.")
+    yield Text(proof_sentence(result), "bold green" if result.status == "optimal" else "bold yellow")
     yield Text(
         f"Step {seconds_text(result.step_time_s)}, proved at least {seconds_text(result.lower_bound_s)} "
         f"(gap {gap_text(result.gap)}): {result.num_sequences:,} sequences, {result.num_tokens:,} tokens "
@@ -43,10 +73,7 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
         f"Best single strategy: {static.strategy}, {seconds_text(static.step_time_s)}, proved at least "
         f"{seconds_text(static.lower_bound_s)}"
     )
-    yield Text(
-        f"{_verdict(result)} (at most {result.max_strategies} of {result.num_candidates} strategies in turn; "
-        f"{result.num_sets:,} sets left open by their work and reductions alone)"
-    )
+    yield Text(f"{_verdict(result)} ({result.num_sets:,} sets left open by their work and reductions alone)")
     yield _groups(result)
     if result.turns:
         what = "Replicas" if result.is_unlike else "Degrees side by side, in the order of their starts"

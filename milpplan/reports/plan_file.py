@@ -8,7 +8,7 @@ ignored when the file is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -174,6 +174,21 @@ def _stage_documents(plan: Plan, ranks: Sequence[StageReport]) -> tuple[StageDoc
     return tuple(stages)
 
 
+def refuse_lengths(data: Mapping[str, Any], path: Path) -> None:
+    """Refuse the document of a step of several lengths, which has no plan of its own.
+
+    Raises:
+        InvalidInputError: it is one.
+    """
+    if {"groups", "switches", "static"} <= set(data):
+        raise InvalidInputError(
+            f"{path} is the result of a solve with --lengths: several plans that take turns in one step.",
+            "Expected a file with one plan.",
+            "Solve for one sequence length (--seq-len) to simulate, export, certify or report that plan; "
+            "`milpplan report FILE --trace OUT.json` writes the time line of this one.",
+        )
+
+
 def read_plan_file(path: Path, known: frozenset[str]) -> tuple[Problem, Plan]:
     """The problem and the plan of a plan file, or of the document that solve or simulate prints.
 
@@ -186,13 +201,7 @@ def read_plan_file(path: Path, known: frozenset[str]) -> tuple[Problem, Plan]:
     """
     data = parse_json(read_text(path), str(path))
     own = tuple(PlanFile.model_fields)
-    if {"groups", "switches", "static"} <= set(data):
-        raise InvalidInputError(
-            f"{path} is the result of a solve with --lengths: several plans that take turns in one step.",
-            "Expected a file with one plan.",
-            "Solve for one sequence length (--seq-len) to simulate, export or report that plan; "
-            "`milpplan report FILE --trace OUT.json` writes the time line of this one.",
-        )
+    refuse_lengths(data, path)
     unknown = sorted(set(data) - known - set(own))
     if unknown:
         raise InvalidInputError(

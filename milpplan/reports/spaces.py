@@ -33,6 +33,13 @@ def space_text(problem: Problem) -> str:
         narrowed.append(f"interleaved layers {problem.interleaved_layers}")
     if space.vpp is None and space.vpp_values != default.vpp_values:
         narrowed.append(f"vpp {space.vpp_values}")
+    narrowed += narrowings(space)
+    return f"space {space.kind} ({'; '.join(narrowed)})" if narrowed else f"space {space.kind}"
+
+
+def narrowings(space: Space) -> list[str]:
+    """The values that a space fixes, e.g. ``tp 8``."""
+    default, narrowed = Space(), []
     for name in Space.model_fields:
         if name in NOT_LISTS:
             continue
@@ -41,4 +48,4 @@ def space_text(problem: Problem) -> str:
             narrowed.append("any rank_order")
         elif value is not None and value != getattr(default, name):
             narrowed.append(f"{name} {', '.join(str(item) for item in value)}")
-    return f"space {space.kind} ({'; '.join(narrowed)})" if narrowed else f"space {space.kind}"
+    return narrowed

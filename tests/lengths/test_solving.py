@@ -167,7 +167,7 @@ def test_bad_steps_are_refused() -> None:
     with pytest.raises(InfeasibleError, match=r"them is [\d.]+ GiB; a GPU has [\d.]+ GiB"):
         solve_lengths(small_problem(memory_gib=4), workload_of([GRAIN], GRAIN), GRAIN)
     with pytest.raises(InfeasibleError, match="fits under no strategy"):
-        solve_lengths(problem, workload_of([100_000_000], GRAIN), GRAIN)
+        solve_lengths(problem, workload_of([16_000_000], GRAIN), GRAIN)
     with pytest.raises(InvalidInputError, match="--align 256"):
         solve_lengths(small_problem(memory_gib=4_000), workload_of([GRAIN * 5_000], GRAIN), GRAIN)
     many = Workload(np.array([128]), np.array([MAX_SEQUENCES + 1]))

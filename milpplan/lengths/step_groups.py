@@ -1,0 +1,31 @@
+"""The groups of a step of any kind, as records."""
+
+from __future__ import annotations
+
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.records import LengthGroup
+from milpplan.lengths.steps import AnyStep, Step
+from milpplan.lengths.team_steps import team_groups
+from milpplan.lengths.teams import TeamStep
+from milpplan.lengths.unlike import UnlikeStep, unlike_groups
+from milpplan.units import NS_PER_S
+
+
+def home_of(step: AnyStep) -> int:
+    """The member of the pool that has the optimizer's states."""
+    return step.order[-1] if isinstance(step, TeamStep) else step.home
+
+
+def groups_of(pool: Pool, step: AnyStep) -> tuple[LengthGroup, ...]:
+    """What runs under every strategy, in order."""
+    if isinstance(step, TeamStep):
+        return team_groups(step)
+    if isinstance(step, UnlikeStep):
+        return unlike_groups(step)
+    return tuple(_group(pool, step, member) for member in step.order)
+
+
+def _group(pool: Pool, step: Step, member: int) -> LengthGroup:
+    one = pool.members[member]
+    grains = one.alone_grains if len(step.order) == 1 else one.beside_grains
+    return pool.group(member, step.packed[member], grains, pool.reduce_ns(member) / NS_PER_S)
