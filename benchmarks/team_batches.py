@@ -11,16 +11,17 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.length_jobs import K, Wikipedia
-from benchmarks.lengths import DOCUMENT
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import Job, Problem, load_hardware, load_model
 from milpplan.groups.strategies import Int64Array
 from milpplan.lengths.team_dispatch import TeamDispatch, TeamDispatcher
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "dispatch.md"
 SIZES = (64, 512, 2048)
 HEADER = ("cluster", "sequences", "CPU ms", "gap", "with a search: CPU s", "gap", "step shorter by")
 
@@ -85,7 +86,7 @@ def main() -> None:
     """Print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batches", type=int, default=4, help="of each size (4)")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/lengths.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/dispatch.md")
     words = parser.parse_args()
     if words.batches < 1:
         parser.error("one batch at least is expected for --batches")
