@@ -85,7 +85,7 @@ class TeamDispatcher:
         if not found:
             raise InvalidInputError(
                 f"tp={tp} has no two degrees of context parallelism that hold the model, one of them with a "
-                f"sequence of {longest:,} tokens.",
+                f"sequence of {longest:,} tokens, next to each other in the order of ranks.",
                 "Expected a tensor parallelism that has.",
                 "Give the tp of a step that was planned side by side.",
             )

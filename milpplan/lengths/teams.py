@@ -117,11 +117,12 @@ class Family:
 
 
 def families(pool: Pool) -> list[Family]:
-    """All families of at least two degrees, one of which holds the longest sequence."""
+    """All families of at least two degrees, one of which holds the longest sequence; teams are neighbours, so cp
+    is next to tp in the order of ranks."""
     found: dict[tuple[int, int], list[int]] = {}
     for member, one in enumerate(pool.members):
         layout = one.candidate.layout
-        if layout.pp == layout.ep == 1:
+        if layout.pp == layout.ep == 1 and layout.rank_order == "tp-cp-dp-pp":
             found.setdefault((layout.tp, layout.etp), []).append(member)
     made = [Family(pool, tuple(members)) for members in found.values()]
     longest = int(pool.load.lengths[-1])

@@ -38,7 +38,7 @@ def _space(result: LengthsResult) -> str:
     ways = ["one strategy"]
     if result.max_strategies > 1:
         ways.append(f"at most {result.max_strategies} in turn")
-    if result.side_by_side is not None:
+    if result.side_by_side is not None and result.side_by_side.num_families:
         ways.append("degrees of context parallelism side by side")
     if result.unlike_replicas is not None:
         ways.append("unlike replicas")

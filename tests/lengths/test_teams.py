@@ -63,6 +63,12 @@ def test_families_hold_what_one_set_of_parameters_allows() -> None:
         assert len({one.pool.finish_ns(member) for member in one.members}) == 1
 
 
+def test_teams_are_neighbours() -> None:
+    """Where cp is not next to tp in the order of ranks, a ring's GPUs are no neighbours: there are no teams."""
+    apart = small_problem(memory_gib=40, space={"rank_order": ("tp-dp-cp-pp",), **FLAT})
+    assert not families(pool_of(apart, steps_of()))
+
+
 def test_steps_take_what_their_seats_take() -> None:
     """Random turns: a clock for every seat, moved by hand, gives the same step; none is below the bound."""
     found, random = family(), np.random.default_rng(6)
