@@ -13,7 +13,7 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
-from milpplan.lengths.hotspa import hotspa_step
+from milpplan.lengths.hotspa import check_model, hotspa_step
 from milpplan.lengths.records import LengthsResult, SequenceRules
 from milpplan.lengths.sequences import MAX_SEQUENCES, bucketed, least_padding
 from milpplan.lengths.solving import solve_lengths
@@ -28,6 +28,8 @@ DEFAULT_TIME_LIMIT_S = 60.0
 DEFAULT_GAP = 0.01
 DEFAULT_STRATEGIES = 2
 DEFAULT_ALIGNMENT = 128
+# Ends of buckets that are said.
+_SHOWN_ENDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,9 @@ def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: s
         return found
     padded = bucketed(found, ends, options.alignment)
     share = percent_text(1.0 - found.num_tokens / padded.num_tokens)
-    say(f"Buckets end at {', '.join(f'{end:,}' for end in ends)}: {share} of the tokens are padding.")
+    more = f" and {len(ends) - _SHOWN_ENDS:,} more" if len(ends) > _SHOWN_ENDS else ""
+    shown = ", ".join(f"{end:,}" for end in ends[:_SHOWN_ENDS])
+    say(f"Buckets end at {shown}{more}: {share} of the tokens are padding.")
     return padded
 
 
@@ -199,13 +203,13 @@ def solve(
 
 
 def _check_hetu(options: LengthOptions, problem: Problem) -> None:
-    """Refuse a space whose steps HotSPa's runtime cannot run, before any is sought."""
+    """Refuse a model or a space whose steps HotSPa's runtime cannot run, before any is sought."""
+    check_model(problem.model)
     needed = {
         "degrees side by side": ("--turns-only", options.side_by_side is not False),
         "padding": ("no --padding", options.padding),
         "unlike replicas": ("no --unlike-replicas", options.unlike_replicas),
         "context parallelism": ("--fix cp=1", problem.space.cp != (1,)),
-        "expert parallelism": ("--fix ep=1", problem.model.has_experts and problem.space.ep != (1,)),
     }
     wrong = {what: help_ for what, (help_, is_wrong) in needed.items() if is_wrong}
     if wrong:

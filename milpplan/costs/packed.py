@@ -43,13 +43,14 @@ class SequenceCores:
 def sequence_cores(
     problem: Problem, kind: LayerRun, layout: Layout, lengths: IntArray, mask: Mask = "causal"
 ) -> SequenceCores:
-    """Attention of ascending ``lengths`` [n] under a layout. A longer sequence's last tiles take no less."""
+    """Attention of ``lengths`` [n] under a layout. A longer sequence's last tiles take no less, but where windows
+    cut what a query attends to."""
     shard = Shard.of(problem, LayoutColumns.of([layout]))
     cp = shard.columns.cp
     latency_s = problem.hardware.accelerator.kernel_latency_s
     whole = flash_core_s(shard, kind.attention, lengths, lengths / cp, 0, mask)
     once = flash_core_s(shard, kind.attention, lengths, np.zeros(len(lengths)), cp, mask)
-    return SequenceCores(np.stack(whole) - latency_s, np.maximum.accumulate(np.stack(once), axis=1))
+    return SequenceCores(np.stack(whole) - latency_s, np.stack(once))
 
 
 @dataclass(frozen=True, slots=True)

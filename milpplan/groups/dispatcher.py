@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
+from milpplan.groups import linear
 from milpplan.groups.batch_bound import Batch, Node, Prices, narrowed, priced, relaxed, root, split
 from milpplan.groups.batch_packing import Placed, Together, place, place_into, place_together
 from milpplan.groups.curves import BatchKind, KindTable
@@ -115,8 +116,8 @@ class Dispatcher:
                 "Plan again with a lower max_strategies.",
             )
         self.problem = replace(plan.problem, homes=(plan.home,))
-        self.home = plan.home
-        self.strategies = strategies
+        self.home, self.strategies = plan.home, strategies
+        linear.ready()
         planned = {
             packing.kind: sum(int((one @ packing.kind.units).sum()) for one in packing.replicas)
             for group in plan.groups
@@ -130,8 +131,7 @@ class Dispatcher:
                 first += kind.num_replicas
             self._tables[s] = tuple(tables)
         most = min(len(strategies), self.problem.max_strategies)
-        # The strategies that the plan runs.
-        self._own = tuple(sorted(plan.order))
+        self._own = tuple(sorted(plan.order))  # What the plan runs.
         self._tours: dict[tuple[int, ...], tuple[TourPrice, ...]] = {
             used: tour_prices(self.problem, used)
             for size in range(1, most + 1)

@@ -54,11 +54,20 @@ def workload_of(
     Raises:
         InvalidInputError: no lengths, some that are no whole numbers of tokens, or an alignment below 1.
     """
-    tokens = np.asarray(lengths)
-    if alignment < 1 or (max_length is not None and (max_length < alignment or max_length % alignment)):
+    try:
+        tokens = np.asarray(lengths)
+    except ValueError:
+        # Rows of several lengths.
+        tokens = np.array(None)
+    whole = isinstance(alignment, (int, np.integer)) and isinstance(max_length, (int, np.integer, type(None)))
+    if (
+        not whole
+        or alignment < 1
+        or (max_length is not None and (max_length < alignment or max_length % alignment))
+    ):
         raise InvalidInputError(
             f"The alignment is {alignment} and the maximum length {max_length}.",
-            "An alignment of at least 1 and a maximum that is a multiple of it expected.",
+            "A whole alignment of at least 1 and a maximum that is a multiple of it expected.",
             "Correct --align or --seq-len.",
         )
     if tokens.size == 0:

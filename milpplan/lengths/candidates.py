@@ -30,7 +30,7 @@ from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.specs.plan import Layout, Plan
-from milpplan.specs.problem import Problem
+from milpplan.specs.problem import Problem, Space
 from milpplan.units import gib_text
 
 FIXED: dict[str, tuple[object, ...]] = {
@@ -39,11 +39,18 @@ FIXED: dict[str, tuple[object, ...]] = {
     "overlap_grad_reduce": (False,),
     "overlap_param_gather": (False,),
     "zero_stage": (0, 1),
+    # Streams to and from the host are not in the times of packed micro-batches.
+    "offload_weights": (False,),
+    "offload_activations": (False,),
+    "offload_optimizer": (False,),
 }
 """Values of the layout's fields in this space."""
 
 
-Place = tuple[int, ...]
+_USUAL = {
+    name: getattr(Space(), name)[0] for name in ("tp_overlap", "pp_scatter_gather", "gather_again", "rank_order")
+}
+Place = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,16 +63,20 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Degrees above one, and the recompute setting."""
+        """Degrees above one, the recompute setting, and what is not as it is unless a space says so: no two
+        candidates have one name."""
         degrees = [f"{name}{getattr(self.layout, name)}" for name in ("dp", "tp", "cp", "pp", "ep", "etp")]
         shown = [word for word in degrees if not word.endswith("p1") or word[-2].isdigit()]
-        return " ".join([*(shown or ["dp1"]), *([self.recompute] if self.recompute != "none" else [])])
+        others = [
+            f"{name}={value}" for name, usual in _USUAL.items() if (value := getattr(self.layout, name)) != usual
+        ]
+        return " ".join([*(shown or ["dp1"]), *([self.recompute] if self.recompute != "none" else []), *others])
 
     @cached_property
     def place(self) -> Place:
         """What decides where states are: candidates with the same need no switch."""
         one = self.layout
-        return (one.tp, one.cp, one.pp, one.dp, one.ep, one.etp, one.zero_stage)
+        return (one.tp, one.cp, one.pp, one.dp, one.ep, one.etp, one.zero_stage, one.rank_order)
 
 
 def grain_problem(problem: Problem, grain: int) -> Problem:
@@ -75,11 +86,16 @@ def grain_problem(problem: Problem, grain: int) -> Problem:
         InvalidInputError: the job or the space is one that groups of lengths do not know.
     """
     job, space = problem.job, problem.space
-    if problem.other_hardware or problem.inference or job.attention_kernel != "flash":
+    foreign = {
+        "several node types": bool(problem.other_hardware),
+        "inference": problem.inference,
+        f"{job.attention_kernel} attention": job.attention_kernel != "flash",
+    }
+    if any(foreign.values()):
         raise InvalidInputError(
-            "Lengths are given for several node types, for inference, or with unfused attention.",
+            f"Lengths are given with {' and '.join(name for name, is_so in foreign.items() if is_so)}.",
             "Expected training on one node type with flash attention: memory is then linear in tokens.",
-            "Leave the option out, or plan for one length.",
+            "Leave that out, or plan for one length.",
         )
     if not has_own_times(problem):
         raise InvalidInputError(
@@ -106,7 +122,8 @@ def grain_problem(problem: Problem, grain: int) -> Problem:
         if not kept:
             raise InvalidInputError(
                 f"With lengths {name} is one of {list(values)}; the space has {list(declared)}.",
-                "Groups run 1F1B without chunks, with ZeRO 0 or 1, and overlap nothing with reductions.",
+                "Groups run 1F1B without chunks and with ZeRO 0 or 1; nothing is overlapped with reductions, nor "
+                "offloaded.",
                 f"Leave --fix {name} out.",
             )
         changes[name] = kept

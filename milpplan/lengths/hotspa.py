@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from milpplan.errors import IllegalPlanError
+from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups.hetu import HotSPaLaunch, as_buckets, exported
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.turn_dispatch import TurnDispatcher
+from milpplan.specs.model import Attention, GroupedQueryAttention, ModelSpec
 from milpplan.specs.problem import Problem
 from milpplan.units import percent_text
 
@@ -24,13 +25,50 @@ class HotSPaStep:
     notes: tuple[str, ...]
 
 
+def check_model(model: ModelSpec) -> None:
+    """Refuse a model that is not of the kind that the runtime trains.
+
+    Raises:
+        InvalidInputError: it has experts, learned positions, LayerNorm, feed-forward blocks without gates, or
+            attention that is not plain grouped-query attention.
+    """
+    mlps, attentions = [run.mlp for run in model.layers], [run.attention for run in model.layers]
+    foreign = {
+        "routed experts": model.has_experts,
+        "learned positions": model.learned_positions,
+        "LayerNorm": model.norm != "rmsnorm",
+        "attention other than grouped-query": any(one.type != "gqa" for one in attentions),
+        "biases, sinks, windows or norms in attention": any(map(_is_special, attentions)),
+        "blocks without gates": not all(one.gated for one in mlps),
+    }
+    found = [name for name, has in foreign.items() if has]
+    if found:
+        raise InvalidInputError(
+            f"{model.name} has {' and '.join(found)}.",
+            "Expected a model like LLaMA: HotSPa's runtime builds no other (llama_hot_switch.py).",
+            "Export another model, or dispatch batches from the JSON of the step.",
+        )
+
+
+def _is_special(attention: Attention) -> bool:
+    return isinstance(attention, GroupedQueryAttention) and bool(
+        attention.qkv_bias
+        or attention.output_bias
+        or attention.sinks
+        or attention.sliding_window
+        or attention.qk_norm != "none"
+    )
+
+
 def hotspa_step(problem: Problem, result: LengthsResult) -> HotSPaStep:
     """The configuration of a step that ``solve_lengths`` found for a problem, in turn.
 
     Raises:
-        InvalidInputError: degrees or unlike replicas run side by side, or sequences are padded.
+        InvalidInputError: degrees or unlike replicas run side by side, sequences are padded, or the model is not
+            like LLaMA.
         IllegalPlanError: a strategy has parallelism that the runtime does not know, or two have one layout.
     """
+    check_model(problem.model)
     for group in result.groups:
         layout = group.plan.layout
         foreign = [name for name in ("cp", "ep") if getattr(layout, name) > 1]

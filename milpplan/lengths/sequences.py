@@ -21,8 +21,10 @@ from milpplan.errors import InvalidInputError
 from milpplan.groups.buckets import optimal_buckets, padded
 from milpplan.groups.workload import Workload
 from milpplan.lengths.records import SequenceRules
+from milpplan.optimize.backends import AUTO, backend_names
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.problem import MAX_SEQUENCE, Problem
+from milpplan.specs.reading import shown
 
 MAX_SEQUENCES = 8192
 """Most sequences of a step: every one is packed."""
@@ -38,9 +40,11 @@ def check_rules(
     """Refuse rules that the problem, the baselines, degrees side by side or unlike replicas do not know.
 
     Raises:
-        InvalidInputError: a full mask beside sliding windows, or baselines, degrees side by side or unlike
-            replicas, which pack, of padded sequences.
+        InvalidInputError: a mask that does not exist, a full one beside sliding windows, or baselines, degrees
+            side by side or unlike replicas, which pack, of padded sequences.
     """
+    if rules.mask not in ("causal", "full"):
+        raise InvalidInputError(f"The mask is {rules.mask!r}.", "Expected causal or full.", "Correct the rules.")
     windows = [kind.attention for kind in problem.model.kinds if getattr(kind.attention, "sliding_window", None)]
     if rules.mask == "full" and windows:
         raise InvalidInputError(
@@ -101,13 +105,51 @@ def bucketed(workload: Workload, ends: Sequence[int] | IntArray, alignment: int)
     return Workload(distinct.astype(np.int64), counts)
 
 
-def check_step(problem: Problem, workload: Workload, alignment: int, max_strategies: int) -> None:
+def check_search(max_strategies: int, gap: float, time_limit_s: float, backend: str) -> None:
+    """Refuse a search that makes no sense.
+
+    Raises:
+        InvalidInputError: no whole number of strategies, no share, no seconds, or no solver.
+    """
+    if not (isinstance(max_strategies, (int, np.integer)) and max_strategies >= 1):
+        raise InvalidInputError(
+            f"max_strategies is {max_strategies!r}.", "Expected a whole number of at least 1.", "Correct it."
+        )
+    if not (0.0 <= gap < 1.0 and time_limit_s >= 0.0):
+        raise InvalidInputError(
+            f"The gap is {gap}, the time limit {time_limit_s} s.",
+            "Expected a share from 0 to below 1, and no negative time.",
+            "Correct them.",
+        )
+    if backend not in (AUTO, *backend_names()):
+        raise InvalidInputError(
+            f"The backend is {shown(backend)}.",
+            f"Expected one of {', '.join((AUTO, *backend_names()))}.",
+            "Give one of these names.",
+        )
+
+
+def check_step(problem: Problem, workload: Workload, alignment: int) -> None:
     """Refuse what would end in nonsense later.
 
     Raises:
-        InvalidInputError: too many sequences, lengths that are not aligned, no strategies, too long sequences.
+        InvalidInputError: lengths that do not rise or are not aligned, lengths without sequences, too many or too
+            long sequences.
     """
-    longest = int(workload.lengths[-1])
+    lengths, counts = workload.lengths, workload.counts
+    if not (lengths.shape == counts.shape == (counts.size,) and counts.size and counts.min() > 0):
+        raise InvalidInputError(
+            f"The workload has {counts.tolist()[:8]} sequences of {lengths.tolist()[:8]} tokens.",
+            "Expected at least one of every length.",
+            "Make the workload with workload_of.",
+        )
+    if lengths[0] < 1 or (np.diff(lengths) <= 0).any() or (lengths % alignment).any():
+        raise InvalidInputError(
+            f"Lengths are no rising multiples of {alignment}: {lengths.tolist()[:8]}.",
+            "Expected aligned lengths, each once.",
+            "Make the workload with workload_of and the same alignment.",
+        )
+    longest = int(lengths[-1])
     if workload.num_sequences > MAX_SEQUENCES:
         raise InvalidInputError(
             f"The step has {workload.num_sequences:,} sequences.",
@@ -119,12 +161,6 @@ def check_step(problem: Problem, workload: Workload, alignment: int, max_strateg
             f"The longest sequence has {longest:,} tokens.",
             f"Expected at most {MAX_SEQUENCE:,}.",
             "Cut sequences with --seq-len.",
-        )
-    if (workload.lengths % alignment).any() or max_strategies < 1:
-        raise InvalidInputError(
-            f"Lengths are no multiples of {alignment}, or max_strategies is {max_strategies}.",
-            "Expected aligned lengths, and at least one strategy.",
-            "Align the workload (groups.workload.workload_of).",
         )
     if problem.model.learned_positions and longest > problem.model.max_position_embeddings:
         raise InvalidInputError(

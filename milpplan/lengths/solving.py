@@ -27,7 +27,7 @@ from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import PACKED, BaselineStep, LengthsResult, SequenceRules, StaticStep
-from milpplan.lengths.sequences import check_rules, check_step
+from milpplan.lengths.sequences import check_rules, check_search, check_step
 from milpplan.lengths.set_process import SetProcess
 from milpplan.lengths.several import Several
 from milpplan.lengths.static_process import StaticProcess, can_help
@@ -91,7 +91,8 @@ def solve_lengths(
         InvalidInputError: the problem, the workload or the numbers make no sense here.
     """
     started = time.perf_counter(), time.process_time()
-    check_step(problem, workload, alignment, max_strategies)
+    check_search(max_strategies, gap, time_limit_s, backend)
+    check_step(problem, workload, alignment)
     check_rules(problem, rules, baselines, bool(side_by_side), unlike_replicas)
     load = Load(workload.lengths, workload.counts, alignment, rules)
     pool = Pool.of(grain_problem(problem, alignment), load)

@@ -140,7 +140,8 @@ class Tables:
     slopes: tuple[float, float]
     """What a second of attention adds to each of the two."""
     cores: FloatArray
-    """[2 (sequence, once), 2 (forward, backward), K, n] seconds of one layer's attention."""
+    """[2 (sequence, once), 2 (forward, backward), K, n] seconds of one layer's attention, at least (beside sliding
+    windows; else exactly)."""
 
     @staticmethod
     def of(problem: Problem, candidate: Candidate, load: Load, most_grains: int) -> Tables:
@@ -214,7 +215,9 @@ def tables_of(
     cores: dict[Layout, FloatArray] = {}
     for layout in most:
         by_kind = [sequence_cores(problem, kind, layout, load.lengths, load.rules.mask) for kind in kinds]
-        found = np.stack([[one.sequence_s for one in by_kind], [one.once_s for one in by_kind]])
+        # Nowhere above the exact ones, and growing with the length.
+        once = [np.minimum.accumulate(one.once_s[:, ::-1], axis=1)[:, ::-1] for one in by_kind]
+        found = np.stack([[one.sequence_s for one in by_kind], once])
         cores[layout] = np.moveaxis(found, 1, 2)
     ways = layout_times(problem, most)
     tables = []

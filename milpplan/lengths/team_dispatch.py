@@ -18,6 +18,7 @@ import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.errors import InvalidInputError
+from milpplan.groups import linear
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import PACKED, SequenceRules, TeamTurn
@@ -91,6 +92,7 @@ class TeamDispatcher:
             )
         self.alignment, self.longest, self.family = alignment, int(load.lengths[-1]), found[0]
         self.lines, self.tables = lines(self.family), SharedTables.of(self.family)
+        linear.ready()
 
     def dispatch(self, lengths: Sequence[int] | IntArray, *, thorough: bool = False) -> TeamDispatch:
         """The batch of sequences of these lengths; ``thorough``: by a search, with a higher bound.

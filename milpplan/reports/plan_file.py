@@ -182,7 +182,7 @@ def refuse_lengths(data: Mapping[str, Any], path: Path) -> None:
     """
     if {"groups", "switches", "static"} <= set(data):
         raise InvalidInputError(
-            f"{path} is the result of a solve with --lengths: several plans that take turns in one step.",
+            f"{path} is the result of a solve with --lengths: a step of several lengths, not one plan.",
             "Expected a file with one plan.",
             "Solve for one sequence length (--seq-len) to simulate, export, certify or report that plan; "
             "`milpplan report FILE --trace OUT.json` writes the time line of this one.",

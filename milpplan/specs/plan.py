@@ -120,10 +120,9 @@ class Layout(Record):
     the routed experts. ``rank_stages`` says which virtual stages a pipeline rank runs. ``rank_order`` says which
     degree's ranks are neighbours: the first degree's are consecutive. The experts' grid has the same order with
     etp for tp, ep and the experts' replicas for dp, and nothing for cp (Megatron-LM's ``order``, ep before dp).
-    the routed experts. ``rank_stages`` says which virtual stages a pipeline rank runs. ``node_order`` says, in a
-    cluster of several node types, in which order the pipeline passes them: all ranks of its first type, then those
-    of the next (0 is ``Problem.hardware``, 1 the first of ``Problem.other_hardware``). Empty where there is one
-    type.
+    ``node_order`` says, in a cluster of several node types, in which order the pipeline passes them: all ranks of
+    its first type, then those of the next (0 is ``Problem.hardware``, 1 the first of ``Problem.other_hardware``).
+    Empty where there is one type.
     """
 
     tp: PositiveInt = 1

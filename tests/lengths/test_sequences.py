@@ -23,6 +23,10 @@ from milpplan.lengths.replicas import micro_batch_times
 from milpplan.lengths.sequences import bucketed, check_rules, least_padding, sequence_flops
 from milpplan.lengths.solving import solve_lengths
 from milpplan.lengths.tables import Load
+from milpplan.lengths.team_contents import Contents
+from milpplan.lengths.teams import Family
+from milpplan.lengths.turn_dispatch import TurnDispatcher
+from milpplan.specs.problem import Problem
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 
@@ -72,6 +76,54 @@ def test_tables_stay_below_exact_times_under_a_full_mask() -> None:
         assert (least <= times.forward[0] + times.backward[0]).all(), one.candidate.name
         checked += 1
     assert checked > 5
+
+
+def windowed() -> Problem:
+    """Where every other layer attends to 1,024 tokens."""
+    problem = small_problem(memory_gib=40, space={"pp": (1,)})
+    (run,) = problem.model.layers
+    near = run.attention.model_copy(update={"sliding_window": 1024})
+    layers = (run.model_copy(update={"count": 1}), run.model_copy(update={"count": 1, "attention": near})) * 3
+    return problem.model_copy(update={"model": problem.model.model_copy(update={"layers": layers})})
+
+
+def test_beside_windows_times_do_not_hang_on_other_lengths_and_tables_stay_below() -> None:
+    """A micro-batch takes the same whatever other lengths there are, although the last tiles of longer sequences
+    may take less; contents are never above it."""
+    steps, random, checked = workload(), np.random.default_rng(4), 0
+    found = Pool.of(grain_problem(windowed(), GRAIN), Load(steps.lengths, steps.counts, GRAIN))
+    (once, *_) = (
+        sequence_cores(found.problem, kind, one.candidate.layout, steps.lengths).once_s
+        for one in found.members
+        if one.candidate.layout.cp == 4
+        for kind in found.problem.model.kinds[1:]
+    )
+    assert (np.diff(once) < 0).any()
+    for member, one in enumerate(found.members):
+        rows = random_micro_batches(found, one.alone_grains, random, 6)
+        if not len(rows):
+            continue
+        family = Family(found, (member,))
+        times = micro_batch_times(found.problem, one.candidate, found.load.lengths, rows)
+        for row, whole_ns in zip(rows, (times.forward + times.backward)[0], strict=True):
+            held = row > 0
+            alone = micro_batch_times(found.problem, one.candidate, found.load.lengths[held], row[None, held])
+            assert alone.forward[0, 0] + alone.backward[0, 0] == whole_ns
+        contents = Contents.of(family, member, one.candidate.layout.cp, np.inf)
+        assert (contents.costs(rows) / contents.share <= (times.forward + times.backward)[0]).all()
+        checked += 1
+    assert checked > 5
+
+
+def test_a_step_beside_windows_is_proved() -> None:
+    """Its bound, whichever way it comes from, is not above it, and the dispatcher agrees."""
+    problem, steps = windowed(), workload()
+    result = solve_lengths(problem, steps, GRAIN, 2, 0.02, 10.0, "highs", side_by_side=False, workers=1)
+    assert result.lower_bound_s <= result.step_time_s
+    assert result.status == "optimal"
+    batch = TurnDispatcher(problem, result).dispatch(np.repeat(steps.lengths, steps.counts))
+    assert result.lower_bound_s <= batch.step_time_s
+    assert batch.lower_bound_s <= result.step_time_s
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -154,5 +206,7 @@ def test_bad_buckets_and_masks_are_refused() -> None:
     windows = small_problem().model_copy(update={"model": load_model("gpt-oss-120b")})
     with pytest.raises(InvalidInputError, match="window"):
         check_rules(windows, FULL, False)
+    with pytest.raises(InvalidInputError, match="'Full'"):
+        check_rules(small_problem(), SequenceRules(mask="Full"), False)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="Baselines"):
         check_rules(small_problem(), SequenceRules(padded=True), True)

@@ -175,12 +175,29 @@ def test_bad_steps_are_refused() -> None:
         solve_lengths(problem, many, GRAIN)
     with pytest.raises(InvalidInputError, match="multiples"):
         solve_lengths(problem, workload_of([100]), GRAIN)
+    for counts in ([1, 0], [1, -1], [1]):
+        with pytest.raises(InvalidInputError, match="one of every length"):
+            solve_lengths(problem, Workload(np.array([128, 256]), np.array(counts)), GRAIN)
+    numbers: list[tuple[dict[str, Any], str]] = [
+        ({"max_strategies": 0}, "max_strategies"),
+        ({"max_strategies": 2.5}, "max_strategies"),
+        ({"gap": float("nan")}, "gap is nan"),
+        ({"gap": -1.0}, "gap is -1"),
+        ({"time_limit_s": -1.0}, "time limit"),
+        ({"backend": "gurobi"}, "backend is 'gurobi'"),
+    ]
+    for given, said in numbers:
+        with pytest.raises(InvalidInputError, match=said):
+            solve_lengths(problem, workload(), GRAIN, **given)
     unfused = small_problem(attention_kernel="unfused")
     with pytest.raises(InvalidInputError, match="flash"):
         solve_lengths(unfused, workload(), GRAIN)
     fixed = small_problem(space={"zero_stage": (3,)})
     with pytest.raises(InvalidInputError, match="zero_stage"):
         solve_lengths(fixed, workload(), GRAIN)
+    for name in ("offload_weights", "offload_activations", "offload_optimizer"):
+        with pytest.raises(InvalidInputError, match=name):
+            solve_lengths(small_problem(space={name: (True,)}), workload(), GRAIN)
 
 
 def test_no_set_is_shorter_than_what_is_known_of_it() -> None:

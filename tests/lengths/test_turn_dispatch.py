@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milpplan import LengthsResult, Problem, solve_lengths
+from milpplan import LengthsResult, Problem, load_model, solve_lengths
 from milpplan.errors import InvalidInputError
 from milpplan.groups.dispatcher import Dispatcher
 from milpplan.groups.document import DispatchFile, plan_file, read_plan
 from milpplan.groups.hetu import as_buckets, exported
 from milpplan.groups.workload import workload_of
+from milpplan.lengths.candidates import candidates, grain_problem
+from milpplan.lengths.hotspa import check_model
 from milpplan.lengths.records import SequenceRules
 from milpplan.lengths.turn_dispatch import TurnDispatch, TurnDispatcher
 from tests.lengths.cases import GRAIN, workload
@@ -116,6 +118,30 @@ def test_the_plan_is_a_document_that_dispatches(pp: int, tmp_path: Path) -> None
     assert Dispatcher(plan).dispatch(aligned).time_ns == Dispatcher(found.plan).dispatch(aligned).time_ns
     with pytest.raises(InvalidInputError, match="no time for 100 tokens"):
         Dispatcher(plan).dispatch([100])
+
+
+def test_no_two_strategies_have_one_name() -> None:
+    """In a space of several values of a switch, too, a result's strategies are found again."""
+    problem = small_problem(memory_gib=40, space={"pp": (1,), "gather_again": (False, True)})
+    result = solve_lengths(problem, workload(), GRAIN, 2, 0.05, 5.0, "highs", side_by_side=False, workers=1)
+    names = [one.name for one in candidates(grain_problem(problem, GRAIN))]
+    assert len(set(names)) == len(names)
+    found = TurnDispatcher(problem, result)
+    assert set(found.names) == {*result.order, result.home}
+    batch = found.dispatch(np.repeat(workload().lengths, workload().counts))
+    assert result.lower_bound_s <= batch.step_time_s
+
+
+def test_models_that_are_not_like_llama_are_not_exported() -> None:
+    """Experts, learned positions and windows are nothing that HotSPa's runtime builds."""
+    check_model(load_model("llama2-7b"))
+    for name, said in (
+        ("mixtral-8x7b", "routed experts"),
+        ("gpt3-175b", "learned positions"),
+        ("mistral-7b", "windows"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            check_model(load_model(name))
 
 
 def test_what_it_cannot_dispatch_is_refused() -> None:
