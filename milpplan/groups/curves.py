@@ -150,7 +150,10 @@ class Curve:
 
     def most_within(self, time_ns: float) -> float:
         """The most work of a replica within a time; 0 if none."""
-        least = ((time_ns - self.constant) / self.slope).min(axis=1)
+        left = time_ns - self.constant
+        # A cut without a slope allows all work, or none.
+        alone = np.where(left >= 0.0, np.inf, -np.inf)
+        least = np.divide(left, self.slope, out=alone, where=self.slope > 0.0).min(axis=1)
         return max(0.0, float(np.minimum(least, self.most).max()))
 
     def time_at(self, work: float) -> float:

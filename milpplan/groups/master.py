@@ -106,7 +106,9 @@ def master_program(
     """
     builder = ProgramBuilder(f"groups {'+'.join(problem.strategies[s].name for s in used)}")
     kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
-    prices = GroupPrices.add(builder, problem, used, kinds, unit_ns)
+    rows = [row for of in (floors or {}).values() for row in of]
+    highest_ns = max((_highest(shares, problem.counts) + constant for shares, constant in rows), default=0.0)
+    prices = GroupPrices.add(builder, problem, used, kinds, unit_ns, highest_ns)
     columns = [_add_columns(builder, kind, prices.times[kind.strategy]) for kind in kinds]
     every_sequence_runs(builder, problem, columns)
     # Beside pipelines their slots prove next to nothing, and cost time.
@@ -132,6 +134,11 @@ def master_program(
     prices.minimize(builder)
     table = np.array([one.sequences for one in columns], np.int64)
     return Master(builder.build(), kinds, table, unit_ns)
+
+
+def _highest(shares: FloatArray, counts: Int64Array) -> float:
+    """The most that a row says of any sequences that fit."""
+    return float(np.where(np.isfinite(shares), np.maximum(0.0, shares), 0.0) @ counts)
 
 
 def _add_columns(builder: ProgramBuilder, kind: Kind, time: int) -> _Columns:

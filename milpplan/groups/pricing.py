@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,11 +26,13 @@ class GroupPrices:
         used: tuple[int, ...],
         kinds: Sequence[Kind],
         unit_ns: int,
+        highest_ns: float = 0.0,
     ) -> GroupPrices:
-        """Add Z_s, y_t and the rows ``one_tour``."""
+        """Add Z_s, y_t and the rows ``one_tour``. ``highest_ns``: what is known of groups from elsewhere may be
+        above all that the strategies' tables allow, which are below the true times."""
         prices = tour_prices(problem, used)
         longest = max((hidden for price in prices for hidden in price.hidden_ns), default=0)
-        most = -(-max(longest, *(serial_ns(kind) for kind in kinds)) // unit_ns) + 1
+        most = -(-max(longest, math.ceil(highest_ns), *(serial_ns(kind) for kind in kinds)) // unit_ns) + 1
         names = [problem.strategies[s].name for s in used]
         times = {
             s: builder.add_variable(f"Z[{name}]", 0, most, False) for s, name in zip(used, names, strict=True)

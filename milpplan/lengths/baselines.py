@@ -187,8 +187,7 @@ class _Buckets:
         return BaselineStep(self.name, names, total / NS_PER_S, "")
 
     def _strategy(self, member: int) -> Strategy:
-        one = self.pool.strategy(member, beside=True)
-        return Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
+        return self.pool.rampless(member, beside=True)
 
     def _group(self, member: int, chosen: Sequence[int]) -> Packed:
         """The group of a strategy: its buckets, the longest first."""

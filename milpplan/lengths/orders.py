@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from milpplan.costs.columns import IntArray
 from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.strategies import Strategy, SwitchTimes
+from milpplan.groups.strategies import SwitchTimes
 from milpplan.groups.tours import best_tour, least_overhead_ns
 from milpplan.lengths.pool import Packed, Pool
 from milpplan.lengths.steps import Step
@@ -22,11 +22,11 @@ class Orders:
     switches: Switches
 
     def problem(self, members: list[int], times: SwitchTimes) -> GroupedProblem:
-        """That of ``groups`` for some strategies, all of which may take turns."""
+        """That of ``groups`` for some strategies, all of which may take turns, with their true reductions."""
         return GroupedProblem(
             self.pool.load.lengths,
             self.pool.load.counts,
-            tuple(self.pool.strategy(member, beside=True) for member in members),
+            tuple(self.pool.rampless(member, beside=True) for member in members),
             times,
             max_strategies=len(members),
             finish_ns=tuple(self.pool.finish_ns(member) for member in members),
@@ -34,14 +34,16 @@ class Orders:
 
     def least_ns(self, members: list[int], times: SwitchTimes) -> int:
         """What the cheapest order of all of them adds to their reductions and the least finish, ns."""
-        whole_ns = least_overhead_ns(self._exact(members, times), tuple(range(len(members))))
+        whole_ns = least_overhead_ns(self.problem(members, times), tuple(range(len(members))))
         return whole_ns - self.pool.once_ns(members)
 
     def best(self, members: list[int], packed: Mapping[int, Packed]) -> Step:
-        """Groups in their best order; the home may be any of the members."""
-        times = {members.index(member): one.time_ns for member, one in packed.items()}
-        tour = best_tour(self._exact(members, self.switches.times(members)), tuple(sorted(times)), times)
-        return Step(members[tour.home], tuple(members[one] for one in tour.order), dict(packed), tour.time_ns)
+        """Groups in their best order; the home is one of the ``members`` that runs something: sets are bounded
+        with all of their members at work."""
+        running = [member for member in members if member in packed]
+        times = {place: packed[member].time_ns for place, member in enumerate(running)}
+        tour = best_tour(self.problem(running, self.switches.times(running)), tuple(times), times)
+        return Step(running[tour.home], tuple(running[one] for one in tour.order), dict(packed), tour.time_ns)
 
     def arranged(
         self, members: list[int], counts: Mapping[int, IntArray], deadline: float = float("inf")
@@ -55,12 +57,3 @@ class Orders:
                 return None
             packed[member] = found
         return self.best(members, packed)
-
-    def _exact(self, members: list[int], times: SwitchTimes) -> GroupedProblem:
-        """The problem with the true reductions; tables of pipelines may have ramps in theirs."""
-        problem = self.problem(members, times)
-        strategies = tuple(
-            Strategy(one.name, one.pipelines, self.pool.reduce_ns(member))
-            for one, member in zip(problem.strategies, members, strict=True)
-        )
-        return replace(problem, strategies=strategies)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -135,6 +135,12 @@ class Pool:
         if key not in self.known:
             self.known[key] = strategy_of(self.tables[member], self.members[member], key[1])
         return self.known[key]
+
+    def rampless(self, member: int, *, beside: bool) -> Strategy:
+        """The same with its true reduction: tables of pipelines may count the passage of the first and the last
+        micro-batch with it, as other bounds of the group do, too, and as no order of the step hides it."""
+        one = self.strategy(member, beside=beside)
+        return replace(one, reduce_ns=self.reduce_ns(member))
 
     def bounds(self, member: int, *, beside: bool) -> WorkBounds:
         """Linear bounds of the time of whatever the strategy holds."""

@@ -163,7 +163,8 @@ class SetBounds:
         for place in used:
             member, first = self.members[place], self.first_forced(used, place)
             is_one = pool.members[member].candidate.layout.dp == 1 and pool.num_stages(member) > 1
-            if not is_one or first == len(pool.load.lengths):
+            # Where all is held for sure others hold nothing, and take nothing off it.
+            if not is_one or not 0 < first < len(pool.load.lengths):
                 continue
             held = np.where(np.arange(len(pool.load.lengths)) < first, pool.load.counts, 0).astype(np.float64)
             worths = np.min([self._worths(other, held) for other in used if other != place], axis=0)
@@ -190,7 +191,8 @@ class SetBounds:
         known = self.parts.near(place, held)
         fits = np.isfinite(known.shares[0])
         parts = known.shares[:, fits] @ held[fits]
-        best = int((parts + known.constants).argmax())
+        # One that every sequence adds to: a constant alone cannot be shared out.
+        best = int(np.where(parts > 0.0, parts + known.constants, -np.inf).argmax())
         return np.asarray(known.shares[best] * (1.0 + known.constants[best] / parts[best]))
 
     def lead(

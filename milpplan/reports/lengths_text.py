@@ -91,8 +91,6 @@ def _verdict(result: LengthsResult) -> str:
         return f"Unlike replicas gain {saved}"
     if result.is_side_by_side:
         return f"Degrees side by side gain {saved}"
-    if result.home not in result.order:
-        return f"Optimizer states under {result.home}, where no group runs, gain {saved}"
     return f"Switching gains {saved}" if len(result.groups) > 1 else "Nothing found is shorter than one strategy"
 
 

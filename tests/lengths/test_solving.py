@@ -6,15 +6,12 @@ import pickle
 import pkgutil
 import time
 from collections import Counter
-from dataclasses import replace
 from functools import cache
-from io import StringIO
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.workload import Workload, workload_of
@@ -23,7 +20,6 @@ from milpplan.lengths.sequences import MAX_SEQUENCES
 from milpplan.lengths.several import Several
 from milpplan.lengths.solving import solve_lengths
 from milpplan.lengths.steps import Step
-from milpplan.reports.lengths_text import lengths_tables
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 
@@ -149,16 +145,6 @@ def test_results_are_plain_data() -> None:
     assert {"groups", "order", "switches", "static", "speedup", "gap", "lower_bound_s"} <= set(document)
     assert {"strategy", "buckets", "micro_batches", "time_s"} <= set(document["groups"][0])
     assert set(document["static"]) >= {"step_time_s", "lower_bound_s"}
-
-
-def test_text_says_where_the_optimizer_lives() -> None:
-    """One group alone may be shorter with its optimizer states under another strategy: that is no single one."""
-    result = solved()
-    elsewhere = replace(result, groups=result.groups[:1], home="tp16", side_by_side=None)
-    text = Console(file=StringIO(), width=200)
-    text.print(lengths_tables(elsewhere))
-    assert isinstance(text.file, StringIO)
-    assert "Optimizer states under tp16, where no group runs, gain" in text.file.getvalue()
 
 
 def test_bad_steps_are_refused() -> None:
