@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 
+from milpplan.costs.columns import IntArray
 from milpplan.lengths.baselines import bucketed_step
 from milpplan.lengths.pool import Care, Packed, Pool
 from milpplan.lengths.shaping import shaped
@@ -147,6 +148,14 @@ class StaticPackings:
             self._begin(member, starts.pop(0))
         self.starts[member] = starts
         return bool(near)
+
+    def offer(self, member: int, replicas: tuple[IntArray, ...]) -> None:
+        """A packing of a strategy that was found otherwise, if it is shorter."""
+        packed = self.pool.timed(member, replicas, self._grains(member))
+        if member not in self.packed:
+            self.packed[member] = packed
+            self._take(member)
+        self._begin(member, packed)
 
     def _begin(self, member: int, packed: Packed) -> None:
         """Another packing of a strategy, if it is shorter."""

@@ -26,6 +26,7 @@ from milpplan.lengths.static_packings import HOPELESS, MOST_TIMES, StaticPacking
 from milpplan.lengths.steps import GAP_SHARE, Step, enough_ns
 from milpplan.lengths.switches import NEVER_NS
 from milpplan.lengths.team_prices import alone_ns
+from milpplan.lengths.whole_replicas import WholeReplicas
 from milpplan.lengths.work import DEEP, Loads
 
 # The least time of integer programs.
@@ -35,6 +36,8 @@ _RISE = 0.02
 # Ways to know more of a pipeline, how many are packed early, and for how long configuration programs of one are
 # looked at together.
 _WAYS, _FIRST_PACKED, _SLICE_S = 7, 3, 0.5
+# For a replica as an integer program at a time.
+_CLOSE_S = 4.0
 # And beside another process.
 _BESIDE_S = 1.0
 
@@ -47,12 +50,13 @@ class Statics:
 
         ``gap`` of the answer; the ``deadline`` is one of ``perf_counter``.
         """
-        self.pool, self.gap, self.backend = pool, gap, backend
+        self.pool, self.gap, self.backend, self.deadline = pool, gap, backend, deadline
         self.known = StaticPackings(pool)
         members = range(len(pool.members))
         self.least: dict[int, float] = {member: pool.least_ns(member, beside=False) for member in members}
         self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.filled: dict[int, Filled] = {}
+        self.whole: dict[int, WholeReplicas | None] = {}
         self.led: dict[int, Leaders] = {}
         # What replicas take with larger micro-batches than a strategy holds under one that recomputes more.
         self.larger: dict[tuple[int, int], tuple[Box, ...]] = {}
@@ -143,7 +147,7 @@ class Statics:
     def prove(self, deadline: float) -> bool:
         """A slice of time for a pipeline that is proved here, while another process proves the others: the one
         with the next to least bound is taken where there is none; whether there is any."""
-        pool, end = self.pool, min(deadline, time.perf_counter() + _BESIDE_S)
+        self.deadline, pool, end = deadline, self.pool, min(deadline, time.perf_counter() + _BESIDE_S)
         open_ = [one for one in self._open if pool.num_stages(one) > 1 and one not in self.ended]
         if self.taken.isdisjoint(open_):
             self.taken.update(open_[1:2])
@@ -161,7 +165,7 @@ class Statics:
         Raises:
             InfeasibleError: no strategy was packed.
         """
-        pause, self.eager = min(pause, deadline), eager
+        pause, self.eager, self.deadline = min(pause, deadline), eager, deadline
         self._pipelines(below_ns, pause)
         best, number = self.best, len(self.least)
         if best is None:
@@ -204,6 +208,8 @@ class Statics:
                 break
             if not np.isfinite(self.least[member]) or left[member] == _WAYS:
                 del left[member]
+                continue
+            if left[member] > 1 and self._close(member, self._enough_ns(below_ns)):
                 continue
             if left[member] in (5, 6) and not self.packs:
                 break
@@ -254,9 +260,11 @@ class Statics:
     def _fill_one(self, member: int, enough_ns: float, deadline: float) -> bool:
         """A slice of time for one; False where there is nothing more."""
         pool = self.pool
+        once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
+        if self._close(member, enough_ns):
+            return True
         if member not in self.filled:
             self.filled[member] = Filled(pool.lengthened(member, np.inf), pool.contents(member))
-        once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
         # What leaves most for a time not much longer than what is proved is what the bound rests on.
         known_ns = max(pool.alone(member).highest, self.least[member] - once_ns)
         enough = min(enough_ns - once_ns, known_ns * (1.0 + _RISE))
@@ -267,6 +275,25 @@ class Statics:
         pool.know(member, one.loads)
         self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
         self._share(member, enough_ns - once_ns)
+        return True
+
+    def _close(self, member: int, enough_ns: float) -> bool:
+        """A slice of time for a pipeline whose micro-batches can be few things: no replica is done in time for a
+        step that is short enough, or one is found; False where there is nothing more."""
+        once_ns = self.pool.reduce_ns(member) + self.pool.finish_ns(member)
+        if member not in self.whole:
+            self.whole[member] = WholeReplicas.of(self.pool, member)
+        one = self.whole[member]
+        if one is None or not np.isfinite(enough_ns):
+            return False
+        time_ns = one.asked(enough_ns - once_ns)
+        if time_ns + once_ns <= self.least[member] or one.done(time_ns):
+            return False
+        found = one.run(time_ns, self.backend, time.perf_counter() + _CLOSE_S, self.deadline)
+        if found is not None:
+            self.known.offer(member, found)
+        if not one.within(time_ns):
+            self.least[member] = max(self.least[member], time_ns + once_ns)
         return True
 
     def _lead(self, member: int, time_ns: float, deadline: float) -> bool:

@@ -33,7 +33,6 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import SolverError
-from milpplan.lengths.candidates import Candidate
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import StageTimes, micro_batch_times, pipeline_ns
 from milpplan.optimize.backends import AUTO, backend
@@ -41,11 +40,13 @@ from milpplan.optimize.program import Program, ProgramBuilder
 from milpplan.optimize.solution import Limits
 
 # Contents of a micro-batch at most in a program, of which more are never listed; micro-batches of a replica.
-_CONTENTS, _LISTED, MOST = 48, 20_000, 40
+_CONTENTS, _LISTED, MOST = 48, 20_000, 32
 # Parts of the time that durations are multiples of.
 _PARTS = 20_000
 # A number of micro-batches that took so long is not looked at again.
 _LONG_S = 8.0
+# How much less is asked for where a replica is found that is no packing of all.
+_LESS = 0.996
 # What sums of floats may add.
 _SAFETY = 1.0 - 1e-9
 
@@ -68,9 +69,9 @@ class WholeReplicas:
     @staticmethod
     def of(pool: Pool, member: int) -> WholeReplicas | None:
         """That of a pipeline, or None where its micro-batches can be too many things."""
-        load, grains = pool.load, pool.grains(member, beside=False)
-        rows = _contents(load.lengths // load.grain, load.counts, grains)
-        if rows is None or pool.num_stages(member) == 1:
+        load, room = pool.load, pool.grains(member, beside=False)
+        rows = None if pool.num_stages(member) == 1 else _contents(load.lengths // load.grain, load.counts, room)
+        if rows is None or len(np.unique(rows @ load.lengths)) > _CONTENTS:
             return None
         prices = _prices(pool)
         worths, candidate = rows @ prices, pool.members[member].candidate
@@ -78,7 +79,7 @@ class WholeReplicas:
         if len(rows) > _CONTENTS:
             rows, times, worths = _by_grains(rows @ load.lengths // load.grain, rows, times, worths)
         share = -(-int(load.counts @ prices) // candidate.layout.dp)
-        return None if len(rows) > _CONTENTS else WholeReplicas(pool, member, rows, times, worths, share)
+        return WholeReplicas(pool, member, rows, times, worths, share)
 
     def within(self, time_ns: float) -> list[int]:
         """Numbers of micro-batches of which a replica may be done within a time, the likeliest first; one above
@@ -87,25 +88,48 @@ class WholeReplicas:
         open_ = [number for number, ns in enumerate(least, 1) if ns <= time_ns > self.proved_ns.get(number, 0.0)]
         return sorted(open_, key=lambda number: least[number - 1])
 
-    def run(self, time_ns: float, backend_name: str, pause: float, deadline: float) -> IntArray | None:
-        """Close numbers of micro-batches, or find a replica of one that is done within the time: what it holds,
-        [v, n]. After the ``pause`` none is begun, at the ``deadline`` (both of ``perf_counter``) all ends."""
+    def asked(self, time_ns: float) -> float:
+        """For what time there may be a proof, ns: of several lengths a replica that is done sooner is no packing
+        of all, so a little less than what such a one takes."""
+        found = [known for known in self.known_ns.values() if known]
+        return time_ns if self._equal else min([time_ns, *(_LESS * one for one in found)])
+
+    def run(self, time_ns: float, backend_name: str, pause: float, deadline: float) -> tuple[IntArray, ...] | None:
+        """Close numbers of micro-batches, or find a replica of one that is done within the time: the packing of
+        all that it is where sequences are equal, [v, 1] each. After the ``pause`` none is begun, at the
+        ``deadline`` (both of ``perf_counter``) all ends."""
         for number in self.within(time_ns):
             left_s = deadline - time.perf_counter()
-            if left_s <= 0.0 or time.perf_counter() > pause:
+            if self.done(time_ns) or left_s <= 0.0 or time.perf_counter() > pause:
                 break
-            if not self._looked_at(number, time_ns):
+            if self.known_ns.get(number, np.inf) > time_ns:
                 found = self._replica(number, time_ns, backend_name, left_s)
-                if found is not None:
-                    return found
+                if found is not None and self._equal:
+                    return self._dealt_alike(found)
         return None
 
     def done(self, time_ns: float) -> bool:
-        """Whether nothing more comes to be known of replicas done within a time."""
-        return all(self._looked_at(number, time_ns) for number in self.within(time_ns))
+        """Whether nothing more comes to be known of replicas done within a time: of all numbers that are open one
+        is, or one cannot be closed."""
+        open_ = self.within(time_ns)
+        known = [0.0 if number > MOST else self.known_ns.get(number, np.inf) for number in open_]
+        return all(ns <= time_ns for ns in known) or 0.0 in known
 
-    def _looked_at(self, number: int, time_ns: float) -> bool:
-        return number > MOST or self.known_ns.get(number, np.inf) <= time_ns
+    @property
+    def _equal(self) -> bool:
+        return len(self.pool.load.lengths) == 1
+
+    def _dealt_alike(self, found: IntArray) -> tuple[IntArray, ...]:
+        """All sequences on replicas like the one that was found [v, 1]: the largest micro-batches have one less
+        where a replica holds fewer."""
+        number, replicas = int(self.pool.load.counts[0]), self.pool.members[self.member].candidate.layout.dp
+        dealt = []
+        for replica in range(replicas):
+            held = found.copy()
+            for _ in range(int(found.sum()) - number // replicas - (replica < number % replicas)):
+                held[held.argmax()] -= 1
+            dealt.append(held[held[:, 0] > 0])
+        return tuple(dealt)
 
     def _replica(self, number: int, time_ns: float, backend_name: str, left_s: float) -> IntArray | None:
         name, seconds = "cpsat" if backend_name == AUTO else backend_name, min(_LONG_S, left_s)
@@ -249,16 +273,3 @@ def _slopes(times: FloatArray, worths: FloatArray) -> FloatArray:
         between = (times[:, None] - times[None]) / (worths[:, None] - worths[None])
     found = np.append(between[np.isfinite(between) & (between > 0)], times / np.maximum(1.0, worths))
     return np.unique(found)
-
-
-def dealt_alike(found: IntArray, counts: IntArray, candidate: Candidate) -> tuple[IntArray, ...]:
-    """Equal sequences, ``counts`` [1] of them, on replicas like the one that was ``found`` [v, 1]: the largest
-    micro-batches have one less where a replica holds fewer."""
-    number, least = int(counts[0]), int(counts[0]) // candidate.layout.dp
-    replicas = []
-    for replica in range(candidate.layout.dp):
-        held = found.copy()
-        for _ in range(int(found.sum()) - least - (replica < number % candidate.layout.dp)):
-            held[held.argmax()] -= 1
-        replicas.append(held[held[:, 0] > 0])
-    return tuple(replicas)

@@ -1,0 +1,96 @@
+"""One replica of few lengths as an integer program: closed just where no replica is done in time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from milpplan.groups.workload import workload_of
+from milpplan.lengths.pool import Pool
+from milpplan.lengths.solving import solve_lengths
+from milpplan.lengths.whole_replicas import MOST, WholeReplicas
+from tests.lengths.all_turns import AllTurns
+from tests.lengths.cases import GRAIN, pool_of
+from tests.small import small_model, small_problem
+
+
+def pipelines(lengths: list[int], num_layers: int = 8) -> tuple[Pool, list[int]]:
+    """A pool of up to four stages, and its pipelines."""
+    problem = small_problem(num_gpus=4, memory_gib=60, space={"cp": (1,)})
+    found = pool_of(problem.model_copy(update={"model": small_model(num_layers)}), workload_of(lengths, GRAIN))
+    return found, [one for one in range(len(found.members)) if found.num_stages(one) > 1]
+
+
+def closed(one: WholeReplicas, time_ns: float, backend: str) -> bool:
+    """Whether no replica is done within a time, as far as the programs say."""
+    end = time.perf_counter() + 60.0
+    while not one.done(time_ns):
+        one.run(time_ns, backend, end, end)
+    return not one.within(time_ns)
+
+
+@pytest.mark.parametrize("backend", ["cpsat", "highs"])
+@pytest.mark.parametrize("lengths", [[2_048] * 6, [1_280] * 5])
+def test_equal_sequences_are_proved_to_a_thousandth(lengths: list[int], backend: str) -> None:
+    """The best packing of all on every pipeline: a little less time is closed, a little more is not, and what is
+    found then is a packing of all sequences in that time."""
+    found, members = pipelines(lengths)
+    turns, checked = AllTurns(found), 0
+    for member in members[:: 1 if backend == "cpsat" else 3]:
+        grains = found.grains(member, beside=False)
+        layout = found.members[member].candidate.layout
+        best_ns = turns.group(member, grains, tuple(found.load.counts.tolist()), layout.dp)
+        one = WholeReplicas.of(found, member)
+        assert one is not None
+        assert closed(one, best_ns * 0.999, backend)
+        assert one.within(best_ns * 1.001)
+        end = time.perf_counter() + 60.0
+        replicas = one.run(best_ns * 1.001, backend, end, end)
+        assert replicas is not None
+        assert sum(int(held.sum()) for held in replicas) == len(lengths)
+        assert best_ns <= found.timed(member, replicas, grains).time_ns <= best_ns * 1.002
+        checked += 1
+    assert checked > (2 if backend == "cpsat" else 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_packing_of_few_lengths_is_below_what_is_closed(seed: int) -> None:
+    """Two and three lengths, contents all of them or one of every number of grains: what is closed is below the
+    best packing of all, and something is."""
+    random = np.random.default_rng(seed)
+    lengths = random.choice([640, 1_280, 2_560, 5_120], 2 + seed % 2, replace=False)
+    found, members = pipelines(random.choice(lengths, 5).tolist())
+    turns, shares = AllTurns(found), []
+    for member in members[:6]:
+        grains, dp = found.grains(member, beside=False), found.members[member].candidate.layout.dp
+        best_ns = turns.group(member, grains, tuple(found.load.counts.tolist()), dp)
+        one = WholeReplicas.of(found, member)
+        assert one is not None
+        proved = [share for share in (0.5, 0.8, 0.9, 0.95, 1.001) if closed(one, best_ns * share, "cpsat")]
+        assert 1.001 not in proved
+        shares.append(max(proved, default=0.0))
+    assert max(shares) >= 0.8, shares
+
+
+def test_what_can_be_too_many_things_is_left_out() -> None:
+    """Many lengths, one stage, and more micro-batches than programs are made for."""
+    found, members = pipelines((np.arange(1, 40) * 128).tolist())
+    assert all(WholeReplicas.of(found, member) is None for member in members)
+    found, members = pipelines([2_048] * 6)
+    flat = next(one for one in range(len(found.members)) if found.num_stages(one) == 1)
+    assert WholeReplicas.of(found, flat) is None
+    one = WholeReplicas.of(found, members[0])
+    assert one is not None
+    assert MOST + 1 in one.within(1e15)
+    end = time.perf_counter()
+    assert one.run(1e15, "cpsat", end, end) is None
+
+
+def test_a_step_of_equal_sequences_on_pipelines_is_proved() -> None:
+    """Sixteen equal sequences on four stages: other bounds leave 4 %."""
+    problem = small_problem(num_gpus=4, memory_gib=60, space={"pp": (4,)})
+    problem = problem.model_copy(update={"model": small_model(8)})
+    result = solve_lengths(problem, workload_of([2_048] * 16, GRAIN), GRAIN, 1, 0.002, 30.0, workers=1)
+    assert result.status == "optimal"
