@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+IN_THE_REPOSITORY = re.compile(r"\[([^\]]+)\]\(\.\./(?:milpplan|tests|benchmarks|examples)/[^)]+\)")
+"""Links to files that the site does not have: their text is enough."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -14,7 +17,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown + commands()
     if page.file.src_uri == "hardware.md":
         return markdown + (ROOT / "hardware" / "README.md").read_text(encoding="utf-8").partition("\n")[2]
-    return markdown
+    return IN_THE_REPOSITORY.sub(r"\1", markdown)
 
 
 def commands() -> str:

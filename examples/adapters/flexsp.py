@@ -30,7 +30,8 @@ import numpy as np
 from milpplan.errors import InfeasibleError
 from milpplan.groups.cuts import KindCuts
 from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.search import GroupedResult, ranked_sets, solve_groups
+from milpplan.groups.result import GroupedResult
+from milpplan.groups.search import ranked_sets, solve_groups
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
 from milpplan.groups.workload import workload_of
 

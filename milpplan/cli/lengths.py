@@ -223,9 +223,11 @@ def _check_hetu(options: LengthOptions, problem: Problem) -> None:
 def _write_hetu(problem: Problem, result: LengthsResult, folder: Path) -> None:
     """The files of HotSPa's runtime, and what they do not say."""
     step = hotspa_step(problem, result)
-    for name, text in step.launch.files.items():
-        place = folder / name
+    places = {folder / name: text for name, text in step.launch.files.items()}
+    for place in places:
         make_directory(place.parent, "--hetu")
+        check_writable(place)
+    for place, text in places.items():
         write_whole(place, text)
         say(f"Written to {place}.")
     for note in step.notes:

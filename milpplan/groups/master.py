@@ -235,7 +235,9 @@ def work_fills_replicas(builder: ProgramBuilder, one: _Columns, unit_ns: int) ->
 
 def tokens_need_micro_batches(builder: ProgramBuilder, one: _Columns) -> None:
     """Capacity, at most one above half, at most two above a third."""
-    kind, capacity = one.kind, one.kind.pipeline.micro_batch_tokens
+    kind = one.kind
+    # A micro-batch holds no more than all: larger numbers are nothing but trouble for solvers.
+    capacity = min(kind.pipeline.micro_batch_tokens, int(kind.counts @ kind.lengths))
     name, used = kind.pipeline.name, one.used()
     columns = [column for _, column in used]
     tokens = [int(kind.lengths[k]) for k, _ in used]

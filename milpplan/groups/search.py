@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,14 +36,15 @@ from milpplan.groups.master import DEFAULT_FRACTIONS, Floors, master_program
 from milpplan.groups.pair_exchange import exchanged
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
+from milpplan.groups.result import NO_PLAN_NS, GroupedResult, held_by_some
 from milpplan.groups.sets import Proof, SetRecord, ranked_sets
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import least_overhead_ns, tour_prices
 from milpplan.groups.waiting import Waits
-from milpplan.optimize.backends import backend
+from milpplan.optimize.backends import AUTO, backend
 from milpplan.optimize.program import MINUS_INFINITY, Program, Rows
 from milpplan.optimize.relaxation import Relaxation
-from milpplan.optimize.solution import Backend, Limits
+from milpplan.optimize.solution import Backend, Limits, Solution
 
 # One master may take this share of the time that is left.
 _SHARE = 0.34
@@ -71,25 +71,6 @@ _START_SEQUENCES = 96
 _START_ROUNDS = 1_000
 
 
-@dataclass(frozen=True, eq=False)
-class GroupedResult:
-    """The best plan found, the proved bound, and what is known about every set of strategies."""
-
-    plan: GroupedPlan
-    bound_ns: int
-    sets: tuple[SetRecord, ...]
-    cpu_time_s: float
-
-    def num_open(self, relative_gap: float = 0.0) -> int:
-        """Sets that may still hold a plan shorter by more than ``relative_gap``."""
-        return sum(record.bound_ns < self.plan.time_ns * (1.0 - relative_gap) for record in self.sets)
-
-    @property
-    def gap(self) -> float:
-        """(time - bound) / time."""
-        return (self.plan.time_ns - self.bound_ns) / self.plan.time_ns
-
-
 def solve_groups(
     problem: GroupedProblem,
     backend_name: str = "auto",
@@ -98,15 +79,18 @@ def solve_groups(
     *,
     waits: bool = True,
 ) -> GroupedResult:
-    """Solve to ``relative_gap`` or until ``time_limit_s`` of wall clock (soft); without ``waits`` leave out that
-    proof, for sets of several strategies, which it does not help.
+    """Solve to ``relative_gap``, until nothing more is to be had, or until ``time_limit_s`` of wall clock (soft):
+    every set of strategies is looked at once, so a gap may stay open before the time is over. Without ``waits``
+    leave out that proof, for sets of several strategies, which it does not help. Programs that a backend refuses
+    (CP-SAT is trusted with moderate rows only) go to HiGHS, or CBC.
 
-    Raises ``InvalidInputError`` where there are more sets of strategies than can be listed, and ``SolverError``
-    where no plan was found in time.
+    Raises ``InvalidInputError`` where there are more sets of strategies than can be listed, ``InfeasibleError``
+    where no set holds the sequences within memory, and ``SolverError`` where no plan was found in time.
     """
     search = _Search(problem, backend(backend_name), relative_gap, time_limit_s)
     search.run(waits)
     if search.best is None:
+        held_by_some(problem, search.sets)
         raise SolverError(
             f"No plan was packed within {time_limit_s} s.",
             "At least one set of strategies that holds every sequence was tried.",
@@ -315,7 +299,7 @@ class _Search:
             }
             master = master_program(self.problem, record.used, self.cuts, unit_ns, waits=rooms)
             limits = Limits(time_limit_s=1.0, relative_gap=self.relative_gap / 64)
-            values = self.solver.solve(master.program, limits).values
+            values = self._answer(master.program, limits).values
             if values is None or time.perf_counter() >= self.deadline:
                 return
             decided = master.loads(np.rint(values.astype(np.float64)).astype(np.int64))
@@ -334,12 +318,12 @@ class _Search:
         # Nothing is gained from plans between the target and the best, and their absence is hard to prove.
         most_ns = math.ceil(self.target_ns()) if by == "exact" and self.best is not None else None
         below = self._below_best(program, unit_ns, most_ns)
-        solution = self.solver.solve(below, limits)
+        solution = self._answer(below, limits)
         if solution.status == "infeasible" and self.solver.name in _WITNESS:
             solution = backend(_WITNESS[self.solver.name]).solve(below, limits)
         if solution.status == "infeasible":
             # Nothing below the best plan; without one, the set cannot hold the sequences at all.
-            nothing_below = most_ns or (2**62 if math.isinf(self.known_ns) else math.floor(self.known_ns))
+            nothing_below = most_ns or (NO_PLAN_NS if math.isinf(self.known_ns) else math.floor(self.known_ns))
             self._raise(record, -(-nothing_below // unit_ns), unit_ns, by)
             return None
         if solution.bound is not None:
@@ -349,6 +333,13 @@ class _Search:
         if solution.values is None:
             return None
         return np.rint(solution.values.astype(np.float64)).astype(np.int64)
+
+    def _answer(self, program: Program, limits: Limits) -> Solution:
+        """The backend's, or where it refuses the program or its answer does not stand, the best other one's."""
+        try:
+            return self.solver.solve(program, limits)
+        except SolverError:
+            return backend(AUTO).solve(program, limits)
 
     def _below_best(self, program: Program, unit_ns: int, most_ns: int | None) -> Program:
         """The program with its objective bounded by the best plan, or by ``most_ns``."""

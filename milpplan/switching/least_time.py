@@ -16,7 +16,7 @@ from milpplan.switching.slices import Lots
 
 MAX_VARIABLES = 400_000
 """Largest program that is solved (a minute or two); nearest holders need none."""
-SLACK = 1e-6
+SLACK = 1e-9
 """By how much the least time may be passed, relative, to keep bytes inside domains."""
 
 

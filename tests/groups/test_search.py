@@ -78,6 +78,39 @@ def test_published_steps_are_closed(index: int, known_s: float, bound_s: float) 
     assert result.gap <= 0.02
 
 
+@pytest.mark.parametrize("backend", ["cpsat", "cbc"])
+def test_steps_of_real_size_are_solved_on_every_backend(backend: str) -> None:
+    """512 sequences of 7B on 16 GPUs, one strategy: rows are beyond what CP-SAT is trusted with, and go to another
+    solver; the bound is below HiGHS' plan, and the plan above its bound."""
+    problem = step_problem(CONTENT, CONTENT["steps"][0], 1)
+    known = solve_groups(problem, "highs", 1e-3, 5.0, waits=False)
+    found = solve_groups(problem, backend, 1e-3, 5.0, waits=False)
+    assert found.bound_ns <= known.plan.time_ns
+    assert known.bound_ns <= found.plan.time_ns
+    assert found.gap < 0.05
+
+
+@pytest.mark.parametrize("backend", ["highs", "cbc", "cpsat", "auto"])
+@pytest.mark.parametrize("tokens", [10**8, 2**40])
+def test_micro_batches_without_a_limit_are_solved(tokens: int, backend: str) -> None:
+    """A capacity that stands for none is no coefficient of a program."""
+    strategy = Strategy.of(Pipeline("p", 1, 0.0, 1000.0, 0, tokens), 1)
+    problem = GroupedProblem(np.array([100]), np.array([3]), (strategy,), SwitchTimes.free(1))
+    result = solve_groups(problem, backend)
+    assert result.plan.time_ns == pytest.approx(300_000, rel=1e-4)
+    assert result.bound_ns == pytest.approx(result.plan.time_ns, rel=1e-3)
+    assert result.bound_ns <= result.plan.time_ns
+
+
+def test_a_step_that_no_set_holds_is_refused_as_such() -> None:
+    """Two sequences on one replica of two stages, of which not both may be in flight: proved at once, not a matter
+    of time."""
+    strategy = Strategy.of(Pipeline("p", 2, 0.0, 1000.0, 0, 1000, 1500), 1)
+    problem = GroupedProblem(np.array([1000]), np.array([2]), (strategy,), SwitchTimes.free(1))
+    with pytest.raises(InfeasibleError, match="holds the 2 sequences"):
+        solve_groups(problem, "highs")
+
+
 def test_what_fits_nowhere_is_refused() -> None:
     """A sequence longer than every strategy holds: the error says the most that fits."""
     with pytest.raises(InfeasibleError, match=r"A sequence of 9000 tokens .* 8000 tokens"):

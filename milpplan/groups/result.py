@@ -1,0 +1,48 @@
+"""What is known after a search of grouped steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from milpplan.errors import InfeasibleError
+from milpplan.groups.plan import GroupedPlan
+from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.sets import SetRecord
+
+NO_PLAN_NS = 2**62
+"""The bound of a set that holds no plan at all."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedResult:
+    """The best plan found, the proved bound, and what is known about every set of strategies."""
+
+    plan: GroupedPlan
+    bound_ns: int
+    sets: tuple[SetRecord, ...]
+    cpu_time_s: float
+
+    def num_open(self, relative_gap: float = 0.0) -> int:
+        """Sets that may still hold a plan shorter by more than ``relative_gap``."""
+        return sum(record.bound_ns < self.plan.time_ns * (1.0 - relative_gap) for record in self.sets)
+
+    @property
+    def gap(self) -> float:
+        """(time - bound) / time."""
+        return (self.plan.time_ns - self.bound_ns) / self.plan.time_ns
+
+
+def held_by_some(problem: GroupedProblem, sets: Sequence[SetRecord]) -> None:
+    """Refuse a step that every set of strategies is proved not to hold.
+
+    Raises:
+        InfeasibleError: there is none that may.
+    """
+    # Bounds are whole numbers of units, so these may be a little lower.
+    if min(record.bound_ns for record in sets) >= NO_PLAN_NS // 2:
+        raise InfeasibleError(
+            f"No set of {len(problem.strategies)} strategies holds the {problem.num_sequences} sequences.",
+            "Proved by their programs: some do not fit beside the others.",
+            "Give larger micro-batches or more in flight, or fewer sequences.",
+        )
