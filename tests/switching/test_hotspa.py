@@ -53,12 +53,13 @@ def test_bytes_and_seconds_of_every_switch(case: Case) -> None:
 
 @pytest.mark.parametrize("case", first(2, NODES), ids=name_of)
 def test_orders_take_no_longer_than_the_best_known(case: Case) -> None:
-    """With gradients handed on the best circuits are the published ones; sent straight home they are no worse."""
+    """With gradients handed on the best circuits are the published ones; sent straight home they are no worse, to
+    what rounding to whole rows adds."""
     model, plans = model_of(case), [plan_of(case, strategy) for strategy in case["order"]]
     costs = switch_costs(model, plans, LINKS, "exact", GRAD_BYTES, HETU)
     assert best_order(costs, 0, "pairwise").time_s == pytest.approx(case["best_same_home_s"], rel=1e-4)
     assert best_order(costs, None, "pairwise").time_s == pytest.approx(case["best_any_home_s"], rel=1e-4)
-    assert best_order(costs).time_s <= case["best_any_home_s"] * (1 + 1e-5)
+    assert best_order(costs).time_s <= case["best_any_home_s"] * (1 + 1e-7)
 
 
 def test_table_of_the_benchmark() -> None:
