@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
+from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups import linear
 from milpplan.groups.batch_bound import Batch, Node, Prices, narrowed, priced, relaxed, root, split
 from milpplan.groups.batch_packing import Placed, Together, place, place_into, place_together
+from milpplan.groups.batch_solving import Found, solved
 from milpplan.groups.curves import BatchKind, KindTable
 from milpplan.groups.packing import Packing
 from milpplan.groups.plan import Group, GroupedPlan, check
@@ -142,16 +143,11 @@ class Dispatcher:
         """The plan of one batch: ``lengths`` [n] in tokens, one a sequence, in any order.
 
         Raises ``InvalidInputError`` for lengths that are none, ``InfeasibleError`` for a sequence that fits under
-        none of the strategies, and ``SolverError`` where no packing within memory was found.
+        none of the strategies, and ``SolverError`` where no packing within memory was found, which takes seconds.
         """
         search, tokens = self._searched(lengths), np.asarray(lengths).astype(np.int64)
-        if search.best is None:
-            raise SolverError(
-                f"No packing of {tokens.size} sequences was found within memory.",
-                "Every sequence fits somewhere alone, but all together were not placed.",
-                "Dispatch fewer sequences a step, or plan with larger micro-batches.",
-            )
-        found = search.best
+        # Where memory is nearly full what is quick may place nothing.
+        found = search.best or solved(self.problem, self.strategies, self.home, tokens)
         bound = math.floor(min(found.time_ns, search.bound_ns()))
         columns = (found.strategy, found.replica, found.micro_batch)
         return Dispatch(self.problem, tokens, *columns, self.home, found.order, found.time_ns, bound)
@@ -200,17 +196,6 @@ class Dispatcher:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """Places of the sequences [n], the order of the strategies, and the exact time."""
-
-    strategy: Int64Array
-    replica: Int64Array
-    micro_batch: Int64Array
-    order: tuple[int, ...]
-    time_ns: int
-
-
 class _BatchSearch:
     """One batch: nodes by their bounds, the worst first, each relaxed once and then split."""
 
@@ -223,7 +208,7 @@ class _BatchSearch:
         # The distinct length of each sequence, and the sequences by length, long ones last.
         self.index = index
         self.sorted = np.argsort(index, kind="stable")
-        self.best: _Found | None = None
+        self.best: Found | None = None
         self.packs, self.known_ns = known_ns is None, math.inf if known_ns is None else known_ns
         self._effort = _MORE if index.size <= _FEW else 1
         # Of many sequences the first relaxations prove as much as all, and each takes milliseconds.
@@ -343,7 +328,7 @@ class _BatchSearch:
         tour = best_tour(self.problem, tuple(sorted(times)), times)
         if tour.time_ns < self.known_ns:
             self.known_ns = tour.time_ns
-            self.best = _Found(strategy, replica, micro_batch, tour.order, tour.time_ns)
+            self.best = Found(strategy, replica, micro_batch, tour.order, tour.time_ns)
         return times
 
     def _placed(self, s: int, members: dict[tuple[int, int], Int64Array]) -> list[Together] | None:

@@ -248,6 +248,39 @@ def test_2048_sequences_take_milliseconds(dispatcher: Dispatcher) -> None:
     assert found.gap < 0.05
 
 
+@pytest.mark.parametrize(
+    ("pipelines", "planned_for", "batch"),
+    [
+        # In flight: long and short ones have to alternate.
+        (((Pipeline("a", 2, 0, 1000.0, 0, 1000, 1500), 1),), [1000, 500, 500], [1000, 500, 1000, 500]),
+        # One micro-batch a replica, and no token to spare.
+        (
+            ((Pipeline("a", 1, 0, 1000.0, 0, 1000, None, 1), 3),),
+            [1000, 500],
+            [500, 500, 400, 300, 300, 400, 300, 300],
+        ),
+        # Two kinds of replicas.
+        (
+            ((Pipeline("a", 2, 0, 1000.0, 0, 7829, 4928, 1), 1), (Pipeline("b", 2, 0, 1000.0, 0, 2464), 3)),
+            [4928, 1000, 1000],
+            [4928, 225],
+        ),
+    ],
+)
+def test_what_fits_only_just_is_dispatched(
+    pipelines: tuple[tuple[Pipeline, int], ...], planned_for: list[int], batch: list[int]
+) -> None:
+    """Where no quick packing is found the batch is solved: every sequence once, within memory, a bound below."""
+    distinct, counts = np.unique(planned_for, return_counts=True)
+    problem = GroupedProblem(distinct, counts, (Strategy("m", pipelines),), SwitchTimes.free(1))
+    dispatcher = Dispatcher(solve_groups(problem, "highs", 0.01).plan)
+    found = dispatcher.dispatch(batch)
+    assert found.plan().time_ns == found.time_ns
+    assert 0 < found.bound_ns <= found.time_ns
+    held = [index for replica in found.micro_batches(0) for one in replica for index in one]
+    assert sorted(held) == list(range(len(batch)))
+
+
 def test_bad_lengths_are_named(dispatcher: Dispatcher) -> None:
     """Nothing, fractions, zeros, negative and endless lengths."""
     for lengths in ([], [1.5], [0], [-3], [10**12], ["long"]):
