@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,8 +52,9 @@ _SHARE = 0.34
 # Programs state times in this many units of the best time known, where the backend bears it.
 _UNITS = {"cpsat": 2**12, "cbc": 2**12}
 _FRACTIONS = {"cpsat": 2**8, "cbc": 2**8}
-# CBC has called feasible masters infeasible; nothing in its answer shows it, so another solver is asked too.
-_WITNESS = {"cbc": "highs"}
+# CBC, and HiGHS by what it simplifies first, have called feasible programs infeasible; nothing in their answers
+# shows it, so HiGHS without simplification is asked, too.
+_WITNESSED = ("cbc", "highs", AUTO)
 _DEFAULT_UNITS = 2**20
 # Floating-point solvers' whole bounds may come back this far from whole.
 _BOUND_TOLERANCE = 1e-4
@@ -319,12 +321,12 @@ class _Search:
         most_ns = math.ceil(self.target_ns()) if by == "exact" and self.best is not None else None
         below = self._below_best(program, unit_ns, most_ns)
         solution = self._answer(below, limits)
-        if solution.status == "infeasible" and self.solver.name in _WITNESS:
-            solution = backend(_WITNESS[self.solver.name]).solve(below, limits)
+        if solution.status == "infeasible" and self.solver.name in _WITNESSED:
+            solution = backend("highs").solve(below, replace(limits, presolve=False))
         if solution.status == "infeasible":
             # Nothing below the best plan; without one, the set cannot hold the sequences at all.
             nothing_below = most_ns or (NO_PLAN_NS if math.isinf(self.known_ns) else math.floor(self.known_ns))
-            self._raise(record, -(-nothing_below // unit_ns), unit_ns, by)
+            self._raise(record, nothing_below, 1, by)
             return None
         if solution.bound is not None:
             # What a solver proves with tolerances holds to far less than a unit, where a unit is more than one ns.

@@ -71,7 +71,7 @@ class WholeReplicas:
         """That of a pipeline, or None where its micro-batches can be too many things."""
         load, room = pool.load, pool.grains(member, beside=False)
         rows = None if pool.num_stages(member) == 1 else _contents(load.lengths // load.grain, load.counts, room)
-        if rows is None or len(np.unique(rows @ load.lengths)) > _CONTENTS:
+        if rows is None or not 0 < len(np.unique(rows @ load.lengths)) <= _CONTENTS:
             return None
         prices = _prices(pool)
         worths, candidate = rows @ prices, pool.members[member].candidate
@@ -134,7 +134,9 @@ class WholeReplicas:
     def _replica(self, number: int, time_ns: float, backend_name: str, left_s: float) -> IntArray | None:
         name, seconds = "cpsat" if backend_name == AUTO else backend_name, min(_LONG_S, left_s)
         try:
-            found = backend(name).solve(self.program(number, time_ns), Limits(time_limit_s=max(0.1, seconds)))
+            # What HiGHS simplifies may be infeasible where the program is not.
+            limits = Limits(time_limit_s=max(0.1, seconds), presolve=False)
+            found = backend(name).solve(self.program(number, time_ns), limits)
         except SolverError:
             # An answer that does not stand says nothing.
             self.known_ns[number] = 0.0

@@ -48,7 +48,9 @@ class HighsBackend:
             raise SolverError("HiGHS has no deterministic limit here.", do="Use a time limit, cbc or cpsat.")
         require_exact_floats(program, self.name)
         relaxed = without_wide_integers(program, self.name)
-        return checked_solve(program, lambda presolve: _solve(relaxed, limits, presolve), relaxed)
+        return checked_solve(
+            program, lambda presolve: _solve(relaxed, limits, presolve and limits.presolve), relaxed
+        )
 
 
 def _parameters(limits: Limits, presolve: bool) -> parameters_pb2.SolveParametersProto:

@@ -32,13 +32,15 @@ EXACT_FLOAT: Final = 2**53
 class Limits:
     """When to stop. ``deterministic_limit`` is in the solver's own unit of work, so that it reproduces:
     deterministic seconds for CP-SAT, branch-and-bound nodes for CBC; HiGHS has none. Wall-clock limits are
-    soft. ``cancelled`` is asked now and then: from when it says yes on, the solve ends as by Ctrl-C."""
+    soft. ``cancelled`` is asked now and then: from when it says yes on, the solve ends as by Ctrl-C. Without
+    ``presolve`` HiGHS simplifies nothing first: slower, but not misled by what it has simplified."""
 
     time_limit_s: float | None = None
     deterministic_limit: float | None = None
     seed: int = 1
     relative_gap: float = 0.0
     cancelled: Callable[[], bool] | None = None
+    presolve: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
