@@ -112,8 +112,8 @@ def test_a_step_that_no_set_holds_is_refused_as_such() -> None:
 
 
 def test_what_a_solver_calls_infeasible_is_asked_again() -> None:
-    """HiGHS simplifies the exact program of this set, with a row for what is to beat a little above its optimum, to
-    one without an answer; so its bound was 4e-7 above the best of all its plans (by enumeration)."""
+    """HiGHS simplifies the exact program of this set, with a row for what is to beat a little above its optimum,
+    to one without an answer; so its bound was 4e-7 above the best of all its plans (by enumeration)."""
     lengths = (304, 400, 448, 496)
 
     def strategy(
