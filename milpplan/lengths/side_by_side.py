@@ -142,7 +142,8 @@ def _shorter(
     for problem in problems:
         try:
             found = solve_groups(problem, solver[0], _GAP, solver[1]).plan
-        except SolverError:
+        except (InfeasibleError, SolverError):
+            # Whole sequences do not fit where their tokens would.
             return best
         total += _exact_ns(pool, family, found)
         names += found.names

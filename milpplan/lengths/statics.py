@@ -11,10 +11,11 @@ What other steps take may make most of this needless: nothing is proved of strat
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import numpy as np
 
-from milpplan.errors import InfeasibleError
+from milpplan.errors import InfeasibleError, SolverError
 from milpplan.groups.longest import Box
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
@@ -393,7 +394,7 @@ class Statics:
             finish_ns=tuple(pool.finish_ns(member) for member in members),
         )
         left_s = max(_LEAST_S, deadline - time.perf_counter())
-        found = solve_groups(problem, self.backend, self.gap * GAP_SHARE, left_s)
-        for record in found.sets:
-            member = members[record.used[0]]
-            self.least[member] = max(self.least[member], record.bound_ns)
+        with suppress(InfeasibleError, SolverError):
+            for record in solve_groups(problem, self.backend, self.gap * GAP_SHARE, left_s).sets:
+                member = members[record.used[0]]
+                self.least[member] = max(self.least[member], record.bound_ns)

@@ -208,6 +208,15 @@ def test_degrees_side_by_side_are_one_space_with_the_rest() -> None:
     assert rounds.step_time_s * 1e9 >= TeamSearch(pool(), 0.02).run(math.inf, math.inf).bound_ns
 
 
+def test_rounds_that_hold_the_tokens_but_not_the_sequences_are_passed_over() -> None:
+    """Three sequences of more than half of what a group of two GPUs holds: not two of them in one, so one round of
+    two groups holds their tokens, but not them; FlexSP's rule takes two."""
+    problem = small_problem(memory_gib=40, space={"cp": (2,), **FLAT})
+    room = max(one.alone_grains for one in pool_of(problem, workload_of([GRAIN], GRAIN)).members)
+    found = pool_of(problem, workload_of([GRAIN * (6 * room // 10)] * 3, GRAIN))
+    assert flexsp_step(found, 2.0, "highs").step_time_s is not None
+
+
 def test_what_has_no_two_degrees_stays_as_it_is() -> None:
     """With one degree only there is no family; padded sequences are refused."""
     problem = small_problem(memory_gib=40, space={"cp": (2,), **FLAT})
