@@ -75,7 +75,7 @@ def test_a_pipeline_in_turn_is_found_and_its_bound_holds(
     ("memory_gib", "num_layers", "space", "lengths"),
     [
         (60, 6, {"tp": (2, 4)}, [128, 512]),
-        (60, 12, {"tp": (1, 2), "cp": (1,), "recompute": ("none",)}, [4_096, 21_248]),
+        pytest.param(60, 12, {"tp": (1, 2), "cp": (1,), "recompute": ("none",)}, [4_096, 21_248], marks=LONG),
         pytest.param(60, 6, {}, [128, 512], marks=LONG),
         pytest.param(60, 12, {"tp": (1, 2), "cp": (1,)}, [4_096, 21_248], marks=LONG),
         pytest.param(40, 4, {"cp": (1,)}, [640, 640, 7_680], marks=LONG),

@@ -212,7 +212,7 @@ def test_rounds_that_hold_the_tokens_but_not_the_sequences_are_passed_over() -> 
     """Three sequences of more than half of what a group of two GPUs holds: not two of them in one, so one round of
     two groups holds their tokens, but not them; FlexSP's rule takes two."""
     problem = small_problem(memory_gib=40, space={"cp": (2,), **FLAT})
-    room = max(one.alone_grains for one in pool_of(problem, workload_of([GRAIN], GRAIN)).members)
+    room = max(one.alone_grains for one in pool_of(problem, steps_of()).members)
     found = pool_of(problem, workload_of([GRAIN * (6 * room // 10)] * 3, GRAIN))
     assert flexsp_step(found, 2.0, "highs").step_time_s is not None
 
