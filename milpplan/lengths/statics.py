@@ -285,7 +285,7 @@ class Statics:
         if member not in self.whole:
             self.whole[member] = WholeReplicas.of(self.pool, member)
         one = self.whole[member]
-        if one is None or not np.isfinite(enough_ns):
+        if one is None or not np.isfinite(enough_ns) or time.perf_counter() >= self.deadline:
             return False
         time_ns = one.asked(enough_ns - once_ns)
         if time_ns + once_ns <= self.least[member] or one.done(time_ns):
