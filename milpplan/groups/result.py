@@ -33,7 +33,7 @@ class GroupedResult:
         return (self.plan.time_ns - self.bound_ns) / self.plan.time_ns
 
 
-def held_by_some(problem: GroupedProblem, sets: Sequence[SetRecord]) -> None:
+def check_held(problem: GroupedProblem, sets: Sequence[SetRecord]) -> None:
     """Refuse a step that every set of strategies is proved not to hold.
 
     Raises:

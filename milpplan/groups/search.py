@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 
 import numpy as np
 
@@ -37,12 +36,12 @@ from milpplan.groups.master import DEFAULT_FRACTIONS, Floors, master_program
 from milpplan.groups.pair_exchange import exchanged
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
-from milpplan.groups.result import NO_PLAN_NS, GroupedResult, held_by_some
+from milpplan.groups.result import NO_PLAN_NS, GroupedResult, check_held
 from milpplan.groups.sets import Proof, SetRecord, ranked_sets
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import least_overhead_ns, tour_prices
 from milpplan.groups.waiting import Waits
-from milpplan.optimize.backends import AUTO, backend
+from milpplan.optimize.backends import AUTO, backend, witnessed
 from milpplan.optimize.program import MINUS_INFINITY, Program, Rows
 from milpplan.optimize.relaxation import Relaxation
 from milpplan.optimize.solution import Backend, Limits, Solution
@@ -52,9 +51,6 @@ _SHARE = 0.34
 # Programs state times in this many units of the best time known, where the backend bears it.
 _UNITS = {"cpsat": 2**12, "cbc": 2**12}
 _FRACTIONS = {"cpsat": 2**8, "cbc": 2**8}
-# CBC, and HiGHS by what it simplifies first, have called feasible programs infeasible; nothing in their answers
-# shows it, so HiGHS without simplification is asked, too.
-_WITNESSED = ("cbc", "highs", AUTO)
 _DEFAULT_UNITS = 2**20
 # Floating-point solvers' whole bounds may come back this far from whole.
 _BOUND_TOLERANCE = 1e-4
@@ -92,7 +88,7 @@ def solve_groups(
     search = _Search(problem, backend(backend_name), relative_gap, time_limit_s)
     search.run(waits)
     if search.best is None:
-        held_by_some(problem, search.sets)
+        check_held(problem, search.sets)
         raise SolverError(
             f"No plan was packed within {time_limit_s} s.",
             "At least one set of strategies that holds every sequence was tried.",
@@ -320,9 +316,7 @@ class _Search:
         # Nothing is gained from plans between the target and the best, and their absence is hard to prove.
         most_ns = math.ceil(self.target_ns()) if by == "exact" and self.best is not None else None
         below = self._below_best(program, unit_ns, most_ns)
-        solution = self._answer(below, limits)
-        if solution.status == "infeasible" and self.solver.name in _WITNESSED:
-            solution = backend("highs").solve(below, replace(limits, presolve=False))
+        solution = witnessed(below, limits, self._answer(below, limits))
         if solution.status == "infeasible":
             # Nothing below the best plan; without one, the set cannot hold the sequences at all.
             nothing_below = most_ns or (NO_PLAN_NS if math.isinf(self.known_ns) else math.floor(self.known_ns))
@@ -330,7 +324,7 @@ class _Search:
             return None
         if solution.bound is not None:
             # What a solver proves with tolerances holds to far less than a unit, where a unit is more than one ns.
-            slack = 1 if unit_ns > 1 and self.solver.name != "cpsat" else 0
+            slack = 1 if unit_ns > 1 and solution.backend != "cpsat" else 0
             self._raise(record, math.ceil(solution.bound - _BOUND_TOLERANCE) - slack, unit_ns, by)
         if solution.values is None:
             return None

@@ -35,7 +35,7 @@ from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import SolverError
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.replicas import StageTimes, micro_batch_times, pipeline_ns
-from milpplan.optimize.backends import AUTO, backend
+from milpplan.optimize.backends import AUTO, backend, witnessed
 from milpplan.optimize.program import Program, ProgramBuilder
 from milpplan.optimize.solution import Limits
 
@@ -134,9 +134,8 @@ class WholeReplicas:
     def _replica(self, number: int, time_ns: float, backend_name: str, left_s: float) -> IntArray | None:
         name, seconds = "cpsat" if backend_name == AUTO else backend_name, min(_LONG_S, left_s)
         try:
-            # What HiGHS simplifies may be infeasible where the program is not.
-            limits = Limits(time_limit_s=max(0.1, seconds), presolve=False)
-            found = backend(name).solve(self.program(number, time_ns), limits)
+            program, limits = self.program(number, time_ns), Limits(time_limit_s=max(0.1, seconds))
+            found = witnessed(program, limits, backend(name).solve(program, limits))
         except SolverError:
             # An answer that does not stand says nothing.
             self.known_ns[number] = 0.0

@@ -90,6 +90,17 @@ def backend(name: str) -> Backend:
     return BACKENDS[name]()
 
 
+def witnessed(program: Program, limits: Limits, solution: Solution) -> Solution:
+    """The answer to a program; where a solver of floats calls it infeasible, that of HiGHS without presolve.
+
+    CBC, and HiGHS by what it simplifies first, have called feasible programs infeasible; nothing in their answers
+    shows it.
+    """
+    if solution.status != "infeasible" or solution.backend == "cpsat":
+        return solution
+    return backend("highs").solve(program, replace(limits, presolve=False))
+
+
 def backend_names() -> tuple[str, ...]:
     """Names of our backends, then those of the installed plug-ins."""
     return (*BACKENDS, *(name for name in plugin_names("solvers") if name not in (*BACKENDS, AUTO)))
