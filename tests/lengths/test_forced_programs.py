@@ -132,6 +132,7 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
     assert gained > 1.0, gained
 
 
+@pytest.mark.long
 def test_sets_know_programs_of_what_is_there_for_sure() -> None:
     """A pair of which only a pipeline of one replica holds the long sequences: programs raise what is known of it,
     and with random shares of the others, packed, switched and timed exactly, no step is below."""
