@@ -192,7 +192,9 @@ class Pool:
         if key not in self.loaded:
             share = BESIDE_SHARE if beside else 1.0
             self.loaded[key] = Loads.of(self.tables[member], self.members[member], key[1], share, exact=exact)
-        return self.loaded[key]
+        found = self.loaded[key]
+        # With as much memory alone both are one, and ``lengthened`` knows only groups with the longest sequence.
+        return replace(found, classes=()) if beside and found.classes else found
 
     def lengthened(self, member: int, enough_ns: float) -> Loads:
         """``loads`` alone, the dearest known, with what the longest sequence adds, up to ``enough_ns``."""

@@ -50,10 +50,10 @@ class SetSlice:
 
 @dataclass(frozen=True, slots=True)
 class SetsKnown:
-    """The bound of every set of a slice, ns, of which nothing more is known, the best step, if it was not told
-    before, and CPU seconds so far."""
+    """The bound of every set of a slice and what its order adds to that, ns, of which nothing more is known, the
+    best step, if it was not told before, and CPU seconds so far."""
 
-    bounds: dict[int, float]
+    bounds: dict[int, tuple[float, float]]
     ended: frozenset[int]
     best: Step | None
     cpu_s: float
@@ -77,7 +77,7 @@ class SetsWorker:
         new = several.found[self.told :]
         self.told = len(several.found)
         return SetsKnown(
-            {one.number: one.bound_ns for one in mine},
+            {one.number: (one.bound_ns, one.order_ns) for one in mine},
             frozenset(one.number for one in mine if not one.ways),
             min(new, key=lambda one: one.time_ns, default=None),
             time.process_time(),
@@ -136,7 +136,10 @@ class SetProcess:
         if known.best is not None:
             self.several.take(known.best)
         for one in [*self.given.values(), *left]:
-            one.raise_to(known.bounds.get(one.number, 0.0))
+            bound_ns, order_ns = known.bounds.get(one.number, (0.0, 0.0))
+            one.raise_to(bound_ns)
+            # Its order is part of that, and is not added again.
+            one.order_ns = max(one.order_ns, order_ns)
         target_ns = self.several.target_ns
         for number in [n for n, one in self.given.items() if n in known.ended or one.bound_ns >= target_ns]:
             one = self.given.pop(number)

@@ -264,7 +264,8 @@ class Several:
 
     def _ordered(self, one: Left, times: SwitchTimes) -> None:
         """The cheapest order under these times of switches."""
-        before_ns, one.order_ns = one.order_ns, self.orders.least_ns(self._held(one), times)
+        before_ns = one.order_ns
+        one.order_ns = max(before_ns, self.orders.least_ns(self._held(one), times))
         # What was proved of it so far has the switches from before.
         one.raise_to(one.bound_ns - before_ns + one.order_ns)
 

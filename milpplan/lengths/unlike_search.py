@@ -177,8 +177,9 @@ class UnlikeSearch:
 
     def _price(self, kind: ReplicaKind, wanted: FloatArray) -> None:
         """Prices under a strategy of one stage that are highest for so many sequences [n]."""
-        there = np.where(kind.held(self.limit_ns - kind.once_ns), wanted, 0.0)
-        prices = replica_prices(self.pool, kind.member, there, self.limit_ns, np.inf)
+        time_ns = self.limit_ns - kind.once_ns
+        there = np.where(kind.held(time_ns), wanted, 0.0)
+        prices = replica_prices(self.pool, kind.member, there, time_ns, np.inf)
         self._replace(kind, [replace(kind, prices=(*kind.prices, prices))])
 
     def _replace(self, kind: ReplicaKind, others: list[ReplicaKind]) -> None:

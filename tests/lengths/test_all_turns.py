@@ -10,7 +10,9 @@ import pytest
 
 from milpplan import Job, Problem, Space, load_hardware, load_model
 from milpplan.groups.workload import workload_of
+from milpplan.lengths.led_groups import LedGroup
 from milpplan.lengths.orders import Orders
+from milpplan.lengths.replicas import micro_batch_times
 from milpplan.lengths.several import Several
 from milpplan.lengths.solving import solve_lengths
 from milpplan.lengths.steps import Step
@@ -109,6 +111,52 @@ def test_no_way_to_know_more_of_a_set_says_too_much(
             assert left.bound_ns <= best_ns + 1.0, (one.used, way)
             checked += 1
     assert checked >= 15
+
+
+@pytest.mark.parametrize("lengths", [[1_280] * 6 + [25_600], [7_680] * 5 + [76_800]])
+def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) -> None:
+    """A pipeline with as much memory beside others as alone, of which more is known alone: no set is above its
+    best step. (All its groups were taken to hold the longest sequence: up to 15 % above.)"""
+    problem = slow_network("dgx-h100", 100.0, 0.1, 4, (1, 4))
+    space = problem.space.model_copy(update={"recompute": ("none",)})
+    found = pool_of(problem.model_copy(update={"space": space}), workload_of(lengths, GRAIN))
+    turns = AllTurns(found)
+    pipelines = [member for member in range(len(found.members)) if found.num_stages(member) > 1]
+    assert any(found.members[one].beside_grains == found.members[one].alone_grains for one in pipelines)
+    for member in pipelines:
+        found.lengthened(member, float("inf"))
+    target_ns = 5 * min(turns.single_ns(one) for one in range(len(found.members)))
+    search = Several(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
+    search.deadline = time.perf_counter() + 60.0
+    search.switches.price(search.members)
+    kept = search.screened(2).left
+    assert len(kept) == 3
+    for number, one in enumerate(kept):
+        first, second = (search.members[place] for place in one.used)
+        best_ns = turns.pair_ns((first, second), search.switches)
+        for way in (search._coarse, search._finer, search._longest):
+            left = search.left(one, number)
+            way(left)
+            assert left.bound_ns <= best_ns + 1.0, (one.used, way)
+
+
+def test_prices_of_a_replica_hold_whoever_updates() -> None:
+    """A strategy whose own update takes long, beside others where it is another's: whatever its replicas hold
+    within the time of the group is worth no more than its time. (The limit left out its own finish.)"""
+    problem = slow_network("l40s", 40.0, 2.5, 4, (1,))
+    found = pool_of(problem, workload_of([7_680, 8_192], GRAIN))
+    member = max(range(len(found.members)), key=found.finish_ns)
+    rows = np.array([[0, 1], [1, 0], [1, 1]])
+    assert found.grains(member, beside=True) * GRAIN >= rows[-1] @ found.load.lengths
+    candidate = found.members[member].candidate
+    times = micro_batch_times(problem, candidate, found.load.lengths, rows, found.load.rules.mask)
+    total = (times.forward + times.backward).sum(axis=0)
+    assert 0 < found.finish_ns(member) + found.reduce_ns(member) < total[2] - total[:2].max()
+    group, counts = LedGroup(found, member, float(total[2])), found.load.counts.astype(np.float64)
+    assert group.learn(float(total[2]), [(group.kind, 1.0, counts)], time.perf_counter() + 10.0)
+    worths = rows @ group.kind.prices[0]
+    assert (worths <= total).all()
+    assert worths[2] > 0.99 * total[2]
 
 
 def test_the_optimizers_home_runs_something() -> None:

@@ -48,7 +48,7 @@ def test_slices_raise_the_bounds_that_ways_do_here() -> None:
     for _ in range(60):
         known = worker.reply(SetSlice(numbers, float(NEVER), time.time() + 60.0))
         assert set(known.bounds) == numbers
-        assert all(known.bounds[number] >= before[number] for number in numbers)
+        assert all(known.bounds[number][0] >= before[number] for number in numbers)
         ended = known.ended
         if ended == numbers:
             break
@@ -58,7 +58,7 @@ def test_slices_raise_the_bounds_that_ways_do_here() -> None:
     here.polished = True
     here.narrow()
     after = bounds_of(here.sets)
-    assert all(known.bounds[number] == pytest.approx(after[number], rel=1e-3) for number in numbers)
+    assert all(known.bounds[number][0] == pytest.approx(after[number], rel=1e-3) for number in numbers)
     assert any(after[number] > before[number] for number in numbers)
     # What takes longer than what is to beat is closed.
     assert not worker.reply(SetSlice(numbers, 1.0, time.time() + 60.0)).best
@@ -70,7 +70,7 @@ def test_no_time_is_no_work() -> None:
     before = bounds_of(here.sets)
     numbers = frozenset(before)
     known = SetsWorker(here).reply(SetSlice(numbers, float(NEVER), time.time() - 1.0))
-    assert known.bounds == before
+    assert {number: bound for number, (bound, _) in known.bounds.items()} == before
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -121,6 +121,28 @@ def test_there_is_no_other_process_for_one_set_or_no_time() -> None:
     assert SetProcess.of(here) is None
 
 
+def test_the_order_of_a_set_that_comes_back_is_counted_once() -> None:
+    """What the other process priced of a set is in the bound that it tells: ways that are left here do not add it
+    again. (They did: sets were above their best steps.)"""
+    here = search(60.0)
+    given = {one.number: one for one in here.sets if len(here._pipelined(one)) == 1}
+    worker: SetsWorker = pickle.loads(pickle.dumps(SetsHello(here))).worker(None)
+    several = worker.several
+    for one in several.sets:
+        one.ways = [several._price_least, several._price] if one.number in given else []
+    for _ in range(60):
+        known = worker.reply(SetSlice(frozenset(given), float(NEVER), time.time() + 60.0))
+        if known.ended == frozenset(given):
+            break
+    other = SetProcess(here, None, dict(given))
+    other._take(known, [])
+    assert any(order_ns > 0.0 for _, order_ns in known.bounds.values())
+    for number, one in given.items():
+        here._price_least(one)
+        here._price(one)
+        assert (one.bound_ns, one.order_ns) == known.bounds[number]
+
+
 def test_sets_of_one_kind_go_to_one_process() -> None:
     """Every other kind of open sets is given, by the strategy that runs the longest sequences, never that of the
     next one here; what is closed comes back, and others are given; where nothing is open here, half comes back."""
@@ -160,7 +182,7 @@ def test_sets_of_one_kind_go_to_one_process() -> None:
     # Until it answers nothing changes.
     other.share(left)
     assert len(silent.sent) == 1
-    silent.answered, silent.known = True, SetsKnown(dict.fromkeys(given, float(NEVER)), frozenset(), None, 1.0)
+    silent.answered, silent.known = True, SetsKnown(dict.fromkeys(given, (NEVER, 0.0)), frozenset(), None, 1.0)
     other.share(left)
     assert {*given} <= {one.number for one in left}
     assert all(one.bound_ns == NEVER for one in left if one.number in given)
