@@ -106,7 +106,8 @@ class Dispatch:
 
 
 class Dispatcher:
-    """Dispatches batches under the strategies that a plan runs; an idle home gets only what no other one holds."""
+    """Dispatches batches under the strategies that a plan runs; an idle home gets something only of batches that
+    the others do not hold."""
 
     def __init__(self, plan: GroupedPlan) -> None:
         strategies = tuple(sorted({*plan.order, plan.home}))
@@ -146,6 +147,9 @@ class Dispatcher:
         none of the strategies, and ``SolverError`` where no packing within memory was found, which takes seconds.
         """
         search, tokens = self._searched(lengths), np.asarray(lengths).astype(np.int64)
+        if search.best is None:
+            # Held one by one, but not together: an idle home is in the space, and in the bound.
+            search = self._searched(lengths, everywhere=True)
         # Where memory is nearly full what is quick may place nothing.
         found = search.best or solved(self.problem, self.strategies, self.home, tokens)
         bound = math.floor(min(found.time_ns, search.bound_ns()))
@@ -153,11 +157,15 @@ class Dispatcher:
         return Dispatch(self.problem, tokens, *columns, self.home, found.order, found.time_ns, bound)
 
     def bound_ns(self, lengths: Sequence[int] | Int64Array, time_ns: int) -> int:
-        """What no plan of a batch takes less than, as far as that is below the time of one that is known."""
-        return math.floor(min(time_ns, self._searched(lengths, time_ns).bound_ns()))
+        """What no plan of a batch takes less than, an idle home included, as far as that is below the time of one
+        that is known."""
+        return math.floor(min(time_ns, self._searched(lengths, time_ns, everywhere=True).bound_ns()))
 
-    def _searched(self, lengths: Sequence[int] | Int64Array, known_ns: int | None = None) -> _BatchSearch:
-        """The search of a batch; where the time of a plan is known, for its bound only."""
+    def _searched(
+        self, lengths: Sequence[int] | Int64Array, known_ns: int | None = None, *, everywhere: bool = False
+    ) -> _BatchSearch:
+        """The search of a batch; where the time of a plan is known, for its bound only. ``everywhere``: under an
+        idle home, too, though the others hold every sequence."""
         workload = workload_of(lengths)
         index = np.searchsorted(workload.lengths, np.asarray(lengths).astype(np.int64))
         kinds = {
@@ -168,7 +176,8 @@ class Dispatcher:
         self._require_room(batch)
         search = _BatchSearch(self.problem, batch, index, known_ns)
         held = np.any([kind.fits for s in self._own for kind in kinds[s]], axis=0).all()
-        tours = {used: tour for used, tour in self._tours.items() if not held or set(used) <= set(self._own)}
+        wide = everywhere or not held
+        tours = {used: tour for used, tour in self._tours.items() if wide or set(used) <= set(self._own)}
         search.run(tours, self._own)
         return search
 

@@ -84,8 +84,6 @@ class Parts:
         """What there is of a pipeline of that."""
         if kind == "longest" and not self._able(place):
             return "none"
-        # With as much memory alone, what is known beside others is known alone, too: from the first time on.
-        self.pool.loads(self.members[place], beside=True)
         return "coarse" if kind == "alone" and not self._renew(place) else kind
 
     def near(self, place: int, counts: FloatArray) -> WorkBounds:

@@ -54,8 +54,8 @@ class Care(IntEnum):
     MOST = 750_000
 
 
-LoadsKey = tuple[int, int, bool]
-"""A member, grains of its micro-batches, and whether its programs are exact."""
+LoadsKey = tuple[int, bool, bool]
+"""A member, whether it is beside others, and whether its programs are exact."""
 
 
 class _RoughCuts(KindCuts):
@@ -188,33 +188,30 @@ class Pool:
 
     def loads(self, member: int, *, beside: bool, exact: bool = False) -> Loads:
         """The bound of a pipeline by its load; dear where it is ``exact``."""
-        key = (member, self.grains(member, beside=beside), exact)
+        # With as much memory alone these are not the same, either: lines and classes differ.
+        key = (member, beside, exact)
         if key not in self.loaded:
-            share = BESIDE_SHARE if beside else 1.0
-            self.loaded[key] = Loads.of(self.tables[member], self.members[member], key[1], share, exact=exact)
-        found = self.loaded[key]
-        # With as much memory alone both are one, and ``lengthened`` knows only groups with the longest sequence.
-        return replace(found, classes=()) if beside and found.classes else found
+            share, grains = BESIDE_SHARE if beside else 1.0, self.grains(member, beside=beside)
+            self.loaded[key] = Loads.of(self.tables[member], self.members[member], grains, share, exact=exact)
+        return self.loaded[key]
 
     def lengthened(self, member: int, enough_ns: float) -> Loads:
         """``loads`` alone, the dearest known, with what the longest sequence adds, up to ``enough_ns``."""
-        grains = self.grains(member, beside=False)
-        exact = (member, grains, True) in self.loaded
+        exact = (member, False, True) in self.loaded
         found = self.loads(member, beside=False, exact=exact)
         if not found.classes:
             found = found.lengthened(enough_ns)
-            self.loaded[member, grains, exact] = found
+            self.loaded[member, False, exact] = found
         return found
 
     def alone(self, member: int) -> Loads:
         """The most that is known of a pipeline alone."""
-        known = self.told.get(member, self.loaded.get((member, self.grains(member, beside=False), True)))
+        known = self.told.get(member, self.loaded.get((member, False, True)))
         return self.loads(member, beside=False) if known is None else known
 
     def knows_alone(self, member: int) -> bool:
         """Whether more than linear bounds is known of a pipeline alone."""
-        grains = self.grains(member, beside=False)
-        return member in self.told or any((member, grains, exact) in self.loaded for exact in (False, True))
+        return member in self.told or any((member, False, exact) in self.loaded for exact in (False, True))
 
     def tell(self, member: int, loads: Loads) -> None:
         """Bounds of a pipeline alone from elsewhere, if they are more than what is known: with lines of other
@@ -234,7 +231,7 @@ class Pool:
 
     def know(self, member: int, loads: Loads) -> None:
         """More of a pipeline alone."""
-        self.loaded[member, self.grains(member, beside=False), True] = loads
+        self.loaded[member, False, True] = loads
         if member in self.told and self.told[member].highest <= loads.highest:
             del self.told[member]
 
@@ -268,7 +265,7 @@ class Pool:
             return float("inf")
         found = [self.bounds(member, beside=beside).at(self.load.counts.astype(np.float64))]
         found.append(self.serial_ns(member, beside=beside))
-        known = [self.loaded.get((member, grains, exact)) for exact in (False, True)]
+        known = [self.loaded.get((member, beside, exact)) for exact in (False, True)]
         found += [one.highest for one in known if one is not None]
         return max(found) + self.reduce_ns(member) + self.finish_ns(member)
 

@@ -36,7 +36,7 @@ from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.errors import SolverError
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.unlike_kinds import ReplicaKind
-from milpplan.optimize.backends import backend
+from milpplan.optimize.backends import backend, witnessed
 from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.program import ProgramBuilder
 from milpplan.optimize.solution import Limits
@@ -143,7 +143,8 @@ def solved(
         some_are_used(builder, [one for one in used if is_one(one.kind)])
     builder.minimize([share], [-1])
     try:
-        found = backend(solver[0]).solve(builder.build(), Limits(time_limit_s=max(0.1, solver[1])))
+        program, limits = builder.build(), Limits(time_limit_s=max(0.1, solver[1]))
+        found = witnessed(program, limits, backend(solver[0]).solve(program, limits))
     except SolverError:
         # An answer that does not stand says nothing.
         return Shared(_MOST)

@@ -142,6 +142,27 @@ def test_every_batch_is_dispatched(dispatcher: Dispatcher, lengths: list[int]) -
     check_dispatch(dispatcher.dispatch(lengths))
 
 
+def test_an_idle_home_that_is_used_is_in_the_bound() -> None:
+    """The plan's own strategy holds every sequence of a batch, but not all of them: they run at home, and no bound
+    is above the best step there. (It was that of the space without the home.)"""
+    home = Pipeline("home", 3, 0.004864309286126542, 165.59, 219.57, 100)
+    own = Pipeline("own", 1, 0.0051560623799347316, 393.4, 2093.7, 100, max_micro_batches=1)
+    free = SwitchTimes(*np.zeros((2, 2, 2), np.int64))
+
+    def problem(lengths: list[int]) -> GroupedProblem:
+        distinct, counts = np.unique(lengths, return_counts=True)
+        strategies = Strategy.of(home, 2), Strategy.of(own, 2)
+        return GroupedProblem(distinct, counts, strategies, free, 2, (0,), (0, 10**7))
+
+    plan, batch = solve_groups(problem([9, 39]), "highs").plan, [66, 58, 48, 44, 52]
+    assert (plan.home, plan.order) == (0, (1,))
+    dispatcher, least_ns = Dispatcher(plan), least_time_ns(problem(batch))
+    found = dispatcher.dispatch(batch)
+    assert found.order == (0,)
+    assert 0 < found.bound_ns <= least_ns <= found.time_ns
+    assert 0 < dispatcher.bound_ns(batch, 10**12) <= least_ns
+
+
 def test_other_kinds_of_replicas() -> None:
     """Replicas of several kinds side by side, one micro-batch each: a batch within their tokens is placed."""
     kinds = tuple(

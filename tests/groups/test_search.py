@@ -15,6 +15,7 @@ from milpplan.groups.plan import check, simulate
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups, solve_set
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes, TabledPipeline
+from tests.groups.brute_force import least_time_ns
 
 CONTENT = data()
 
@@ -141,6 +142,21 @@ def test_what_a_solver_calls_infeasible_is_asked_again() -> None:
     )
     _, bound_ns = solve_set(problem, (2,), 1.3 * 7677295366, "highs", 0.0, 5.0)
     assert 0.999 * 7677295366 <= bound_ns <= 7677295366
+
+
+@pytest.mark.parametrize("backend", ["cpsat", "highs"])
+def test_units_of_a_backend_are_no_part_of_a_bound(backend: str) -> None:
+    """CP-SAT has times of groups in whole units: no record of a set is above its least step. (One was: 6 ns.)"""
+    replicas = (
+        (Pipeline("first", 2, 640.76, 6029.63, 35449.96, 3, 4, None, 0, 2, 1), 1),
+        (Pipeline("second", 1, 0.0, 5752.597490378052, 39040.292333776844, 6, 19, None, 0, 2, 3), 2),
+    )
+    strategies = (Strategy("0", replicas[:1], 0), Strategy("1", replicas[1:], 20_000))
+    never = SwitchTimes(*np.zeros((2, 2, 2), np.int64))
+    lengths, counts = np.array([3]), np.array([2])
+    problem = GroupedProblem(lengths, counts, strategies, never, 1, (), (43_000, 43_000))
+    for record in solve_groups(problem, backend, 0.0, 5.0).sets:
+        assert record.bound_ns <= least_time_ns(problem, record.used), record
 
 
 def test_what_fits_nowhere_is_refused() -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from milpplan.groups.workload import workload_of
 from milpplan.lengths import solving, static_process
 from milpplan.lengths.filled import Filled
 from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.static_process import Slice, StaticProcess, StaticsWorker
 from milpplan.lengths.statics import Statics
-from tests.lengths.cases import GRAIN, deep_pool, pool, workload
+from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
 
 
@@ -149,6 +150,25 @@ def test_what_is_packed_here_is_not_packed_there() -> None:
     assert pipelined in there.known.polished
     assert there.best is not None
     assert there.best.time_ns <= step.time_ns
+
+
+def test_what_is_heard_of_a_pipeline_alone_changes_nothing_beside_others() -> None:
+    """Also where it has as much memory: intervals of its load beside others keep their measure."""
+    problem = small_problem(num_gpus=8, memory_gib=100)
+    short, other = (pool_of(problem, workload_of([256] * 6 + [3_840, 7_680], GRAIN)) for _ in range(2))
+    same = [
+        member
+        for member, one in enumerate(short.members)
+        if short.num_stages(member) > 1 and one.beside_grains == one.alone_grains
+    ]
+    assert same
+    for member in same:
+        beside = short.loads(member, beside=True)
+        other.loads(member, beside=False)
+        other.lengthened(member, float("inf"))
+        short.join(other.loaded)
+        assert short.loads(member, beside=True) is beside
+        assert short.alone(member) is other.alone(member) is not beside
 
 
 def test_what_is_proved_of_pipelines_is_told_once() -> None:
