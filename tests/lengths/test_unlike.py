@@ -171,7 +171,7 @@ def learned(found: Pool) -> UnlikeBound:
     return UnlikeBound(found, "highs", kinds)
 
 
-@pytest.mark.parametrize("make", [pool, deep_pool])
+@pytest.mark.parametrize("make", [pool, pytest.param(deep_pool, marks=pytest.mark.long)])
 def test_no_step_breaks_what_is_learned(make: Callable[[], Pool]) -> None:
     """Random steps, at their own times, and what is found: no replica breaks a row of its kind, and no step is
     excluded."""
