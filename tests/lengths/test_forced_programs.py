@@ -88,7 +88,8 @@ def test_contents_with_loose_sequences_are_no_dearer() -> None:
         assert (values <= worth.min(axis=0) + 1e-6 * abs(values)).all()
 
 
-@pytest.mark.parametrize(("stages", "near"), [pytest.param(2, 0.9, marks=pytest.mark.long), pytest.param(4, 0.8, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("stages", "near"), [(2, 0.9), (4, 0.8)])
 def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: float) -> None:
     """Random parts of the workload with the longest sequences of it, in few or many random micro-batches in any
     order, and packed well, take no less than the program says; that comes close, and ways to put the first few of
