@@ -82,6 +82,7 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
     assert looked_at > 0
 
 
+@pytest.mark.long
 def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     """When more is known of a pipeline alone, its sets take it over: bounds do not fall, some rise, and no random
     share of the sequences, packed and timed exactly, is below any."""
