@@ -147,7 +147,7 @@ class Dispatcher:
         none of the strategies, and ``SolverError`` where no packing within memory was found, which takes seconds.
         """
         search, tokens = self._searched(lengths), np.asarray(lengths).astype(np.int64)
-        if search.best is None:
+        if search.best is None and self.home not in self._own:
             # Held one by one, but not together: an idle home is in the space, and in the bound.
             search = self._searched(lengths, everywhere=True)
         # Where memory is nearly full what is quick may place nothing.
