@@ -78,8 +78,4 @@ class UnlikeBound:
             needed.append(lambda kind: kind.member == some)
         # What is not whole is no program for CP-SAT.
         backend = AUTO if self.backend == "cpsat" and not whole else self.backend
-        found = solved(self.pool, used, (backend, seconds), whole, needed)
-        if found.excludes and backend == "cbc":
-            # CBC has called feasible programs infeasible: HiGHS must agree that nothing is left.
-            found = solved(self.pool, used, ("highs", seconds), whole, needed)
-        return found
+        return solved(self.pool, used, (backend, seconds), whole, needed)
