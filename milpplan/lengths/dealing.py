@@ -72,7 +72,7 @@ class Timer:
         more tokens than the most."""
         grains, longest = packed @ self.grains, packed.shape[1] - 1 - (packed[:, ::-1] > 0).argmax(axis=1)
         ways = (
-            self.base[..., grains.clip(1, self.most_grains) - 1]
+            self.base[..., np.minimum(np.maximum(grains, 1), self.most_grains) - 1]
             + self.attention @ packed.T
             + self.once[..., longest]
         )

@@ -16,6 +16,7 @@ recomputes least and holds it. Random numbers are seeded, and rounds are counted
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,7 +70,11 @@ class Degree:
 
     def member(self, grains: int) -> int:
         """The member that runs so many grains."""
-        return next(member for member, room in zip(self.members, self.rooms, strict=True) if grains <= room)
+        return self.members[self.place(grains)]
+
+    def place(self, grains: int) -> int:
+        """Its place among the members."""
+        return bisect_left(self.rooms, grains)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +93,13 @@ class Batch:
         degree = self.degree
         self.grains = int(self.held @ degree.sizes[:-1])
         self.sums = tuple(each[:, :, :-1] @ self.held for each in degree.attention)
-        nothing = np.array([len(self.held)])
-        self.time_ns = float(self.exchanged(nothing, nothing)[0, 0])
+        self.time_ns = np.inf
+        if self.grains <= degree.rooms[-1]:
+            place, longest = degree.place(self.grains), self.held.nonzero()[0][-1:]
+            ways = degree.base[place][:, :, self.grains - 1] + self.sums[place]
+            ways = ways[:, :, None] + degree.once[place][:, :, longest]
+            # Of one length, or of none: nothing takes no time.
+            self.time_ns = float(ways.max(axis=0).sum())
 
     def with_(self, goes: int, comes: int) -> Batch:
         """After an exchange; the number of lengths is nothing."""
@@ -168,7 +178,7 @@ class _Board:
         kind = random.random()
         if kind < _SLOWEST + _SEAT:
             seat = int(self.ends.argmax() if kind < _SLOWEST else random.integers(len(self.ends)))
-            there = [one for one in self.batches if one.seats.start <= seat < one.seats.stop]
+            there = [one for one in self.batches if one.team == seat // one.degree.size]
             if there:
                 return there[int(random.integers(len(there)))]
         return self.batches[int(random.integers(len(self.batches)))]

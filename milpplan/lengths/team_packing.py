@@ -61,17 +61,33 @@ class Packer:
         """Time of a sequence on a team of every degree, about, [degrees, n] ns."""
         return np.asarray(self.prices * self.family.num_seats / np.array(self.family.chain)[:, None])
 
-    def filled(self, degree: int, held: IntArray) -> Filled:
-        """Micro-batches of one team with ``held`` [n] sequences."""
-        if not held.any():
-            return Filled({}, 0.0)
+    def filled(self, degree: int, teams: IntArray) -> list[Filled]:
+        """Micro-batches of teams of a degree with so many sequences [T, n]: their times are asked for all at
+        once."""
         grains = self.family.pool.load.lengths // self.family.pool.load.grain
-        found = [
-            self._cheapest(degree, way(grains, held, room))
+        ways = [
+            (team, way(grains, held, room))
+            for team, held in enumerate(teams)
+            if held.any()
             for room in self.rooms[degree]
             for way in (_full, _even)
         ]
-        return min(found, key=lambda one: one.time_ns)
+        found = [Filled({}, np.inf if held.any() else 0.0) for held in teams]
+        if not ways:
+            return found
+        members, rows = self.members(degree), np.concatenate([one for _, one in ways])
+        times = np.array([self.times(member, rows) for member in members])
+        # Every micro-batch under the member that takes least.
+        best, least = times.argmin(axis=0), times.min(axis=0)
+        end = 0
+        for team, one in ways:
+            begin, end = end, end + len(one)
+            time_ns = float(least[begin:end].sum())
+            if time_ns < found[team].time_ns:
+                mine = best[begin:end]
+                packed = {members[place]: one[mine == place] for place in np.unique(mine).tolist()}
+                found[team] = Filled(packed, time_ns)
+        return found
 
     @cached_property
     def rooms(self) -> dict[int, list[IntArray]]:
@@ -84,14 +100,6 @@ class Packer:
             found[degree] = [np.maximum(least, most) for most in capacities]
         return found
 
-    def _cheapest(self, degree: int, rows: IntArray) -> Filled:
-        """Every micro-batch under the member of the degree that takes least."""
-        members = self.members(degree)
-        times = np.array([self.times(member, rows) for member in members])
-        best = times.argmin(axis=0)
-        packed = {member: rows[best == place] for place, member in enumerate(members) if (best == place).any()}
-        return Filled(packed, float(times.min(axis=0).sum()))
-
     def times(self, member: int, rows: IntArray) -> FloatArray:
         """Time of every micro-batch, infinite where it does not fit, [v]."""
         timer = self.family.timer(member)
@@ -100,38 +108,42 @@ class Packer:
 
 def _full(grains: IntArray, held: IntArray, room: IntArray) -> IntArray:
     """Longest first, each into the first micro-batch with room."""
-    rows: list[IntArray] = []
+    items = np.repeat(np.arange(len(held)), held)[::-1]
+    places: list[int] = []
     left: list[int] = []
-    for k in np.repeat(np.arange(len(held)), held)[::-1].tolist():
-        size = int(grains[k])
+    for size, most in zip(grains[items].tolist(), room[items].tolist(), strict=True):
         place = next((one for one, free in enumerate(left) if free >= size), len(left))
         if place == len(left):
-            rows.append(np.zeros(len(held), dtype=np.int64))
-            left.append(int(room[k]))
-        rows[place][k] += 1
+            left.append(most)
+        places.append(place)
         left[place] -= size
-    return np.array(rows)
+    return _rows(places, items, len(left), len(held))
 
 
 def _even(grains: IntArray, held: IntArray, room: IntArray) -> IntArray:
     """As many micro-batches as tokens need, the longest sequences first, each to the one with most room."""
-    items = np.repeat(np.arange(len(held)), held)[::-1].tolist()
+    items = np.repeat(np.arange(len(held)), held)[::-1]
     most = int(room[0])
     number = max(1, -(-int(grains @ held) // most))
-    rows = [np.zeros(len(held), dtype=np.int64) for _ in range(number)]
+    places: list[int] = []
     left = [most] * number
-    for k in items:
-        size = int(grains[k])
-        place = max(range(len(left)), key=left.__getitem__)
+    for size, alone in zip(grains[items].tolist(), room[items].tolist(), strict=True):
+        place = left.index(max(left))
         if size > most and left[place] == most:
-            left[place] = int(room[k])
+            left[place] = alone
         if left[place] < size:
             place = len(left)
-            rows.append(np.zeros(len(held), dtype=np.int64))
-            left.append(int(room[k]))
-        rows[place][k] += 1
+            left.append(alone)
+        places.append(place)
         left[place] -= size
-    return np.array([row for row in rows if row.any()])
+    rows = _rows(places, items, len(left), len(held))
+    return rows[rows.any(axis=1)]
+
+
+def _rows(places: list[int], items: IntArray, number: int, lengths: int) -> IntArray:
+    """So many micro-batches [v, n], of which every item is at its place."""
+    cells = np.bincount(np.array(places) * lengths + items, minlength=number * lengths)
+    return cells.reshape(number, lengths)
 
 
 def spread(packer: Packer, factors: FloatArray, counts: IntArray, block: slice, ends: FloatArray) -> list[Turn]:
@@ -150,8 +162,7 @@ def spread(packer: Packer, factors: FloatArray, counts: IntArray, block: slice, 
             team = int(done.argmin())
             held[team, k] += 1
             done[team] += packer.each[row, k]
-        for team in range(len(done)):
-            filled = packer.filled(degree, held[team])
+        for team, filled in enumerate(packer.filled(degree, held)):
             place = block.start // degree + team
             turns += [Turn(member, place, packed) for member, packed in sorted(filled.packed.items())]
             mine[degree * team : degree * (team + 1)] += filled.time_ns
