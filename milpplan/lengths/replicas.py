@@ -11,13 +11,14 @@ with f, b and l_m the times of the packed micro-batch (``costs.packed``); the ti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.costs.columns import IntArray
 from milpplan.costs.layers import Mask
-from milpplan.costs.packed import PackedTimes, packed_times, sequence_cores
+from milpplan.costs.packed import PackedTimes, packed_times_of, sequence_cores
 from milpplan.costs.tally import Phase
 from milpplan.lengths.candidates import Candidate
 from milpplan.specs.problem import Problem
@@ -84,14 +85,32 @@ def micro_batch_times(
     problem: Problem, candidate: Candidate, lengths: IntArray, packed: IntArray, mask: Mask = "causal"
 ) -> StageTimes:
     """Exact times of micro-batches: ``packed`` [m, n] sequences of the ascending ``lengths`` [n], none empty."""
+    return times_of_several(problem, [(candidate, packed)], lengths, mask)[0]
+
+
+def times_of_several(
+    problem: Problem, parts: Sequence[tuple[Candidate, IntArray]], lengths: IntArray, mask: Mask = "causal"
+) -> list[StageTimes]:
+    """``micro_batch_times`` of several strategies, each with its micro-batches; all in one go, as what is little
+    for one strategy is little for all of them."""
+    packed = np.concatenate([rows for _, rows in parts])
+    ends = np.cumsum([len(rows) for _, rows in parts]).tolist()
+    slices = [slice(end - len(rows), end) for end, (_, rows) in zip(ends, parts, strict=True)]
     grains = packed @ lengths // problem.job.sequence_length
     # The longest sequence of each decides the last tiles.
     longest = packed.shape[1] - 1 - np.argmax(packed[:, ::-1] > 0, axis=1)
-    cores = []
-    for kind in problem.model.kinds:
-        by_length = sequence_cores(problem, kind, candidate.layout, lengths, mask)
-        cores.append(by_length.sequence_s @ packed.T + by_length.once_s[:, longest])
-    return stage_times(problem, candidate, packed_times(problem, candidate.layout, grains, np.stack(cores)))
+    cores = np.empty((len(problem.model.kinds), 2, len(packed)))
+    for place, kind in enumerate(problem.model.kinds):
+        for (candidate, rows), part in zip(parts, slices, strict=True):
+            each = sequence_cores(problem, kind, candidate.layout, lengths, mask)
+            cores[place, :, part] = each.sequence_s @ rows.T + each.once_s[:, longest[part]]
+    owners = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
+    layouts = [candidate.layout for candidate, _ in parts]
+    times = packed_times_of(problem, layouts, owners, grains, cores)
+    return [
+        stage_times(problem, candidate, times.part(part))
+        for (candidate, _), part in zip(parts, slices, strict=True)
+    ]
 
 
 def replicas_ns(

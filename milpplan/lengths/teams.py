@@ -32,7 +32,7 @@ from milpplan.costs.columns import IntArray
 from milpplan.errors import IllegalPlanError
 from milpplan.lengths.dealing import Timer
 from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import micro_batch_times
+from milpplan.lengths.replicas import times_of_several
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,14 +180,21 @@ def simulated(family: Family, turns: Sequence[Turn]) -> TeamStep:
 def turn_times_ns(family: Family, turns: Sequence[Turn]) -> list[int]:
     """Exact time of every turn: of all its micro-batches."""
     pool, found = family.pool, [0] * len(turns)
-    for member in dict.fromkeys(turn.member for turn in turns):
-        mine = [place for place, turn in enumerate(turns) if turn.member == member]
-        rows = np.concatenate([turns[place].packed for place in mine])
-        candidate = pool.members[member].candidate
-        times = micro_batch_times(pool.problem, candidate, pool.load.lengths, rows, pool.load.rules.mask)
+    if not turns:
+        return found
+    mine = {
+        member: [place for place, turn in enumerate(turns) if turn.member == member]
+        for member in dict.fromkeys(turn.member for turn in turns)
+    }
+    parts = [
+        (pool.members[member].candidate, np.concatenate([turns[place].packed for place in places]))
+        for member, places in mine.items()
+    ]
+    timed = times_of_several(pool.problem, parts, pool.load.lengths, pool.load.rules.mask)
+    for places, times in zip(mine.values(), timed, strict=True):
         each = times.forward[0] + times.backward[0]
-        ends = np.cumsum([len(turns[place].packed) for place in mine])[:-1]
-        for place, part in zip(mine, np.split(each, ends), strict=True):
+        ends = np.cumsum([len(turns[place].packed) for place in places])[:-1]
+        for place, part in zip(places, np.split(each, ends), strict=True):
             found[place] = int(part.sum())
     return found
 
