@@ -15,6 +15,7 @@ import numpy as np
 
 from milpplan.groups.batch_sharing import by_least_time, capacity, exchange
 from milpplan.groups.curves import BatchKind
+from milpplan.groups.peaks import around
 from milpplan.groups.pipeline import pipeline_times_ns
 from milpplan.groups.strategies import FloatArray, Int64Array
 
@@ -61,24 +62,43 @@ def place(kind: BatchKind, at: Int64Array, lengths: Int64Array) -> Placed | None
         if at.size <= _FEW * kind.num_replicas:
             exchange(kind, units[order], tokens[order], *found)
         return _timed(kind, units, order, *found)
-    packed: list[Placed] = []
+    packed = place_around(kind, at, lengths, slice(1))
+    tries = _TRIES if at.size <= _MANY else 1
     for shares in _promising(kind, units, tokens):
         filled = _by_shares(kind, units[order], tokens[order], shares)
         one = None if filled is None else _timed(kind, units, order, *filled)
         if one is not None and _in_flight_fits(kind, tokens, one):
             packed.append(one)
-        if len(packed) == (_TRIES if at.size <= _MANY else 1):
+            tries -= 1
+        if not tries:
             break
     return min(packed, key=lambda one: one.time_ns, default=None)
 
 
 def place_into(kind: BatchKind, at: Int64Array, lengths: Int64Array, number: int) -> Placed | None:
     """Places in at most ``number`` micro-batches a replica of a pipeline; None if the sequences do not fit so."""
+    load = float(kind.units[at].sum()) / kind.num_replicas
+    return _place_by(kind, at, lengths, kind.table.shape(number, load))
+
+
+def place_around(kind: BatchKind, at: Int64Array, lengths: Int64Array, ways: slice) -> list[Placed]:
+    """Places around the longest sequence, where best loads without it are all below it: some of two ways, the
+    likeliest first."""
+    units = kind.units[at]
+    load = float(units.sum()) / kind.num_replicas
+    most = min(units.size, kind.table.pipeline.max_micro_batches or units.size)
+    shapes = [one for one in around(kind.table.peaks, float(units.max()) / load) if one.size <= most]
+    found = (_place_by(kind, at, lengths, one) for one in shapes[ways])
+    return [one for one in found if one is not None]
+
+
+def _place_by(kind: BatchKind, at: Int64Array, lengths: Int64Array, shares: FloatArray) -> Placed | None:
+    """Places in micro-batches of such shares of a replica's load, as far as tokens allow."""
     units, tokens = kind.units[at], lengths[at]
     order = np.lexsort((np.arange(at.size), -tokens))
-    load, room = (float(one.sum()) / kind.num_replicas for one in (units, tokens))
-    cap = max(_FULL * kind.table.pipeline.micro_batch_tokens / room, 1.0 / number)
-    filled = _by_shares(kind, units[order], tokens[order], _capped(kind.table.shape(number, load), min(1.0, cap)))
+    room = float(tokens.sum()) / kind.num_replicas
+    cap = max(_FULL * kind.table.pipeline.micro_batch_tokens / room, 1.0 / shares.size)
+    filled = _by_shares(kind, units[order], tokens[order], _capped(shares, min(1.0, cap)))
     found = None if filled is None else _timed(kind, units, order, *filled)
     return found if found is not None and _in_flight_fits(kind, tokens, found) else None
 

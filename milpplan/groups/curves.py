@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.groups.cuts import KindCuts
+from milpplan.groups.peaks import peaks
 from milpplan.groups.problem import Kind
 from milpplan.groups.profile import SCALE_BITS, Paths, best_profile
 from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline
@@ -61,7 +62,8 @@ class SlotTable:
 class KindTable:
     """One kind of pipeline of a strategy as a dispatcher keeps it.
 
-    ``slots`` by number of micro-batches; ``shapes`` are best loads as shares [v], by a replica's load in units.
+    ``slots`` by number of micro-batches; ``shapes`` are best loads as shares [v], by a replica's load in units;
+    ``peaks`` those around a long sequence.
     """
 
     strategy: int
@@ -70,18 +72,23 @@ class KindTable:
     pipeline: Pipeline
     slots: dict[int, SlotTable]
     shapes: dict[int, dict[int, FloatArray]]
+    peaks: tuple[FloatArray, ...] = ()
 
     @staticmethod
     def of(kind: Kind, first_replica: int, planned_units: int) -> KindTable:
         """The table near a load of ``planned_units`` on all replicas together (0: half of all that fits)."""
         slots: dict[int, SlotTable] = {}
         shapes: dict[int, dict[int, FloatArray]] = {}
+        around: tuple[FloatArray, ...] = ()
         if kind.pipeline.num_stages > 1 and kind.total_units:
             load = (planned_units or kind.total_units // 2) / kind.num_replicas
             for share in _NEAR:
                 near = max(1, int(load * share))
                 shapes[near] = _learn(kind, near, slots)
-        return KindTable(kind.strategy, first_replica, kind.num_replicas, kind.pipeline, slots, shapes)
+            if any(shapes.values()):
+                largest = min(float(one.max()) for found in shapes.values() for one in found.values())
+                around = peaks(kind.pipeline, int(kind.units.max()), largest)
+        return KindTable(kind.strategy, first_replica, kind.num_replicas, kind.pipeline, slots, shapes, around)
 
     def shape(self, number: int, load: float) -> FloatArray:
         """Best loads of ``number`` micro-batches as shares of the whole: the nearest known, stretched.

@@ -24,7 +24,7 @@ import numpy as np
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups import linear
 from milpplan.groups.batch_bound import Batch, Node, Prices, narrowed, priced, relaxed, root, split
-from milpplan.groups.batch_packing import Placed, Together, place, place_into, place_together
+from milpplan.groups.batch_packing import Placed, Together, place, place_around, place_into, place_together
 from milpplan.groups.batch_solving import Found, solved
 from milpplan.groups.curves import BatchKind, KindTable
 from milpplan.groups.packing import Packing
@@ -182,15 +182,17 @@ class Dispatcher:
         return search
 
     def packings(self, strategy: int, lengths: Int64Array, spares: Sequence[int]) -> list[Placed]:
-        """Packings of sequences of ``lengths`` [n] on a strategy of one kind of pipelines, in numbers of
-        micro-batches a replica that are so many above the least that their tokens need; those that were found."""
+        """Packings of sequences of ``lengths`` [n] on a strategy of one kind of pipelines, beside that of a
+        batch: in numbers of micro-batches a replica that are so many above the least that their tokens need, and
+        if these are several, around the longest sequence in another way; those that were found."""
         (table,) = self._tables[strategy]
         distinct, at, counts = np.unique(lengths, return_inverse=True, return_counts=True)
         kind = BatchKind(table, distinct, counts)
         least = -(-int(lengths.sum()) // (kind.num_replicas * table.pipeline.micro_batch_tokens))
         numbers = {min(least + spare, lengths.size) for spare in spares}
         placed = (place_into(kind, at, distinct, number) for number in sorted(numbers))
-        return [one for one in placed if one is not None]
+        other = place_around(kind, at, distinct, slice(1, 2)) if len(spares) > 1 else []
+        return [*other, *(one for one in placed if one is not None)]
 
     def _require_room(self, batch: Batch) -> None:
         fits = np.any([kind.fits for kinds in batch.kinds.values() for kind in kinds], axis=0)

@@ -48,8 +48,9 @@ from milpplan.units import NS_PER_S
 # Changes in a round.
 _EFFORT, _FEW, _CHANGES = 5_500, 768, 24
 # Micro-batches of a replica beyond the least, of which the best number is sought; of more sequences, and of most.
-_SPARES, _SPARES_MANY, _SPARES_MOST = (1, 2, 3, 4, 6, 8), (4, 6, 9), (6,)
-# On pipelines of more stages than this, sequences count as so many more; and from how many on they are most.
+_SPARES, _SPARES_MANY, _SPARES_MOST = (1, 2, 3, 4, 6, 8, 12), (4, 6, 9), (6,)
+# On pipelines of more stages than this, sequences and spare micro-batches count as so many more (rises and falls
+# of the loads are longer); and from how many sequences on they are most.
 _STAGES, _MOST = 4, 2_048
 
 
@@ -246,7 +247,9 @@ class TurnDispatcher:
         timer, lengths = self._timers[member], placed.lengths[mine]
         num_replicas, width = self.pool.members[member].candidate.layout.dp, len(self.pool.load.lengths)
         work = self._work(placed, member)
-        spares = _SPARES if work <= _FEW else _SPARES_MANY if work <= _MOST else _SPARES_MOST
+        some = _SPARES if work <= _FEW else _SPARES_MANY if work <= _MOST else _SPARES_MOST
+        stages = max(_STAGES, self.pool.num_stages(member))
+        spares = [one * stages // _STAGES for one in some]
         ways = [(placed.replica[mine], placed.micro_batch[mine])]
         ways += [(one.replica, one.micro_batch) for one in self._placing.packings(member, lengths, spares)]
         best, least = [np.zeros((0, width), dtype=np.int64)], math.inf
