@@ -98,9 +98,11 @@ class Pool:
     held_for_sure: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @staticmethod
-    def of(problem: Problem, load: Load) -> Pool:
-        """The candidates of the problem without those that others dominate."""
-        found = sized(problem, candidates(problem), min(load.grains, MAX_GRAINS))
+    def of(problem: Problem, load: Load, most_grains: int | None = None) -> Pool:
+        """The candidates of the problem without those that others dominate, with micro-batches of up to
+        ``most_grains`` (None: no more than there are of the load)."""
+        most_grains = min(load.grains, MAX_GRAINS) if most_grains is None else most_grains
+        found = sized(problem, candidates(problem), most_grains)
         alike: dict[Layout, list[Sized]] = {}
         for one in found:
             alike.setdefault(one.candidate.layout, []).append(one)

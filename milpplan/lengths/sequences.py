@@ -156,6 +156,15 @@ def check_step(problem: Problem, workload: Workload, alignment: int) -> None:
             f"Expected at most {MAX_SEQUENCES:,}: every one is packed.",
             "Say how many sequences a step has (--global-batch), or how many tokens.",
         )
+    check_longest(problem, longest)
+
+
+def check_longest(problem: Problem, longest: int) -> None:
+    """Refuse sequences that are longer than any may be.
+
+    Raises:
+        InvalidInputError: they are, or the model has no positions for them.
+    """
     if longest > MAX_SEQUENCE:
         raise InvalidInputError(
             f"The longest sequence has {longest:,} tokens.",

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -104,7 +105,9 @@ def solve_lengths(
         search.run(started[0], time_limit_s, workers)
     except KeyboardInterrupt:
         interrupted = True
-        search.close()
+        # Whoever interrupts this, too, gets the step without what is not proved yet.
+        with suppress(KeyboardInterrupt):
+            search.close()
     finally:
         search.end()
     compared: tuple[BaselineStep, ...] = ()
@@ -148,7 +151,10 @@ class _Search:
 
     @property
     def bound_ns(self) -> float:
-        """No step of the space takes less."""
+        """No step of the space takes less; 0 as long as nothing is known of some of them."""
+        ways = ((self.team_search, self.teams), (self.unlike_search, self.unlike))
+        if not self.sets.is_bounded or any(search and known is None for search, known in ways):
+            return 0.0
         others = [one.bound_ns for one in (self.teams, self.unlike) if one is not None]
         return float(min([self.statics.bound_ns, self.sets.bound_ns, *others]))
 

@@ -20,9 +20,9 @@ from milpplan.costs.columns import IntArray
 from milpplan.errors import InvalidInputError
 from milpplan.groups import linear
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.pool import Pool
+from milpplan.lengths.pool import MAX_GRAINS, Pool
 from milpplan.lengths.records import PACKED, SequenceRules, TeamTurn
-from milpplan.lengths.sequences import check_rules, checked_batch
+from milpplan.lengths.sequences import check_longest, check_rules, checked_batch
 from milpplan.lengths.tables import Load
 from milpplan.lengths.team_bound import SharedTables
 from milpplan.lengths.team_file import TeamDispatchFile, TeamTurnRecord
@@ -65,31 +65,49 @@ class TeamDispatcher:
     """Plans batches of sequences of up to ``longest`` tokens, each padded to a multiple of ``alignment``."""
 
     def __init__(
-        self, problem: Problem, tp: int, longest: int, alignment: int = 128, rules: SequenceRules = PACKED
+        self,
+        problem: Problem,
+        tp: int,
+        longest: int,
+        alignment: int = 128,
+        rules: SequenceRules = PACKED,
+        etp: int | None = None,
     ) -> None:
-        """``problem`` and ``rules``: as for ``solve_lengths``; ``tp``: the tensor parallelism of all degrees.
+        """``problem`` and ``rules``: as for ``solve_lengths``; ``tp``, ``etp``: the tensor parallelism of all
+        degrees, and that of their experts, where there are several.
 
         Raises:
             InfeasibleError: no strategy holds the longest sequence.
-            InvalidInputError: there are no two degrees under this tensor parallelism, numbers below one, or rules
-                that the problem or degrees side by side do not know.
+            InvalidInputError: there are no two degrees under this tensor parallelism, or those of several of the
+                experts' and none is named; numbers that are none or below one; lengths that the model does not
+                know; or rules that the problem or degrees side by side do not know.
         """
         check_rules(problem, rules, baselines=False, side_by_side=True)
-        if min(tp, longest, alignment) < 1:
+        for name, value in (("tp", tp), ("longest", longest), ("alignment", alignment), ("etp", etp)):
+            if not ((isinstance(value, (int, np.integer)) and value > 0) or (name, value) == ("etp", None)):
+                raise InvalidInputError(
+                    f"{name} is {value!r}.", "A whole number of at least 1 expected.", "Correct it."
+                )
+        check_longest(problem, longest)
+        found = families(_pool(problem, tp, longest, alignment, rules))
+        known = sorted({_etp(one) for one in found})
+        if etp is not None:
+            found = [one for one in found if _etp(one) == etp]
+        if len(found) > 1:
             raise InvalidInputError(
-                f"tp is {tp}, longest {longest}, alignment {alignment}.", "Numbers of at least 1 expected."
+                f"tp={tp} has experts of tensor parallelism {', '.join(map(str, known))}.",
+                "Expected one of them: parameters stay where they are from batch to batch.",
+                f"Give the etp of a step that was planned side by side (etp={known[0]}, say).",
             )
-        space = problem.space.model_copy(update={"tp": (tp,), "pp": (1,), "ep": (1,)})
-        grains = np.arange(1, -(-longest // alignment) + 1, dtype=np.int64)
-        load = Load(grains * alignment, np.ones_like(grains), alignment, rules)
-        found = families(Pool.of(grain_problem(problem.model_copy(update={"space": space}), alignment), load))
         if not found:
             raise InvalidInputError(
-                f"tp={tp} has no two degrees of context parallelism that hold the model, one of them with a "
-                f"sequence of {longest:,} tokens, next to each other in the order of ranks.",
+                f"tp={tp}{'' if etp is None else f', etp={etp}'} has no two degrees of context parallelism that "
+                f"hold the model, one of them with a sequence of {longest:,} tokens, next to each other in the "
+                "order of ranks.",
                 "Expected a tensor parallelism that has.",
-                "Give the tp of a step that was planned side by side.",
+                "Give the tp (and, of experts, the etp) of a step that was planned side by side.",
             )
+        load = found[0].pool.load
         self.alignment, self.longest, self.family = alignment, int(load.lengths[-1]), found[0]
         self.lines, self.tables = lines(self.family), SharedTables.of(self.family)
         linear.ready()
@@ -124,6 +142,21 @@ class TeamDispatcher:
         step = quick_step(family, among)
         shared = self.tables.among(held).shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES)
         return step, shared.bound_ns
+
+
+def _pool(problem: Problem, tp: int, longest: int, alignment: int, rules: SequenceRules) -> Pool:
+    """One stage under a tensor parallelism, with every length once. A micro-batch holds what memory does: batches
+    have more of one length."""
+    space = problem.space.model_copy(update={"tp": (tp,), "pp": (1,), "ep": (1,)})
+    grains = np.arange(1, -(-longest // alignment) + 1, dtype=np.int64)
+    load = Load(grains * alignment, np.ones_like(grains), alignment, rules)
+    of_one = grain_problem(problem.model_copy(update={"space": space}), alignment)
+    return Pool.of(of_one, load, MAX_GRAINS)
+
+
+def _etp(family: Family) -> int:
+    """Tensor parallelism of the experts."""
+    return family.pool.members[family.members[0]].candidate.layout.etp
 
 
 def _indexed(turns: tuple[TeamTurn, ...], places: IntArray, alignment: int) -> tuple[TeamTurn, ...]:

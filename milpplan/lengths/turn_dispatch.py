@@ -122,6 +122,8 @@ class TurnDispatcher:
         self.pool = _pool(problem, result)
         self.names = tuple(one.candidate.name for one in self.pool.members)
         self.longest = min(self._tokens(), MAX_DISTINCT * self.alignment)
+        if problem.model.learned_positions:
+            self.longest = min(self.longest, problem.model.max_position_embeddings)
         members = range(len(self.names))
         piped = any(self.pool.num_stages(member) > 1 for member in members)
         self._bounding: Dispatcher | PipelineBound

@@ -88,20 +88,21 @@ def main() -> None:
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     gone = threading.Event()
     threading.Thread(target=_read, args=(source, messages, gone), daemon=True).start()
-    with suppress(KeyboardInterrupt, OSError):
+    with suppress(KeyboardInterrupt, OSError, MemoryError):
         serve(messages, target, gone)
     sys.stdout.flush()
     os._exit(0)
 
 
 def serve(messages: queue.SimpleQueue[Any], target: BinaryIO, gone: threading.Event) -> None:
-    """Answer messages; an error is an answer too."""
+    """Answer messages; an error is an answer too, but that of no memory, which ends this process: whoever waits
+    goes on alone."""
     try:
         hello = messages.get()
         worker = None if hello is None else hello.worker(gone)
         while worker is not None and (asked := messages.get()) is not None:
             _answer(target, "reply", worker.reply(asked))
-    except (KeyboardInterrupt, OSError):
+    except (KeyboardInterrupt, OSError, MemoryError):
         raise
     except Exception as error:
         _answer(target, "error", _portable(error))

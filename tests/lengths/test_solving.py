@@ -67,6 +67,25 @@ def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when
     assert sum(count for group in result.groups for _, count in group.buckets) == result.num_sequences
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_ctrl_c_again_gives_the_step_without_a_bound(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+    """While bounds are sought after the first one: what is not proved is not said."""
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for name in ("milpplan.lengths.team_steps.TeamSearch.run", "milpplan.lengths.several.Several.screened"):
+        module, method = name.rsplit(".", 1)
+        monkeypatch.setattr(pkgutil.resolve_name(module), method, interrupted)
+    result = solve_lengths(
+        small_problem(memory_gib=40), workload(), GRAIN, 2, 0.001, 8.0, "highs", side_by_side=beside
+    )
+    assert result.interrupted
+    assert result.lower_bound_s == 0.0
+    assert result.status == "feasible"
+    assert sum(count for group in result.groups for _, count in group.buckets) == result.num_sequences
+
+
 def test_every_sequence_runs_once_within_its_micro_batch() -> None:
     """Micro-batches of all groups hold the workload, and none more tokens than its strategy may."""
     steps, held = workload(), Counter[int]()

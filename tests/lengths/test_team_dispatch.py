@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milpplan import Job, Problem, load_hardware, load_model
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.workload import workload_of
 from milpplan.lengths.records import SequenceRules
@@ -108,3 +109,46 @@ def test_what_is_no_row_of_whole_numbers_is_refused(lengths: Any) -> None:
     """Nothing is rounded, and no library's own error comes out."""
     with pytest.raises(InvalidInputError, match="of type"):
         dispatcher().dispatch(lengths)
+
+
+def test_few_lengths_do_not_limit_micro_batches() -> None:
+    """Of a dispatcher for short sequences a micro-batch holds as many of them as memory does: batches take what
+    they take under one for longer ones, and no bound is above that."""
+    for longest in (GRAIN, 4 * GRAIN):
+        found = TeamDispatcher(PROBLEM, 1, longest, GRAIN).dispatch([longest] * 600)
+        other = dispatcher().dispatch([longest] * 600)
+        assert found.lower_bound_s <= other.step_time_s
+        assert found.step_time_s == pytest.approx(other.step_time_s, rel=0.02)
+
+
+def test_experts_of_several_degrees_have_to_be_named() -> None:
+    """Parameters stay where they are, so a bound is of one tensor parallelism of the experts."""
+    job = Job(num_gpus=16, global_batch_size=1, sequence_length=256)
+    experts = Problem(model=load_model("qwen3-30b-a3b"), hardware=load_hardware("dgx-b200"), job=job)
+    experts = experts.model_copy(update={"space": experts.space.model_copy(update={"cp": (1, 2)})})
+    with pytest.raises(InvalidInputError, match="experts of tensor parallelism 2, 4"):
+        TeamDispatcher(experts, 4, 2_048, 256)
+    with pytest.raises(InvalidInputError, match="etp=8 has no two degrees"):
+        TeamDispatcher(experts, 4, 2_048, 256, etp=8)
+    times = [TeamDispatcher(experts, 4, 2_048, 256, etp=one).dispatch([300] * 64).step_time_s for one in (2, 4)]
+    assert times[0] != pytest.approx(times[1], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tp": "1"}, {"tp": None}, {"longest": 2.5}, {"alignment": 0}, {"etp": 0}, {"longest": 1 << 40}],
+)
+def test_numbers_that_are_none_are_refused(given: dict[str, Any]) -> None:
+    """Nothing is rounded, and nothing is tabled for ever."""
+    words: dict[str, Any] = {"tp": 1, "longest": 1_024, "alignment": GRAIN} | given
+    with pytest.raises(InvalidInputError):
+        TeamDispatcher(PROBLEM, **words)
+
+
+def test_sequences_beyond_learned_positions_are_refused() -> None:
+    """As ``solve_lengths`` does."""
+    model = PROBLEM.model.model_copy(update={"learned_positions": True, "max_position_embeddings": 2_048})
+    problem = PROBLEM.model_copy(update={"model": model})
+    with pytest.raises(InvalidInputError, match="learned positions"):
+        TeamDispatcher(problem, 1, 2_304, GRAIN)
+    assert TeamDispatcher(problem, 1, 2_048, GRAIN).dispatch([2_048]).step_time_s > 0.0

@@ -156,3 +156,13 @@ def test_what_it_cannot_dispatch_is_refused() -> None:
         TurnDispatcher(problem_of(1), padded)
     with pytest.raises(InvalidInputError, match="none of the problem's"):
         TurnDispatcher(problem_of(2), solved(1))
+
+
+def test_sequences_beyond_learned_positions_are_refused() -> None:
+    """A model that has no place for them runs none, whatever memory holds."""
+    problem = problem_of(1)
+    model = problem.model.model_copy(update={"learned_positions": True, "max_position_embeddings": 2_048})
+    found = TurnDispatcher(problem.model_copy(update={"model": model}), solved(1))
+    assert dispatcher(1).longest > found.longest == 2_048
+    with pytest.raises(InvalidInputError, match="batch"):
+        found.dispatch([2_304])
