@@ -12,6 +12,9 @@ from benchmarks.team_batches import HEADER as BATCHES_HEADER
 from benchmarks.team_batches import Cluster
 from benchmarks.team_batches import drawn as batches
 from benchmarks.team_batches import row as batches_row
+from benchmarks.turn_batches import HEADER as TURNS_HEADER
+from benchmarks.turn_batches import Turns
+from benchmarks.turn_batches import rows as turns_rows
 
 
 @pytest.mark.parametrize(
@@ -107,3 +110,11 @@ def test_batches_of_training_are_drawn_and_have_rows() -> None:
     cells = batches_row(cluster, cluster.dispatcher, 48, 1)
     assert len(cells) == len(BATCHES_HEADER)
     assert all(float(cell.split()[0]) >= 0.0 for cell in cells[2:6])
+
+
+def test_batches_in_turn_have_rows() -> None:
+    """One for every size, with the strategies of the solved step; no gap is negative."""
+    found = turns_rows(Turns("llama2-7b", "dgx-h100", 8, 8_192, (2,)), (16, 48), 2, 1.0)
+    assert [len(one) for one in found] == [len(TURNS_HEADER)] * 2
+    assert [one[2] for one in found] == ["16", "48"]
+    assert all("pp2" in one[0] and float(one[4].split()[0]) >= 0.0 for one in found)
