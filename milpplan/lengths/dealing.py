@@ -107,6 +107,17 @@ class Timer:
                     ends[stage] = arrival = ends[stage] + forward[turn, stage]
         return ends[0]
 
+    def longest_ns(self, counts: IntArray) -> float:
+        """Time of the slowest of replicas [D, v, n] whose empty micro-batches, which do not run, come last."""
+        numbers, longest = counts.any(axis=2).sum(axis=1), 0.0
+        for number in np.unique(numbers[numbers > 0]).tolist():
+            rows = counts[numbers == number, :number]
+            flat = rows.reshape(-1, rows.shape[-1])
+            phases = self.phases(flat).reshape(2, self.num_stages, len(rows), number)
+            lags = self.lags(flat @ self.grains).reshape(len(rows), number)
+            longest = max(longest, float(self.times(phases, lags).max()))
+        return longest
+
 
 @dataclass(slots=True, eq=False)
 class Replica:

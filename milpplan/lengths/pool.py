@@ -21,7 +21,7 @@ from milpplan.lengths.forced import forced_bounds, most_whole
 from milpplan.lengths.forced_pipelines import forced_pipeline_bounds
 from milpplan.lengths.records import LengthGroup, MicroBatches
 from milpplan.lengths.rectangles import rectangles
-from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.replicas import replicas_of_several
 from milpplan.lengths.stage_contents import StageContents
 from milpplan.lengths.tables import (
     Load,
@@ -355,16 +355,21 @@ class Pool:
 
     def timed(self, member: int, replicas: tuple[IntArray, ...], most_grains: int) -> Packed:
         """Replicas with their exact time; refuses micro-batches beyond memory."""
-        one = self.members[member].candidate
-        for replica in replicas:
-            tokens = replica @ self.load.lengths
-            if len(tokens) and (tokens.max() > most_grains * self.load.grain or tokens.min() <= 0):
-                raise IllegalPlanError(
-                    f"A micro-batch of {one.name} holds {int(tokens.max())} tokens.",
-                    f"At most {most_grains * self.load.grain} expected.",
-                )
-        times = replicas_ns(self.problem, one, self.load.lengths, replicas, self.load.rules.mask)
-        return Packed(replicas, int(times.max()))
+        return self.all_timed([(member, replicas, most_grains)])[0]
+
+    def all_timed(self, parts: Sequence[tuple[int, tuple[IntArray, ...], int]]) -> list[Packed]:
+        """``timed`` of several members, in one pass of the cost model."""
+        given = [(self.members[member].candidate, replicas) for member, replicas, _ in parts]
+        for (one, replicas), (*_, most_grains) in zip(given, parts, strict=True):
+            for replica in replicas:
+                tokens = replica @ self.load.lengths
+                if len(tokens) and (tokens.max() > most_grains * self.load.grain or tokens.min() <= 0):
+                    raise IllegalPlanError(
+                        f"A micro-batch of {one.name} holds {int(tokens.max())} tokens.",
+                        f"At most {most_grains * self.load.grain} expected.",
+                    )
+        times = replicas_of_several(self.problem, given, self.load.lengths, self.load.rules.mask)
+        return [Packed(replicas, int(each.max())) for (_, replicas), each in zip(given, times, strict=True)]
 
 
 def _time_ns(packed: Packed) -> int:

@@ -121,14 +121,26 @@ def replicas_ns(
     mask: Mask = "causal",
 ) -> IntArray:
     """Exact time of every replica of a strategy, each given as micro-batches [v, n] of counts of ``lengths``."""
-    rows = [len(one) for one in replicas]
-    if not sum(rows):
-        return np.zeros(len(replicas), dtype=np.int64)
-    times = micro_batch_times(problem, candidate, lengths, np.concatenate(replicas), mask)
-    found, start = [], 0
-    for number in rows:
-        part = slice(start, start + number)
-        start += number
-        one = pipeline_ns(times.forward[:, part], times.backward[:, part], times.transfer[part]) if number else 0
-        found.append(one)
-    return np.array(found, dtype=np.int64)
+    return replicas_of_several(problem, [(candidate, replicas)], lengths, mask)[0]
+
+
+def replicas_of_several(
+    problem: Problem,
+    parts: Sequence[tuple[Candidate, tuple[IntArray, ...]]],
+    lengths: IntArray,
+    mask: Mask = "causal",
+) -> list[IntArray]:
+    """``replicas_ns`` of several strategies, each with its replicas; all in one go."""
+    held = [(one, np.concatenate(replicas)) for one, replicas in parts if sum(map(len, replicas))]
+    timed = iter(times_of_several(problem, held, lengths, mask) if held else [])
+    found = []
+    for _, replicas in parts:
+        times, start = next(timed) if sum(map(len, replicas)) else None, 0
+        each = np.zeros(len(replicas), dtype=np.int64)
+        for place, one in enumerate(replicas):
+            part = slice(start, start + len(one))
+            start = part.stop
+            if times is not None and len(one):
+                each[place] = pipeline_ns(times.forward[:, part], times.backward[:, part], times.transfer[part])
+        found.append(each)
+    return found

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.groups.tours import best_tour
 from milpplan.lengths.candidates import candidates, grain_problem, sized
-from milpplan.lengths.dealing import Replica, Timer, improved
+from milpplan.lengths.dealing import Timer, improved
 from milpplan.lengths.dispatch_bound import PipelineBound
 from milpplan.lengths.pool import MAX_GRAINS, Packed, Pool
 from milpplan.lengths.records import LengthsResult, MicroBatches, RanStep
@@ -197,13 +197,18 @@ class TurnDispatcher:
         given = checked_batch(lengths, self.longest, do)
         padded = -(-given // self.alignment) * self.alignment
         placed = self._placing.dispatch(padded)
-        groups = {member: self._group(placed, member) for member in placed.order}
-        times = {member: packed.time_ns for member, (packed, _) in groups.items()}
+        # Of all lengths that may come a batch has some.
+        held = np.unique(padded) // self.alignment - 1
+        load = replace(self.pool.load, lengths=self.pool.load.lengths[held], counts=self.pool.load.counts[held])
+        known = _Held(replace(self.pool, load=load), held, np.searchsorted(held, padded // self.alignment - 1))
+        parts = [(one, self._group(known, placed, one), self._most_grains(one)) for one in placed.order]
+        packed = dict(zip(placed.order, known.pool.all_timed(parts), strict=True))
+        times = {member: one.time_ns for member, one in packed.items()}
         tour = best_tour(self._placing.problem, tuple(sorted(times)), times)
         return TurnDispatch(
             tuple(padded.tolist()),
             tuple(self.names[member] for member in tour.order),
-            tuple(groups[member][1] for member in tour.order),
+            tuple(self._indices(known, placed, member, packed[member]) for member in tour.order),
             self.names[self.plan.home],
             tour.time_ns,
             min(self._bound_ns(placed, tour.time_ns), tour.time_ns),
@@ -219,50 +224,64 @@ class TurnDispatcher:
         group_ns = math.floor(self._bounding.group_ns(lengths, counts))
         return group_ns + self.pool.reduce_ns(0) + self.pool.finish_ns(0)
 
-    def _group(self, placed: Dispatch, member: int) -> tuple[Packed, MicroBatches]:
-        """What is placed under one strategy, at its exact time; on pipelines, where few micro-batches make every
+    def _group(self, known: _Held, placed: Dispatch, member: int) -> tuple[IntArray, ...]:
+        """What is placed under one strategy, by replica [v, k]; on pipelines, where few micro-batches make every
         stage wait, in the best of some numbers of them, and with some sequences moved."""
-        most_grains, width = self._most_grains(member), len(self.pool.load.lengths)
-        places = placed.lengths // self.alignment - 1
         if self.pool.num_stages(member) == 1:
-            held = placed.micro_batches(member)
-            replicas = tuple(
-                np.array([np.bincount(places[list(one)], minlength=width) for one in replica]).reshape(-1, width)
-                for replica in held
-            )
-            return self.pool.timed(member, replicas, most_grains), held
-        mine = np.flatnonzero(placed.strategy == member)
+            width = len(known.lengths)
+            rows = [
+                [np.bincount(known.places[list(one)], minlength=width) for one in replica]
+                for replica in placed.micro_batches(member)
+            ]
+            return tuple(np.array(one).reshape(-1, width) for one in rows)
+        timer = self._timers[member].among(known.lengths)
         effort = _EFFORT * _FEW // max(_FEW, self._work(placed, member)) // len(placed.order)
-        best = improved(self._timers[member], self._best_numbers(placed, member, mine), effort, _CHANGES)
-        packed = self.pool.timed(member, tuple(best), most_grains)
-        return packed, _indexed(packed, mine, places[mine])
+        return tuple(improved(timer, self._best_numbers(known, placed, member, timer), effort, _CHANGES))
+
+    def _indices(self, known: _Held, placed: Dispatch, member: int, packed: Packed) -> MicroBatches:
+        """Its micro-batches as indices of the batch's sequences."""
+        if self.pool.num_stages(member) == 1:
+            return placed.micro_batches(member)
+        mine = np.flatnonzero(placed.strategy == member)
+        return _indexed(packed, mine, known.places[mine])
 
     def _work(self, placed: Dispatch, member: int) -> int:
         """Sequences of a batch, as packing them takes time on a pipeline."""
         return len(placed.lengths) * max(_STAGES, self.pool.num_stages(member)) // _STAGES
 
-    def _best_numbers(self, placed: Dispatch, member: int, mine: IntArray) -> list[IntArray]:
-        """The shortest packing of the sequences ``mine`` [n] in some numbers of micro-batches, by replica [v, n].
+    def _best_numbers(self, known: _Held, placed: Dispatch, member: int, timer: Timer) -> list[IntArray]:
+        """The shortest packing of the sequences of a pipeline in some numbers of micro-batches, by replica [v, n].
 
         The placing dispatcher's pipelines are lines: what small micro-batches take beyond these it does not know.
         """
-        timer, lengths = self._timers[member], placed.lengths[mine]
-        num_replicas, width = self.pool.members[member].candidate.layout.dp, len(self.pool.load.lengths)
-        work = self._work(placed, member)
+        mine = np.flatnonzero(placed.strategy == member)
+        num_replicas = self.pool.members[member].candidate.layout.dp
+        work = self._work(placed, member) * len(placed.order)
         some = _SPARES if work <= _FEW else _SPARES_MANY if work <= _MOST else _SPARES_MOST
         stages = max(_STAGES, self.pool.num_stages(member))
         spares = [one * stages // _STAGES for one in some]
         ways = [(placed.replica[mine], placed.micro_batch[mine])]
-        ways += [(one.replica, one.micro_batch) for one in self._placing.packings(member, lengths, spares)]
-        best, least = [np.zeros((0, width), dtype=np.int64)], math.inf
+        packings = self._placing.packings(member, placed.lengths[mine], spares)
+        ways += [(one.replica, one.micro_batch) for one in packings]
+        best, least = np.zeros((num_replicas, 0, len(known.lengths)), dtype=np.int64), math.inf
         for replica, micro_batch in ways:
-            counts = np.zeros((num_replicas, int(micro_batch.max()) + 1, width), dtype=np.int64)
-            np.add.at(counts, (replica, micro_batch, lengths // self.alignment - 1), 1)
-            replicas = [Replica.of(timer, one) for one in counts]
-            longest = max(one.time_ns for one in replicas)
+            shape = num_replicas, int(micro_batch.max()) + 1, len(known.lengths)
+            cells = np.ravel_multi_index((replica, micro_batch, known.places[mine]), shape)
+            counts = np.bincount(cells, minlength=math.prod(shape)).reshape(shape)
+            longest = timer.longest_ns(counts)
             if longest < least:
-                best, least = [one.packed for one in replicas], longest
-        return best
+                best, least = counts, longest
+        return [one[one.any(axis=1)] for one in best]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A batch: the ``pool`` with nothing but its ``lengths`` [k], places among all that may come, and where each
+    of its sequences is among these, [n]."""
+
+    pool: Pool
+    lengths: IntArray
+    places: IntArray
 
 
 def _pool(problem: Problem, result: LengthsResult | RanStep) -> Pool:

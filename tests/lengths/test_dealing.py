@@ -10,7 +10,7 @@ import pytest
 from milpplan.groups.workload import workload_of
 from milpplan.lengths.dealing import Replica, Timer, improved
 from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import replicas_ns
+from milpplan.lengths.replicas import replicas_ns, replicas_of_several
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches
 from tests.small import small_problem
 
@@ -23,6 +23,31 @@ def test_times_of_replicas_are_the_exact_ones() -> None:
         packed = random_micro_batches(found, one.alone_grains, random, int(random.integers(1, 7)))
         exact = replicas_ns(found.problem, one.candidate, found.load.lengths, (packed,))[0]
         assert Replica.of(timer, packed).time_ns == pytest.approx(exact, rel=1e-5), one.candidate.name
+
+
+def test_many_replicas_are_timed_at_once() -> None:
+    """Replicas of several numbers of micro-batches, one of none, take what they take one by one, all strategies
+    together as well; also with nothing but the lengths that there are."""
+    found, random = pool(), np.random.default_rng(4)
+    parts, each = [], []
+    for number, one in enumerate(found.members):
+        timer = Timer.of(found.tables[number], one.alone_grains)
+        sizes = random.integers(1, 7, 3).tolist()
+        packed = [random_micro_batches(found, one.alone_grains, random, size) for size in sizes]
+        counts = np.zeros((4, max(map(len, packed)), len(found.load.lengths)), dtype=np.int64)
+        for row, mine in zip(counts, packed, strict=False):
+            row[: len(mine)] = mine
+        longest_ns = max(Replica.of(timer, mine).time_ns for mine in packed)
+        assert timer.longest_ns(counts) == pytest.approx(longest_ns)
+        held = np.flatnonzero(counts.any(axis=(0, 1)))
+        assert timer.among(held).longest_ns(counts[..., held]) == pytest.approx(longest_ns)
+        parts.append((one.candidate, (packed[0], packed[1], packed[0][:0], packed[2])))
+        each.append(replicas_ns(found.problem, one.candidate, found.load.lengths, parts[-1][1]).tolist())
+    together = replicas_of_several(found.problem, parts, found.load.lengths)
+    assert [one.tolist() for one in together] == each
+    assert all(one[2] == 0 for one in each)
+    (nothing,) = replicas_of_several(found.problem, [(parts[0][0], (packed[0][:0],))], found.load.lengths)
+    assert nothing.tolist() == [0]
 
 
 def test_changes_are_timed_as_if_made() -> None:
