@@ -85,9 +85,10 @@ def place_around(kind: BatchKind, at: Int64Array, lengths: Int64Array, ways: sli
     """Places around the longest sequence, where best loads without it are all below it: some of two ways, the
     likeliest first."""
     units = kind.units[at]
-    load = float(units.sum()) / kind.num_replicas
+    # Sequences may be of no work at all.
+    share = float(units.max()) * kind.num_replicas / max(1.0, float(units.sum()))
     most = min(units.size, kind.table.pipeline.max_micro_batches or units.size)
-    shapes = [one for one in around(kind.table.peaks, float(units.max()) / load) if one.size <= most]
+    shapes = [one for one in around(kind.table.peaks, share) if one.size <= most]
     found = (_place_by(kind, at, lengths, one) for one in shapes[ways])
     return [one for one in found if one is not None]
 

@@ -96,3 +96,13 @@ def test_batches_without_any_are_as_before() -> None:
     kind, at, lengths = _kind(2_000, long=0)
     assert kind.table.peaks
     assert place_around(kind, at, lengths, slice(2)) == []
+
+
+def test_sequences_without_work_are_around_none() -> None:
+    """Units are whole: a short sequence may have none."""
+    free = replace(PIPELINE, quadratic_ns=0.0, linear_ns=1e-6)
+    lengths, counts = np.array([1, 8_000_000]), np.array([2, 1])
+    kind = Kind(0, replace(free, micro_batch_tokens=10_000_000), 2, lengths, counts)
+    batch = BatchKind(KindTable.of(kind, 0, int(counts @ kind.units)), lengths, counts)
+    assert not kind.units[0]
+    assert place_around(batch, np.array([0, 0]), lengths, slice(2)) == []
