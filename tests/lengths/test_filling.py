@@ -253,6 +253,7 @@ def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None
         assert loads.highest * (1 - 1e-9) <= search.loads.highest <= packed.time_ns
 
 
+@pytest.mark.long
 def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
     """One replica whose large micro-batches are told apart, and whose sequences are worth what the worst window
     says: no random part of the workload, with the longest sequence or without, is shorter than its bounds."""
