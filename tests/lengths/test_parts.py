@@ -18,6 +18,7 @@ from milpplan.lengths.steps import Step
 from tests.lengths.cases import deep_pool, pool
 
 
+@pytest.mark.long
 def test_groups_near_a_load_take_no_less_and_more_is_known_of_them() -> None:
     """Random groups whose load is in the interval that was looked at: packed as well as is cheap, none is below
     the bounds, which are no lower than before for any of them and higher for some."""
