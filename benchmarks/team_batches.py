@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,25 +83,34 @@ def row(cluster: Cluster, dispatcher: TeamDispatcher, size: int, number: int) ->
     return [name, f"{size:,}", cells[0], cells[1] + " %", cells[2], cells[3] + " %", cells[4] + " %"]
 
 
-def main() -> None:
-    """Print or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def written(
+    description: str, name: str, header: Sequence[str], rows: Callable[[int], Iterator[list[str]]]
+) -> None:
+    """Print the rows of so many batches of each size, as the command line says, or write them as the table of that
+    name of docs/dispatch.md, too."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--batches", type=int, default=4, help="of each size (4)")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/dispatch.md")
     words = parser.parse_args()
     if words.batches < 1:
         parser.error("one batch at least is expected for --batches")
-    rows = []
+    table = []
+    for one in rows(words.batches):
+        table.append(one)
+        print(" | ".join(one), flush=True)
+    if words.write:
+        replace_section(DOCUMENT, name, markdown_table(header, table))
+
+
+def rows(number: int) -> Iterator[list[str]]:
+    """Those of all clusters and sizes."""
     for cluster in CLUSTERS:
         dispatcher = cluster.dispatcher
         # What is imported at first is not the batch's.
         dispatcher.dispatch([128] * 64)
         for size in SIZES:
-            rows.append(row(cluster, dispatcher, size, words.batches))
-            print(" | ".join(rows[-1]), flush=True)
-    if words.write:
-        replace_section(DOCUMENT, "batches", markdown_table(HEADER, rows))
+            yield row(cluster, dispatcher, size, number)
 
 
 if __name__ == "__main__":
-    main()
+    written(__doc__ or "", "batches", HEADER, rows)

@@ -9,16 +9,15 @@ seed. CPU time of one dispatch, and gaps to their own bounds.
 
 from __future__ import annotations
 
-import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.length_jobs import ALIGNMENT, K, Wikipedia
-from benchmarks.tables import markdown_table, replace_section
-from benchmarks.team_batches import DOCUMENT, drawn
-from milpplan import Job, LengthsResult, Problem, Space, load_hardware, load_model, solve_lengths, workload_of
+from benchmarks.length_jobs import ALIGNMENT, Case, K, Wikipedia
+from benchmarks.team_batches import drawn, written
+from milpplan import LengthsResult, Problem, solve_lengths
 from milpplan.lengths.turn_dispatch import TurnDispatcher
 
 SIZES = (64, 256, 512, 1024, 2048)
@@ -28,48 +27,47 @@ _SOLVE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """At most ``max_strategies`` in turn without context parallelism, of so many ``stages``."""
+    """At most ``max_strategies`` in turn, of so many ``stages``, for the sequences of a job."""
 
-    model: str
-    hardware: str
-    num_gpus: int
-    longest: int
+    case: Case
     stages: tuple[int, ...]
     max_strategies: int = 1
 
     @property
     def problem(self) -> Problem:
-        """The problem without its lengths."""
-        return Problem(
-            model=load_model(self.model),
-            hardware=load_hardware(self.hardware),
-            job=Job(num_gpus=self.num_gpus, global_batch_size=1, sequence_length=ALIGNMENT),
-            space=Space(cp=(1,), pp=self.stages),
-        )
+        """The job's, with so many stages."""
+        problem = self.case.problem
+        return problem.model_copy(update={"space": problem.space.model_copy(update={"pp": self.stages})})
 
     def solved(self, seconds: float = _SOLVE_S) -> LengthsResult:
         """The step of all sequences."""
-        workload = workload_of(Wikipedia(2048).lengths(), ALIGNMENT, self.longest)
         return solve_lengths(
-            self.problem, workload, ALIGNMENT, self.max_strategies, time_limit_s=seconds, side_by_side=False
+            self.problem,
+            self.case.workload,
+            ALIGNMENT,
+            self.max_strategies,
+            time_limit_s=seconds,
+            side_by_side=False,
         )
 
 
+ALL = Wikipedia(2048)
 CASES = (
-    Turns("llama2-7b", "dgx-a100-80", 16, 32 * K, (1,), 2),
-    Turns("llama2-7b", "dgx-a100-80", 16, 32 * K, (2,)),
-    Turns("llama2-13b", "dgx-a100-80", 32, 32 * K, (4,)),
-    Turns("llama2-13b", "dgx-a100-80", 32, 32 * K, (8,)),
-    Turns("llama-33b", "dgx-h100", 32, 64 * K, (1, 4), 2),
+    Turns(Case("llama2-7b", "dgx-a100-80", 16, 32 * K, ALL, context=False), (1,), 2),
+    Turns(Case("llama2-7b", "dgx-a100-80", 16, 32 * K, ALL, context=False), (2,)),
+    Turns(Case("llama2-13b", "dgx-a100-80", 32, 32 * K, ALL, context=False), (4,)),
+    Turns(Case("llama2-13b", "dgx-a100-80", 32, 32 * K, ALL, context=False), (8,)),
+    Turns(Case("llama-33b", "dgx-h100", 32, 64 * K, ALL, context=False), (1, 4), 2),
 )
 
 
-def rows(case: Turns, sizes: tuple[int, ...], number: int, seconds: float = _SOLVE_S) -> list[list[str]]:
+def rows_of(turns: Turns, sizes: tuple[int, ...], number: int, seconds: float = _SOLVE_S) -> list[list[str]]:
     """So many batches of each size: the least and the most of each figure."""
-    result, begin = case.solved(seconds), time.process_time()
-    dispatcher = TurnDispatcher(case.problem, result)
+    result, begin = turns.solved(seconds), time.process_time()
+    dispatcher = TurnDispatcher(turns.problem, result)
     made = f"{time.process_time() - begin:.1f}"
-    names = ", then ".join(group.strategy for group in result.groups)
+    case, names = turns.case, ", then ".join(group.strategy for group in result.groups)
+    cells = [f"{case.model}, {case.num_gpus} x {case.hardware}: {names}", made]
     # What is imported at first is not the batch's.
     dispatcher.dispatch([ALIGNMENT] * 64)
     found = []
@@ -80,27 +78,16 @@ def rows(case: Turns, sizes: tuple[int, ...], number: int, seconds: float = _SOL
             one = dispatcher.dispatch(batch)
             ms.append(1e3 * (time.process_time() - begin))
             gaps.append(100.0 * one.gap)
-        cells = [f"{np.min(ms):.0f} to {np.max(ms):.0f}", f"{np.min(gaps):.1f} to {np.max(gaps):.1f} %"]
-        found.append([f"{case.model}, {case.num_gpus} x {case.hardware}: {names}", made, f"{size:,}", *cells])
+        spans = [f"{np.min(ms):.0f} to {np.max(ms):.0f}", f"{np.min(gaps):.1f} to {np.max(gaps):.1f} %"]
+        found.append([*cells, f"{size:,}", *spans])
     return found
 
 
-def main() -> None:
-    """Print or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--batches", type=int, default=4, help="of each size (4)")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/dispatch.md")
-    words = parser.parse_args()
-    if words.batches < 1:
-        parser.error("one batch at least is expected for --batches")
-    table = []
-    for case in CASES:
-        for row in rows(case, SIZES, words.batches):
-            table.append(row)
-            print(" | ".join(row), flush=True)
-    if words.write:
-        replace_section(DOCUMENT, "turns", markdown_table(HEADER, table))
+def rows(number: int) -> Iterator[list[str]]:
+    """Those of all cases and sizes."""
+    for one in CASES:
+        yield from rows_of(one, SIZES, number)
 
 
 if __name__ == "__main__":
-    main()
+    written(__doc__ or "", "turns", HEADER, rows)

@@ -14,7 +14,7 @@ from benchmarks.team_batches import drawn as batches
 from benchmarks.team_batches import row as batches_row
 from benchmarks.turn_batches import HEADER as TURNS_HEADER
 from benchmarks.turn_batches import Turns
-from benchmarks.turn_batches import rows as turns_rows
+from benchmarks.turn_batches import rows_of as turns_rows
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,9 @@ def test_batches_of_training_are_drawn_and_have_rows() -> None:
 
 def test_batches_in_turn_have_rows() -> None:
     """One for every size, with the strategies of the solved step; no gap is negative."""
-    found = turns_rows(Turns("llama2-7b", "dgx-h100", 8, 8_192, (2,)), (16, 48), 2, 1.0)
+    found = turns_rows(
+        Turns(Case("llama2-7b", "dgx-h100", 8, 8_192, Wikipedia(2048), context=False), (2,)), (16, 48), 2, 1.0
+    )
     assert [len(one) for one in found] == [len(TURNS_HEADER)] * 2
     assert [one[2] for one in found] == ["16", "48"]
     assert all("pp2" in one[0] and float(one[4].split()[0]) >= 0.0 for one in found)
