@@ -72,7 +72,7 @@ class KindTable:
     pipeline: Pipeline
     slots: dict[int, SlotTable]
     shapes: dict[int, dict[int, FloatArray]]
-    peaks: tuple[FloatArray, ...] = ()
+    peaks: tuple[FloatArray, ...]
 
     @staticmethod
     def of(kind: Kind, first_replica: int, planned_units: int) -> KindTable:
