@@ -33,9 +33,11 @@ _STATUSES: Final[dict[str, RelaxationStatus]] = {
     "TERMINATION_REASON_IMPRECISE": "stopped",
     "TERMINATION_REASON_NUMERICAL_ERROR": "stopped",
 }
-# Dual simplex can cycle on degenerate programs; a relaxation that takes this long is given up, not trusted.
+# Dual simplex can cycle on degenerate programs; a relaxation that takes this much work is given up, not trusted.
+# Both limits count, so that the same relaxation is given up on every machine.
 MAX_ITERATIONS: Final = 20_000
-TIME_LIMIT_S: Final = 5
+MAX_DETERMINISTIC_TIME: Final = 5.0
+"""In GLOP's unit of work, about a second on one core."""
 # Duals are cut to at least this many binary digits for ``proved_bound``.
 _DUAL_BITS: Final = 52
 
@@ -109,7 +111,7 @@ class Relaxation:
         # An answer a little off its tolerances serves: bounds are computed from duals, points are re-evaluated.
         parameters.glop.change_status_to_imprecise = False
         parameters.iteration_limit = MAX_ITERATIONS
-        parameters.time_limit.seconds = TIME_LIMIT_S
+        parameters.glop.max_deterministic_time = MAX_DETERMINISTIC_TIME
         program = self.program
         try:
             self._synchronise()

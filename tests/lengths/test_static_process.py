@@ -17,6 +17,9 @@ from milpplan.lengths.statics import Statics
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
 
+LONG_S = 600.0
+"""Never reached: what is tested ends before, on any machine."""
+
 
 def statics() -> Statics:
     """At the beginning, with a gap that leaves something to do, and nothing known of pipelines."""
@@ -28,20 +31,21 @@ def sliced(seconds: float, left_s: float, below_ns: float = float("inf")) -> Sli
     return Slice(below_ns, seconds, time.time() + left_s)
 
 
+@pytest.mark.usefixtures("real_clock")
 def test_another_process_learns_what_this_one_would() -> None:
     """Its best step and bounds come back: no less is proved than at the beginning, of no step that is there."""
     here, there = statics(), statics()
     assert here.best is not None
     before_ns, first_ns = here.bound_ns, here.best.time_ns
-    other = StaticProcess(here, first_ns, time.perf_counter() + 2.0)
+    other = StaticProcess(here, first_ns, time.perf_counter() + LONG_S)
     try:
-        while other.hear(first_ns):
+        while here.bound_ns <= before_ns and other.hear(first_ns):
             time.sleep(0.05)
         assert other.process is not None
         assert other.cpu_s > 0
     finally:
         other.close()
-    there.run(float("inf"), time.perf_counter() + 2.0)
+    there.run(float("inf"), time.perf_counter() + LONG_S)
     assert there.best is not None
     assert before_ns < here.bound_ns <= min(here.best.time_ns, there.best.time_ns)
     assert there.bound_ns <= here.best.time_ns <= first_ns
@@ -202,21 +206,22 @@ def test_what_is_proved_of_pipelines_is_told_once() -> None:
     assert here.pool.alone(member).highest > before
 
 
+@pytest.mark.usefixtures("real_clock")
 def test_a_process_that_dies_leaves_what_is_known() -> None:
     """It is seen, and nothing is awaited any more."""
     here = statics()
     assert here.best is not None
     bound_ns = here.bound_ns
-    other = StaticProcess(here, here.best.time_ns, time.perf_counter() + 2.0)
+    other = StaticProcess(here, here.best.time_ns, time.perf_counter() + LONG_S)
     assert other.process is not None
     other.process.process.kill()
-    begin = time.perf_counter()
     while other.hear(here.best.time_ns):
-        assert time.perf_counter() - begin < 5.0
+        time.sleep(0.05)
     assert other.process is None
     assert here.bound_ns == bound_ns
 
 
+@pytest.mark.usefixtures("real_clock")
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_step_with_two_processes_is_proved_as_with_one(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
     """The same space: no bound is above any step; also where the other process dies at once."""
@@ -245,4 +250,4 @@ def test_a_step_with_two_processes_is_proved_as_with_one(monkeypatch: pytest.Mon
 def solved(workers: int) -> LengthsResult:
     """A small problem's step by so many processes."""
     problem = small_problem(memory_gib=40)
-    return solving.solve_lengths(problem, workload(), GRAIN, 2, 0.004, 1.5, "highs", workers=workers)
+    return solving.solve_lengths(problem, workload(), GRAIN, 2, 0.02, LONG_S, "highs", workers=workers)

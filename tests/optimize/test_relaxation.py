@@ -142,3 +142,20 @@ def _head(rows: Rows, count: int) -> Rows:
         rows.lower[:count],
         rows.upper[:count],
     )
+
+
+def test_a_relaxation_is_given_up_after_so_much_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit counts work, not seconds; what was given up proves nothing."""
+    rng, builder = np.random.default_rng(0), ProgramBuilder("covering")
+    columns = builder.add_variables([f"x[{i}]" for i in range(400)], 0, 1_000)
+    for row in range(400):
+        chosen = np.sort(rng.choice(400, 40, replace=False))
+        builder.add_row(f"cover[{row}]", chosen, rng.integers(1, 100, 40), lower=int(rng.integers(1_000, 10_000)))
+    builder.minimize(columns, rng.integers(1, 1_000, 400))
+    program = builder.build()
+    assert Relaxation(program).solve().status == "optimal"
+    monkeypatch.setattr("milpplan.optimize.relaxation.MAX_DETERMINISTIC_TIME", 1e-9)
+    relaxation = Relaxation(program)
+    stopped = relaxation.solve()
+    assert stopped.status == "stopped"
+    assert relaxation.proved_bound(stopped) is None
