@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from milpplan.optimize.alternatives import Effort
 from milpplan.optimize.explain import explain
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, SolveOptions
@@ -13,7 +14,8 @@ from milpplan.specs.problem import MAX_GPUS, Problem, Range
 
 WIDENING = 8
 """How many times as far each span of numbers reaches as the one before."""
-REASON_BUDGET_S = 2.0
+REASON_LAYOUTS = 1_500_000
+"""Layouts listed to say what the largest number that was refused lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +82,4 @@ def _spans(per_node: int) -> Iterator[Range]:
 def _reason(problem: Problem, refused: list[int], options: SolveOptions) -> str:
     """What the largest number that was refused lacks."""
     job = _on(problem, refused[-1]).job.model_copy(update={"objective": "step_time_per_token"})
-    return explain(problem.model_copy(update={"job": job}), options.forbid, REASON_BUDGET_S).seen
+    return explain(problem.model_copy(update={"job": job}), options.forbid, Effort(REASON_LAYOUTS)).seen

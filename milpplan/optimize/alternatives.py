@@ -22,12 +22,59 @@ from milpplan.units import NS_PER_S
 
 Forbidden = tuple[Mapping[str, object], ...]
 
+LAYOUTS = 10_000_000
+"""Layouts that are listed in all while looking for what would help: ten seconds or so of one core."""
 MOST_TIMES_GPUS = 64
 """More GPUs are tried up to this many times those asked for."""
 _CHUNK = 100_000
 _MAX_CANDIDATES = 60
 _RESTRICTABLE = ("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size")
 _HALVINGS = 3
+
+
+@dataclass(slots=True)
+class Effort:
+    """What may still be spent on looking for what would help.
+
+    Layouts are counted, not seconds, so that a problem gets the same advice on every machine; the ``deadline`` (of
+    ``time.monotonic``) is that of the caller.
+    """
+
+    layouts: int = LAYOUTS
+    deadline: float | None = None
+
+    def spent(self) -> bool:
+        """Tell whether nothing more may be tried."""
+        return self.layouts <= 0 or (self.deadline is not None and time.monotonic() > self.deadline)
+
+    def list(self, problem: Problem, forbidden: Forbidden) -> LayoutSpace:
+        """List the layouts of a problem, and count them."""
+        space = layout_space(problem, forbidden)
+        self.layouts -= len(space) + sum(space.rejected.values())
+        return space
+
+    def admits(self, problem: Problem, forbidden: Forbidden) -> bool:
+        """Tell whether some layout is legal and the memory bound does not exclude it."""
+        bounds = floor(problem, self.list(problem, forbidden))
+        return bounds is not None and bounds.memory_bytes <= usable_memory_bytes(problem)
+
+    def quick_plan(
+        self, problem: Problem, forbidden: Forbidden, *, kind: str = "uniform", gap: float = 0.5
+    ) -> PlanResult | None:
+        """Find some plan of the problem, within ``gap`` of the best one of the space of this ``kind``.
+
+        Returns:
+            None if there is none, or no effort is left.
+        """
+        if self.spent():
+            return None
+        left_s = None if self.deadline is None else max(self.deadline - time.monotonic(), 1e-3)
+        asked = with_space(problem, kind=kind)
+        result = solve(asked, forbid=forbidden, gap=gap, time_limit_s=left_s, witness=False, any_chunks=False)
+        if result.layouts is not None:
+            space = result.layouts.space
+            self.layouts -= len(space) + sum(space.rejected.values())
+        return result if result.plan is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +112,6 @@ def floor(problem: Problem, space: LayoutSpace) -> Floor | None:
     return Floor(float(memory[least]), space.at(least), fastest / NS_PER_S)
 
 
-def admits(problem: Problem, forbidden: Forbidden) -> bool:
-    """Whether some layout is legal and the memory bound does not exclude it."""
-    bounds = floor(problem, layout_space(problem, forbidden))
-    return bounds is not None and bounds.memory_bytes <= usable_memory_bytes(problem)
-
-
 def with_job(problem: Problem, **changes: object) -> Problem:
     """The problem with fields of the job changed."""
     return problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
@@ -91,30 +132,20 @@ class MoreGpus:
     step: int
 
 
-def more_gpus(problem: Problem, forbidden: Forbidden, until: float) -> MoreGpus:
-    """The least multiple of the node, above what is asked for, that the memory bound admits."""
+def more_gpus(problem: Problem, forbidden: Forbidden, effort: Effort) -> MoreGpus:
+    """Find the least multiple of the node, above what is asked for, that the memory bound admits."""
     node = problem.hardware.gpus_per_node
     most = max(problem.job.num_gpus_values)
     first = (most // node + 1) * node
     last_excluded = None
     for count in range(first, MOST_TIMES_GPUS * max(most, node) + 1, node):
-        if time.monotonic() > until:
+        if effort.spent():
             break
-        if admits(with_job(problem, num_gpus=count), forbidden):
+        if effort.admits(with_job(problem, num_gpus=count), forbidden):
             excluded = None if last_excluded is None else (first, last_excluded)
             return MoreGpus(count, excluded, node)
         last_excluded = count
     return MoreGpus(None, None if last_excluded is None else (first, last_excluded), node)
-
-
-def quick_plan(problem: Problem, forbidden: Forbidden, until: float) -> PlanResult | None:
-    """Some plan of the problem with equal stages, not a good one; None if none was found in time."""
-    left = until - time.monotonic()
-    if left <= 0:
-        return None
-    equal = with_space(problem, kind="uniform")
-    result = solve(equal, forbid=forbidden, gap=0.5, time_limit_s=left, witness=False)
-    return result if result.plan is not None else None
 
 
 def doublings(problem: Problem, start: int) -> Iterator[Problem]:

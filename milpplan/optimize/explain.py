@@ -7,62 +7,70 @@ admits. "A plan exists" means that one was found and simulated.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.errors import InfeasibleError
 from milpplan.optimize import alternatives
-from milpplan.optimize.alternatives import Floor, Forbidden
+from milpplan.optimize.alternatives import Effort, Floor, Forbidden
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.layouts import SHARDING_RULES, layout_space
-from milpplan.optimize.planner import solve
 from milpplan.optimize.replica_rules import REPLICA_SHARDING_RULES
+from milpplan.optimize.result import PlanResult
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Job, Problem, Range, Space
 from milpplan.units import gib_text, seconds_text
 
-BUDGET_S = 12.0
-"""Time for looking for alternatives; what is known by then is said."""
 SECONDS_PER_HOUR = 3600.0
 _SHOWN_RULES = 5
 
 
-def explain(problem: Problem, forbidden: Forbidden = (), budget_s: float = BUDGET_S) -> InfeasibleError:
-    """The explanation of a problem that ``solve`` has proved infeasible (that proof is taken for granted).
+def explain(problem: Problem, forbidden: Forbidden = (), effort: Effort | None = None) -> InfeasibleError:
+    """Explain why a problem that ``solve`` has proved infeasible has no plan (that proof is taken for granted).
 
     Args:
         problem: the infeasible problem.
         forbidden: the partial layouts that were forbidden.
-        budget_s: how long to look for what would help, in seconds.
+        effort: how much to spend on looking for what would help; what is known by then is said.
+
+    Returns:
+        The error that says what is missing and what would help.
     """
-    until = time.monotonic() + budget_s
-    space = layout_space(problem, forbidden)
+    effort = effort or Effort()
+    space = effort.list(problem, forbidden)
     bounds = alternatives.floor(problem, space)
     if bounds is None:
-        return _no_layout(problem, space, forbidden, until)
+        return _no_layout(problem, space, forbidden, effort)
     if bounds.memory_bytes <= usable_memory_bytes(problem) and problem.job.deadline_s is not None:
-        timeless = alternatives.with_job(
-            problem, deadline_s=None, training_tokens=None, objective="step_time_per_token"
-        )
-        quick = until - 0.5 * budget_s
-        found = solve(timeless, forbid=forbidden, gap=1e-3, time_limit_s=max(0.1, quick - time.monotonic()))
-        if found.plan is not None and found.step_time_s is not None:
+        found = _without_deadline(problem, forbidden, effort)
+        if found is not None and found.plan is not None and found.step_time_s is not None:
             per_sequence = found.step_time_s / found.plan.layout.global_batch_size
-            return _too_slow(problem, bounds, forbidden, per_sequence, found.plan.layout, until)
-    return _too_large(problem, space, bounds, forbidden, until)
+            return _too_slow(problem, bounds, forbidden, per_sequence, found.plan.layout, effort)
+    return _too_large(problem, space, bounds, forbidden, effort)
 
 
-def _until(until: float, options: Iterable[tuple[str, Problem]]) -> Iterator[tuple[str, Problem]]:
+def _without_deadline(problem: Problem, forbidden: Forbidden, effort: Effort) -> PlanResult | None:
+    """Find a fast plan of the problem without its deadline: the best with equal stages, or some plan at all."""
+    timeless = alternatives.with_job(
+        problem, deadline_s=None, training_tokens=None, objective="step_time_per_token"
+    )
+    found = effort.quick_plan(timeless, forbidden, gap=1e-3)
+    if found is None and problem.space.kind != "uniform":
+        found = effort.quick_plan(timeless, forbidden, kind=problem.space.kind)
+    return found
+
+
+def _until_spent(effort: Effort, options: Iterable[tuple[str, Problem]]) -> Iterator[tuple[str, Problem]]:
+    """Yield options while there is effort left."""
     for option in options:
-        if time.monotonic() > until:
+        if effort.spent():
             return
         yield option
 
 
-def _first(until: float, options: Iterable[tuple[str, Problem]], works: Callable[[Problem], bool]) -> list[str]:
-    """The words of the first option that works, if one does in time."""
-    return next(([words] for words, option in _until(until, options) if works(option)), [])
+def _first(effort: Effort, options: Iterable[tuple[str, Problem]], works: Callable[[Problem], bool]) -> list[str]:
+    """Return the words of the first option that works, if one is found."""
+    return next(([words] for words, option in _until_spent(effort, options) if works(option)), [])
 
 
 def _counted(gpus: int | Range) -> str:
@@ -75,7 +83,7 @@ def _layout_text(layout: Layout) -> str:
     return ", ".join([*degrees, f"micro_batch_size={layout.micro_batch_size}", f"ZeRO {layout.zero_stage}"])
 
 
-def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, until: float) -> InfeasibleError:
+def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, effort: Effort) -> InfeasibleError:
     job = problem.job
     refused = refusing_rules(problem, space.rejected)
     if refused:
@@ -85,12 +93,12 @@ def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, until
         reason = "no product tp x cp x pp x dp of the values allowed is that number of GPUs"
 
     def legal(option: Problem) -> bool:
-        return len(layout_space(option, forbidden)) > 0
+        return len(effort.list(option, forbidden)) > 0
 
     batches = ((_batch_words(p.job), p) for p in alternatives.nearest_batches(problem))
     gpus = ((f"{_counted(p.job.num_gpus)} GPUs", p) for p in alternatives.nearest_gpus(problem))
-    ways = _first(until, alternatives.unrestricted(problem), legal)
-    ways += _first(until, batches, legal) + _first(until, gpus, legal)
+    ways = _first(effort, alternatives.unrestricted(problem), legal)
+    ways += _first(effort, batches, legal) + _first(effort, gpus, legal)
     if forbidden and len(layout_space(problem)):
         ways.append("forbidding less")
     return InfeasibleError(
@@ -119,7 +127,7 @@ def _batch_words(job: Job) -> str:
 
 
 def _too_large(
-    problem: Problem, space: LayoutSpace, bounds: Floor, forbidden: Forbidden, until: float
+    problem: Problem, space: LayoutSpace, bounds: Floor, forbidden: Forbidden, effort: Effort
 ) -> InfeasibleError:
     usable, hardware = usable_memory_bytes(problem), max(problem.node_types, key=lambda one: one.usable_bytes)
     layouts = f"over {len(space):,} layouts"
@@ -129,11 +137,13 @@ def _too_large(
     else:
         seen = (
             f"No plan fits: the memory bound {layouts} is {gib_text(bounds.memory_bytes)}, but every layout "
-            "that it admits was proved too large one by one"
+            f"that it admits was proved too large{' or too slow' if problem.job.deadline_s else ''} one by one"
         )
-    now = time.monotonic()
-    enough = alternatives.more_gpus(problem, forbidden, now + 0.4 * (until - now))
-    ways = [_more_gpus_text(problem, forbidden, enough, until)] if enough.count else []
+    # Other ways to make room have the other half.
+    apart = Effort(effort.layouts // 2, effort.deadline)
+    effort.layouts -= apart.layouts
+    enough = alternatives.more_gpus(problem, forbidden, apart)
+    ways = [_more_gpus_text(problem, forbidden, enough, apart)] if enough.count else []
     roomiest = " of the node type that has most" if problem.other_hardware else ""
     expected = f"Expected at most {gib_text(usable)} on every GPU{roomiest}."
     if enough.excluded:
@@ -142,11 +152,11 @@ def _too_large(
         expected += f" The same bound excludes {counts}{' GPUs' if low == high else ''}."
 
     def fits(option: Problem) -> bool:
-        return alternatives.admits(option, forbidden)
+        return effort.admits(option, forbidden)
 
     if bounds.memory_bytes > usable:
-        room = [words for words, option in _until(until, alternatives.relaxations(problem)) if fits(option)]
-        ways += room or _first(until, alternatives.shorter_sequences(problem), fits)
+        room = [words for words, option in _until_spent(effort, alternatives.relaxations(problem)) if fits(option)]
+        ways += room or _first(effort, alternatives.shorter_sequences(problem), fits)
     return InfeasibleError(
         f"{seen}; {hardware.accelerator.name} has {gib_text(usable)} usable of "
         f"{gib_text(hardware.accelerator.memory_bytes)}.",
@@ -155,15 +165,14 @@ def _too_large(
     )
 
 
-def _more_gpus_text(problem: Problem, forbidden: Forbidden, enough: alternatives.MoreGpus, until: float) -> str:
-    """At least so many (proved), and a number for which a plan was found."""
+def _more_gpus_text(problem: Problem, forbidden: Forbidden, enough: alternatives.MoreGpus, effort: Effort) -> str:
+    """Say how many GPUs are needed at least (proved), and for how many a plan was found."""
     assert enough.count is not None
     text = f"at least {enough.count:,} GPUs"
     if problem.other_hardware:
         text += f" in all, the added ones {problem.hardware.name}"
-    now = time.monotonic()
     for option in alternatives.doublings(problem, enough.count):
-        found = alternatives.quick_plan(option, forbidden, now + 0.5 * (until - now))
+        found = effort.quick_plan(option, forbidden)
         if found is not None and found.step_time_s is not None:
             count = _counted(option.job.num_gpus)
             return f"{text} (with {count} a plan exists)"
@@ -176,7 +185,7 @@ def _too_slow(
     forbidden: Forbidden,
     per_sequence_s: float,
     layout: Layout,
-    until: float,
+    effort: Effort,
 ) -> InfeasibleError:
     job = problem.job
     assert job.deadline_s is not None
@@ -194,11 +203,9 @@ def _too_slow(
     while times * needed_s < per_sequence_s and times <= alternatives.MOST_TIMES_GPUS:
         times *= 2
     for option in alternatives.doublings(problem, times * max(job.num_gpus_values)):
-        found = alternatives.quick_plan(option, forbidden, until)
+        found = effort.quick_plan(option, forbidden)
         if found is not None:
             ways.append(f"use {_counted(option.job.num_gpus)} GPUs (a plan exists)")
-            break
-        if time.monotonic() > until:
             break
     return InfeasibleError(
         f"No plan meets the deadline of {_hours(job.deadline_s)}: with {_counted(job.num_gpus)} GPUs "

@@ -11,6 +11,7 @@ import pytest
 from milpplan import Problem, Range, fixed, solve
 from milpplan.costs.layout_costs import layout_costs
 from milpplan.optimize import alternatives
+from milpplan.optimize.alternatives import Effort
 from milpplan.optimize.explain import explain
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.uniform import uniform_plan
@@ -61,7 +62,7 @@ def test_what_helps_helps() -> None:
     problem = small_problem(num_gpus=2, memory_gib=9)
     for words, option in alternatives.relaxations(problem):
         named = words in explain(problem).do
-        assert named == alternatives.admits(option, ())
+        assert named == Effort().admits(option, ())
 
 
 def test_a_fixed_degree_that_costs_the_memory_is_named() -> None:
@@ -107,7 +108,7 @@ def test_a_deadline_too_soon_says_what_is_possible() -> None:
     """The bound is below the fastest run found, and a deadline of that run has a plan."""
     problem = small_problem(training_tokens=1e9, deadline_s=1000.0)
     assert solve(problem).status == "infeasible"
-    error = explain(problem, budget_s=3.0)
+    error = explain(problem)
     in_three_parts(error)
     bound = number(r"at least ([\d.,]+) h", error.seen)
     found = number(r"found takes ([\d.,]+) h", error.seen)
@@ -121,7 +122,7 @@ def test_ranges_are_explained_too() -> None:
     """A range of GPUs none of which has the memory is explained as one problem."""
     problem = small_problem(num_gpus=2, memory_gib=9)
     job = problem.job.model_copy(update={"num_gpus": Range(minimum=1, maximum=2)})
-    error = explain(problem.model_copy(update={"job": job}), budget_s=3.0)
+    error = explain(problem.model_copy(update={"job": job}))
     assert "No plan fits" in error.seen
 
 
@@ -139,7 +140,7 @@ def test_the_floor_is_below_the_search(kind: str) -> None:
 def test_counts_of_gpus_that_cannot_be_found_are_not_invented() -> None:
     """With every degree fixed more GPUs have no layout, so none is advised."""
     problem = fixed(small_problem(num_gpus=1, memory_gib=9), {"tp": 1, "pp": 1, "dp": 1, "cp": 1})
-    more = alternatives.more_gpus(problem, (), until=np.inf)
+    more = alternatives.more_gpus(problem, (), Effort())
     assert more.count is None
     assert replace(more, excluded=None).step == 2
 

@@ -163,7 +163,7 @@ def test_too_little_memory_is_explained() -> None:
         other_hardware=(NodeGroup(hardware=large, num_gpus=8),),
     )
     assert solve(problem).status == "infeasible"
-    text = str(explain(problem, budget_s=2.0))
+    text = str(explain(problem))
     assert f"{large.accelerator.name} has 75.6 GiB usable" in text
     assert "on every GPU of the node type that has most" in text
     assert f"GPUs in all, the added ones {small.name}" in text
