@@ -131,11 +131,11 @@ class LayoutColumns:
     def take(self, rows: npt.NDArray[np.integer] | BoolArray, but: Collection[str] = ()) -> LayoutColumns:
         """The chosen rows (indices or mask); ``but`` names fields that mean nothing in them."""
         length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
-        taken: dict[str, Any] = {
-            field.name: constant(0, length) if field.name in but else _taken(getattr(self, field.name), rows)
+        chosen: dict[str, Any] = {
+            field.name: constant(0, length) if field.name in but else taken(getattr(self, field.name), rows)
             for field in fields(self)
         }
-        return LayoutColumns(**taken)
+        return LayoutColumns(**chosen)
 
     def any_of(self, *names: str) -> bool:
         """Whether a switch is on (or a word not the first) in some row: what nobody asks for costs nothing."""
@@ -192,7 +192,8 @@ def is_constant(values: npt.NDArray[np.generic]) -> bool:
     return values.strides == (0,) and len(values) > 0
 
 
-def _taken(values: npt.NDArray[Any], rows: npt.NDArray[np.generic]) -> npt.NDArray[Any]:
+def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.generic]) -> npt.NDArray[Any]:
+    """The chosen rows (indices or mask) of a column, which stays ``constant`` if it is."""
     if not is_constant(values):
         return np.asarray(values[rows])
     length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)

@@ -71,7 +71,7 @@ class ComputeGroups:
     @property
     def sizes(self) -> IntArray:
         """Layouts of each group, [g]; where the space does not keep all of its rows, at most so many."""
-        return np.asarray(self.alike.counts[self.switch] * self.space.shardings[self.block])
+        return np.asarray(self.alike.counts[self.switch] * self.space.shardings.counts[self.block])
 
     def layouts(self, groups: IntArray) -> tuple[IntArray, IntArray]:
         """The rows of the layouts of some groups, group by group, and the group of each."""

@@ -71,7 +71,7 @@ class LayoutFates:
     def _too_large(self) -> int:
         """Layouts that were not looked at because their whole block does not fit."""
         per_block = np.bincount(self.space.block_of(self.rows), minlength=len(self._fits))
-        return int((self.space.kept_sizes - per_block)[~self._fits].sum())
+        return int((self.space.sizes - per_block)[~self._fits].sum())
 
     def count(self, fate: Fate) -> int:
         """Layouts with a fate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ from milpplan.specs.plan import Layout
 T = TypeVar("T", bound=np.generic)
 SHARDING = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
 """Fields whose choices are crossed with every family of layouts that agree in the others."""
+MAX_LISTED = 2**21
+"""Most families that are listed for a digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,54 @@ class Choices:
         block has."""
         counts = np.bincount(place, minlength=keys)
         return Choices(table, (np.cumsum(counts) - counts)[key], counts[key])
+
+    @staticmethod
+    def of_rows(columns: Columns, names: Collection[str]) -> Choices:
+        """The values that every row of a table [b] has in some columns, as its only choice."""
+        first, key = unique_rows(np.zeros_like(columns["tp"]), *(columns[name] for name in names))
+        return Choices({name: columns[name][first] for name in names}, key, np.ones(len(key), dtype=np.int64))
+
+    @staticmethod
+    def joined(parts: Sequence[Choices]) -> Choices:
+        """The choices of several tables of blocks, one after another; all have the same fields."""
+        sizes = [part.size for part in parts]
+        moved = np.cumsum([0, *sizes])
+        return Choices(
+            {name: np.concatenate([part.table[name] for part in parts]) for name in parts[0].table},
+            np.concatenate([part.starts + start for part, start in zip(parts, moved, strict=False)]),
+            np.concatenate([part.counts for part in parts]),
+        )
+
+    @property
+    def size(self) -> int:
+        """Rows of the table."""
+        return len(next(iter(self.table.values()))) if self.table else 0
+
+    def of(self, blocks: IntArray) -> Choices:
+        """Those of some blocks, in their order."""
+        return Choices(self.table, self.starts[blocks], self.counts[blocks])
+
+    def shared(self) -> Choices:
+        """The same with one list for all blocks whose lists have the same rows."""
+        if not self.table:
+            return self
+        rows, number, first, group = self.lists()
+        _, code = unique_rows(*(values[rows] for values in self.table.values()))
+        ends = np.cumsum(self.counts[first])
+        seen: dict[bytes, int] = {}
+        same = np.array(
+            [
+                seen.setdefault(code[end - count : end].tobytes(), len(seen))
+                for end, count in zip(ends.tolist(), self.counts[first].tolist(), strict=True)
+            ],
+            dtype=np.int64,
+        )
+        _, distinct = np.unique(same, return_index=True)
+        kept = np.isin(number, distinct)
+        counts = self.counts[first][distinct]
+        starts = np.cumsum(counts) - counts
+        table = {name: values[rows[kept]] for name, values in self.table.items()}
+        return Choices(table, starts[same][group], counts[same][group])
 
     def lists(self, *keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """The lists of rows that differ, or whose blocks differ in some ``keys`` [b]: their rows, one list after
@@ -92,9 +142,9 @@ class LayoutSpace:
     """All legal layouts of a problem, and how many partial layouts each named rule rejected.
 
     A *block* is a choice of degrees, order of ranks and micro-batch; its layouts have each of its ``switches``,
-    with each of these each of its ``stages`` (virtual stages and schedule), and with each of these every choice of
-    sharding. A *family* is a layout but for its sharding. Blocks with replicas come first, and their choices of
-    sharding before those of blocks without. There may be millions of layouts, so rows are made when they are
+    with each of these each of its ``stages`` (virtual stages and schedule), and with each of these every one of
+    its ``shardings``. Where a rule allows only some of these together, several blocks have the same degrees. A
+    *family* is a layout but for its sharding. There may be billions of layouts, so rows are made when they are
     taken.
     """
 
@@ -102,10 +152,9 @@ class LayoutSpace:
     """One row a block; the fields that its choices set mean nothing."""
     switches: Choices
     stages: Choices
-    choices: Columns
-    """Of the sharding."""
+    shardings: Choices
     num_choices: tuple[int, int]
-    """Choices of a family with replicas, and of one without."""
+    """Shardings of a family with replicas, and of one without, before rules on other fields as well."""
     kept: IntArray | None
     """The crossed rows that are left; None: all."""
     rejected: dict[str, int]
@@ -120,11 +169,6 @@ class LayoutSpace:
         return np.asarray(self.blocks.cp * self.blocks.dp > 1)
 
     @cached_property
-    def shardings(self) -> IntArray:
-        """Choices of sharding of each block, [b]."""
-        return np.where(self.replicated, *self.num_choices)
-
-    @cached_property
     def num_families(self) -> IntArray:
         """Families of each block, [b]."""
         return np.asarray(self.switches.counts * self.stages.counts)
@@ -132,14 +176,7 @@ class LayoutSpace:
     @cached_property
     def sizes(self) -> IntArray:
         """Layouts of each block, [b], those not kept included."""
-        return np.asarray(self.num_families * self.shardings)
-
-    @property
-    def kept_sizes(self) -> IntArray:
-        """Layouts of each block, [b]."""
-        if self.kept is None:
-            return self.sizes
-        return np.bincount(self.block_of(np.arange(len(self))), minlength=len(self.blocks))
+        return np.asarray(self.num_families * self.shardings.counts)
 
     @cached_property
     def _ends(self) -> IntArray:
@@ -150,11 +187,6 @@ class LayoutSpace:
     def _first(self) -> IntArray:
         """The first crossed row of each block, [b]."""
         return self._ends - self.sizes
-
-    @cached_property
-    def _first_choice(self) -> IntArray:
-        """Where the choices of sharding of each block begin, [b]."""
-        return np.where(self.replicated, 0, self.num_choices[0])
 
     @cached_property
     def families(self) -> LayoutColumns:
@@ -170,7 +202,8 @@ class LayoutSpace:
         """Layouts by their blocks and their places in these; without a ``choice`` of sharding families."""
         switch, stage = chosen_rows(self.switches, self.stages, block, family)
         sharding = constant(0, len(block)) if choice is None else choice
-        table = self.choices if choice is not None else dict.fromkeys(SHARDING, np.zeros(1, dtype=np.int64))
+        none = dict.fromkeys(SHARDING, np.zeros(1, dtype=np.int64))
+        table = self.shardings.table if choice is not None else none
         tables = ((self.switches.table, switch), (self.stages.table, stage), (table, sharding))
         chosen: dict[str, Any] = {
             name: (values.astype(np.bool_) if name in SWITCHES else values)[place]
@@ -182,7 +215,7 @@ class LayoutSpace:
     def first_rows(self, block: IntArray, switch: IntArray, stage: IntArray) -> tuple[IntArray, IntArray]:
         """The first crossed row and the number of shardings of families by their blocks and the places of their
         switches and stages there, [n]."""
-        shardings, start = self.shardings[block], self._first[block]
+        shardings, start = self.shardings.counts[block], self._first[block]
         return start + (switch * self.stages.counts[block] + stage) * shardings, shardings
 
     def block_of(self, rows: npt.NDArray[np.integer]) -> IntArray:
@@ -195,9 +228,9 @@ class LayoutSpace:
         crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
         block = np.searchsorted(self._ends, crossed, side="right")
         place = crossed - self._first[block]
-        shardings = self.shardings[block]
+        shardings = self.shardings.counts[block]
         family = place // shardings
-        return self._rows(block, family, self._first_choice[block] + place - family * shardings)
+        return self._rows(block, family, self.shardings.starts[block] + place - family * shardings)
 
     def at(self, row: int) -> Layout:
         """One layout."""
@@ -209,7 +242,7 @@ class LayoutSpace:
 
     def spread(self, of_families: npt.NDArray[T]) -> npt.NDArray[T]:
         """Every layout's value [n] of an array that has one for each family."""
-        crossed = np.repeat(of_families, np.repeat(self.shardings, self.num_families))
+        crossed = np.repeat(of_families, np.repeat(self.shardings.counts, self.num_families))
         return crossed if self.kept is None else crossed[self.kept]
 
     @property
@@ -239,14 +272,29 @@ class LayoutSpace:
         return self.take(np.arange(len(self)))
 
     def sha256(self) -> str:
-        """A digest of all layouts in their order, from the families and choices that they are made of."""
-        parts = {field.name: getattr(self.families, field.name) for field in fields(LayoutColumns)}
-        if not self.families.any_of("replica_micro_batches"):
+        """A digest of all layouts in their order, from the families and shardings that they are made of, or where
+        these are too many to list, or have shardings of their own, from the blocks and their lists of choices."""
+        listed = self.shardings.size == sum(self.num_choices) and self.num_families.sum() <= MAX_LISTED
+        rows = self.families if listed else self.blocks
+        parts: dict[str, npt.NDArray[np.generic]] = {
+            field.name: getattr(rows, field.name) for field in fields(LayoutColumns)
+        }
+        if not rows.any_of("replica_micro_batches"):
             # Spaces without replicas of different make keep the digest that certificates of before have.
             del parts["replica_micro_batches"]
-        parts |= {f"choices.{name}": self.choices[name] for name in sorted(self.choices)}
-        replicated = int(self.num_families[self.replicated].sum())
-        parts["sizes"] = np.array([replicated, *self.num_choices, len(self)])
+        if listed:
+            parts |= {f"choices.{name}": self.shardings.table[name] for name in sorted(self.shardings.table)}
+            replicated = int(self.num_families[self.replicated].sum())
+            parts["sizes"] = np.array([replicated, *self.num_choices, len(self)])
+        else:
+            for word, factor in (
+                ("switches", self.switches),
+                ("stages", self.stages),
+                ("shardings", self.shardings),
+            ):
+                own, number, _, group = factor.lists()
+                parts |= {f"{word}.{name}": factor.table[name][own] for name in sorted(factor.table)}
+                parts |= {f"{word}.of_row": number, f"{word}.of_block": group}
         if self.kept is not None:
             parts["kept"] = self.kept
         digest = hashlib.sha256()

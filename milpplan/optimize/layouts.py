@@ -16,7 +16,7 @@ import numpy as np
 from milpplan.costs import placement
 from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, ascending, column_value, constant
 from milpplan.costs.replica_costs import view_of
-from milpplan.optimize.blocks import Blocks, without_slower_transfers
+from milpplan.optimize.blocks import Blocks, sifted, without_slower_transfers
 from milpplan.optimize.cluster_rules import (
     CLUSTER_ORDER_RULES,
     CLUSTER_RULES,
@@ -39,7 +39,6 @@ from milpplan.optimize.replica_rules import (
     ALL_REPLICA_RULES,
     REPLICA_DEGREE_RULES,
     REPLICA_RULES,
-    joined,
     meeting_once,
     replica_rank_orders,
     shares_in,
@@ -186,15 +185,11 @@ def layout_space(
     not applied, to see what they keep out.
     """
     sieve = Sieve(problem, without=without)
-    if not problem.other_hardware:
-        return _shardings(problem, sieve, _pipelines(problem, sieve), forbidden)
-    parts = []
-    if "stages" in problem.space.mixing:
-        parts.append(_pipelines(problem, sieve).families())
-    if "replicas" in problem.space.mixing:
-        parts.append(_different_replicas(problem, sieve))
-    columns = parts[0] if len(parts) == 1 else joined(parts)
-    return _shardings(problem, sieve, Blocks.of_families(columns), forbidden)
+    stages = not problem.other_hardware or "stages" in problem.space.mixing
+    parts = [_pipelines(problem, sieve)] if stages else []
+    if problem.other_hardware and "replicas" in problem.space.mixing:
+        parts.append(Blocks.of_families(_different_replicas(problem, sieve), parts[0] if parts else None))
+    return _shardings(problem, sieve, parts[0] if len(parts) == 1 else Blocks.joined(parts), forbidden)
 
 
 def _pipelines(problem: Problem, sieve: Sieve) -> Blocks:
@@ -214,11 +209,11 @@ def _pipelines(problem: Problem, sieve: Sieve) -> Blocks:
     if asked:
         switches = without_slower_transfers(sieve, blocks, switches)
     rules = schedule_rules(problem)
-    # What looks at the switches as well is asked of whole families.
+    # Those that look at the switches as well come after both are listed.
     late = {name: rules.pop(name) for name in SPLIT_BACKWARD_RULES if name in rules and offloads_asked(problem)}
-    late |= target_rules(problem)
-    found_blocks = Blocks(blocks, switches, stage_choices(problem, sieve, blocks, switches.counts, rules))
-    return Blocks.of_families(sieve.sift(found_blocks.families(), late)) if late else found_blocks
+    stages = stage_choices(problem, sieve, blocks, switches.counts, rules)
+    made = Blocks(blocks, switches.shared(), stages.shared(), Choices.none(len(place)))
+    return sifted(sieve, made, late | target_rules(problem))
 
 
 def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
@@ -283,7 +278,7 @@ def _shardings(
 
     Whether a choice is legal depends on the family only through having replicas, so the rules are applied to the
     choices, once with and once without, and counted for all families that they stand for. Blocks with replicas
-    come before those without (``_degrees``).
+    come before those without (``_degrees``). Rules that look at the sharding and at more come last.
     """
     space = problem.space
     choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
@@ -305,24 +300,33 @@ def _shardings(
         sieve.enumerated += group.enumerated * count
         for name, lost in group.rejected.items():
             sieve.rejected[name] = sieve.rejected.get(name, 0) + lost * count
-    none = constant(0, len(replicated))
+    table = {name: np.concatenate([part[name] for part in legal]) for name in SHARDING}
+    sizes = len(legal[0]["zero_stage"]), len(legal[1]["zero_stage"])
+    shardings = Choices(table, np.where(replicated, 0, sizes[0]), np.where(replicated, *sizes))
+    columns = {**default_switches(columns), **columns}
+    columns = {name: values for name, values in columns.items() if name not in blocks.switches.table}
+    columns["num_micro_batches"] = columns["global_batch_size"] // (columns["dp"] * columns["micro_batch_size"])
+    blocks = Blocks(columns, blocks.switches, blocks.stages, shardings)
+    if "replica_micro_batches" in columns and columns["replica_micro_batches"].any():
+        blocks = sifted(sieve, blocks, meeting_once())
+    more = target_crossed_rules(problem)
+    if forbidden:
+        more["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
+    if more:
+        sieve.enumerated += int((blocks.num_families * blocks.shardings.counts).sum())
+        blocks = sifted(sieve, blocks, more)
+    none = constant(0, len(blocks.columns["tp"]))
     chosen = dict.fromkeys((*blocks.switches.table, *blocks.stages.table, *SHARDING), none)
-    crossed = LayoutSpace(
-        blocks=LayoutColumns.from_mapping({**default_switches(columns), **columns, **chosen}),
+    return LayoutSpace(
+        blocks=LayoutColumns.from_mapping({**blocks.columns, **chosen}),
         switches=blocks.switches,
         stages=blocks.stages,
-        choices={name: np.concatenate([part[name] for part in legal]) for name in SHARDING},
-        num_choices=(len(legal[0]["zero_stage"]), len(legal[1]["zero_stage"])),
+        shardings=blocks.shardings,
+        num_choices=sizes,
         kept=None,
         rejected=sieve.rejected,
         enumerated=sieve.enumerated,
     )
-    if crossed.blocks.any_of("replica_micro_batches"):
-        crossed = meeting_once(sieve, crossed)
-    more = target_crossed_rules(problem)
-    if forbidden:
-        more["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
-    return sieve.narrowed(crossed, more) if more else crossed
 
 
 def _degrees(problem: Problem) -> Columns:

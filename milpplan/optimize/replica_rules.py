@@ -8,16 +8,13 @@ those of a type are neighbours.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from milpplan.costs.columns import BoolArray, IntArray, ascending, column_value
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.crossing import Columns, Crossed, expand
+from milpplan.optimize.crossing import Crossed, expand
 from milpplan.optimize.execution_rules import Rule, offloads
-from milpplan.optimize.layout_space import LayoutSpace
-from milpplan.optimize.sieve import Sieve
 from milpplan.specs.plan import (
     RANK_ORDERS,
     SHARE_BASES,
@@ -156,32 +153,10 @@ def shares_in(columns: Mapping[str, IntArray], node_type: int) -> IntArray:
     return own[np.asarray(place).reshape(-1)]
 
 
-def joined(parts: Sequence[Mapping[str, IntArray]]) -> Columns:
-    """Tables one after another, those with replicas first; a column that one lacks is at its default there."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    sizes = [len(part["tp"]) for part in parts]
-    table = {
-        name: np.concatenate(
-            [
-                part[name] if name in part else np.zeros(size, np.int64)
-                for part, size in zip(parts, sizes, strict=True)
-            ]
-        )
-        for name in names
-    }
-    order = np.argsort(table["cp"] * table["dp"] == 1, kind="stable")
-    return {name: values[order] for name, values in table.items()}
+def meeting_once() -> dict[str, Rule]:
+    """The rules of shardings (``REPLICA_SHARDING_RULES``), for rows with replicas of different make and others."""
 
+    def of_different(rule: Rule) -> Rule:
+        return lambda p, c: (c["replica_micro_batches"] == 0) | rule(p, c)
 
-def meeting_once(sieve: Sieve, space: LayoutSpace) -> LayoutSpace:
-    """Without the shardings that replicas of different make cannot have (``REPLICA_SHARDING_RULES``)."""
-    different = space.spread(space.families.replica_micro_batches > 0)
-    rows = np.flatnonzero(different)
-    # All of them have replicas, so their choices come first, one after another.
-    zero_stage = space.choices["zero_stage"][rows % max(1, space.num_choices[0])]
-    lost = np.zeros(len(different), dtype=np.bool_)
-    for name, rule in REPLICA_SHARDING_RULES.items():
-        broken = ~rule(sieve.problem, {"zero_stage": zero_stage}) & (name not in sieve.without)
-        lost[rows] |= broken
-        sieve.rejected[name] = int(broken.sum())
-    return replace(space, kept=np.flatnonzero(~lost), rejected=sieve.rejected)
+    return {name: of_different(rule) for name, rule in REPLICA_SHARDING_RULES.items()}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, IntArray, LayoutColumns, column_value
+from milpplan.costs.columns import BoolArray, IntArray, column_value
 from milpplan.optimize.crossing import Columns, Crossed
 from milpplan.optimize.execution_rules import Rule
-from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.specs.problem import Problem
 
 STANDS_FOR = "stands_for"
@@ -53,15 +52,6 @@ class Sieve:
             if lost:
                 rows = rows.where(legal)
         return rows
-
-    def narrowed(self, space: LayoutSpace, rules: Mapping[str, Rule]) -> LayoutSpace:
-        """The space without the layouts that break rules on all fields together."""
-        columns: Columns = {field.name: getattr(space.columns, field.name) for field in fields(LayoutColumns)}
-        columns["num_micro_batches"] = space.columns.num_micro_batches
-        columns["row"] = np.arange(len(space))
-        kept = self.keep(columns, rules)["row"]
-        kept = kept if space.kept is None else space.kept[kept]
-        return replace(space, kept=kept, rejected=self.rejected, enumerated=self.enumerated)
 
 
 def not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]) -> BoolArray:
