@@ -21,7 +21,7 @@ MODULES = {
 }
 
 Node = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 700
 MAX_FUNCTION_LINES = 60
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager"}
 
@@ -290,7 +290,7 @@ def test_pytorch_stays_in_its_room() -> None:
 
 
 def test_modules_are_one_idea() -> None:
-    """A module beyond 400 lines holds two ideas; a module called utils holds none."""
+    """A module beyond 700 lines holds two ideas; a module called utils holds none."""
     lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
     assert {name: count for name, count in lines.items() if count > MAX_MODULE_LINES} == {}
     assert {path.stem for path in MODULES.values()} & VAGUE_NAMES == set()

@@ -1,7 +1,8 @@
 """A strategy graph in integers: followers merged, parallel edges added, floats floored to a power of two.
 
 Costs are ``floor(cost * 2^p)`` and loads ``floor(memory * 2^q)`` against ``ceil(limit * 2^q)``: a relaxation, so
-what is proved here holds for the caller's numbers too, up to one unit a term in the cost.
+what is proved here holds for the caller's numbers too, up to one unit a term in the cost. Loads that lose nothing
+have ``floor(limit * 2^q)``: then the rows are the caller's limits, no more and no less.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ COST_BITS: Final = 50
 FORBIDDEN: Final = 2**60
 HALF: Final = 2**57
 LOAD_BITS: Final = 44
+# Every double is a whole multiple of 2^-1074.
+LAST_DIGIT: Final = 1074
 
 Pair = tuple[int, int]
 
@@ -109,7 +112,8 @@ class Instance:
 @dataclass(frozen=True, slots=True, eq=False)
 class Stated:
     """The instance, and how it stands to the caller's graph: ``leader`` [nodes] is the node an original one was
-    merged into; a cost unit is ``unit``; ``error_units`` is what flooring can have taken from a cost."""
+    merged into; a cost unit is ``unit``; ``error_units`` is what flooring can have taken from a cost; a unit of
+    the loads on each device is ``load_units`` [devices]."""
 
     instance: Instance
     leader: tuple[int, ...]
@@ -117,20 +121,21 @@ class Stated:
     error_units: int
     loads_exact: bool
     row_of: tuple[tuple[int, int], ...]
+    load_units: tuple[float, ...]
 
     def choice(self, merged: dict[int, int]) -> IntArray:
         """The choice for the caller's nodes."""
         return np.array([merged[j] for j in self.leader], np.int64)
 
 
-def state(graph: StrategyGraph) -> Stated:
-    """The graph in integers."""
+def state(graph: StrategyGraph, further: FloatArray | None = None) -> Stated:
+    """State the graph in integers, in a unit that has room for ``further`` costs, all added, too."""
     leader = _leaders(graph)
     arrays = [np.asarray(c) for c in graph.node_costs]
     matrices = [np.asarray(m) for m in graph.edge_costs.values()]
     tops = [term for group in graph.peaks for one in group for term in map(np.asarray, one.terms.values())]
     tops += [np.array([one.constant]) for group in graph.peaks for one in group]
-    exponent = _cost_exponent([*arrays, *matrices, *tops])
+    exponent = _cost_exponent([*arrays, *matrices, *tops], further)
     inexact = 0
     # Repeated layers share their arrays, which the graph holds.
     known: dict[int, tuple[IntArray, bool]] = {}
@@ -164,10 +169,12 @@ def state(graph: StrategyGraph) -> Stated:
             alternatives.append((int(constant[0]), terms))
         peaks.append(alternatives)
     kept = {i: np.arange(c.size, dtype=np.int64) for i, c in costs.items()}
-    rows, loads, limits, exact, row_of = _memory_rows(graph, leader)
+    load_exponents = _load_exponents(graph)
+    rows, loads, limits, exact, row_of = _memory_rows(graph, leader, load_exponents)
     ranks = {} if exact else _ranks(graph, leader, rows, row_of)
     instance = Instance(kept, costs, edges, rows, loads, limits, ranks, peaks)
-    return Stated(instance, leader, math.ldexp(1.0, -exponent), inexact, exact, row_of)
+    load_units = tuple(math.ldexp(1.0, -one) for one in load_exponents)
+    return Stated(instance, leader, math.ldexp(1.0, -exponent), inexact, exact, row_of, load_units)
 
 
 def clipped(values: IntArray) -> IntArray:
@@ -200,25 +207,43 @@ def _leaders(graph: StrategyGraph) -> tuple[int, ...]:
     return tuple(root(i) for i in range(graph.num_nodes))
 
 
-def _cost_exponent(arrays: Sequence[FloatArray]) -> int:
+def _cost_exponent(arrays: Sequence[FloatArray], further: FloatArray | None) -> int:
     """The power of two that a cost is multiplied with, such that no sum of the largest reaches 2^COST_BITS."""
-    total = 0.0
+    total = 0.0 if further is None else float(np.abs(further[np.isfinite(further)]).sum())
     for array in arrays:
         finite = array[np.isfinite(array)]
         total += float(np.abs(finite).max(initial=0.0))
-    return COST_BITS - math.frexp(total)[1] if total else 0
+    return _exponent(total, COST_BITS)
+
+
+def _exponent(total: float, bits: int) -> int:
+    """The exponent that gives ``total`` so many bits; what has digits beyond those of doubles needs none there."""
+    return min(bits - math.frexp(total)[1], LAST_DIGIT) if total else 0
+
+
+def floored(values: FloatArray, unit: float) -> tuple[IntArray, bool]:
+    """Further costs in whole units, a power of two, and whether nothing was cut off."""
+    return _floored(values, 1 - math.frexp(unit)[1])
+
+
+def rounded_down(units: int, unit: float, exact: bool) -> float:
+    """A bound in the caller's unit, rounded down; ``exact``: nothing was cut off before."""
+    value = units * unit
+    return value if exact and abs(units) < 2**53 else math.nextafter(value, -math.inf)
 
 
 def _floored(values: npt.NDArray[Any], exponent: int) -> tuple[IntArray, bool]:
     """``floor(values * 2^exponent)`` with ``FORBIDDEN`` for inf, and whether nothing was cut off."""
     finite = np.isfinite(values)
     scaled = np.ldexp(np.where(finite, values, 0.0), exponent)
-    floor = np.floor(scaled)
-    return np.where(finite, floor.astype(np.int64), FORBIDDEN), bool((floor == scaled).all())
+    # What is too small for a double once scaled is not 0: it is just above it, or just below.
+    lost = finite & (scaled == 0.0) & (values != 0.0)
+    floor = np.where(lost & (values < 0.0), -1.0, np.floor(scaled))
+    return np.where(finite, floor.astype(np.int64), FORBIDDEN), bool((floor == scaled).all() and not lost.any())
 
 
 def _memory_rows(
-    graph: StrategyGraph, leader: tuple[int, ...]
+    graph: StrategyGraph, leader: tuple[int, ...], exponents: list[int]
 ) -> tuple[dict[int, IntArray], dict[int, IntArray], IntArray, bool, tuple[tuple[int, int], ...]]:
     """Rows of the nodes, their loads, limits, whether all is exact, and (alive set, device) of every row."""
     limits = graph.limits()
@@ -226,10 +251,9 @@ def _memory_rows(
         return {}, {}, np.zeros(0, np.int64), True, ()
     vectors = [graph.memory_vector(i) for i in range(graph.num_nodes)]
     highest = np.array([v.max(axis=0) for v in vectors])
-    exponents = [_load_exponent(highest[:, d].sum(), limits[d]) for d in range(limits.size)]
     floors = [[_floored(v[:, d], exponents[d]) for d in range(limits.size)] for v in vectors]
     whole = [np.stack([values for values, _ in one]) for one in floors]
-    exact = all(is_exact for one in floors for _, is_exact in one)
+    exact = [all(one[d][1] for one in floors) for d in range(limits.size)]
     found: dict[int, dict[int, IntArray]] = {}
     sides: list[int] = []
     row_of: list[tuple[int, int]] = []
@@ -238,14 +262,16 @@ def _memory_rows(
             if highest[list(nodes), d].sum() * (1 + 1e-9) < limits[d]:
                 continue
             row = len(sides)
-            sides.append(math.ceil(math.ldexp(limits[d], exponents[d])))
+            # Loads that lost nothing are whole numbers, and so may their limit be.
+            side = math.floor(math.ldexp(limits[d], exponents[d]))
+            sides.append(side if exact[d] or math.ldexp(side, -exponents[d]) == limits[d] else side + 1)
             row_of.append((index, d))
             for i in nodes:
                 here = found.setdefault(leader[i], {})
                 here[row] = here[row] + whole[i][d] if row in here else whole[i][d]
     rows = {i: np.array(list(one), np.int64) for i, one in found.items()}
     loads = {i: np.stack(list(one.values())) for i, one in found.items()}
-    return rows, loads, np.array(sides, np.int64), exact, tuple(row_of)
+    return rows, loads, np.array(sides, np.int64), all(exact), tuple(row_of)
 
 
 def _ranks(
@@ -272,6 +298,14 @@ def _exact_sums(vectors: Sequence[FloatArray]) -> npt.NDArray[Any]:
     return np.array([sum(map(Fraction, column), Fraction(0)) for column in columns], dtype=object)
 
 
-def _load_exponent(total: float, limit: float) -> int:
-    largest = max(total, limit if math.isfinite(limit) else 0.0)
-    return LOAD_BITS - math.frexp(largest)[1] if largest else 0
+def _load_exponents(graph: StrategyGraph) -> list[int]:
+    """The power of two that the memory of every device is multiplied with."""
+    limits = graph.limits()
+    if not limits.size:
+        return []
+    totals = np.array([graph.memory_vector(i).max(axis=0) for i in range(graph.num_nodes)]).sum(axis=0)
+    # A limit above all that can be taken has no row, and decides nothing.
+    return [
+        _exponent(float(max(total, min(limit, 2 * total))), LOAD_BITS)
+        for total, limit in zip(totals, limits, strict=True)
+    ]

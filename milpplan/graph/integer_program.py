@@ -1,22 +1,38 @@
-"""What structure leaves open, as a program for any backend.
+"""What structure leaves open, as programs that every backend can be trusted with.
 
-Variables: y[i, s] = 1 if node i takes strategy s (a count where equal nodes are folded); e[i, j, s, t] for pairs;
-z[g] for the largest alternative of a peak. Minimise
+Variables: y[i, s] = 1 if node i takes strategy s (a count where equal nodes are folded); e[i, j, s, t] for pairs.
+A total T[k] belongs to every combination k of alternatives of the peaks; without peaks there is one. Minimise
 
-    sum c[i, s] y[i, s] + sum E[i, j][s, t] e[i, j, s, t] + sum z[g]
+    Z >= T[k] = constant[k] + sum c[k, i, s] y[i, s] + sum E[i, j][s, t] e[i, j, s, t]
 
     one_choice      sum_s y[i, s] = number of nodes folded into i
     pairs_agree     sum_t e[i, j, s, t] = y[i, s],  sum_s e[i, j, s, t] = y[j, t]
     fits            sum load[r, i, s] y[i, s] <= limit[r]
-    peak            z[g] >= constant + sum term[i, s] y[i, s]
 
-The equations of pairs are the local polytope: at least as tight as inequalities between a pair and its ends. Costs
-and loads are floored to coarser units where a backend would not hold them exactly: still a relaxation.
+The equations of pairs are the local polytope: at least as tight as inequalities between a pair and its ends.
+
+Costs and loads have up to 50 bits, and no backend is trusted with that: floating-point solvers have absolute
+tolerances, CP-SAT has proved wrong optima. So numbers are stated in digits of at most ``DIGIT_BITS`` bits.
+
+Costs. With units u[0] > u[1] > ..., each dividing the one before, let w = d[0] u[0] + d[1] u[1] + ... be the
+digits of a cost. The first program minimises H[0] = sum d[0] y, which is T in units of u[0], rounded down: its
+optimum v[0] is a lower bound. Every choice that is no dearer than the best known one has v[0] <= H[0] and
+H[0] <= upper / u[0], a few units more since only rounding lies between. So the next program has the row
+H[0] - v[0] <= h[0] with h[0] in that range, and minimises H[1] = h[0] u[0] / u[1] + sum d[1] y; and so on, until u
+is the unit of all costs.
+
+Loads. The first row, in the coarsest digit, is a relaxation. If an answer breaks the limit itself, the row gets
+all its digits, with carries c[j] >= 0:
+
+    sum d[0] y + c[0] <= limit[0],    sum d[1] y + c[1] <= limit[1] + (u[0] / u[1]) c[0],    ...
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -25,38 +41,243 @@ from milpplan.graph.instance import HALF, Instance
 from milpplan.optimize.program import BoolArray, IntArray, Program, ProgramBuilder
 from milpplan.optimize.solution import Solution
 
-# Floating-point solvers get objectives below this, so that a unit is far above their tolerances.
-FLOAT_OBJECTIVE: Final = 2**38
-EXACT_OBJECTIVE: Final = 2**55
-FLOAT_ROW: Final = 2**30
-# CP-SAT is trusted below 1e7, summed over all entries of a row.
-EXACT_ROW: Final = 2**23
+DIGIT_BITS: Final = 16
+MIN_DIGIT_BITS: Final = 8
+"""Fewer bits than this gain too little: CP-SAT, which asks for it, then has to refuse the program."""
+ROW_BITS: Final = 23
+"""CP-SAT is trusted with rows whose terms, all taken together, stay below 1e7."""
+TOLERANCE: Final = 1e-7
+"""Tolerance of reduced costs in floating-point solvers, relative to the largest."""
+MAX_TOTALS: Final = 32
+"""Combinations of alternatives that are stated at once; more are added when an answer needs them."""
+
+Alternative = tuple[int, dict[int, IntArray]]
+Terms = list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Level:
+    """One digit of the objective: a unit, the bound that it is counted from, and what is proved above that."""
+
+    unit: int
+    base: int
+    value: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stating:
-    """The program, and how to read its values: ``columns`` of every group of equal nodes, the members of each.
-    One unit of the objective is ``factor`` of the instance's, ``error`` the most that this took from a cost."""
+class _Total:
+    """One T[k]: weights of the strategies of every group of nodes, none negative, above ``constant``."""
 
-    program: Program
-    groups: tuple[tuple[int, ...], ...]
-    columns: tuple[range, ...]
-    factor: int
+    weights: tuple[IntArray, ...]
     constant: int
-    error: int
+
+
+@dataclass(slots=True, eq=False)
+class GraphProgram:
+    """The programs of one instance: coarse at first, refined by what is proved and refused."""
+
+    instance: Instance
+    loads_exact: bool = True
+    cuts: list[dict[int, int]] = field(default_factory=list)
+    groups: tuple[tuple[int, ...], ...] = ()
+    levels: list[Level] = field(default_factory=list)
+    _alternatives: list[tuple[int, ...]] = field(default_factory=list)
+    _edges: dict[tuple[int, int], IntArray] = field(default_factory=dict)
+    _precise: set[int] = field(default_factory=set)
+    _common: int = 1
+    _largest: int = 1
+    _bits: int = DIGIT_BITS
+
+    def __post_init__(self) -> None:
+        """State the first digit of all costs."""
+        instance = self.instance
+        self.groups = _equal_nodes(instance)
+        self._edges = {pair: matrix - int(matrix.min()) for pair, matrix in instance.edges.items()}
+        self._alternatives = list(itertools.islice(_combinations(instance.peaks), MAX_TOTALS))
+        self._common = _common_unit(instance, self._edges)
+        self._bits = _digit_bits(size_of(instance) + self.num_parts)
+        totals = self._totals()
+        largest = max(int(w.max()) for total in totals for w in total.weights)
+        largest = max([largest, *(int(_finite(m).max(initial=0)) for m in self._edges.values())])
+        # One total alone is an objective, and no row that CP-SAT must be spared.
+        bits = DIGIT_BITS if len(totals) == 1 else self._bits
+        unit = _unit(largest, self._common, bits)
+        self._largest = largest // unit
+        self.levels = [Level(unit, max(total.constant for total in totals))]
+
+    @property
+    def num_parts(self) -> int:
+        """How many terms a total has once all is chosen: rounding takes less than a unit from each."""
+        return len(self.instance.costs) + len(self.instance.edges) + 1
+
+    @property
+    def bound(self) -> int:
+        """What is proved of every cost, in the instance's units."""
+        last = self.levels[-1]
+        return last.base + last.value * last.unit
+
+    def claim(self, solution: Solution) -> int | None:
+        """The bound that an answer proves for its program, less the solver's own tolerance; None if none."""
+        slack = 0 if solution.backend == "cpsat" else int(self.num_parts * self._largest * TOLERANCE)
+        if solution.status == "optimal" and solution.objective is not None:
+            return solution.objective - slack
+        if solution.bound is None or not math.isfinite(solution.bound):
+            return None
+        return math.floor(solution.bound - 1e-6 * max(1.0, abs(solution.bound))) - slack
+
+    def most(self, upper: int) -> int:
+        """The objective, in the present unit, that a choice of cost ``upper`` cannot exceed."""
+        last = self.levels[-1]
+        return (upper - last.base) // last.unit
+
+    def tolerance(self, units: int) -> int:
+        """What the tolerances of backends took from a bound, in the instance's units, once all digits are stated;
+        0 before: then it is the unit that is too coarse."""
+        last = self.levels[-1]
+        return units * last.unit if last.unit == self._common else 0
+
+    def prove(self, value: int) -> None:
+        """Take over a bound on the present program."""
+        self.levels[-1].value = max(self.levels[-1].value, value)
+
+    def refine(self) -> bool:
+        """Go on to the next digit of the costs; False where there is none, or it would not narrow the gap."""
+        last = self.levels[-1]
+        if last.unit == self._common or 2 * self.num_parts >= 1 << self._bits:
+            return False
+        self.levels.append(Level(max(self._common, last.unit >> self._bits), self.bound))
+        self._largest = last.unit // self.levels[-1].unit
+        return True
+
+    def refuse(self, positions: dict[int, int]) -> None:
+        """Make sure that a choice that breaks a limit does not come back."""
+        load = np.zeros(self.instance.limits.size, np.int64)
+        for i, loads in self.instance.loads.items():
+            load[self.instance.rows[i]] += loads[:, positions[i]]
+        broken = set(np.flatnonzero(load > self.instance.limits).tolist()) - self._precise
+        if broken:
+            self._precise |= broken
+            return
+        # Only the caller's own numbers tell it from a choice that fits.
+        self.cuts.append(positions)
+        self.groups = tuple((i,) for i in self.instance.costs)
+
+    def add_total(self, positions: dict[int, int]) -> bool:
+        """State the alternatives that are largest at a choice; False if they were stated before."""
+        at = {i: int(self.instance.kept[i][s]) for i, s in positions.items()}
+        found = []
+        for group in self.instance.peaks:
+            costs = [base + sum(int(t[at[i]]) for i, t in terms.items()) for base, terms in group]
+            found.append(costs.index(max(costs)))
+        if tuple(found) in self._alternatives:
+            return False
+        self._alternatives.append(tuple(found))
+        return True
 
     def positions(self, solution: Solution) -> dict[int, int]:
         """The choice (positions) of an answer; members of a group take its strategies in order."""
         assert solution.values is not None
         found: dict[int, int] = {}
-        for group, columns in zip(self.groups, self.columns, strict=True):
-            counts = np.asarray(solution.values)[list(columns)].astype(np.int64)
-            found.update(zip(group, np.repeat(np.arange(counts.size), counts).tolist(), strict=True))
+        at = 0
+        for group in self.groups:
+            size = self.instance.costs[group[0]].size
+            counts = np.asarray(solution.values)[at : at + size].astype(np.int64)
+            found.update(zip(group, np.repeat(np.arange(size), counts).tolist(), strict=True))
+            at += size
         return found
 
-    def bound(self, value: int) -> int:
-        """A bound of the program in the instance's units."""
-        return value * self.factor + self.constant
+    def state(self, upper: int | None) -> Program:
+        """The program of the last digit, of all choices that cost at most ``upper`` (None: none is known)."""
+        instance, builder = self.instance, ProgramBuilder("strategy graph")
+        columns: dict[int, range] = {}
+        for group in self.groups:
+            node = group[0]
+            names = [f"y[{node},{s}]" for s in instance.kept[node]]
+            columns[node] = builder.add_variables(names, 0, len(group))
+            builder.add_row(f"one_choice[{node}]", columns[node], 1, len(group), len(group))
+        pairs = {pair: _pair(builder, instance, pair, columns) for pair in instance.edges}
+        _limits(builder, instance, self.groups, columns, self._precise)
+        for index, cut in enumerate(self.cuts):
+            _cut(builder, instance, columns, index, cut, self.loads_exact)
+        self._objective(builder, columns, pairs, upper)
+        return builder.build()
+
+    def _objective(
+        self,
+        builder: ProgramBuilder,
+        columns: dict[int, range],
+        pairs: dict[tuple[int, int], IntArray],
+        upper: int | None,
+    ) -> None:
+        last = self.levels[-1]
+        totals = [t for t in self._totals() if _most_of(t, self._edges, self.groups) >= last.base]
+        stated = [self._digits(builder, k, total, columns, pairs, upper) for k, total in enumerate(totals)]
+        if len(self._alternatives) == 1:
+            terms, constant = stated[0]
+            builder.minimize([c for c, _ in terms], [v for _, v in terms], constant)
+            return
+        top = self.most(upper) if upper is not None else _highest(totals, self._edges, self.groups, last)
+        z = builder.add_variable("z", 0, max(top, 0))
+        for k, (terms, constant) in enumerate(stated):
+            entries = [*terms, (z, -1)]
+            builder.add_row(f"total[{k}]", [c for c, _ in entries], [v for _, v in entries], upper=-constant)
+        builder.minimize([z], [1])
+
+    def _digits(
+        self,
+        builder: ProgramBuilder,
+        index: int,
+        total: _Total,
+        columns: dict[int, range],
+        pairs: dict[tuple[int, int], IntArray],
+        upper: int | None,
+    ) -> tuple[Terms, int]:
+        """State the rows of all digits of a total but the last, which is returned: terms and a constant."""
+        above = total.constant - self.levels[0].base
+        whole: int | None = None
+        carried: Terms = []
+        constant = 0
+        for level, after in itertools.zip_longest(self.levels, self.levels[1:]):
+            terms = list(carried)
+            for group, weights in zip(self.groups, total.weights, strict=True):
+                terms += zip(columns[group[0]], _digit(weights, whole, level.unit).tolist(), strict=True)
+            for pair, made in pairs.items():
+                costs = self._edges[pair][self.instance.edges[pair] < HALF]
+                terms += zip(made.tolist(), _digit(costs, whole, level.unit).tolist(), strict=True)
+            constant += (above if whole is None else above % whole) // level.unit
+            terms = [(c, v) for c, v in terms if v]
+            if after is None:
+                return terms, constant
+            value, ratio, whole = (after.base - level.base) // level.unit, level.unit // after.unit, level.unit
+            # Counted from what is proved; a total that is not the largest may lie below that.
+            low = -self.num_parts if len(self._alternatives) > 1 else 0
+            assert upper is not None
+            most = max((upper - level.base) // level.unit - value, low)
+            h = builder.add_variable(f"h[{index},{level.unit}]", low, most)
+            entries, side = [*terms, (h, -1)], value - constant
+            name = f"digit[{index},{level.unit}]"
+            builder.add_row(name, [c for c, _ in entries], [v for _, v in entries], upper=side)
+            carried, constant = [(h, ratio)], 0
+        raise AssertionError("There is a last level.")
+
+    def _totals(self) -> list[_Total]:
+        instance = self.instance
+        shared = instance.offset + sum(int(m.min()) for m in instance.edges.values())
+        found = []
+        for chosen in self._alternatives:
+            picked = [group[h] for group, h in zip(instance.peaks, chosen, strict=True)]
+            constant, weights = shared + sum(base for base, _ in picked), []
+            for group in self.groups:
+                node = group[0]
+                costs = instance.costs[node].copy()
+                for _, terms in picked:
+                    if node in terms:
+                        costs += terms[node][instance.kept[node]]
+                least = int(costs.min())
+                constant += least * len(group)
+                weights.append(costs - least)
+            found.append(_Total(tuple(weights), constant))
+        return found
 
 
 def size_of(instance: Instance) -> int:
@@ -64,64 +285,68 @@ def size_of(instance: Instance) -> int:
     return sum(c.size for c in instance.costs.values()) + sum(m.size for m in instance.edges.values())
 
 
-def state_program(
-    instance: Instance, exact: bool, cuts: list[dict[int, int]], exact_loads: bool = False
-) -> Stating:
-    """The program; ``exact`` for a backend in integers. ``cuts`` are choices (positions) that broke a limit in the
-    caller's numbers: neither they nor what loads as much everywhere may come back (``exact_loads``: loads were
-    not floored)."""
-    groups = tuple((i,) for i in instance.costs) if cuts else _equal_nodes(instance)
-    builder = ProgramBuilder("strategy graph")
-    constant, least = instance.offset, {g[0]: int(instance.costs[g[0]].min()) for g in groups}
-    constant += sum(least[g[0]] * len(g) for g in groups)
-    spread = sum(int((instance.costs[g[0]] - least[g[0]]).max()) * len(g) for g in groups)
-    spread += sum(int(_finite(m).max(initial=0)) for m in instance.edges.values())
-    spread += sum(max(map(_largest, group)) for group in instance.peaks)
-    common = _common_unit(instance, least)
-    factor = common * (1 + spread // common // (EXACT_OBJECTIVE if exact else FLOAT_OBJECTIVE))
-    if exact and instance.peaks:
-        factor = 1 + 4 * max(map(_entries, (one for group in instance.peaks for one in group))) // EXACT_ROW
-    columns: dict[int, range] = {}
-    terms: list[tuple[int, int]] = []
-    for group in groups:
-        node = group[0]
-        names = [f"y[{node},{s}]" for s in instance.kept[node]]
-        columns[node] = builder.add_variables(names, 0, len(group))
-        builder.add_row(f"one_choice[{node}]", columns[node], 1, len(group), len(group))
-        costs = (instance.costs[node] - least[node]) // factor
-        terms += zip(columns[node], costs.tolist(), strict=True)
-    for (i, j), matrix in instance.edges.items():
-        terms += _pair(builder, instance, (i, j), columns, matrix // factor)
-    _limits(builder, instance, groups, columns, EXACT_ROW if exact else FLOAT_ROW)
-    _peaks(builder, instance, groups, columns, factor, terms)
-    for index, cut in enumerate(cuts):
-        _cut(builder, instance, columns, index, cut, exact_loads)
-    builder.minimize([c for c, _ in terms], [v for _, v in terms])
-    made = tuple(columns[g[0]] for g in groups)
-    parts = len(instance.costs) + len(instance.edges) + sum(len(instance.costs) + 1 for _ in instance.peaks)
-    error = parts * (factor - 1) if factor > common else 0
-    return Stating(builder.build(), groups, made, factor, constant, error)
+def _combinations(peaks: Sequence[Sequence[Alternative]]) -> Iterator[tuple[int, ...]]:
+    """All combinations of alternatives, such that the first ones have every alternative soon."""
+    sizes = [len(group) for group in peaks]
+    seen: set[tuple[int, ...]] = set()
+    for turn in range(max(sizes, default=1)):
+        one = tuple(min(turn, size - 1) for size in sizes)
+        seen.add(one)
+        yield one
+    for one in itertools.product(*map(range, sizes)):
+        if one not in seen:
+            yield one
 
 
-def _common_unit(instance: Instance, least: dict[int, int]) -> int:
-    """The largest unit that all differences of costs are whole numbers of; 1 with peaks."""
-    if instance.peaks:
-        return 1
-    parts = [instance.costs[i] - base for i, base in least.items()]
-    parts += [_finite(matrix) for matrix in instance.edges.values()]
+def _digit(values: IntArray, whole: int | None, unit: int) -> IntArray:
+    return (values if whole is None else values % whole) // unit
+
+
+def _digit_bits(entries: int) -> int:
+    """Bits of a digit that leave a row of so many entries to CP-SAT too, if that is not too few."""
+    bits = ROW_BITS - entries.bit_length()
+    return min(bits, DIGIT_BITS) if bits >= MIN_DIGIT_BITS else DIGIT_BITS
+
+
+def _unit(largest: int, common: int, bits: int) -> int:
+    """The common unit times the least power of two in which ``largest`` has at most ``bits`` bits."""
+    return common << max(0, (largest // common).bit_length() - bits)
+
+
+def _highest(
+    totals: list[_Total], edges: dict[tuple[int, int], IntArray], groups: tuple[tuple[int, ...], ...], level: Level
+) -> int:
+    """A value that no total exceeds, in the level's unit."""
+    highest = max((_most_of(total, edges, groups) for total in totals), default=level.base)
+    return (highest - level.base) // level.unit + 1
+
+
+def _most_of(total: _Total, edges: dict[tuple[int, int], IntArray], groups: tuple[tuple[int, ...], ...]) -> int:
+    """A value that a total does not exceed."""
+    dearest = sum(int(_finite(m).max(initial=0)) for m in edges.values())
+    return (
+        total.constant
+        + dearest
+        + sum(int(w.max()) * len(group) for w, group in zip(total.weights, groups, strict=True))
+    )
+
+
+def _common_unit(instance: Instance, edges: dict[tuple[int, int], IntArray]) -> int:
+    """The largest unit that all differences of costs are whole numbers of."""
+    parts = [costs - int(costs.min()) for costs in instance.costs.values()]
+    parts += [_finite(matrix) for matrix in edges.values()]
+    for group in instance.peaks:
+        bases = []
+        for base, terms in group:
+            left = {i: t[instance.kept[i]] for i, t in terms.items()}
+            parts += [t - int(t.min()) for t in left.values()]
+            bases.append(base + sum(int(t.min()) for t in left.values()))
+        parts.append(np.array(bases, np.int64) - bases[0])
     return max(1, int(np.gcd.reduce(np.concatenate([part.ravel() for part in parts]))))
 
 
 def _finite(matrix: IntArray) -> IntArray:
     return matrix[matrix < HALF]
-
-
-def _largest(alternative: tuple[int, dict[int, IntArray]]) -> int:
-    return abs(alternative[0]) + sum(int(np.abs(t).max()) for t in alternative[1].values())
-
-
-def _entries(alternative: tuple[int, dict[int, IntArray]]) -> int:
-    return abs(alternative[0]) + sum(int(np.abs(t).sum()) for t in alternative[1].values())
 
 
 def _equal_nodes(instance: Instance) -> tuple[tuple[int, ...], ...]:
@@ -137,9 +362,9 @@ def _equal_nodes(instance: Instance) -> tuple[tuple[int, ...], ...]:
 
 
 def _pair(
-    builder: ProgramBuilder, instance: Instance, pair: tuple[int, int], columns: dict[int, range], matrix: IntArray
-) -> list[tuple[int, int]]:
-    """Variables and rows of an edge; its terms of the objective."""
+    builder: ProgramBuilder, instance: Instance, pair: tuple[int, int], columns: dict[int, range]
+) -> IntArray:
+    """Variables and rows of an edge, in the order of its allowed pairs."""
     i, j = pair
     rows, others = np.nonzero(instance.edges[pair] < HALF)
     names = [f"e[{i},{j},{s},{t}]" for s, t in zip(rows.tolist(), others.tolist(), strict=True)]
@@ -149,7 +374,7 @@ def _pair(
             here = made[side == s]
             signs = [1] * here.size + [-1]
             builder.add_row(f"pairs_agree[{i},{j},{label},{s}]", [*here.tolist(), column], signs, 0, 0)
-    return list(zip(made.tolist(), matrix[rows, others].tolist(), strict=True))
+    return made
 
 
 def _limits(
@@ -157,45 +382,46 @@ def _limits(
     instance: Instance,
     groups: tuple[tuple[int, ...], ...],
     columns: dict[int, range],
-    largest: int,
+    precise: set[int],
 ) -> None:
     inside: dict[int, list[tuple[IntArray, int, range]]] = {}
-    below: dict[int, int] = {}
+    room = dict(enumerate(instance.limits.tolist()))
     for group in groups:
         node = group[0]
         for row, load in zip(instance.rows.get(node, ()), instance.loads.get(node, ()), strict=True):
             base = int(load.min())
-            below[int(row)] = below.get(int(row), 0) + base * len(group)
+            room[int(row)] -= base * len(group)
             inside.setdefault(int(row), []).append((load - base, len(group), columns[node]))
     for row, parts in sorted(inside.items()):
-        limit = int(instance.limits[row]) - below[row]
-        common = int(np.gcd.reduce(np.concatenate([load for load, _, _ in parts])))
-        top = max(abs(limit), sum(int(load.sum()) * n for load, n, _ in parts)) // max(common, 1)
-        step = max(common, 1) * (1 + top // largest)
-        entries = [(c, v) for load, _, cols in parts for c, v in zip(cols, (load // step).tolist(), strict=True)]
-        builder.add_row(f"fits[{row}]", [c for c, _ in entries], [v for _, v in entries], upper=limit // step)
+        loads = np.concatenate([load for load, _, _ in parts])
+        dearest = sum(int(load.max()) * count for load, count, _ in parts)
+        if room[row] < dearest:
+            taken = [column for _, _, inner in parts for column in inner]
+            count = sum(count for _, count, _ in parts)
+            _limit(builder, f"fits[{row}]", taken, loads, room[row], count, row in precise)
 
 
-def _peaks(
-    builder: ProgramBuilder,
-    instance: Instance,
-    groups: tuple[tuple[int, ...], ...],
-    columns: dict[int, range],
-    factor: int,
-    terms: list[tuple[int, int]],
+def _limit(
+    builder: ProgramBuilder, name: str, columns: list[int], loads: IntArray, limit: int, count: int, precise: bool
 ) -> None:
-    for g, group in enumerate(instance.peaks):
-        top = max(map(_largest, group)) // factor + len(instance.costs) + 1
-        z = builder.add_variable(f"z[{g}]", -top, top)
-        terms.append((z, 1))
-        for h, (base, parts) in enumerate(group):
-            entries = [(z, 1)]
-            for members in groups:
-                node = members[0]
-                if node in parts:
-                    values = parts[node][instance.kept[node]] // factor
-                    entries += zip(columns[node], (-values).tolist(), strict=True)
-            builder.add_row(f"peak[{g},{h}]", [c for c, _ in entries], [v for _, v in entries], base // factor)
+    """One limit on the loads of ``count`` nodes, above the least of each; in all its digits if ``precise``."""
+    common = max(1, int(np.gcd.reduce(loads)))
+    loads, limit = loads // common, max(limit // common, -1)
+    bits = _digit_bits(loads.size + count)
+    unit, whole = _unit(int(loads.max()), 1, bits), None
+    carried: Terms = []
+    while True:
+        terms = list(zip(columns, _digit(loads, whole, unit).tolist(), strict=True)) + carried
+        side = (limit if whole is None else limit % whole) // unit
+        last = unit == 1 or not precise
+        if not last:
+            carry = builder.add_variable(f"carry[{name},{unit}]", 0, count)
+            terms.append((carry, 1))
+        builder.add_row(f"{name}[{unit}]", [c for c, _ in terms], [v for _, v in terms], upper=side)
+        if last:
+            return
+        whole, unit = unit, max(1, unit >> bits)
+        carried = [(carry, -(whole // unit))]
 
 
 def _cut(

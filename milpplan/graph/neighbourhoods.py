@@ -16,7 +16,7 @@ import numpy as np
 
 from milpplan.errors import SolverError
 from milpplan.graph.instance import HALF, Instance, clipped
-from milpplan.graph.integer_program import size_of, state_program
+from milpplan.graph.integer_program import GraphProgram, size_of
 from milpplan.graph.reduction import prune
 from milpplan.optimize.program import IntArray
 from milpplan.optimize.solution import Backend, Limits
@@ -86,14 +86,14 @@ def _solved(
     kept = small.copy()
     if not prune(kept) or size_of(kept) > MAX_PART_VARIABLES:
         return None
-    stating = state_program(kept, backend.name == "cpsat", [])
+    program = GraphProgram(kept)
     try:
-        solution = backend.solve(stating.program, limits)
-    except SolverError:
+        solution = backend.solve(program.state(None), limits)
+    except (SolverError, ImportError, OSError):
         return None
     if solution.values is None:
         return None
-    found = {i: int(kept.kept[i][s]) for i, s in stating.positions(solution).items()}
+    found = {i: int(kept.kept[i][s]) for i, s in program.positions(solution).items()}
     return found if _cost(small, found) < own else None
 
 

@@ -12,17 +12,21 @@ such planners minimise, not the exact time of a 1F1B pipeline: ``milpplan.solve`
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
-from milpplan.graph.instance import HALF, Instance, state
-from milpplan.graph.statement import StrategyGraph
-from milpplan.optimize.program import IntArray
+from milpplan.graph.instance import FORBIDDEN, HALF, Instance, clipped, floored, rounded_down, state
+from milpplan.graph.statement import MAX_SUM, StrategyGraph, cost_array
+from milpplan.optimize.program import FloatArray, IntArray
 
-MAX_FRONT = 20_000
+MAX_FRONT: Final = 20_000
+MAX_MICRO_BATCHES: Final = 10**6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,36 +58,35 @@ def split_chain(
 ) -> PipelineSplit:
     """The cheapest split of a chain (edges between neighbours only) into exactly ``num_stages`` stages.
 
-    ``crossing_costs`` [nodes - 1] replace the cost of the edge where the chain is cut (0 by default).
+    ``crossing_costs`` [nodes - 1] replace the cost of the edge where the chain is cut (0 by default;
+    infinite: it is not cut there).
 
     Raises:
-        InfeasibleError: no split meets the memory limit.
+        InfeasibleError: no split meets the memory limit, the forbidden strategies and pairs.
     """
     crossing = _checked(graph, num_stages, num_micro_batches, crossing_costs)
-    stated = state(graph)
-    unit = stated.unit
-    if float(np.abs(crossing).sum()) >= float(HALF) / 4 * unit:
-        raise InvalidInputError(
-            f"crossing_costs sum to {float(np.abs(crossing).sum()):.3g}, far above all other costs.",
-            "Costs of about one size expected.",
-            "Forbid a cut by more stages elsewhere, or give smaller numbers.",
-        )
-    cross = np.floor(crossing / unit).astype(np.int64)
-    table = _stage_table(stated.instance, cross, 0)
-    lower, stages = _best_partition(table, num_stages, num_micro_batches)
+    stated = state(graph, crossing)
+    cross, crossing_exact = floored(crossing, stated.unit)
+    loads, limit = _exact_loads(graph)
+    table = _stage_table(stated.instance, cross, loads, limit)
+    lower, stages = _best_partition(table, graph.num_nodes, num_stages, num_micro_batches)
+    _check_cover(stages, num_stages, graph.num_nodes)
     choice = _choice(table, stages, graph.num_nodes)
-    if not _fits(graph, stages, choice):
-        table = _stage_table(stated.instance, cross, 1)
-        _, stages = _best_partition(table, num_stages, num_micro_batches)
-        choice = _choice(table, stages, graph.num_nodes)
-    costs = [_stage_cost(graph, stage, choice, crossing) for stage in stages]
-    objective = sum(costs) + (num_micro_batches - 1) * max(costs)
-    return PipelineSplit(tuple(stages), choice, tuple(costs), objective, min(lower * unit, objective))
+    parts = [_part(graph, stage) for stage in stages]
+    if not all(part.fits(choice[slice(*stage)]) for part, stage in zip(parts, stages, strict=True)):
+        raise SolverError("A stage of the split that was found breaks the memory limit.", do="Report this graph.")
+    terms = [_stage_terms(part, stage, choice, crossing) for part, stage in zip(parts, stages, strict=True)]
+    times = [sum(map(Fraction, one), Fraction(0)) for one in terms]
+    objective = float(sum(times) + (num_micro_batches - 1) * max(times))
+    bound = rounded_down(lower, stated.unit, exact=not stated.error_units and crossing_exact)
+    if bound > objective:
+        raise SolverError(f"The bound {bound!r} is above the cost {objective!r}.", do="Report this graph.")
+    return PipelineSplit(tuple(stages), choice, tuple(map(float, times)), objective, bound)
 
 
 def _checked(
     graph: StrategyGraph, num_stages: int, num_micro_batches: int, crossing_costs: npt.ArrayLike | None
-) -> npt.NDArray[np.float64]:
+) -> FloatArray:
     n = graph.num_nodes
     odd = [p for p in [*graph.edge_costs, *graph.allowed] if abs(p[0] - p[1]) != 1]
     if odd or graph.follow or graph.peaks or graph.num_devices > 1 or graph.alive is not None:
@@ -91,64 +94,77 @@ def _checked(
         raise InvalidInputError(
             f"The graph has {what}.", "A chain expected: edges (i, i + 1), at most one memory limit.", "Use solve."
         )
-    if not 1 <= num_stages <= n:
-        raise InvalidInputError(f"num_stages is {num_stages}.", f"1 to {n} expected: a stage has a node.")
-    if num_micro_batches < 1:
-        raise InvalidInputError(f"num_micro_batches is {num_micro_batches}.", "At least 1 expected.")
-    crossing = np.zeros(n - 1) if crossing_costs is None else np.array(crossing_costs, np.float64)
-    if crossing.shape != (n - 1,) or not np.isfinite(crossing).all():
-        raise InvalidInputError(
-            f"crossing_costs has shape {crossing.shape}.", f"{n - 1} finite numbers expected, one per edge."
-        )
+    for name, value, most, why in (
+        ("num_stages", num_stages, n, "a stage has a node"),
+        ("num_micro_batches", num_micro_batches, MAX_MICRO_BATCHES, "the slowest stage counts once for each"),
+    ):
+        if not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
+            raise InvalidInputError(f"{name} is {value!r}.", f"A whole number of 1 to {most} expected: {why}.")
+    if crossing_costs is None or n == 1:
+        return np.zeros(n - 1)
+    crossing = cost_array(crossing_costs, (n - 1,), "crossing_costs")
+    if float(np.abs(crossing[np.isfinite(crossing)]).sum()) > MAX_SUM:
+        raise InvalidInputError(f"crossing_costs add up to more than {MAX_SUM:.0e}.", do="Use a larger unit.")
     return crossing
 
 
-def _stage_table(instance: Instance, crossing: IntArray, spare: int) -> dict[tuple[int, int], _Label]:
-    """The cheapest stage from node a to before node b; with ``spare`` 1 loads
-    round up and the limit down."""
+def _exact_loads(graph: StrategyGraph) -> tuple[list[npt.NDArray[Any]], int]:
+    """The memory of every node's strategies and the limit of a stage in whole numbers, without rounding loads."""
+    limits = graph.limits().tolist()
+    if not limits or limits[0] == math.inf:
+        return [np.zeros(graph.num_strategies(i), np.int64) for i in range(graph.num_nodes)], 0
+    vectors = [list(map(Fraction, graph.memory_vector(i)[:, 0].tolist())) for i in range(graph.num_nodes)]
+    scale = max(value.denominator for vector in vectors for value in vector)
+    total = scale * sum(map(max, vectors), Fraction(0))
+    # Whole numbers of any size where 64 bits are too few.
+    kind = np.int64 if total < HALF else object
+    loads = [np.array([int(value * scale) for value in vector], kind) for vector in vectors]
+    return loads, math.floor(min(Fraction(limits[0]) * scale, total))
+
+
+def _stage_table(
+    instance: Instance, crossing: IntArray, loads: list[npt.NDArray[Any]], limit: int
+) -> dict[tuple[int, int], _Label]:
+    """Find the cheapest stage from every first node to before every other; what nothing fits into is not there."""
     table = {}
     n = len(instance.costs)
-    limit = int(instance.limits[0]) - spare if instance.limits.size else HALF
     for first in range(n):
         into = int(crossing[first - 1]) if first else 0
         labels = [
             _Label(int(c) + into, load, s, None)
-            for s, (c, load) in enumerate(zip(instance.costs[first], _loads(instance, first, spare), strict=True))
-            if c < HALF and load <= limit
+            for s, (c, load) in enumerate(zip(instance.costs[first], loads[first].tolist(), strict=True))
+            if c < HALF and into < HALF and load <= limit
         ]
         for after in range(first + 1, n + 1):
             if not labels:
                 break
             table[first, after] = min(labels, key=lambda one: one.cost)
             if after < n:
-                labels = _extended(instance, labels, after, limit, spare)
+                labels = _extended(instance, labels, after, loads[after], limit)
     return table
 
 
-def _loads(instance: Instance, node: int, spare: int) -> list[int]:
-    if node not in instance.loads:
-        return [0] * instance.costs[node].size
-    loads: list[int] = (instance.loads[node][0] + spare).tolist()
-    return loads
-
-
-def _extended(instance: Instance, labels: list[_Label], node: int, limit: int, spare: int) -> list[_Label]:
-    """Partial stages with one more node: per strategy the front of cost against memory."""
-    costs, loads = instance.costs[node], _loads(instance, node, spare)
+def _extended(
+    instance: Instance, labels: list[_Label], node: int, loads: npt.NDArray[Any], limit: int
+) -> list[_Label]:
+    """Extend partial stages by a node: per strategy the front of cost against memory."""
+    costs = instance.costs[node]
     matrix = instance.edges.get((node - 1, node))
     cost = np.array([one.cost for one in labels], np.int64)
-    load = np.array([one.load for one in labels], np.int64)
+    load = np.array([one.load for one in labels], loads.dtype)
     last = np.array([one.strategy for one in labels], np.int64)
     made: list[_Label] = []
     for s in range(costs.size):
         total = cost + costs[s] + (0 if matrix is None else matrix[last, s])
         taken = load + loads[s]
-        order = np.lexsort((taken, total))
-        order = order[(total[order] < HALF) & (taken[order] <= limit)]
+        # By cost, and by memory among equals.
+        order = np.argsort(taken, kind="stable")
+        order = order[np.argsort(total[order], kind="stable")]
+        order = order[((total[order] < HALF) & (taken[order] <= limit)).astype(np.bool_)]
         if not order.size:
             continue
         least = np.minimum.accumulate(taken[order])
-        front = order[np.concatenate(([True], taken[order][1:] < least[:-1]))]
+        front = order[np.concatenate(([True], (taken[order][1:] < least[:-1]).astype(np.bool_)))]
         made += [_Label(int(total[k]), int(taken[k]), s, labels[k]) for k in front.tolist()]
     if len(made) > MAX_FRONT:
         raise SolverError(
@@ -160,10 +176,9 @@ def _extended(instance: Instance, labels: list[_Label], node: int, limit: int, s
 
 
 def _best_partition(
-    table: dict[tuple[int, int], _Label], num_stages: int, num_micro_batches: int
+    table: dict[tuple[int, int], _Label], num_nodes: int, num_stages: int, num_micro_batches: int
 ) -> tuple[int, list[tuple[int, int]]]:
-    n = max((b for _, b in table), default=0)
-    costs = np.full((n + 1, n + 1), HALF, np.int64)
+    costs = np.full((num_nodes + 1, num_nodes + 1), FORBIDDEN, np.int64)
     for (a, b), label in table.items():
         costs[a, b] = label.cost
     best: tuple[int, list[tuple[int, int]]] | None = None
@@ -190,14 +205,15 @@ def _best_partition(
 def _partition(costs: IntArray, top: int, num_stages: int) -> tuple[int, list[tuple[int, int]]] | None:
     """Least total of a partition without a stage above ``top``; None if there is none."""
     n = costs.shape[0] - 1
-    allowed = np.where(costs <= top, costs, HALF)
-    reach = np.full(n + 1, HALF, np.int64)
+    allowed = np.where(costs <= top, costs, FORBIDDEN)
+    reach = np.full(n + 1, FORBIDDEN, np.int64)
     reach[0] = 0
     origins = []
     for _ in range(num_stages):
-        total = reach[:, None] + allowed
+        # A negative cost must not make up for what is forbidden.
+        total = clipped(reach[:, None] + allowed)
         origins.append(total.argmin(axis=0))
-        reach = np.minimum(total.min(axis=0), HALF)
+        reach = total.min(axis=0)
     if reach[n] >= HALF:
         return None
     stages, end = [], n
@@ -234,15 +250,22 @@ def _part(graph: StrategyGraph, stage: tuple[int, int]) -> StrategyGraph:
     )
 
 
-def _fits(graph: StrategyGraph, stages: list[tuple[int, int]], choice: npt.NDArray[np.int64]) -> bool:
-    return all(_part(graph, stage).fits(choice[slice(*stage)]) for stage in stages)
+def _check_cover(stages: list[tuple[int, int]], num_stages: int, num_nodes: int) -> None:
+    """Refuse stages that are not every node once, in order."""
+    ends = [0, *(after for _, after in stages)]
+    covered = ends[-1] == num_nodes and all(
+        start == before < after for (start, after), before in zip(stages, ends, strict=False)
+    )
+    if not covered or len(stages) != num_stages:
+        raise SolverError(
+            f"A split into the stages {stages} was found.",
+            f"{num_stages} stages of all {num_nodes} nodes in order expected.",
+            "Report this graph.",
+        )
 
 
-def _stage_cost(
-    graph: StrategyGraph,
-    stage: tuple[int, int],
-    choice: npt.NDArray[np.int64],
-    crossing: npt.NDArray[np.float64],
-) -> float:
-    into = float(crossing[stage[0] - 1]) if stage[0] else 0.0
-    return into + _part(graph, stage).objective_of(choice[slice(*stage)])
+def _stage_terms(
+    part: StrategyGraph, stage: tuple[int, int], choice: npt.NDArray[np.int64], crossing: FloatArray
+) -> list[float]:
+    """All costs of a stage."""
+    return [*([float(crossing[stage[0] - 1])] if stage[0] else []), *part.terms_of(choice[slice(*stage)])]

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from milpplan.graph.instance import FORBIDDEN, HALF, Instance
+from milpplan.graph.instance import FORBIDDEN, HALF, Instance, clipped
 from milpplan.optimize.program import BoolArray, IntArray
 
 
@@ -38,11 +38,16 @@ def prune(instance: Instance, dominance: bool = True) -> bool:
 
 
 def _forbidden(instance: Instance, among: Iterable[int] | None) -> dict[int, BoolArray]:
-    """Nodes with a strategy that is forbidden, too large for a limit alone, or without a partner."""
+    """Nodes with a strategy that is forbidden, too large for a limit whatever the others take, or without a
+    partner."""
     nodes = set(instance.costs) if among is None else set(among)
     alive = {i: instance.costs[i] < HALF for i in nodes}
+    room = instance.limits.copy()
+    for i, loads in instance.loads.items():
+        room[instance.rows[i]] -= loads.min(axis=1)
     for i in nodes & instance.loads.keys():
-        alive[i] = alive[i] & (instance.loads[i] <= instance.limits[instance.rows[i]][:, None]).all(axis=0)
+        above = instance.loads[i] - instance.loads[i].min(axis=1, keepdims=True)
+        alive[i] = alive[i] & (above <= room[instance.rows[i]][:, None]).all(axis=0)
     for (i, j), matrix in instance.edges.items():
         if i not in nodes and j not in nodes:
             continue
@@ -60,10 +65,11 @@ def _dominated(instance: Instance, among: Iterable[int] | None) -> dict[int, Boo
     nodes = sorted(instance.costs) if among is None else sorted(among)
     worst = {i: _differences(instance, i) for i in nodes if instance.costs[i].size > 1}
     for (i, j), matrix in instance.edges.items():
+        # What is forbidden stays so: sums of it would wrap round at a node with many neighbours.
         if i in worst:
-            worst[i] = worst[i] + _worst(matrix)
+            worst[i] = clipped(worst[i] + _worst(matrix))
         if j in worst:
-            worst[j] = worst[j] + _worst(matrix.T)
+            worst[j] = clipped(worst[j] + _worst(matrix.T))
     # A dominator that is itself left out in the same round is dominated by one that stays: the order is total.
     masks = {i: _undominated(table <= 0) for i, table in worst.items()}
     # Neighbours at once could each rely on the other's: the sum over partners holds for any partner, so it may.
@@ -85,10 +91,9 @@ def _worst(matrix: IntArray) -> IntArray:
     """``max over partners of E[b] - E[a]`` for pairs [b, a]; partners that a may not have do not count."""
     difference = matrix[:, None, :] - matrix[None, :, :]
     difference = np.where(matrix[None, :, :] >= HALF, -FORBIDDEN, difference)
-    worst = difference.max(axis=2)
-    # One edge's gain must not pay for what another forbids, and sums must not wrap round.
-    clipped: IntArray = np.clip(worst, -(2**54), HALF)
-    return clipped
+    worst: IntArray = difference.max(axis=2)
+    # Gains are those of finite costs, far from what could pay for something forbidden.
+    return np.clip(worst, -(2**52), FORBIDDEN)
 
 
 def _undominated(beats: BoolArray) -> BoolArray:

@@ -23,6 +23,8 @@ from milpplan.optimize.solution import run_interruptibly
 # Variables of the largest relaxation that is asked for: some ten seconds of one core.
 MAX_RELAXED: Final = 100_000
 _BIG: Final = 1e9
+# The largest message, in cost: all finite costs together are less.
+_MESSAGE: Final = 2.0**52
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +71,10 @@ def relaxed_duals(
     done = run_interruptibly(solving, lambda: None, grace_s=0.0, cancelled=cancelled)
     if done.status != 0:
         return None
-    prices = np.maximum(0.0, -np.asarray(done.ineqlin.marginals)) * unit / scale
-    messages = np.floor(np.asarray(done.eqlin.marginals)[len(starts) :] * unit).astype(np.int64)
+    prices = np.nan_to_num(np.maximum(0.0, -np.asarray(done.ineqlin.marginals)) * unit / scale, posinf=0.0)
+    # Any messages give a bound, if only their sums do not wrap round.
+    useful = np.clip(np.nan_to_num(np.asarray(done.eqlin.marginals)[len(starts) :] * unit), -_MESSAGE, _MESSAGE)
+    messages = np.floor(useful).astype(np.int64)
     picked = {i: int(np.argmax(done.x[at : at + instance.costs[i].size])) for i, at in starts.items()}
     return Duals(prices, {pair: (messages[a], messages[b]) for pair, (a, b) in pairs.items()}, picked)
 

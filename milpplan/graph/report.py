@@ -43,32 +43,37 @@ def infeasibility(graph: StrategyGraph, stated: Stated) -> str:
     order = complete_order(bare)
     if order is not None and solve_exactly(bare, order) is None:
         return "No choice is allowed even without memory limits: the forbidden strategies and pairs leave none."
-    worst = _least_of_rows(stated, bare)
+    worst, exact = _least_of_rows(stated, bare)
     if worst is None:
-        return "Forbidden pairs and memory limits together leave no choice; each limit alone can be met."
+        alone = "; each limit alone can be met" if exact and stated.loads_exact else ""
+        return f"Forbidden pairs and memory limits together leave no choice{alone}."
     row, least = worst
     index, device = stated.row_of[row]
     limit = float(graph.limits()[device])
-    needed = least * limit / max(float(stated.instance.limits[row]), 1.0) if limit else float("nan")
+    needed = least * stated.load_units[device]
     return (
         f"The least memory that any allowed choice takes of alive set {index} on device {device} is "
         f"{needed:.6g}; the limit is {limit:.6g}. Raise the limit to at least that, or allow cheaper strategies."
     )
 
 
-def _least_of_rows(stated: Stated, bare: Instance) -> tuple[int, int] | None:
-    """The row that no choice meets by itself, by the largest excess: its number and its least load."""
+def _least_of_rows(stated: Stated, bare: Instance) -> tuple[tuple[int, int] | None, bool]:
+    """The row that no choice meets by itself, by the largest excess: its number and its least load; and whether
+    the least loads of all rows can be taken, or are bounds only."""
     worst: tuple[float, int, int] | None = None
+    all_exact = True
     for row, limit in enumerate(stated.instance.limits.tolist()):
-        least = _least_load(stated, bare, row)
+        least, exact = _least_load(stated, bare, row)
+        all_exact &= exact
         excess = (least - limit) / max(limit, 1)
         if least > limit and (worst is None or excess > worst[0]):
             worst = (excess, row, least)
-    return None if worst is None else (worst[1], worst[2])
+    return None if worst is None else (worst[1], worst[2]), all_exact
 
 
-def _least_load(stated: Stated, bare: Instance, row: int) -> int:
-    """Least load of one row over the allowed pairs: exact where elimination is, else node by node."""
+def _least_load(stated: Stated, bare: Instance, row: int) -> tuple[int, bool]:
+    """Least load of one row over the allowed pairs, and whether that is exact: where elimination is; else node by
+    node."""
     loads = {}
     for i, kept in bare.kept.items():
         rows = stated.instance.rows.get(i, np.zeros(0, np.int64))
@@ -81,4 +86,4 @@ def _least_load(stated: Stated, bare: Instance, row: int) -> int:
     only.offset = 0
     order = complete_order(only)
     done = solve_exactly(only, order) if order is not None else None
-    return done[0] if done is not None else sum(int(c.min()) for c in loads.values())
+    return (sum(int(c.min()) for c in loads.values()), False) if done is None else (done[0], True)

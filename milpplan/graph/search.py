@@ -8,10 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from milpplan.errors import SolverError
 from milpplan.graph.instance import HALF, Instance, Stated
 from milpplan.graph.result import GraphProgress, Proof
 from milpplan.graph.statement import StrategyGraph
 from milpplan.optimize.solution import Limits, end_if
+
+
+class BoundRefutedError(SolverError):
+    """What was said to be proved is not true: a legal choice disproves it."""
+
 
 LOGGER: Final = logging.getLogger("milpplan.graph")
 
@@ -19,7 +25,8 @@ LOGGER: Final = logging.getLogger("milpplan.graph")
 @dataclass(slots=True, eq=False)
 class Search:
     """What is known so far about one instance: the best choice (original strategies) and a proved bound.
-    ``coarse`` is what a backend's coarser unit can have taken from the bound."""
+    ``coarse`` is what the tolerances of backends can have taken from the bound; ``refuted`` are backends whose
+    word has been disproved."""
 
     graph: StrategyGraph
     stated: Stated
@@ -39,6 +46,7 @@ class Search:
     parts_tried: bool = False
     callback: Callable[[GraphProgress], None] | None = None
     cancelled: Callable[[], bool] | None = None
+    refuted: set[str] = field(default_factory=set)
     started: float = field(default_factory=time.perf_counter)
 
     def offer(self, choice: dict[int, int]) -> bool:
@@ -48,15 +56,27 @@ class Search:
             return False
         if cost < self.upper:
             self.choice, self.upper = choice, cost
+            self._require_agreement()
             self.note()
         return True
 
     def prove(self, bound: int) -> None:
-        """Raise the lower bound; never above the best choice, which may be the optimum itself."""
-        bound = min(bound, self.upper)
+        """Raise the lower bound."""
         if self.lower is None or bound > self.lower:
             self.lower = bound
+            self._require_agreement()
             self.note()
+
+    def _require_agreement(self) -> None:
+        """Refuse a bound above the cost of a choice that is known to be legal."""
+        if self.lower is not None and self.lower > self.upper:
+            unit = self.stated.unit
+            raise BoundRefutedError(
+                f"The bound {self.lower * unit!r} is above the cost {self.upper * unit!r} of a choice that meets "
+                f"all limits (by {', '.join(dict.fromkeys(self.method)) or 'reduction'}).",
+                "A bound must not exceed the cost of any choice.",
+                "Run `milpplan doctor`, and report this graph.",
+            )
 
     def note(self) -> None:
         """Say what is known to the log and to the caller, who may raise ``KeyboardInterrupt`` to stop."""

@@ -3,50 +3,57 @@
 1. Strategies that cannot be better go (``reduction``); nodes with at most two neighbours and no load go
    (``elimination``), exactly. Where nothing is limited and tables stay small, that is all.
 2. Messages and prices (``sweeps``) give a lower bound, and choices that are repaired and improved
-   (``incumbent``). Strategies whose own bound is at or above the best choice go; back to 1 while that helps.
-3. The rest goes to a backend (``integer_program``). A limit that its answer breaks in the caller's own numbers
-   becomes a row, and it is asked again.
+   (``incumbent``). Strategies whose own bound is above the best choice go; back to 1 while that helps.
+3. The rest goes to two backends (``integer_program``): what both prove is a bound. A limit that an answer breaks
+   in the caller's own numbers becomes a row, and they are asked again; so they are in finer units, until the gap
+   is closed.
 
-The bound is kept in integers throughout; a cost removed for being no better than a known choice stays represented
-by that choice.
+The bound is kept in integers throughout. What is left always holds a choice that is no dearer than the best known
+one: only what is dearer is left out. So a bound above that one, or nothing that is left, is a contradiction, and
+a ``SolverError``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
-
-import numpy as np
 
 from milpplan.errors import SolverError
 from milpplan.graph.elimination import Step, cheap_order, complete_order, eliminate, solve_exactly, undo
 from milpplan.graph.incumbent import LocalSearch
-from milpplan.graph.instance import Instance, Stated, state
-from milpplan.graph.integer_program import size_of, state_program
+from milpplan.graph.instance import FORBIDDEN, Instance, rounded_down, state
+from milpplan.graph.integer_program import GraphProgram, size_of
 from milpplan.graph.neighbourhoods import improved_parts
 from milpplan.graph.pricing import Prices
 from milpplan.graph.reduction import prune
 from milpplan.graph.relaxed import MAX_RELAXED, relaxed_duals
 from milpplan.graph.report import infeasibility, memory_rows
 from milpplan.graph.result import GraphProgress, GraphSolution
-from milpplan.graph.search import Search
+from milpplan.graph.search import BoundRefutedError, Search
 from milpplan.graph.statement import StrategyGraph
 from milpplan.graph.sweeps import Sweeps
-from milpplan.optimize.backends import AUTO
+from milpplan.optimize.backends import AUTO, AUTO_ORDER, OWN_WITNESSES, WITNESSES
 from milpplan.optimize.backends import backend as named_backend
+from milpplan.optimize.program import Program
 from milpplan.optimize.solution import Solution
 
 MAX_ROUNDS: Final = 4
 MAX_SWEEPS: Final = 60
 MAX_VARIABLES: Final = 500_000
-MAX_CUTS: Final = 200
+# Programs that backends are asked: digits of costs, and answers that broke a limit.
+MAX_PROGRAMS: Final = 250
 # Passes after the relaxation's duals, which are as good as any; exact solutions for prices of one limit.
 NUM_LAST_SWEEPS: Final = 3
 MAX_PRICED: Final = 12
-# Share of the time left that parts of the graph get, and the gap from which on they pay.
-SHARE_OF_PARTS: Final = 1 / 3
+# The gap from which on parts of the graph pay.
 WIDE_GAP: Final = 2e-3
+EFFORTS: Final[tuple[Mapping[str, float], ...]] = ({"cbc": 1e3, "cpsat": 5.0}, {"cbc": 1e6, "cpsat": 500.0})
+"""What a witness may take, in its own unit of work (nodes of CBC, CP-SAT's deterministic seconds; HiGHS has none):
+all are asked with the first before any with the second, since which solver is fast differs from graph to graph."""
+# How a backend that is of no use here says so.
+FAILURES: Final = (SolverError, ImportError, OSError)
 
 
 def solve_graph(
@@ -121,11 +128,10 @@ def _narrow(search: Search, left: Instance, hint: list[int] | None) -> None:
 
 
 def _nothing_left(search: Search) -> None:
-    """All that was left out was no better than the best choice; without one, nothing is allowed."""
-    if search.choice is None:
-        search.infeasible = True
-    else:
-        search.prove(search.upper)
+    """Nothing is allowed: whatever was left out was dearer than a known choice, and there is none."""
+    if search.choice is not None:
+        search.prove(FORBIDDEN)
+    search.infeasible = True
 
 
 def _closed_by_elimination(search: Search, left: Instance, steps: list[Step]) -> bool:
@@ -162,7 +168,7 @@ def _bounded(search: Search, left: Instance, steps: list[Step], hint: list[int] 
 
 
 def _improve_parts(search: Search, left: Instance, steps: list[Step]) -> None:
-    """Better choices from parts of the graph solved exactly, for a third of the time that is left."""
+    """Better choices from parts of the graph solved exactly."""
     at = None if search.choice is None else left.positions({i: search.choice[i] for i in left.costs})
     if at is None or not left.limits.size or search.lower is None or search.parts_tried:
         return
@@ -175,10 +181,8 @@ def _improve_parts(search: Search, left: Instance, steps: list[Step]) -> None:
         return search.upper < before
 
     name = "highs" if search.backend == AUTO else search.backend
-    now = time.perf_counter()
-    deadline = now + (search.deadline - now) * SHARE_OF_PARTS
     before, search.parts_tried = search.upper, True
-    improved_parts(left, at, named_backend(name), search.limits(), deadline, offer)
+    improved_parts(left, at, named_backend(name), search.limits(), search.deadline, offer)
     if search.upper < before:
         search.method.append("parts")
 
@@ -260,15 +264,15 @@ def _try(search: Search, left: Instance, steps: list[Step], local: LocalSearch, 
 
 
 def _leave_out(search: Search, left: Instance, sweeps: Sweeps) -> int | None:
-    """Drop strategies that cannot beat the best choice."""
+    """Drop strategies that make every choice dearer than the best one."""
     if search.choice is None:
         return 0
-    masks = {i: bounds < search.upper for i, bounds in sweeps.marginals.items()}
+    # Some strategy of every node is taken.
+    search.prove(max(int(bounds.min()) for bounds in sweeps.marginals.values()))
+    masks = {i: bounds <= search.upper for i, bounds in sweeps.marginals.items()}
     masks = {i: mask for i, mask in masks.items() if not mask.all()}
     for node, mask in masks.items():
         left.keep(node, mask)
-    if any(not left.costs[node].size for node in masks):
-        return None
     left.keep_in_edges(masks)
     if not prune(left):
         return None
@@ -276,75 +280,150 @@ def _leave_out(search: Search, left: Instance, sweeps: Sweeps) -> int | None:
 
 
 def _ask_backend(search: Search, left: Instance, steps: list[Step]) -> None:
-    """Solve the rest as an integer program, again with a row for every answer that breaks a real limit."""
-    cuts: list[dict[int, int]] = []
+    """Solve the rest as integer programs: again for every answer that breaks a real limit, and in finer units."""
     if size_of(left) > MAX_VARIABLES:
         search.method.append(f"stopped: {size_of(left)} variables are left")
         return
     search.method.append("integer program")
-    while len(cuts) <= MAX_CUTS and search.left_s() > 0:
-        try:
-            solution, bound, at = _one_program(search, left, cuts)
-        except SolverError as error:
-            if search.choice is None:
-                raise
-            search.method.append(f"backend failed: {error}")
+    program = GraphProgram(left, search.stated.loads_exact)
+
+    def offer(solution: Solution) -> dict[int, int] | None:
+        """The positions of an answer if it is legal; else the program is told what it broke."""
+        at = program.positions(solution)
+        if search.offer(undo(steps, {i: int(left.kept[i][s]) for i, s in at.items()})):
+            return at
+        program.refuse(at)
+        return None
+
+    for _ in range(MAX_PROGRAMS):
+        if search.left_s() <= 0 or not _one_program(search, program, offer):
             return
-        search.used_backend = solution.backend
-        proves = search.upper if solution.status == "infeasible" else bound
-        news = proves is not None and (search.lower is None or min(proves, search.upper) > search.lower)
-        if solution.backend != "cpsat" and (news or (solution.status == "infeasible" and search.choice is None)):
-            # Said before the bound is: whoever is told of it may stop the solve.
-            search.proof = "tolerance"
-        if solution.status == "infeasible":
-            _nothing_left(search)
-        elif bound is not None:
-            search.prove(bound)
-        if solution.status == "infeasible":
-            return
-        if at is None:
-            return
-        fits = search.offer(undo(steps, {i: int(left.kept[i][s]) for i, s in at.items()}))
-        if fits or search.finished() or solution.status != "optimal":
-            return
-        cuts.append(at)
-    return
 
 
 def _one_program(
-    search: Search, left: Instance, cuts: list[dict[int, int]]
-) -> tuple[Solution, int | None, dict[int, int] | None]:
-    """The backend's answer, the bound in the instance's units, and the choice (positions)."""
-    names = ("highs", "cbc", "cpsat") if search.backend == "auto" else (search.backend,)
-    limits = search.limits()
-    failure: SolverError | None = None
-    for name in names:
-        stating = state_program(left, name == "cpsat", cuts, search.stated.loads_exact)
-        try:
-            solution = named_backend(name).solve(stating.program, limits)
-        except SolverError as error:
-            failure = error
+    search: Search, program: GraphProgram, offer: Callable[[Solution], dict[int, int] | None]
+) -> bool:
+    """Let the first backend that can solve a program, and others confirm it; says whether to go on."""
+    failure: Exception | None = None
+    for name in AUTO_ORDER if search.backend == AUTO else (search.backend,):
+        if name in search.refuted:
             continue
-        bound = None
-        search.coarse = stating.error
-        if solution.status == "optimal":
-            assert solution.objective is not None
-            bound = stating.bound(solution.objective)
-        elif solution.bound is not None:
-            bound = stating.bound(int(np.floor(solution.bound - 1e-9 * abs(solution.bound))))
-        at = stating.positions(solution) if solution.values is not None else None
-        return solution, bound, at
-    assert failure is not None
-    raise failure
+        try:
+            return _proved_by(search, program, offer, name)
+        except BoundRefutedError as error:
+            search.refuted.add(name)
+            search.method.append(f"{name} refuted")
+            if search.backend != AUTO:
+                raise
+            failure = error
+        except FAILURES as error:
+            failure = error
+    if failure is None:
+        failure = BoundRefutedError(f"What {', '.join(sorted(search.refuted))} proved is not true.")
+    if search.choice is None or isinstance(failure, BoundRefutedError):
+        raise failure
+    search.method.append(f"backend failed: {failure}")
+    return False
+
+
+def _proved_by(
+    search: Search, program: GraphProgram, offer: Callable[[Solution], dict[int, int] | None], name: str
+) -> bool:
+    """Solve one program with one backend, and take over what others confirm; says whether to go on."""
+    current = program.state(None if search.choice is None else search.upper)
+    first = named_backend(name).solve(current, search.limits())
+    search.used_backend = name
+    if first.values is not None:
+        at = offer(first)
+        if at is None or program.add_total(at):
+            return True
+    claim = program.claim(first)
+    if first.limit_reached or (claim is None and first.status != "infeasible"):
+        return False
+    if search.choice is not None:
+        most = program.most(search.upper)
+        if claim is None or claim > most:
+            raise refuted(first, claim, f"a choice of {most} at most is legal")
+    confirmed, witness = _confirmed(search, program, current, first, claim, offer)
+    if witness is None:
+        search.method.append(f"not confirmed: {name}")
+        return False
+    if "cpsat" not in (name, witness):
+        # Said before the bound is: whoever is told of it may stop the solve.
+        search.proof = "tolerance"
+    if claim is None or confirmed is None:
+        search.infeasible = True
+        return False
+    program.prove(confirmed)
+    search.prove(program.bound)
+    if search.finished() or confirmed < claim:
+        return False
+    if program.refine():
+        return True
+    if first.objective is not None:
+        search.coarse = program.tolerance(first.objective - confirmed)
+    return False
+
+
+def _confirmed(
+    search: Search,
+    program: GraphProgram,
+    current: Program,
+    first: Solution,
+    claim: int | None,
+    offer: Callable[[Solution], dict[int, int] | None],
+) -> tuple[int | None, str | None]:
+    """The part of a claim (None: that nothing is allowed) that a second backend proves too, and which; None if
+    there is none.
+
+    Raises:
+        BoundRefutedError: a second backend has an answer that the claim says cannot be.
+    """
+    most: int | None = None
+    witness = None
+    names = WITNESSES.get(first.backend, OWN_WITNESSES)
+    asked = [(name, EFFORTS[0].get(name)) for name in names] + [(name, EFFORTS[1].get(name)) for name in names]
+    for name, effort in dict.fromkeys(asked):
+        if name in search.refuted or name == first.backend or search.left_s() <= 0:
+            continue
+        try:
+            second = named_backend(name).solve(current, replace(search.limits(), deterministic_limit=effort))
+        except FAILURES:
+            continue
+        proved = program.claim(second)
+        if second.objective is not None and (claim is None or second.objective < claim):
+            offer(second)
+            raise refuted(first, claim, f"{name} has an answer of {second.objective}")
+        if claim is None:
+            if second.status == "infeasible":
+                return None, name
+        elif second.status == "infeasible" or (proved or 0) > (first.objective or 0):
+            # The first backend's answer, which has been checked, disproves it.
+            search.refuted.add(name)
+        elif proved is not None and (most is None or proved > most):
+            most, witness = min(proved, claim), name
+            if most == claim:
+                break
+    return most, witness
+
+
+def refuted(solution: Solution, claim: int | None, but: str) -> BoundRefutedError:
+    """Say that what a backend claims to have proved (None: that nothing is allowed) is not true."""
+    said = "that nothing is allowed" if claim is None else f"the bound {claim}"
+    return BoundRefutedError(
+        f"{solution.backend} says {solution.raw_status} and proves {said}, but {but}.",
+        "Two solvers must prove the same bound.",
+        "Use another backend, run `milpplan doctor`, and report this graph.",
+    )
 
 
 def _answer(search: Search, seconds: float) -> GraphSolution:
     stated, graph = search.stated, search.graph
     choice = None if search.choice is None else stated.choice(search.choice)
     objective = None if choice is None else graph.objective_of(choice)
-    lower = None if search.lower is None else _down(search.lower, stated)
-    if lower is not None and objective is not None:
-        lower = min(lower, objective)
+    lower = None if search.lower is None else rounded_down(search.lower, stated.unit, exact=not stated.error_units)
+    if lower is not None and objective is not None and lower > objective:
+        raise BoundRefutedError(f"The bound {lower!r} is above the cost {objective!r} of the choice.")
     error = (stated.error_units + search.coarse) * stated.unit
     explanation = infeasibility(graph, stated) if search.infeasible else ""
     if search.infeasible:
@@ -367,9 +446,3 @@ def _answer(search: Search, seconds: float) -> GraphSolution:
         explanation=explanation,
         wall_time_s=seconds,
     )
-
-
-def _down(units: int, stated: Stated) -> float:
-    """The bound in the caller's unit, rounded down."""
-    value = units * stated.unit
-    return value if stated.error_units == 0 and abs(units) < 2**53 else float(np.nextafter(value, -np.inf))

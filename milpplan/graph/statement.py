@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from fractions import Fraction
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ from milpplan.graph.result import GraphProgress, GraphSolution
 from milpplan.optimize.program import BoolArray, FloatArray
 
 Pair = tuple[int, int]
+# Sums above this, ten thousand times over, no longer fit into a double.
+MAX_SUM: Final = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,11 @@ class StrategyGraph:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "node_costs", tuple(_costs(c, (-1,), f"node_costs[{i}]") for i, c in enumerate(self.node_costs)))
+        put(
+            self,
+            "node_costs",
+            tuple(cost_array(c, (-1,), f"node_costs[{i}]") for i, c in enumerate(self.node_costs)),
+        )
         if not self.node_costs:
             raise InvalidInputError("node_costs is empty.", "At least one node expected.")
         put(self, "edge_costs", self._matrices(self.edge_costs, "edge_costs"))
@@ -72,6 +79,7 @@ class StrategyGraph:
         put(self, "peaks", tuple(self._group(group, g) for g, group in enumerate(self.peaks)))
         self._check_followers()
         self._take_memory()
+        self._check_sums()
 
     @property
     def num_nodes(self) -> int:
@@ -112,19 +120,34 @@ class StrategyGraph:
         """
         from milpplan.graph.solving import solve_graph
 
+        if time_limit_s is not None and not time_limit_s >= 0:
+            raise InvalidInputError(
+                f"time_limit_s is {time_limit_s!r}.", "Seconds of at least 0 expected, or None."
+            )
+        if not 0 <= relative_gap < math.inf:
+            raise InvalidInputError(f"relative_gap is {relative_gap!r}.", "A share of at least 0 expected.")
+        if not isinstance(seed, int) or not 0 <= seed < 2**31:
+            raise InvalidInputError(f"seed is {seed!r}.", "A whole number of at least 0 and below 2^31 expected.")
         return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed, callback, cancelled)
 
     def objective_of(self, choice: npt.ArrayLike) -> float:
         """Cost of a choice [nodes], summed without rounding and rounded once; ``inf`` if it is forbidden."""
+        terms = self.terms_of(choice)
+        return math.inf if math.inf in terms else math.fsum(terms)
+
+    def terms_of(self, choice: npt.ArrayLike) -> list[float]:
+        """All that the cost of a choice is the sum of; ``inf`` among them if it is forbidden."""
         picked = self._checked_choice(choice)
         terms = [float(self._vector(i)[s]) for i, s in enumerate(picked)]
         terms += [float(np.asarray(m)[picked[i], picked[j]]) for (i, j), m in self.edge_costs.items()]
         banned = [1 for (i, j), table in self.allowed.items() if not np.asarray(table)[picked[i], picked[j]]]
         banned += [1 for i, j in self.follow.items() if picked[i] != picked[j]]
-        if banned or math.inf in terms:
-            return math.inf
-        terms += [max(_alternative(one, picked) for one in group) for group in self.peaks]
-        return math.fsum(terms)
+        if banned:
+            return [math.inf]
+        for group in self.peaks:
+            # Compared without rounding: the largest alternative, not its rounded value, is added.
+            terms += max((_alternative(one, picked) for one in group), key=lambda one: sum(map(Fraction, one)))
+        return terms
 
     def memory_of(self, choice: npt.ArrayLike) -> FloatArray:
         """Memory of a choice, [sets alive, devices], each sum rounded once."""
@@ -140,8 +163,15 @@ class StrategyGraph:
         return np.array(used, np.float64).reshape(len(sets), len(devices))
 
     def fits(self, choice: npt.ArrayLike) -> bool:
-        """Whether a choice meets every memory limit."""
-        return bool((self.memory_of(choice) <= self.limits()).all())
+        """Tell whether a choice meets every memory limit, without rounding any sum."""
+        picked = self._checked_choice(choice)
+        limits = self.limits().tolist()
+        taken = [self.memory_vector(i)[s].tolist() for i, s in enumerate(picked)] if limits else []
+        return all(
+            limit == math.inf or math.fsum([-limit, *(taken[i][d] for i in one)]) <= 0.0
+            for one in self.alive_sets()
+            for d, limit in enumerate(limits)
+        )
 
     def alive_sets(self) -> tuple[tuple[int, ...], ...]:
         """Sets of nodes in memory together."""
@@ -178,7 +208,9 @@ class StrategyGraph:
                 raise InvalidInputError(
                     f"{what} has the pair {(i, j)}.", "Two different nodes expected.", "Add it to node_costs."
                 )
-            checked[i, j] = _costs(matrix, (self.num_strategies(i), self.num_strategies(j)), f"{what}[{i}, {j}]")
+            checked[i, j] = cost_array(
+                matrix, (self.num_strategies(i), self.num_strategies(j)), f"{what}[{i}, {j}]"
+            )
         return checked
 
     def _group(self, group: Sequence[Peak], index: int) -> tuple[Peak, ...]:
@@ -192,10 +224,10 @@ class StrategyGraph:
             for i, costs in one.terms.items():
                 size = self.num_strategies(self._node(i, f"peaks[{index}]"))
                 if (id(costs), size) not in known:
-                    checked = _costs(costs, (size,), f"peaks[{index}] of node {i}")
+                    checked = cost_array(costs, (size,), f"peaks[{index}] of node {i}")
                     known[id(costs), size] = costs, _finite(checked, f"peaks[{index}]")
                 terms[int(i)] = known[id(costs), size][1]
-            constant = _finite(_costs([one.constant], (1,), f"peaks[{index}]"), f"peaks[{index}]")
+            constant = _finite(cost_array([one.constant], (1,), f"peaks[{index}]"), f"peaks[{index}]")
             made.append(Peak(float(constant[0]), terms))
         return tuple(made)
 
@@ -207,6 +239,21 @@ class StrategyGraph:
                     f"{self.num_strategies(j)}.",
                     "As many strategies expected.",
                     "State the pairs that belong together as a table in `allowed`.",
+                )
+
+    def _check_sums(self) -> None:
+        """Refuse numbers whose sums no double holds."""
+        arrays = [*self.node_costs, *self.edge_costs.values()]
+        arrays += [term for group in self.peaks for one in group for term in one.terms.values()]
+        largest = [float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) for a in map(np.asarray, arrays)]
+        largest += [abs(one.constant) for group in self.peaks for one in group]
+        memory = [np.asarray(one).max(axis=0) for one in self.node_memory or ()]
+        for what, sums in (("Costs", [largest]), ("Memory", np.stack(memory).T.tolist() if memory else [])):
+            if any(sum(one) > MAX_SUM for one in sums):
+                raise InvalidInputError(
+                    f"{what} add up to more than {MAX_SUM:.0e}.",
+                    "Sums that a double holds expected.",
+                    "Use a larger unit.",
                 )
 
     def _take_memory(self) -> None:
@@ -237,7 +284,7 @@ class StrategyGraph:
         what, size = f"node_memory[{node}]", self.num_strategies(node)
         array = np.asarray(memory)
         array = array[:, None] if array.ndim == 1 else array
-        checked = _costs(array, (size, devices), what)
+        checked = cost_array(array, (size, devices), what)
         if (checked < 0).any():
             raise InvalidInputError(f"{what} holds {checked.min()}.", "Memory of at least 0 expected.")
         return _finite(checked, what)
@@ -263,11 +310,11 @@ class StrategyGraph:
         return None if hint is None else self._checked_choice(hint)
 
 
-def _alternative(one: Peak, picked: Sequence[int]) -> float:
-    return math.fsum([one.constant, *(float(np.asarray(c)[picked[i]]) for i, c in one.terms.items())])
+def _alternative(one: Peak, picked: Sequence[int]) -> list[float]:
+    return [one.constant, *(float(np.asarray(c)[picked[i]]) for i, c in one.terms.items())]
 
 
-def _costs(values: npt.ArrayLike, shape: tuple[int, ...], what: str) -> FloatArray:
+def cost_array(values: npt.ArrayLike, shape: tuple[int, ...], what: str) -> FloatArray:
     """A copy as doubles of the expected shape; no NaN, no minus infinity."""
     try:
         array = np.array(values, np.float64)

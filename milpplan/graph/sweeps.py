@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.graph.instance import Instance, Pair
+from milpplan.graph.instance import Instance, Pair, clipped
 from milpplan.optimize.program import FloatArray, IntArray
 
 # Sums of all that is paid stay below 2^54, products of prices and loads of a node below 2^61, in 64 bits.
@@ -130,7 +130,8 @@ class Sweeps:
             before += self._edge_least[arc.edge]
             self._edge_least[arc.edge] = 0
             theta = theta + message
-            ahead = ahead + (arc.matrix[:, picked[arc.other]] if arc.other in picked else message)
+            # What is forbidden by many neighbours must not wrap round.
+            ahead = clipped(ahead + (arc.matrix[:, picked[arc.other]] if arc.other in picked else message))
         least = int(theta.min())
         total += least - before
         np.maximum(self.marginals[node], theta + (total - least), out=self.marginals[node])
