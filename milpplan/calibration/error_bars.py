@@ -72,7 +72,7 @@ def robustness(
         plan, bound = solve_end(there) if solve_end is not None else (None, None)
         looked_at = [one for one in (*others, *([plan] if plan else [])) if one != best]
         rival = min((_cost_s(there, one, best) for one in looked_at), default=None)
-        rivals.append(Rival(end, _step_s(there, best), rival, bound))
+        rivals.append(Rival(end, _step_s(there, best), rival, bound, plan))
     return Robustness(tuple(rivals), len(others), solve_end is not None)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from milpplan.specs.plan import Plan
+
 End = Literal["fast", "slow"]
 
 
@@ -28,13 +30,14 @@ class Rival:
     """At one end, all constants one sigma to the same side: the best plan beside the fastest other plan.
 
     ``rival_s`` is None where no other plan fits or is known. ``lower_bound_s``: proved for the whole space at
-    this end, None where it was not solved again.
+    this end, ``solved`` the best plan of its own; both None where it was not solved again.
     """
 
     end: End
     best_s: float
     rival_s: float | None
     lower_bound_s: float | None
+    solved: Plan | None = None
 
     @property
     def still_best(self) -> bool:

@@ -91,12 +91,12 @@ def run(
         if outcome.result.message:
             say(f"{outcome.candidate.name}: {outcome.result.message}")
     if as_json:
-        emit(document_text(choice_document(choice, options.gap, options.forbid)))
+        emit(document_text(choice_document(choice, options.gap)))
     else:
         show(choice_report(choice, options.gap))
     best = choice.best
     if out is not None and best is not None:
-        document = result_document(best.result, options.gap, forbid=options.forbid, totals=best.totals)
+        document = result_document(best.result, options.gap, totals=best.totals)
         write_whole(out, document_text(document))
         say(f"The result of {best.candidate.name} is written to {out}.")
     return _code(choice)

@@ -1,32 +1,87 @@
-"""Certify as a command: the claim of a file, the second proof, the checks, the exit code."""
+"""Certify as a command: a result, the same result built again from its problem and its plan, the second proof.
+
+Nothing is believed but what a result is about: its problem, plan and forbidden layouts, the tolerance and price
+that were asked for, the other plans that it compares with, and its bounds, which the second proof must reach. All
+else is built again by what ``solve`` builds it with, and compared field by field.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from milpplan.calibration.error_bars import ENDS, joint_end
 from milpplan.cli import arguments
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
-from milpplan.cli.solving import check_plan_of_file, within_range
-from milpplan.errors import InvalidInputError
+from milpplan.cli.solving import (
+    INTERRUPTED,
+    check_plan_of_file,
+    compared,
+    evidence_of,
+    uncertainty,
+    within_range,
+)
+from milpplan.costs.layout_costs import usable_memory_bytes
+from milpplan.costs.report import StepReport
+from milpplan.costs.simulator import simulate
+from milpplan.errors import InvalidInputError, MilpplanError
+from milpplan.insight.runs import run_totals
+from milpplan.launchers.restriction import restrict
 from milpplan.optimize.backends import AUTO, backend_names
-from milpplan.optimize.certify import certify, other_backend
-from milpplan.optimize.claim import Claim
+from milpplan.optimize.certify import (
+    BOUND_SLACK,
+    ROUNDING,
+    SecondProofs,
+    certify,
+    listed_problem,
+    objective_of,
+    other_backend,
+)
+from milpplan.optimize.claim import Certification, Check, Claim, Verdict
+from milpplan.optimize.explain import explain
 from milpplan.optimize.export import write_mps
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.membership import in_space
+from milpplan.optimize.objective import has_one_step_time, of_one_second, printed_unit
 from milpplan.optimize.program import Program
-from milpplan.optimize.result import SolveOptions
-from milpplan.reports.certificate import certification_document, certification_report
-from milpplan.reports.claims import check_constants
-from milpplan.reports.document import ResultDocument, document_text, read_result
+from milpplan.optimize.result import (
+    PlanResult,
+    SolveOptions,
+    SolverWork,
+    Status,
+    TargetPrice,
+    proof_strength,
+)
+from milpplan.reports.certificate import (
+    certificate_for,
+    certification_document,
+    certification_report,
+    digest,
+)
+from milpplan.reports.claims import Difference, check_constants, differences, layouts_again, miscounted
+from milpplan.reports.document import (
+    ResultDocument,
+    document_text,
+    read_result,
+    result_document,
+    with_parts,
+)
 from milpplan.reports.spaces import cost_model_text
+from milpplan.specs.plan import Plan
+from milpplan.specs.problem import Problem
 from milpplan.specs.reading import shown
+from milpplan.version import __version__
 
 OF_VERDICT = {
     "certified": ExitCode.OPTIMAL,
     "refuted": ExitCode.BAD_INPUT,
     "unproved": ExitCode.STOPPED_WITH_PLAN,
 }
+UNCONFIRMED = ("certificate.versions", "infeasible")
+"""Fields that speak of the run's surroundings: others than here do not refute a result, but are not confirmed."""
+SHOWN_DIFFERENCES = 3
 
 
 def run(
@@ -42,27 +97,26 @@ def run(
     document = read_result(path)
     check_constants(document, path)
     written = None if programs is None else Programs(_folder(programs))
-    claim = claim_of(document, path)
-    if claim.plan is not None:
-        check_plan_of_file(document.problem, claim.plan)
-    chosen = other_backend(claim.backend)
+    own = document.solver.backend
+    chosen = other_backend(own)
     if backend is not None:
         chosen = arguments.choice(backend, "--backend", (AUTO, *backend_names()))
-    if chosen == claim.backend:
+    if chosen == own:
         say(f"The result is by {chosen} itself: another --backend would say more.")
     with shown_progress(document.problem.job.objective) as callback, within_range():
         options = SolveOptions(
             backend=chosen, time_limit_s=time_limit_s, seed=seed, callback=callback, on_program=written
         )
-        done = certify(document.problem, claim, options)
+        found = certified(document, str(path), SecondProofs.by(options))
+    done = found.certification
     if done.again is not None and done.again.message:
         say(done.again.message)
     if written is not None:
         say(written.words())
     if as_json:
-        emit(document_text(certification_document(done, claim.gap, document.proof)))
+        emit(document_text(certification_document(done, document.gap, found.proof)))
     else:
-        show(certification_report(done, document.proof))
+        show(certification_report(done, found.proof))
     return OF_VERDICT[done.verdict]
 
 
@@ -111,39 +165,308 @@ class Programs:
         )
 
 
-def claim_of(document: ResultDocument, path: Path) -> Claim:
-    """What a document claims.
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A certification, and the certifier's own sentence on what it speaks about."""
+
+    certification: Certification
+    proof: str
+
+
+def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Certified:
+    """Build a result again, compare all of it, and prove its bounds again.
+
+    Args:
+        document: the result.
+        source: names it in messages.
+        proofs: second proofs, by the options for them; they may be known already.
 
     Raises:
-        InvalidInputError: nothing, or by another cost model than this one.
+        InvalidInputError: it claims nothing, or by another version or cost model than this one.
+        IllegalPlanError: its plan is none for its problem.
     """
+    _check_claims(document, source)
+    claim = claim_of(document, source)
+    certificate = document.certificate
+    assert certificate is not None
+    if certificate.problem_sha256 != digest(document.problem):
+        check = Check("digest of the problem", False, "not that of the certificate")
+        done = Certification((check,), proofs.options.backend, None, "refuted")
+        return Certified(done, "nothing")
+    if claim.plan is not None:
+        check_plan_of_file(document.problem, claim.plan)
+    built = rebuilt(document, claim, source)
+    found = differences(document, built)
+    unconfirmed = [one for one in found if one.field.startswith(UNCONFIRMED)]
+    counts = miscounted(document)
+    before = (
+        _compared([one for one in found if one not in unconfirmed]),
+        Check("counts of layouts add up", counts is None, counts or f"{document.layouts.legal:,} layouts"),
+    )
+    if not all(check.passed for check in before):
+        return Certified(Certification(before, proofs.options.backend, None, "refuted"), built.proof)
+    done = certify(document.problem, claim, proofs.options, proofs)
+    done = replace(done, checks=(*before, *done.checks))
+    if done.verdict == "certified":
+        done = _with(done, _others_proved(document, claim, proofs))
+    if done.verdict == "certified" and unconfirmed:
+        done = _with(done, iter([(_unconfirmed(unconfirmed), "unproved")]))
+    return Certified(done, built.proof)
+
+
+def _with(done: Certification, more: Iterator[tuple[Check, Verdict]]) -> Certification:
+    """A certification with further checks, up to the first that fails."""
+    for check, failing in more:
+        done = replace(done, checks=(*done.checks, check))
+        if not check.passed:
+            return replace(done, verdict=failing)
+    return done
+
+
+def _compared(found: list[Difference]) -> Check:
+    named = "; ".join(
+        f"{one.field} {shown(one.claimed)}, not {shown(one.built)}" for one in found[:SHOWN_DIFFERENCES]
+    )
+    more = f"; and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
+    return Check("every field built again", not found, named + more or "all agree")
+
+
+def _unconfirmed(found: list[Difference]) -> Check:
+    named = "; ".join(f"{one.field} {shown(one.claimed)}, here {shown(one.built)}" for one in found)
+    return Check("what the run ran on and advised", False, named)
+
+
+def _check_claims(document: ResultDocument, source: str) -> None:
+    """Refuse what this version cannot prove again."""
     certificate = document.certificate
     assert certificate is not None
     here = cost_model_text(document.problem)
-    if certificate.cost_model != here:
-        raise InvalidInputError(
-            f"{path} was proved for the cost model of {shown(certificate.cost_model)}.",
-            f"Expected {here}, which this is.",
-            "Install that version, or solve the problem again with this one.",
-        )
-    backend = document.solver.get("backend")
+    for seen, expected in ((certificate.cost_model, here), (document.milpplan_version, __version__)):
+        if seen != expected:
+            raise InvalidInputError(
+                f"{source} was proved for the cost model of {shown(seen)}.",
+                f"Expected {expected}, which this is.",
+                "Install that version, or solve the problem again with this one.",
+            )
+    backend = document.solver.backend
     if document.status == "no_solution_found" or backend not in (AUTO, *backend_names()):
         raise InvalidInputError(
-            f"{path} claims nothing (status {document.status}, backend {shown(backend)}).",
+            f"{source} claims nothing (status {document.status}, backend {shown(backend)}).",
             "Expected a result with a plan and a bound, or one that is proved infeasible.",
             "Solve the problem with more time.",
         )
-    plan = None if document.plan is None else document.plan.restored(str(path))
+
+
+def claim_of(document: ResultDocument, source: str) -> Claim:
+    """What a document claims.
+
+    Raises:
+        InvalidInputError: its plan is not well-formed.
+    """
+    certificate = document.certificate
+    assert certificate is not None
     return Claim(
         status=document.status,
-        plan=plan,
+        plan=None if document.plan is None else document.plan.restored(source),
         step_time_s=document.step_time_s,
         value=document.objective.value,
         bound=document.objective.bound,
-        tolerance=float(document.solver["tolerance"]),
-        backend=str(backend),
+        tolerance=document.solver.tolerance,
+        backend=document.solver.backend,
         legal=document.layouts.legal,
         layouts_sha256=certificate.layouts_sha256,
         forbid=certificate.forbid,
         any_chunks_bound=document.any_chunks.bound if document.any_chunks else None,
+        lower_bound_s=document.lower_bound_s,
+        strength=document.solver.proof,
     )
+
+
+def rebuilt(document: ResultDocument, claim: Claim, source: str) -> ResultDocument:
+    """Build a result again from what it is about and the bounds that it claims.
+
+    Raises:
+        InvalidInputError: one of its other plans is not well-formed.
+        IllegalPlanError: one of these is none for its problem.
+    """
+    problem = document.problem
+    result = _result_again(document, claim, source)
+    space = layout_space(listed_problem(problem, claim.plan), claim.forbid)
+    ends = {} if document.robustness is None else {end.end: end for end in document.robustness.ends}
+
+    def claimed_end(there: Problem) -> tuple[Plan | None, float | None]:
+        """What the document says of the solve at an end."""
+        end = ends[next(name for name, _ in ENDS if joint_end(problem, name) == there)]
+        return None if end.solved is None else end.solved.restored(source), end.lower_bound_s
+
+    solved = document.robustness is not None and document.robustness.solved_again and len(ends) == len(ENDS)
+    bar, robust = uncertainty(result, claimed_end if solved else None)
+    known = None if document.evidence is None else evidence_of(result)
+    robust = None if document.robustness is None else robust
+    totals = run_totals(result, None if document.run is None else document.run.price_per_gpu_hour)
+    built = result_document(
+        result,
+        claim.tolerance,
+        None if document.infeasible is None or result.plan is not None else _explained(document, claim),
+        None if document.error_bar is None else bar,
+        robust,
+        known,
+        None if document.run is None else totals,
+        compared(result, robust, known) if document.runners_up else (),
+    )
+    assert document.certificate is not None
+    certificate = certificate_for(problem, space.sha256(), claim.forbid)
+    built = built.model_copy(
+        update={
+            "layouts": layouts_again(
+                document.layouts, len(space), space.enumerated, dict(space.rejected), result.plan is not None
+            ),
+            "log": document.log,
+            "certificate": certificate.model_copy(update={"sha256": document.certificate.sha256}),
+        }
+    )
+    return with_parts(built)
+
+
+def _explained(document: ResultDocument, claim: Claim) -> MilpplanError:
+    """Why there is no plan; nobody may have waited for that."""
+    said = document.infeasible
+    if said is not None and (said.seen, said.expected, said.do) == _words(INTERRUPTED):
+        return INTERRUPTED
+    return explain(document.problem, claim.forbid)
+
+
+def _words(error: MilpplanError) -> tuple[str, str, str]:
+    return error.seen, error.expected, error.do
+
+
+def _result_again(document: ResultDocument, claim: Claim, source: str) -> PlanResult:
+    """The result of a solve with the claimed plan and bounds; what is not certified is the document's."""
+    problem, plan = document.problem, claim.plan
+    report = None if plan is None else simulate(problem, plan)
+    value = None if plan is None or report is None else objective_of(problem, plan, report)
+    bound = None if value is None else claim.bound
+    gap = None if value is None or bound is None else max(0.0, (value - bound) / value)
+    fewest = problem.job.objective == "num_gpus"
+    status = _status("infeasible" if plan is None else "feasible", gap, claim.tolerance)
+    usable = usable_memory_bytes(problem) if report is None else report.usable_memory_bytes
+    made = document.solver
+    result = PlanResult(
+        status=status,
+        problem=problem,
+        plan=plan,
+        report=report,
+        objective_name="num_gpus" if fewest else printed_unit(problem)[1],
+        objective=value,
+        objective_bound=bound,
+        lower_bound_s=_step_bound(problem, claim, report),
+        gap=gap,
+        rejected={},
+        enumerated=0,
+        layouts=None,
+        log=(),
+        work=SolverWork(
+            backend=made.backend,
+            versions=made.versions,
+            relaxations=made.relaxations,
+            integer_programs=made.integer_programs,
+            witnessed=made.witnessed,
+            paths=made.paths,
+            simulations=made.simulations,
+            proof=proof_strength(status, made.integer_programs),
+        ),
+        wall_time_s=document.wall_time_s,
+        runners_up=_other_plans(document, claim, source),
+        any_chunks_bound=claim.any_chunks_bound if value is not None else None,
+        forbid=claim.forbid,
+        details={"usable_memory_bytes": usable},
+    )
+    return replace(result, target_price=_price(document, result, claim, source))
+
+
+def _status(without: Status, gap: float | None, tolerance: float) -> Status:
+    return "optimal" if gap is not None and gap <= tolerance * (1 + ROUNDING) else without
+
+
+def _step_bound(problem: Problem, claim: Claim, report: StepReport | None) -> float | None:
+    """The bound of the step time: the objective's in seconds; where the fewest GPUs are sought one by itself."""
+    listed = listed_problem(problem, claim.plan)
+    if report is None or claim.bound is None or not has_one_step_time(listed):
+        return None
+    if problem.job.objective == "num_gpus":
+        # A bound that was left out is not one that agrees.
+        return 0.0 if claim.lower_bound_s is None else claim.lower_bound_s
+    return claim.bound / printed_unit(problem)[0] / of_one_second(problem)
+
+
+def _other_plans(document: ResultDocument, claim: Claim, source: str) -> tuple[Plan, ...]:
+    """The plans that a result compares with: plans of the space that fit."""
+    problem = document.problem
+    plans = tuple(other.plan.restored(source) for other in document.runners_up)
+    if not plans:
+        return ()
+    space = layout_space(listed_problem(problem, claim.plan), claim.forbid)
+    for plan in plans:
+        check_plan_of_file(problem, plan)
+        if space.find(plan.layout) is None or not in_space(problem, plan) or not simulate(problem, plan).fits:
+            raise InvalidInputError(
+                f"{source} compares its plan with one that is not in the space or does not fit.",
+                "Expected plans that its search has found.",
+                "Take the original file, or solve the problem again.",
+            )
+    return plans
+
+
+def _price(document: ResultDocument, result: PlanResult, claim: Claim, source: str) -> TargetPrice | None:
+    """What the restriction to a launcher costs, from the best plan and the bound that are claimed without it."""
+    claimed = None if document.target is None else document.target.price
+    target = document.problem.space.target
+    if claimed is None or target is None or result.objective is None or result.objective_bound is None:
+        return None
+    if claimed.space is None or claimed.plan is None:
+        return None
+    whole = document.problem.model_copy(update={"space": claimed.space})
+    plan = claimed.plan.restored(source)
+    check_plan_of_file(whole, plan)
+    space = layout_space(whole, claim.forbid)
+    known = space.find(plan.layout) is not None and in_space(whole, plan) and simulate(whole, plan).fits
+    if not known or restrict(whole, target, document.problem.space.target_version) != document.problem:
+        raise InvalidInputError(
+            f"{source} compares the plans of {target} with a space that is not theirs without the restriction.",
+            "Expected the space of the problem before --target.",
+            "Take the original file, or solve the problem again.",
+        )
+    best = claimed.space, plan, objective_of(whole, plan, simulate(whole, plan)), claimed.objective_bound
+    value, bound = result.objective, result.objective_bound
+    return TargetPrice.between(value, bound, best, claim.tolerance, claimed.wall_time_s)
+
+
+def _others_proved(
+    document: ResultDocument, claim: Claim, proofs: SecondProofs
+) -> Iterator[tuple[Check, Verdict]]:
+    """Prove again what is claimed of other problems: without the launcher, and at the ends of the uncertainty."""
+    problem = document.problem
+    price = None if document.target is None else document.target.price
+    if price is not None and price.space is not None:
+        whole = problem.model_copy(update={"space": price.space})
+        yield _bounded("the price of the target", whole, claim, price.objective, price.objective_bound, proofs)
+    for end in () if document.robustness is None else document.robustness.ends:
+        if end.lower_bound_s is not None and claim.value is not None and claim.step_time_s is not None:
+            unit = claim.value / claim.step_time_s
+            there = joint_end(problem, end.end)
+            best = min(end.best_s, end.best_s if end.rival_s is None else end.rival_s)
+            yield _bounded(f"the {end.end} end", there, claim, best * unit, end.lower_bound_s * unit, proofs)
+
+
+def _bounded(
+    name: str, problem: Problem, claim: Claim, value: float, bound: float, proofs: SecondProofs
+) -> tuple[Check, Verdict]:
+    """Prove that no plan of a problem is better than a bound."""
+    gap = max(claim.tolerance, 1.0 - bound / value)
+    again = proofs.of(problem, claim, claim.plan).reaching(lambda result: result.objective_bound, bound, gap)
+    seen = (
+        "no bound" if again.objective_bound is None else f"{again.objective_bound / bound - 1.0:+.2e} of its bound"
+    )
+    passed = again.objective_bound is not None and again.objective_bound >= bound * (1.0 - BOUND_SLACK)
+    below = again.objective is not None and again.objective < bound * (1.0 - ROUNDING)
+    return Check(f"{name} proved again", passed, seen), "refuted" if below else "unproved"

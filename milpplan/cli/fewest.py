@@ -26,7 +26,7 @@ def run(problem: Problem, options: SolveOptions, widen: bool, out: Path | None, 
         found = fewest_gpus(problem, replace(options, callback=callback), widen=widen)
     if found.result.message:
         say(found.result.message)
-    document = fewest_document(found, options.gap, options.forbid)
+    document = fewest_document(found, options.gap)
     if as_json:
         emit(document_text(document))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,13 @@ from milpplan.validation.evidence import Evidence
 MAX_WORK_ITEMS = 33_554_432
 """Most virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
 
+INTERRUPTED = InfeasibleError(
+    "No plan satisfies the request: proved.",
+    "Expected a problem with a plan.",
+    "The search for what would help was interrupted; run it again to know.",
+)
+"""What is said where nobody waited for the explanation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -60,15 +68,16 @@ def run(
         if asked.whole is not None and not result.message:
             found = target_price(result, asked.whole, options, asked.whole_limit_s)
             result = replace(result, target_price=found)
-        bar, robust = _uncertainty(result, options, asked.check_ends)
-        known = _evidence(result)
+        bar, robust = uncertainty(result, _end_solver(result, options) if asked.check_ends else None)
+        known = evidence_of(result)
+        others = compared(result, robust, known)
     totals = run_totals(result, asked.price_per_gpu_hour)
     for line in (result.message, _why_not_proved(result, options)):
         if line:
             say(line)
     why = _why(result, options) if result.status == "infeasible" else None
     text = (
-        document_text(result_document(result, options.gap, why, bar, robust, known, options.forbid, totals))
+        document_text(result_document(result, options.gap, why, bar, robust, known, totals, others))
         if as_json or out
         else ""
     )
@@ -99,30 +108,44 @@ def _why_not_proved(result: PlanResult, options: SolveOptions) -> str:
     )
 
 
-def _uncertainty(
-    result: PlanResult, options: SolveOptions, check_ends: bool
-) -> tuple[ErrorBar | None, Robustness | None]:
+SolveEnd = Callable[[Problem], tuple[Plan | None, float | None]]
+
+
+def _end_solver(result: PlanResult, options: SolveOptions) -> SolveEnd:
+    """A function that solves the problem of an end from the best plan: its plan, and its bound in seconds."""
+    if result.problem.hardware.uncertainty is None:
+        say("The hardware has no uncertainty: there are no ends to check.")
+
+    def solve_end(there: Problem) -> tuple[Plan | None, float | None]:
+        again = solve(there, replace(options, warm_start=result.plan))
+        return again.plan, again.lower_bound_s
+
+    return solve_end
+
+
+def uncertainty(result: PlanResult, solve_end: SolveEnd | None) -> tuple[ErrorBar | None, Robustness | None]:
     """The error bar of the best plan, and whether it is best at both ends; solved again there if asked for."""
     problem, plan = result.problem, result.plan
     if plan is None or result.step_time_s is None or problem.other_hardware:
         return None, None
-    if check_ends and problem.hardware.uncertainty is None:
-        say("The hardware has no uncertainty: there are no ends to check.")
-
-    def solve_end(there: Problem) -> tuple[Plan | None, float | None]:
-        """With the best plan to start from."""
-        again = solve(there, replace(options, warm_start=plan))
-        return again.plan, again.lower_bound_s
-
     bar = error_bar(problem, plan, result.step_time_s)
-    return bar, robustness(problem, plan, result.runners_up, solve_end if check_ends else None)
+    return bar, robustness(problem, plan, result.runners_up, solve_end)
 
 
-def _evidence(result: PlanResult) -> Evidence | None:
+def evidence_of(result: PlanResult) -> Evidence | None:
     """What measured runs say about the plan, and about its choice among the runners-up."""
     if result.plan is None or result.step_time_s is None or result.problem.inference:
         return None
     return evidence(result.problem, result.plan, result.step_time_s, result.runners_up)
+
+
+def compared(
+    result: PlanResult, robust: Robustness | None, known: Evidence | None
+) -> tuple[tuple[Plan, float], ...]:
+    """The runners-up and their step times, where something that is said about the plan compares it with them."""
+    if robust is None and (known is None or not known.ablations):
+        return ()
+    return tuple((plan, simulate_plan(result.problem, plan).step_time_s) for plan in result.runners_up)
 
 
 def within_range() -> np.errstate:
@@ -135,11 +158,7 @@ def _why(result: PlanResult, options: SolveOptions) -> MilpplanError:
     try:
         return explain(result.problem, options.forbid)
     except KeyboardInterrupt:
-        return InfeasibleError(
-            "No plan satisfies the request: proved.",
-            "Expected a problem with a plan.",
-            "The search for what would help was interrupted; run it again to know.",
-        )
+        return INTERRUPTED
 
 
 def _written(out: Path | None, text: str, code: ExitCode) -> ExitCode:

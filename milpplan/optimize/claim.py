@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.result import PlanResult, SolveOptions, Status
+from milpplan.optimize.result import PlanResult, SolveOptions, Status, Strength
 from milpplan.specs.plan import Plan
 
 Verdict = Literal["certified", "refuted", "unproved"]
@@ -16,7 +16,8 @@ Verdict = Literal["certified", "refuted", "unproved"]
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What a result says, apart from its problem. ``step_time_s``, ``value`` and ``bound`` are those of the plan
-    and of the objective; None where there is no plan, or nothing proved."""
+    and of the objective; None where there is no plan, or nothing proved. ``lower_bound_s`` is a claim of its own
+    where the fewest GPUs are sought: no step on so many is shorter. ``strength``: what the proof rests on."""
 
     status: Status
     plan: Plan | None
@@ -29,6 +30,8 @@ class Claim:
     layouts_sha256: str
     forbid: tuple[Mapping[str, object], ...] = ()
     any_chunks_bound: float | None = None
+    lower_bound_s: float | None = None
+    strength: Strength = "none"
 
     @staticmethod
     def of(result: PlanResult, options: SolveOptions) -> Claim:
@@ -55,6 +58,8 @@ class Claim:
             layouts_sha256=result.layouts.space.sha256(),
             forbid=options.forbid,
             any_chunks_bound=result.any_chunks_bound,
+            lower_bound_s=result.lower_bound_s,
+            strength=result.work.proof,
         )
 
     @property

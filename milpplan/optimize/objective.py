@@ -6,7 +6,7 @@ import numpy as np
 
 from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.specs.problem import Problem
-from milpplan.units import NS_PER_S
+from milpplan.units import NS_PER_S, gpu_hours
 
 
 def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatArray, FloatArray]:
@@ -34,3 +34,35 @@ def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatAr
 def threshold(best: FloatArray | float, gap: float, keep_below: float) -> FloatArray:
     """Layouts with an objective from here on cannot improve the incumbent's by more than the gap."""
     return np.maximum(np.asarray(best) * (1.0 - gap), keep_below)
+
+
+def has_one_step_time(problem: Problem) -> bool:
+    """Tell whether all plans have one number of GPUs and one batch, so that a bound of the objective is one of the
+    step time."""
+    job = problem.job
+    return len(job.num_gpus_values) == 1 and len(job.global_batch_values) == 1
+
+
+def of_one_second(problem: Problem) -> float:
+    """The search's objective of a step of one second, where there is one batch and one number of GPUs."""
+    job = problem.job
+    if job.objective != "gpu_hours":
+        return NS_PER_S
+    assert job.training_tokens is not None
+    tokens = job.global_batch_values[0] * job.sequence_length
+    return gpu_hours(job.num_gpus_values[0], job.training_tokens, tokens)
+
+
+def printed_unit(problem: Problem) -> tuple[float, str]:
+    """Factor from the search's objective to the printed one, and its name."""
+    job = problem.job
+    if job.objective == "gpu_hours":
+        return 1.0, "gpu_hours"
+    tokens = max(job.global_batch_values) * job.sequence_length
+    return 1.0 / NS_PER_S / tokens, "step_time_s_per_token"
+
+
+def on_gpus(problem: Problem, num_gpus: int) -> Problem:
+    """The problem of the fewest GPUs on one number of them: its shortest step."""
+    job = problem.job.model_copy(update={"num_gpus": num_gpus, "objective": "step_time_per_token"})
+    return problem.model_copy(update={"job": job})

@@ -20,14 +20,19 @@ from milpplan.optimize.backends import backend as backend_named
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.means import Means
 from milpplan.optimize.menus import Setting
-from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status
+from milpplan.optimize.objective import (
+    has_one_step_time,
+    objective_weights,
+    of_one_second,
+    on_gpus,
+    printed_unit,
+)
+from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status, proof_strength
 from milpplan.optimize.search import Search
 from milpplan.optimize.wider import bound_of_any_chunks
 from milpplan.optimize.witnesses import witnesses
 from milpplan.specs.plan import Layout, Plan
-from milpplan.specs.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Job, Problem, Space
-from milpplan.units import NS_PER_S, gpu_hours
+from milpplan.specs.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 
 LOGGER = logging.getLogger("milpplan.search")
 START_GAP = 1e-3
@@ -180,7 +185,7 @@ def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
     started = time.monotonic()
     limit = options.time_limit_s
     deadline = None if limit is None else started + max(0.0, limit - result.wall_time_s)
-    scale, _ = _unit(problem)
+    scale, _ = printed_unit(problem)
     try:
         bound = bound_of_any_chunks(problem, layouts, plan, options, deadline)
     except KeyboardInterrupt:
@@ -236,8 +241,8 @@ def _result(
     status = _status(search, options, gap)
     if report is not None and value is not None:
         _cross_check(problem, search, report.step_time_ns, plan, value)
-    scale, name = _unit(problem)
-    single = _is_single(problem)
+    scale, name = printed_unit(problem)
+    single = has_one_step_time(problem)
     counters = search.means.counters
     work = SolverWork(
         backend=options.backend,
@@ -247,7 +252,7 @@ def _result(
         witnessed=counters.witnessed,
         paths=counters.paths,
         simulations=counters.simulations,
-        proof=_proof(status, counters.integer_programs),
+        proof=proof_strength(status, counters.integer_programs),
     )
     known = np.isfinite(bound)
     return PlanResult(
@@ -258,7 +263,7 @@ def _result(
         objective_name=name,
         objective=None if value is None else value * scale,
         objective_bound=bound * scale if known else None,
-        lower_bound_s=bound / _per_second(problem) if known and single else None,
+        lower_bound_s=bound / of_one_second(problem) if known and single else None,
         gap=gap,
         rejected=dict(search.whole.rejected),
         enumerated=search.whole.enumerated,
@@ -268,6 +273,7 @@ def _result(
         wall_time_s=time.monotonic() - started,
         message="Interrupted." if interrupted else "",
         runners_up=tuple(other for _, other in search.offered if other != plan),
+        forbid=options.forbid,
         details={
             "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
             "least_memory_bytes": search.least_memory(),
@@ -279,15 +285,6 @@ def _status(search: Search, options: SolveOptions, gap: float | None) -> Status:
     if gap is not None:
         return "optimal" if gap <= options.gap * (1 + 1e-9) else "feasible"
     return "infeasible" if not np.isfinite(search.global_bound()) else "no_solution_found"
-
-
-def _proof(status: Status, integer_programs: int) -> Any:
-    """``exact``: no bound that decided rests on a solver's word: duals were re-checked in exact integers, closed
-    forms and item prices are floating point with a margin for rounding; ``tolerance``: some rest on integer
-    programs (confirmed by a second solver unless ``witness`` is off)."""
-    if status not in ("optimal", "infeasible"):
-        return "none"
-    return "tolerance" if integer_programs else "exact"
 
 
 def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan | None, value: float) -> None:
@@ -303,51 +300,29 @@ def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan
         )
 
 
-def _is_single(problem: Problem) -> bool:
-    job = problem.job
-    return len(job.num_gpus_values) == 1 and len(job.global_batch_values) == 1
-
-
-def _per_second(problem: Problem) -> float:
-    """The search's objective of a step of one second, where there is one batch and one number of GPUs."""
-    job = problem.job
-    if job.objective != "gpu_hours":
-        return NS_PER_S
-    assert job.training_tokens is not None
-    tokens = job.global_batch_values[0] * job.sequence_length
-    return gpu_hours(job.num_gpus_values[0], job.training_tokens, tokens)
-
-
-def _unit(problem: Problem) -> tuple[float, str]:
-    """Factor from the search's objective to the printed one, and its name."""
-    job: Job = problem.job
-    if job.objective == "gpu_hours":
-        return 1.0, "gpu_hours"
-    tokens = max(job.global_batch_values) * job.sequence_length
-    return 1.0 / NS_PER_S / tokens, "step_time_s_per_token"
-
-
 def _fewest_gpus(problem: Problem, options: SolveOptions) -> PlanResult:
     """Numbers of GPUs in ascending order; each smaller one is proved to have no plan that fits and meets the
     deadline, if there is one."""
     result: PlanResult | None = None
+    programs = 0
     until = None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
     for gpus in problem.job.num_gpus_values:
-        job = problem.job.model_copy(update={"num_gpus": gpus, "objective": "step_time_per_token"})
         if until is not None:
             options = replace(options, time_limit_s=max(until - time.monotonic(), 0.1))
-        result = _solve(problem.model_copy(update={"job": job}), options)
+        result = _solve(on_gpus(problem, gpus), options)
+        programs += result.work.integer_programs
         if result.status != "infeasible":
             break
     assert result is not None
+    # The answer rests on the proofs of all numbers.
+    status: Status = result.status if result.plan is None else "optimal"
+    work = replace(result.work, integer_programs=programs, proof=proof_strength(status, programs))
+    result = replace(result, work=work, status=status, problem=problem, objective_name="num_gpus")
     if result.plan is None:
-        return replace(result, problem=problem, objective_name="num_gpus", objective=None)
+        return replace(result, objective=None)
     gpus = result.plan.layout.num_gpus
     return replace(
         result,
-        problem=problem,
-        status="optimal",
-        objective_name="num_gpus",
         objective=float(gpus),
         objective_bound=float(gpus),
         gap=0.0,

@@ -10,7 +10,7 @@ from milpplan.costs.report import StepReport
 from milpplan.optimize.fates import LayoutFates
 from milpplan.optimize.program import Program
 from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.specs.problem import Problem, Space
 
 Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
 
@@ -55,6 +55,19 @@ class SolveOptions:
     cancelled: Callable[[], bool] | None = None
 
 
+Strength = Literal["exact", "tolerance", "none"]
+"""``exact``: no bound that decided rests on a solver's word: duals were re-checked in exact integers, closed forms
+and item prices are floating point with a margin for rounding; ``tolerance``: some rest on integer programs
+(confirmed by a second solver unless ``witness`` is off); ``none``: nothing was proved to the tolerance."""
+
+
+def proof_strength(status: Status, integer_programs: int) -> Strength:
+    """Say what the proof of a result rests on."""
+    if status not in ("optimal", "infeasible"):
+        return "none"
+    return "tolerance" if integer_programs else "exact"
+
+
 @dataclass(frozen=True, slots=True)
 class SolverWork:
     """What the solvers did, and with which versions."""
@@ -66,15 +79,15 @@ class SolverWork:
     witnessed: int = 0
     paths: int = 0
     simulations: int = 0
-    proof: Literal["exact", "tolerance", "none"] = "none"
+    proof: Strength = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class TargetPrice:
     """What the restriction to a launcher's plans costs: the best plan found in the whole space takes
     ``objective``, and none of it less than ``objective_bound``. The launcher's best takes between
-    ``least_fraction`` and ``most_fraction`` more than that of the whole space, proved. ``status`` and
-    ``wall_time_s`` are of the whole space's solve."""
+    ``least_fraction`` and ``most_fraction`` more than that of the whole space, proved. ``space`` is the whole one,
+    ``plan`` its best, ``status`` says whether that is within the tolerance, ``wall_time_s`` is of its solve."""
 
     objective: float
     objective_bound: float
@@ -82,6 +95,34 @@ class TargetPrice:
     most_fraction: float
     status: Status
     wall_time_s: float
+    space: Space
+    plan: Plan
+
+    @staticmethod
+    def between(
+        value: float, bound: float, best: tuple[Space, Plan, float, float], tolerance: float, wall_time_s: float
+    ) -> TargetPrice:
+        """Work out the price of a restriction.
+
+        Args:
+            value: objective of the best plan found under the restriction.
+            bound: proved bound there.
+            best: the whole space, its best plan, that plan's objective and the proved bound.
+            tolerance: within which the whole space's is called optimal.
+            wall_time_s: of the whole space's solve.
+        """
+        space, plan, objective, objective_bound = best
+        within = objective - objective_bound <= tolerance * (1 + 1e-9) * objective
+        return TargetPrice(
+            objective=objective,
+            objective_bound=objective_bound,
+            least_fraction=max(0.0, bound / objective - 1.0),
+            most_fraction=max(0.0, value / objective_bound - 1.0),
+            status="optimal" if within else "feasible",
+            wall_time_s=wall_time_s,
+            space=space,
+            plan=plan,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +156,8 @@ class PlanResult:
     any_chunks_bound: float | None = None
     """Where the space has even interleaved chunks only: a proved bound of the objective, in its unit, over chunks
     of any size as well."""
+    forbid: tuple[Mapping[str, object], ...] = ()
+    """Layouts that were forbidden: nothing is said about them."""
     details: dict[str, Any] = field(default_factory=dict)
     target_price: TargetPrice | None = None
     """Where the space is restricted to a launcher, and the whole space was solved as well."""

@@ -26,15 +26,9 @@ def target_price(
         return None
     asked = replace(options, time_limit_s=limit_s, warm_start=result.plan, any_chunks=False)
     best = solve(whole, asked)
-    if best.objective is None or best.objective_bound is None:
+    if best.plan is None or best.objective is None or best.objective_bound is None:
         return None
     # The restricted plan is one of the whole space: a search that was stopped before it saw it knows it as well.
-    value = min(best.objective, result.objective)
-    return TargetPrice(
-        objective=value,
-        objective_bound=best.objective_bound,
-        least_fraction=max(0.0, result.objective_bound / value - 1.0),
-        most_fraction=max(0.0, result.objective / best.objective_bound - 1.0),
-        status=best.status,
-        wall_time_s=best.wall_time_s,
-    )
+    value, plan = min((best.objective, best.plan), (result.objective, result.plan), key=lambda known: known[0])
+    known = whole.space, plan, value, best.objective_bound
+    return TargetPrice.between(result.objective, result.objective_bound, known, options.gap, best.wall_time_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from math import isfinite
 from typing import Literal
 
@@ -46,28 +46,26 @@ class ChoiceDocument(Record):
     candidates: tuple[CandidateDocument, ...]
 
 
-def choice_document(
-    choice: Choice, tolerance: float, forbid: Sequence[Mapping[str, object]] = ()
-) -> ChoiceDocument:
-    """The document of a choice; ``forbid`` are the layouts that were forbidden on every candidate."""
+def choice_document(choice: Choice, tolerance: float) -> ChoiceDocument:
+    """The document of a choice."""
     return ChoiceDocument(
         milpplan_version=__version__,
         measure=choice.measure,
         best=choice.best.candidate.name if choice.best else None,
         proved=choice.proved,
         ahead_fraction=_ahead(choice),
-        candidates=tuple(_candidate(one, tolerance, forbid) for one in choice.outcomes),
+        candidates=tuple(_candidate(one, tolerance) for one in choice.outcomes),
     )
 
 
-def _candidate(outcome: Outcome, tolerance: float, forbid: Sequence[Mapping[str, object]]) -> CandidateDocument:
+def _candidate(outcome: Outcome, tolerance: float) -> CandidateDocument:
     return CandidateDocument(
         hardware=outcome.candidate.name,
         price_per_gpu_hour=outcome.candidate.price_per_gpu_hour,
         value=outcome.value,
         bound=outcome.bound if isfinite(outcome.bound) else None,
         run=run_document(outcome.totals),
-        result=result_document(outcome.result, tolerance, forbid=forbid, totals=outcome.totals),
+        result=result_document(outcome.result, tolerance, totals=outcome.totals),
     )
 
 
@@ -89,7 +87,8 @@ def choice_report(choice: Choice, tolerance: float) -> RenderableType:
     if best is not None and best.result.plan is not None and best.result.report is not None:
         parts += [Text(), Text(printable(f"the plan on {best.candidate.name}:"), "bold")]
         parts += plan_report(best.result.problem, best.result.plan, best.result.report)
-        parts.append(Text(f"\nproof: {scope_text(best.result.problem)}; the same space on every candidate"))
+        scope = scope_text(best.result.problem, best.result.forbid)
+        parts.append(Text(f"\nproof: {scope}; the same space on every candidate"))
     return Group(*parts)
 
 

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel
 from rich import box
@@ -19,6 +19,7 @@ from rich.text import Text
 from milpplan.optimize.claim import Certification, Verdict
 from milpplan.optimize.result import PlanResult
 from milpplan.reports.spaces import cost_model_text
+from milpplan.specs.problem import Problem
 from milpplan.specs.records import Record
 from milpplan.version import __version__
 
@@ -37,6 +38,8 @@ class CertificateDocument(Record):
     forbid: tuple[dict[str, int | bool | str], ...] = ()
     """Layouts that the user forbade."""
     versions: dict[str, str] = {}
+    parts: tuple[str, ...] = ()
+    """Parts of the document that a result may be without (``evidence``, say) and this one has."""
     sha256: str = ""
 
 
@@ -46,6 +49,13 @@ class CheckDocument(Record):
     name: str
     passed: bool
     seen: str
+
+
+class NotCertifiedDocument(Record):
+    """Fields of a result that no second proof can speak about, and why not."""
+
+    fields: tuple[str, ...]
+    why: str
 
 
 class CertificationDocument(Record):
@@ -62,18 +72,26 @@ class CertificationDocument(Record):
     gap: float | None
     wall_time_s: float | None
     proof: str
-    """What the claim speaks about: cost model, space and tolerance."""
+    """What the claim speaks about, in the certifier's own words: cost model, space and tolerance."""
+    not_certified: tuple[NotCertifiedDocument, ...]
 
 
-def certificate_of(result: PlanResult, forbid: Sequence[Mapping[str, object]]) -> CertificateDocument | None:
+def certificate_of(result: PlanResult) -> CertificateDocument | None:
     """The certificate of a result, not yet sealed; None where no layouts were listed."""
     if result.layouts is None:
         return None
+    return certificate_for(result.problem, result.layouts.space.sha256(), result.forbid)
+
+
+def certificate_for(
+    problem: Problem, layouts_sha256: str, forbid: Sequence[Mapping[str, object]]
+) -> CertificateDocument:
+    """The certificate of a proof over legal layouts with that digest, not yet sealed."""
     versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
     return CertificateDocument(
-        cost_model=cost_model_text(result.problem),
-        problem_sha256=digest(result.problem),
-        layouts_sha256=result.layouts.space.sha256(),
+        cost_model=cost_model_text(problem),
+        problem_sha256=digest(problem),
+        layouts_sha256=layouts_sha256,
         forbid=tuple(dict(partial) for partial in forbid),
         versions=versions,
     )
@@ -125,7 +143,7 @@ def lacks_constants(problem: BaseModel, certificate: CertificateDocument, text: 
 
 
 def certification_document(done: Certification, claimed_gap: float | None, proof: str) -> CertificationDocument:
-    """The document of a second proof."""
+    """The document of a second proof; ``proof`` is the certifier's own sentence."""
     again = done.again
     return CertificationDocument(
         milpplan_version=__version__,
@@ -137,18 +155,38 @@ def certification_document(done: Certification, claimed_gap: float | None, proof
         gap=again.gap if again else None,
         wall_time_s=again.wall_time_s if again else None,
         proof=proof,
+        not_certified=tuple(NotCertifiedDocument(fields=fields, why=why) for fields, why in NOT_CERTIFIED),
     )
 
 
+NOT_CERTIFIED: Final = (
+    (("wall_time_s", "target.price.wall_time_s", "log"), "how long the run took and what it said meanwhile"),
+    (
+        (
+            *("solver.backend", "solver.versions", "solver.relaxations", "solver.integer_programs"),
+            *("solver.witnessed", "solver.paths", "solver.simulations"),
+        ),
+        "who did how much work; another run does other work",
+    ),
+    (
+        (
+            *("layouts.does_not_fit", "layouts.bounded", "layouts.relaxed", "layouts.solved", "layouts.open"),
+            "layouts.bounds[].fates",
+        ),
+        "which layout was decided by what depends on the run; that the counts add up is checked",
+    ),
+)
+"""Fields that a run alone knows, and why. Everything else is built anew and compared."""
+
 WORDS = {
-    "certified": ("Certified", "green", "everything was worked out again and agrees."),
+    "certified": ("Certified", "green", "everything but what is named below was built again and agrees."),
     "refuted": ("Refuted", "bold red", "the result is not what it says."),
-    "unproved": ("Not certified", "yellow", "the second proof did not come as far in the time it had."),
+    "unproved": ("Not certified", "yellow", "nothing speaks against the result, but not all of it was confirmed."),
 }
 
 
 def certification_report(done: Certification, proof: str) -> RenderableType:
-    """The checks, a row each, and the verdict with what it speaks about."""
+    """The checks, a row each, and the verdict with what it speaks about, in the certifier's own words."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("worked out again", "", "seen"):
         table.add_column(column)
@@ -157,4 +195,8 @@ def certification_report(done: Certification, proof: str) -> RenderableType:
         table.add_row(Text(check.name), mark, Text(check.seen))
     word, style, reason = WORDS[done.verdict]
     who = f" Second proof by {done.backend}." if done.again is not None else ""
-    return Group(table, Text.assemble((word, style), f": {reason}{who}"), Text(f"The claim: {proof}"))
+    verdict = Text.assemble((word, style), f": {reason}{who}")
+    if done.verdict != "certified":
+        return Group(table, verdict)
+    left = [Text(f"  {', '.join(fields)}: {why}.") for fields, why in NOT_CERTIFIED]
+    return Group(table, verdict, Text(f"What is certified: {proof}"), Text("Not certified:"), *left)

@@ -1,12 +1,19 @@
-"""What of a file may be believed: its proof, where this version wrote it and nobody has changed it since."""
+"""What of a file may be believed: its proof, where this version wrote it and nobody has changed it since; and
+where a result differs from the one that was built again from its problem and its plan."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.reports.certificate import lacks_constants
-from milpplan.reports.document import ResultDocument, read_result
+from milpplan.optimize.fates import FATES, PRUNED
+from milpplan.reports.certificate import NOT_CERTIFIED, lacks_constants
+from milpplan.reports.document import LayoutsDocument, ResultDocument, read_result
+from milpplan.reports.layout_fates import BoundClassDocument, empty_classes
 from milpplan.reports.spaces import cost_model_text
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import parse_json, read_text, shown
@@ -80,3 +87,93 @@ def bound_for(path: Path, problem: Problem) -> float | None:
     if found is None or certificate is None or certificate.forbid or found.problem != problem:
         return None
     return found.lower_bound_s if certificate.cost_model == cost_model_text(problem) else None
+
+
+ROUNDING: Final = 1e-9
+"""Relative. On one version and machine a number that is built again is the same to its last bit; other processors
+round otherwise."""
+SHARE_ROUNDING: Final = 1e-15
+"""Absolute, of shares that are small differences from one."""
+SHARES: Final = frozenset(("gap", "any_chunks.gap", "target.price.least_fraction", "target.price.most_fraction"))
+NOT_BUILT: Final = frozenset(field for fields, _ in NOT_CERTIFIED for field in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field of a result that is not what was built again."""
+
+    field: str
+    claimed: object
+    built: object
+
+
+def differences(claimed: ResultDocument, built: ResultDocument) -> tuple[Difference, ...]:
+    """List the fields in which a result differs from one that was built again, but for ``NOT_CERTIFIED``."""
+    return tuple(_differences("", claimed.model_dump(mode="json"), built.model_dump(mode="json")))
+
+
+def _differences(field: str, claimed: Any, built: Any) -> Iterator[Difference]:
+    if isinstance(claimed, dict) and isinstance(built, dict):
+        for name in dict.fromkeys((*claimed, *built)):
+            inner = f"{field}.{name}" if field else name
+            if name not in claimed or name not in built:
+                yield Difference(inner, claimed.get(name, "nothing"), built.get(name, "nothing"))
+            else:
+                yield from _differences(inner, claimed[name], built[name])
+    elif isinstance(claimed, list) and isinstance(built, list) and len(claimed) == len(built):
+        for number, pair in enumerate(zip(claimed, built, strict=True)):
+            yield from _differences(f"{field}[{number}]", *pair)
+    elif not (_is_left_out(field) or _agree(field, claimed, built)):
+        yield Difference(field, claimed, built)
+
+
+def _is_left_out(field: str) -> bool:
+    """Tell whether a field, or one that it is a part of, is not certified."""
+    whole = re.sub(r"\[\d+\]", "[]", field)
+    return any(whole == one or whole.startswith((f"{one}.", f"{one}[")) for one in NOT_BUILT)
+
+
+def _agree(field: str, claimed: object, built: object) -> bool:
+    numbers = [
+        value for value in (claimed, built) if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    if len(numbers) < 2 or not any(isinstance(value, float) for value in numbers):
+        return type(claimed) is type(built) and claimed == built
+    first, second = numbers
+    least = SHARE_ROUNDING if field in SHARES else 0.0
+    return abs(first - second) <= max(ROUNDING * max(abs(first), abs(second)), least)
+
+
+def layouts_again(
+    claimed: LayoutsDocument, legal: int, enumerated: int, rejected: dict[str, int], has_plan: bool
+) -> LayoutsDocument:
+    """Build what a result says of its layouts from those that were listed again and what decided each of them."""
+    pruned = sum(getattr(claimed, fate) for fate in PRUNED)
+    classes = empty_classes() if has_plan and legal else ()
+    held = [one.fates for one in claimed.bounds] if len(claimed.bounds) == len(classes) else [{} for _ in classes]
+    return claimed.model_copy(
+        update={
+            "enumerated": enumerated,
+            "legal": legal,
+            "rejected": rejected,
+            "pruned_fraction": pruned / legal if legal else None,
+            "bounds": tuple(
+                BoundClassDocument(low=one.low, high=one.high, fates=dict.fromkeys(FATES, 0) | fates)
+                for one, fates in zip(classes, held, strict=True)
+            ),
+        }
+    )
+
+
+def miscounted(document: ResultDocument) -> str | None:
+    """Say which counts of layouts by what decided them do not add up; None where all do."""
+    layouts, legal = document.layouts, document.layouts.legal
+    counts = {fate: getattr(layouts, fate) for fate in FATES}
+    if sum(counts.values()) != legal:
+        return f"{sum(counts.values()):,} layouts decided and open, of {legal:,}"
+    for fate, count in counts.items():
+        bounded = sum(one.fates.get(fate, 0) for one in layouts.bounds)
+        if bounded > count:
+            return f"{bounded:,} bounds of {count:,} layouts ({fate})"
+    proved = document.status in ("optimal", "infeasible") and document.problem.job.objective != "num_gpus"
+    return f"{layouts.open:,} layouts open" if proved and layouts.open else None

@@ -6,7 +6,7 @@ Both documents carry their problem and their plan, so both are plan files (``mil
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from milpplan.costs.report import MemoryVerdict, StepReport
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.insight.runs import RunTotals
 from milpplan.optimize.fates import FATES
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize.result import PlanResult, Strength
 from milpplan.reports import plan_file
 from milpplan.reports.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.evidence import EvidenceDocument, evidence_document
@@ -34,6 +34,8 @@ from milpplan.validation.evidence import Evidence
 from milpplan.version import __version__
 
 LINE_WIDTH = 110
+OPTIONAL_PARTS = ("error_bar", "robustness", "evidence", "any_chunks", "infeasible", "run", "runners_up")
+"""What a result may be without: it was not asked for, or the run was interrupted before it."""
 
 
 class LayoutsDocument(Record):
@@ -107,6 +109,8 @@ class EndDocument(Record):
     rival_s: float | None
     lower_bound_s: float | None
     """Proved for every plan of the space at this end; null unless it was solved again (``--check-ends``)."""
+    solved: PlanDocument | None = None
+    """The best plan of this end's own solve."""
     still_best: bool
 
 
@@ -118,6 +122,29 @@ class RobustnessDocument(Record):
     """Other plans of the search that were simulated at both ends."""
     solved_again: bool
     ends: tuple[EndDocument, ...]
+
+
+class OtherPlanDocument(Record):
+    """A plan that the search simulated beside the best one, with its step time."""
+
+    step_time_s: float
+    plan: PlanDocument
+
+
+class SolverDocument(Record):
+    """Who solved to which tolerance and how much work that was. ``proof``: ``exact`` where no bound that decided
+    rests on a solver's word, ``tolerance`` where some rest on integer programs, ``none`` where nothing is proved
+    to the tolerance."""
+
+    backend: str
+    versions: str
+    relaxations: Count
+    integer_programs: Count
+    witnessed: Count
+    paths: Count
+    simulations: Count
+    proof: Strength
+    tolerance: float
 
 
 class ResultDocument(Record):
@@ -156,12 +183,14 @@ class ResultDocument(Record):
     objective: ObjectiveDocument
     run: RunDocument | None = None
     plan: PlanDocument | None
+    runners_up: tuple[OtherPlanDocument, ...] = ()
+    """The plans that ``evidence`` and ``robustness`` compare with this one."""
     breakdown: dict[str, float] | None
     """Seconds, the mean over the stages; they add up to the step time."""
     hidden: dict[str, float] | None
     """Seconds of communication that compute covers."""
     layouts: LayoutsDocument
-    solver: dict[str, int | float | str]
+    solver: SolverDocument
     log: tuple[ProgressDocument, ...]
     certificate: CertificateDocument | None = None
     problem: Problem
@@ -201,12 +230,12 @@ def result_document(
     bar: ErrorBar | None = None,
     robust: Robustness | None = None,
     evidence: Evidence | None = None,
-    forbid: Sequence[Mapping[str, object]] = (),
     totals: RunTotals | None = None,
+    others: Sequence[tuple[Plan, float]] = (),
 ) -> ResultDocument:
     """The document of a result; ``infeasible`` explains why there is no plan, where that is proved; ``bar`` and
     ``robust`` what the hardware's uncertainty means for the plan, ``evidence`` what measured runs say about it;
-    ``forbid`` are the layouts that were forbidden, ``totals`` what the whole run takes."""
+    ``totals`` what the whole run takes, ``others`` the plans that it was compared with, and their step times."""
     report = result.report
     plan = None if result.plan is None else plan_document(result.plan, report)
     why = None
@@ -241,15 +270,29 @@ def result_document(
         ),
         run=run_document(totals),
         plan=plan,
+        runners_up=tuple(
+            OtherPlanDocument(step_time_s=seconds, plan=plan_document(other)) for other, seconds in others
+        ),
         breakdown=report.breakdown_s if report else None,
         hidden=report.hidden_s if report else None,
         layouts=layouts_document(result),
-        solver=asdict(result.work) | {"tolerance": tolerance},
+        solver=SolverDocument(**asdict(result.work), tolerance=tolerance),
         log=tuple(ProgressDocument(**asdict(line)) for line in result.log),
-        certificate=certificate_of(result, forbid),
+        certificate=certificate_of(result),
         problem=result.problem,
     )
-    return sealed(document)
+    return sealed(with_parts(document))
+
+
+def with_parts(document: ResultDocument) -> ResultDocument:
+    """Have the certificate, if there is one, name the parts that a result may be without and that this one has."""
+    certificate = document.certificate
+    if certificate is None:
+        return document
+    named = {name: getattr(document, name) for name in OPTIONAL_PARTS}
+    named["target.price"] = None if document.target is None else document.target.price
+    parts = tuple(name for name, part in named.items() if part)
+    return document.model_copy(update={"certificate": certificate.model_copy(update={"parts": parts})})
 
 
 def layouts_document(result: PlanResult) -> LayoutsDocument:
@@ -282,7 +325,17 @@ def robustness_document(robust: Robustness | None) -> RobustnessDocument | None:
     """The record of what was checked at both ends."""
     if robust is None:
         return None
-    ends = tuple(EndDocument(**asdict(end), still_best=end.still_best) for end in robust.ends)
+    ends = tuple(
+        EndDocument(
+            end=one.end,
+            best_s=one.best_s,
+            rival_s=one.rival_s,
+            lower_bound_s=one.lower_bound_s,
+            solved=None if one.solved is None else plan_document(one.solved),
+            still_best=one.still_best,
+        )
+        for one in robust.ends
+    )
     return RobustnessDocument(
         still_best=robust.still_best, num_plans=robust.num_plans, solved_again=robust.solved, ends=ends
     )
@@ -352,7 +405,7 @@ def read_result(path: Path) -> ResultDocument:
 
 def proof_sentence(result: PlanResult, tolerance: float) -> str:
     """What the status means: for which cost model, space and tolerance."""
-    model = scope_text(result.problem)
+    model = scope_text(result.problem, result.forbid)
     if result.status == "optimal":
         return f"Optimal within {tolerance_text(tolerance)} (relative) for {model}."
     if result.status == "infeasible":
@@ -363,12 +416,13 @@ def proof_sentence(result: PlanResult, tolerance: float) -> str:
 
 
 def tolerance_text(tolerance: float) -> str:
-    """0.0001 as 1e-4, 0.01 as it is."""
-    mantissa, _, exponent = f"{tolerance:.3g}".partition("e")
+    """0.0001 as 1e-4, 0.01 as it is: exactly, in the shorter way to write it."""
+    text = f"{tolerance:g}" if float(f"{tolerance:g}") == tolerance else repr(float(tolerance))
+    mantissa, _, exponent = text.partition("e")
     if not exponent and 0 < tolerance < 1e-3:
-        mantissa, _, exponent = f"{tolerance:.0e}".partition("e")
-        if float(f"{mantissa}e{exponent}") != tolerance:
-            return f"{tolerance:.3g}"
+        scientific = f"{tolerance:e}" if float(f"{tolerance:e}") == tolerance else f"{tolerance:.16e}"
+        mantissa, _, exponent = scientific.partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 

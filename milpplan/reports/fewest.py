@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rich.console import Group, RenderableType
@@ -29,17 +28,15 @@ class FewestDocument(Record):
     result: ResultDocument
 
 
-def fewest_document(
-    found: Fewest, tolerance: float, forbid: Sequence[Mapping[str, object]] = ()
-) -> FewestDocument:
-    """The document of an answer; ``forbid`` are the layouts that were forbidden."""
+def fewest_document(found: Fewest, tolerance: float) -> FewestDocument:
+    """The document of an answer."""
     return FewestDocument(
         milpplan_version=__version__,
         num_gpus=found.num_gpus,
         whole_nodes=found.whole_nodes,
         refused=found.refused,
         why=found.why,
-        result=result_document(found.result, tolerance, forbid=forbid),
+        result=result_document(found.result, tolerance),
     )
 
 

@@ -236,7 +236,7 @@ def _space(space: SpaceGap) -> SpaceGapDocument:
             )
             for line in result.log
         ),
-        certificate=certificate_of(result, ()),
+        certificate=certificate_of(result),
     )
 
 

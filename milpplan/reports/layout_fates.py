@@ -64,3 +64,11 @@ def bound_classes(layouts: LayoutFates, best: float | None) -> tuple[BoundClassD
         )
         for number, (low, high) in enumerate(pairwise(edges))
     )
+
+
+def empty_classes() -> tuple[BoundClassDocument, ...]:
+    """Make the classes without a layout in them."""
+    ends = pairwise((0.0, *EDGES, None))
+    return tuple(
+        BoundClassDocument(low=low or 0.0, high=high, fates=dict.fromkeys(FATES, 0)) for low, high in ends
+    )

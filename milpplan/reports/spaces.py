@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from milpplan.plugins import plugin_title
 from milpplan.specs.hardware import OWN_COST_MODEL
 from milpplan.specs.plan import RANK_ORDERS
@@ -16,9 +18,11 @@ def cost_model_text(problem: Problem) -> str:
     return f"milpplan {__version__}" + "".join(f" with layers timed by {other}" for other in others)
 
 
-def scope_text(problem: Problem) -> str:
-    """What a proof speaks about: the cost model and the declared space."""
-    return f"cost model {cost_model_text(problem)}, {space_text(problem)}"
+def scope_text(problem: Problem, forbid: Sequence[Mapping[str, object]] = ()) -> str:
+    """What a proof speaks about: the cost model, and the declared space without the forbidden layouts."""
+    left_out = [" and ".join(f"{name} {value}" for name, value in partial.items()) for partial in forbid]
+    without = f" without {', or '.join(left_out)}" if left_out else ""
+    return f"cost model {cost_model_text(problem)}, {space_text(problem)}{without}"
 
 
 def space_text(problem: Problem) -> str:

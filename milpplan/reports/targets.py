@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Literal
 
 from milpplan.optimize.result import PlanResult, TargetPrice
-from milpplan.specs.problem import Problem
+from milpplan.reports.plan_file import PlanDocument, plan_document
+from milpplan.specs.problem import Problem, Space
 from milpplan.specs.records import Record
 
 SAME_SHARE = 1e-3
@@ -15,7 +15,8 @@ SAME_SHARE = 1e-3
 
 class TargetPriceDocument(Record):
     """What the restriction costs: the best of the whole space and its proved bound, in the objective's unit, and
-    the shares that the launcher's best takes more, at least and at most."""
+    the shares that the launcher's best takes more, at least and at most. ``space`` is the whole one, ``plan`` its
+    best; a price without them cannot be certified."""
 
     objective: float
     objective_bound: float
@@ -23,6 +24,8 @@ class TargetPriceDocument(Record):
     most_fraction: float
     status: Literal["optimal", "feasible", "infeasible", "no_solution_found"]
     wall_time_s: float
+    space: Space | None = None
+    plan: PlanDocument | None = None
 
 
 class TargetDocument(Record):
@@ -38,8 +41,22 @@ def target_document(result: PlanResult) -> TargetDocument | None:
     space, price = result.problem.space, result.target_price
     if space.target is None:
         return None
-    priced = None if price is None else TargetPriceDocument(**asdict(price))
+    priced = None if price is None else target_price_document(price)
     return TargetDocument(name=space.target, version=space.target_version, price=priced)
+
+
+def target_price_document(price: TargetPrice) -> TargetPriceDocument:
+    """Make the record of what a restriction costs."""
+    return TargetPriceDocument(
+        objective=price.objective,
+        objective_bound=price.objective_bound,
+        least_fraction=price.least_fraction,
+        most_fraction=price.most_fraction,
+        status=price.status,
+        wall_time_s=price.wall_time_s,
+        space=price.space,
+        plan=plan_document(price.plan),
+    )
 
 
 def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument) -> str:

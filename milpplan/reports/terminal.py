@@ -135,7 +135,7 @@ class _SideBySide:
 
 
 def _headline(result: PlanResult, tolerance: float) -> Text:
-    model = scope_text(result.problem)
+    model = scope_text(result.problem, result.forbid)
     if result.status == "optimal":
         text, style = f"optimal within {tolerance_text(tolerance)} for {model}:\n", "bold green"
     elif result.plan is not None:

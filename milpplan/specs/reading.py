@@ -71,9 +71,28 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, source: str) -> dict[str, Any]:
-    """The object of a JSON text; ``source`` names it in messages."""
+    """The object of a JSON text; ``source`` names it in messages.
+
+    Raises:
+        InvalidInputError: it is none, or a key is given twice: readers disagree which of the two counts.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice, seen = "", set[str]()
+            for name, _ in pairs:
+                twice = name if name in seen else twice
+                seen.add(name)
+            raise InvalidInputError(
+                f"{source} gives the key {shown(twice)} twice.",
+                "Expected each key of an object once.",
+                "Delete one of the two.",
+            )
+        return found
+
     try:
-        data = json.loads(text, parse_float=whole_or_float)
+        data = json.loads(text, parse_float=whole_or_float, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise _unparsable(source, "JSON", error) from error
     if not isinstance(data, dict):

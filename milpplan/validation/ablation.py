@@ -46,14 +46,15 @@ def evidence(
     plans = () if problem.job.objective == "num_gpus" or not num_runs else others
     used = {term.name: term for plan in (best, *plans) for term in used_terms(problem, plan)}
     missing = [term for term in used.values() if not known.of(term.name)]
+    compared = bool(num_runs and missing)
     return Evidence(
         generation=name,
         num_runs=num_runs,
         num_memory_runs=known.memory_runs,
         terms=terms,
         elsewhere=tuple(term.words for term in missing if term not in own),
-        ablations=_ablations(problem, best, plans, missing) if num_runs and missing else (),
-        num_plans=len(plans),
+        ablations=_ablations(problem, best, plans, missing) if compared else (),
+        num_plans=len(plans) if compared else 0,
     )
 
 
