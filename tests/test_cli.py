@@ -391,8 +391,43 @@ def test_lists_and_descriptions(tmp_path: Path) -> None:
     assert json.loads(run("show", str(path)).stdout)["hidden_size"] == 4096
     path.write_text('name = "x"\naccelerator = 3\n')
     assert "accelerator" in refused(run("show", str(path)))
+    # The keys decide which kind of file it is, and its faults are told in that kind's fields alone.
+    path.write_text(run("show", "dgx-h100").stdout.replace("gpus_per_node", "gpu_per_node"))
+    wrong = refused(run("show", str(path)))
+    assert "Did you mean gpus_per_node" in wrong
+    assert "hidden_size" not in wrong
+    path.write_text(run("show", "llama3-8b").stdout.replace("hidden_size", "hiden_size"))
+    wrong = refused(run("show", str(path)))
+    assert "Did you mean hidden_size" in wrong
+    assert "accelerator" not in wrong
+    path.write_text("gpus = 8\n")
+    assert "neither a model nor hardware" in refused(run("show", str(path)))
     path.write_text("name = ")
     assert "TOML" in refused(run("solve", str(path), "dgx-h100", "--gpus", "8", "--global-batch", "8"))
+
+
+def test_show_counts_parameters_and_names_what_is_ignored(tmp_path: Path) -> None:
+    """A config's parameters are counted beside its description; a key to ignore is named there, in the file that
+    is printed, and in the answer of a solve with that file."""
+    told = run("show", "llama3-8b").stderr
+    assert "8,030,261,248 parameters (8.03B)" in told
+    config = json.loads((Path(__file__).parent / "data/hf_configs/llama3-8b.json").read_text())
+    path = tmp_path / "reward.json"
+    path.write_text(json.dumps(config | {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}))
+    assert "LlamaForSequenceClassification" in refused(run("show", str(path)))
+    assert "LlamaForSequenceClassification" in refused(
+        run("solve", str(path), "dgx-h100", "--gpus", "8", "--global-batch", "8")
+    )
+    answer = run("show", str(path), "--ignore", "architectures")
+    assert "Ignored, whatever it costs: architectures." in answer.stderr
+    assert json.loads(answer.stdout)["ignored_keys"] == ["architectures"]
+    known = tmp_path / "known.json"
+    known.write_text(answer.stdout)
+    words = ["dgx-h100", "--gpus", "8", "--global-batch", "8", "--fix", "tp=8", "--space", "uniform"]
+    assert "ignored   architectures of the model" in run("solve", str(known), *words).stdout
+    direct = run("solve", str(path), *words, "--ignore", "architectures")
+    assert "ignored   architectures of the model" in direct.stdout
+    assert "no Hugging Face config" in refused(run("solve", "llama3-8b", *words, "--ignore", "architectures"))
 
 
 def test_numbers_beyond_arithmetic_are_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from milpplan.specs.problem import (
     Range,
     Space,
 )
-from milpplan.specs.reading import RecordType, invalid_fields, shown
+from milpplan.specs.reading import RecordType, invalid_fields, plain_reason, shown
 from milpplan.units import HOURS_PER_DAY, SECONDS_PER_HOUR
 
 MAX_CANDIDATES: Final = 4_096
@@ -136,7 +136,7 @@ def _value(name: str, word: str, option: str) -> object:
     try:
         Layout.model_validate({"global_batch_size": 1, name: value}, strict=True)
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
+        reason = plain_reason(error.errors(include_url=False)[0])
         raise InvalidInputError(
             f"{option} {name}={shown(word)} makes no sense: {reason}.",
             f"Expected a value of {name} that a layout can have.",
@@ -236,7 +236,7 @@ def problem_of(
             "Expected the model first, then the hardware.",
             f"Swap them: {hardware} {model}.",
         )
-    spec = load_model(model)
+    spec = load_model(model, job.get("ignore") or ())
     first, others, gpus = cluster(hardware, job["gpus"])
     length = job["seq_len"]
     sequence_length = spec.default_sequence_length if length is None else whole(length, "--seq-len", MAX_SEQUENCE)

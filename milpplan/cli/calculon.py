@@ -23,6 +23,7 @@ FROM_FILES: Final = (
     "objective",
     "deadline_hours",
     "tokens",
+    "ignore",
 )
 """What the files say, and no option beside them."""
 

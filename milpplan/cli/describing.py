@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from milpplan.cli import options as o
 from milpplan.cli.completion import presets_like
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.program import command
@@ -28,11 +29,16 @@ def show_preset(
         str,
         typer.Argument(metavar="NAME", help="A model or hardware, by name or path.", autocompletion=presets_like),
     ],
+    ignore: o.Ignore = None,
 ) -> None:
-    """Print a model or hardware description; a file is checked first, a config.json translated."""
+    """Print a model or hardware description; a file is checked first, a config.json translated. How many
+    parameters a model has is said beside it."""
     from milpplan.reports import presets
 
-    emit(presets.description(name))
+    text, told = presets.description(name, ignore or ())
+    emit(text)
+    if told:
+        say(told)
 
 
 @command()

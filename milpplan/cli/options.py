@@ -38,6 +38,14 @@ JobFile = Annotated[
         "before it.",
     ),
 ]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore",
+        metavar="KEY",
+        help="Leave out this key of the model's config.json, whatever it costs; the answer names it. Repeatable.",
+    ),
+]
 Gpus = Annotated[
     str | None,
     typer.Option(

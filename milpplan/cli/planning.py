@@ -20,6 +20,7 @@ def solve(
     gpus: o.Gpus = None,
     global_batch: o.GlobalBatch = None,
     calculon: o.Calculon = None,
+    ignore: o.Ignore = None,
     seq_len: o.SeqLen = None,
     precision: o.Precision = "bf16",
     attention: o.Attention = "flash",
@@ -79,6 +80,7 @@ def min_gpus(
             "--gpus", metavar="LO:HI[:STEP]", help="Numbers to try.", show_default="1 to a node, then whole nodes"
         ),
     ] = None,
+    ignore: o.Ignore = None,
     seq_len: o.SeqLen = None,
     precision: o.Precision = "bf16",
     space: o.SpaceKind = "free",
@@ -110,6 +112,7 @@ def min_gpus(
         "deadline_hours": arguments.deadline_hours(deadline_hours, deadline_days),
         "tokens": tokens,
         "kind": "training",
+        "ignore": ignore,
     }
     named = {"MODEL": model, "HARDWARE": hardware}
     problem = problem_of(None, named, job, space, fix or [], allow or [], schedule)

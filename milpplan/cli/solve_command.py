@@ -25,6 +25,7 @@ class SolveWords:
 
     model: str | None
     hardware: str | None
+    ignore: list[str] | None
     gpus: str | None
     global_batch: str | None
     calculon: Files | None
@@ -103,6 +104,7 @@ class SolveWords:
             "deadline_hours": arguments.deadline_hours(self.deadline_hours, self.deadline_days),
             "tokens": self.tokens,
             "kind": "inference" if self.inference else "training",
+            "ignore": self.ignore,
         }
 
     def lengths_asked(self) -> LengthOptions:

@@ -127,7 +127,7 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         dropped = np.zeros_like(tokens)
     if job.attention_kernel == "flash":
         return kept + 4 * tokens * heads, dropped
-    per_score = shard.problem.hardware.software.score_kept_bytes + (3 if shard.problem.model.dropout else 0)
+    per_score = shard.problem.hardware.software.score_kept_bytes + (3 if shard.problem.model.drops_scores else 0)
     scores = per_score * tokens * job.sequence_length * heads
     return kept + scores, scores
 

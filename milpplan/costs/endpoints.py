@@ -71,7 +71,7 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     if problem.inference:
         seconds[:, Phase.BACKWARD] = 0.0
         return Endpoint(problem.model, False, seconds, *[np.zeros(len(columns))] * 3)
-    masks = shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
+    masks = shard.tokens * shard.hidden / shard.sequence_tp if problem.model.drops_embedding else 0.0
     # Token ids, labels and position ids, eight bytes each.
     kept = 24 * shard.tokens + masks
     return Endpoint(problem.model, False, seconds, np.zeros(len(columns)), kept, np.zeros(len(columns)))

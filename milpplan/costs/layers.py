@@ -306,7 +306,7 @@ def _unfused_attention(shard: Shard, heads: FloatArray, sizes: tuple[int, int]) 
     count, aligned = shard.tokens * heads / keys, all(size % 8 == 0 for size in (*sizes, job.sequence_length))
     products = compute.batched_small_gemm_s(gpu, keys, keys, sizes[0], count, aligned)
     products = products + compute.batched_small_gemm_s(gpu, keys, sizes[1], keys, count, aligned)
-    softmax = shard.memory_bound(scores * (2 * BF16_BYTES + (5 if model.dropout else 0)))
+    softmax = shard.memory_bound(scores * (2 * BF16_BYTES + (5 if model.drops_scores else 0)))
     return products + softmax, 2 * products + 1.5 * softmax
 
 

@@ -19,6 +19,7 @@ from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.planner import fixed
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem, Space
+from milpplan.specs.reading import plain_reason
 from milpplan.units import gib_text
 
 Wish = Mapping[str, object]
@@ -44,7 +45,7 @@ def wished(problem: Problem, wish: Wish) -> Problem:
         Layout.model_validate({"global_batch_size": 1, **values}, strict=True)
     except ValidationError as error:
         raise InvalidInputError(
-            f"A wish is {wish_words(wish)}: {error.errors(include_url=False)[0]['msg']}.",
+            f"A wish is {wish_words(wish)}: {plain_reason(error.errors(include_url=False)[0])}.",
             "Expected values that a layout can have.",
             "Correct it; `milpplan schema plan` describes the fields.",
         ) from error

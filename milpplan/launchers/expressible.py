@@ -16,7 +16,9 @@ from milpplan.specs.problem import Problem
 def model_differences(one: ModelSpec, other: ModelSpec) -> list[str]:
     """Fields in which the layers, the embedding or the head of two descriptions differ: names and positions do not
     matter unless positions are learned."""
-    fields = set(ModelSpec.model_fields) - {"name", "default_sequence_length", "schema_version", "layers"}
+    apart = {"name", "default_sequence_length", "schema_version", "layers", "ignored_keys"}
+    fields = set(ModelSpec.model_fields) - {*apart, "embedding_dropout", "attention_dropout"}
+    fields |= {"drops_embedding", "drops_scores"}
     if not one.learned_positions:
         fields.discard("max_position_embeddings")
     different = sorted(name for name in fields if getattr(one, name) != getattr(other, name))

@@ -32,8 +32,10 @@ def model_arguments(model: ModelSpec, sequence_length: int) -> Pairs:
         "--position-embedding-type": ("learned_absolute" if model.learned_positions else "rope",),
         "--normalization": ("LayerNorm" if model.norm == "layernorm" else "RMSNorm",),
     }
-    dropout = "0.1" if model.dropout else "0.0"
-    pairs |= {"--attention-dropout": (dropout,), "--hidden-dropout": (dropout,)}
+    if model.drops_embedding != model.dropout:
+        raise _refuse(f"{model.name} has dropout in one of embedding and layers", "one hidden dropout for both")
+    dropouts = {"--attention-dropout": model.drops_scores, "--hidden-dropout": model.dropout}
+    pairs |= {name: ("0.1" if drops else "0.0",) for name, drops in dropouts.items()}
     if not model.tie_word_embeddings:
         pairs["--untie-embeddings-and-output-weights"] = ()
     return pairs | _attention(model) | _biases(model) | _mlps(model)

@@ -39,6 +39,7 @@ def model_of(given: Arguments, name: str, vocab_size: int | None = None) -> Mode
         for (attention, mlp), same in groupby(zip(attentions, mlps, strict=True))
     ]
     length = given.needed("--seq-length")
+    dropout, scores = (given.real(f"--{name}-dropout") > 0 for name in ("hidden", "attention"))
     data = {
         "name": name,
         "hidden_size": hidden,
@@ -48,7 +49,8 @@ def model_of(given: Arguments, name: str, vocab_size: int | None = None) -> Mode
         "tie_word_embeddings": not given.given("--untie-embeddings-and-output-weights"),
         "learned_positions": POSITIONS[positions],
         "norm": (given.text("--normalization") or "").lower(),
-        "dropout": max(given.real("--attention-dropout"), given.real("--hidden-dropout")) > 0,
+        "dropout": dropout,
+        "attention_dropout": None if scores == dropout else scores,
         "default_sequence_length": length,
     }
     return validated(ModelSpec, data, "the model that the arguments describe")

@@ -65,7 +65,7 @@ def model_losses(model: ModelSpec) -> list[str]:
         "LayerNorm": model.norm != "rmsnorm",
         "learned positions": model.learned_positions,
         "a head with a bias": model.lm_head_bias,
-        "dropout": model.dropout,
+        "dropout": model.dropout or model.drops_embedding or model.drops_scores,
     }
     return found + [f"{model.name} has {part}, which its models lack" for part, there in parts.items() if there]
 

@@ -33,6 +33,7 @@ from milpplan.optimize.wider import bound_of_any_chunks
 from milpplan.optimize.witnesses import witnesses
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
+from milpplan.specs.reading import plain_reason
 
 LOGGER = logging.getLogger("milpplan.search")
 START_GAP = 1e-3
@@ -98,9 +99,9 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
     try:
         space = Space.model_validate(changed)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False)[0]
         raise InvalidInputError(
-            f"Cannot fix {first['loc'][0]} to {first['input']!r}: {first['msg']}.",
+            f"Cannot fix {first['loc'][0]} to {first['input']!r}: {plain_reason(first)}.",
             "",
             "See `milpplan schema`.",
         ) from error

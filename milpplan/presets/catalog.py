@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
+from collections.abc import Collection
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -17,7 +17,7 @@ from milpplan.specs.hf_fields import MAX_LAYERS
 from milpplan.specs.huggingface import is_huggingface_config, model_from_config
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.overlay import Overlay
-from milpplan.specs.reading import parse_json, parse_toml, read_text, shown, validated
+from milpplan.specs.reading import nearest, parse_json, parse_toml, read_text, shown, validated
 
 Kind = Literal["models", "hardware"]
 
@@ -86,8 +86,10 @@ def preset_text(name: str) -> str:
     return files[name].read_text(encoding="utf-8")
 
 
-def load_model(name_or_path: str | Path) -> ModelSpec:
+def load_model(name_or_path: str | Path, ignore: Collection[str] = ()) -> ModelSpec:
     """A shipped model by name, or the user's TOML, JSON or Hugging Face ``config.json`` by path.
+
+    ``ignore``: keys of a config.json to leave out, whatever they cost; the model names those that it had.
 
     Raises:
         UnknownNameError: no model has the name, and no file is there.
@@ -95,8 +97,14 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     """
     data, source = _data("models", name_or_path)
     if is_huggingface_config(data):
-        model = model_from_config(data, _config_name(Path(source)))
+        model = model_from_config(data, _config_name(Path(source)), ignore)
     else:
+        if ignore:
+            raise InvalidInputError(
+                f"--ignore names {', '.join(map(shown, ignore))}, and {source} is no Hugging Face config.",
+                "Expected it with a config.json alone, some of whose keys are not priced.",
+                "Leave --ignore out.",
+            )
         model = validated(ModelSpec, data, source)
     if model.num_layers > MAX_LAYERS:
         raise InvalidInputError(
@@ -117,6 +125,16 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
         InvalidInputError: the file, or what it is laid over, cannot be read or describes no hardware.
     """
     return _load_hardware(name_or_path, MAX_OVERLAYS)
+
+
+def file_keys(path: str) -> frozenset[str]:
+    """Read the keys at the top of a user's file.
+
+    Raises:
+        UnknownNameError: no file is there.
+        InvalidInputError: the file cannot be read.
+    """
+    return frozenset(_data("models", path)[0])
 
 
 def load_overlay(path: str | Path) -> Overlay | None:
@@ -171,7 +189,7 @@ def _config_name(path: Path) -> str:
 
 
 def _unknown_name(what: str, name: str, known: tuple[str, ...]) -> UnknownNameError:
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    close = nearest(name, known, 3)
     meant = f"Did you mean {' or '.join(close)}?" if close else "Give one of these names."
     return UnknownNameError(
         f"There is no {what} named {shown(name)}.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from rich import box
@@ -9,11 +10,10 @@ from rich.table import Table
 
 from milpplan.costs.parameters import active_parameters, total_parameters
 from milpplan.errors import InvalidInputError
-from milpplan.presets.catalog import hardware_names, load_hardware, load_model, model_names, preset_text
+from milpplan.presets.catalog import file_keys, hardware_names, load_hardware, load_model, model_names, preset_text
 from milpplan.reports.document import document_text
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
-from milpplan.specs.reading import read_text
 from milpplan.units import count_text, gib_text
 
 
@@ -57,12 +57,33 @@ def hardware_table() -> Table:
     return table
 
 
-def description(name: str) -> str:
-    """A preset's TOML with its sources; a user's file as JSON, as milpplan understands it."""
-    path = Path(name)
-    if name in (*model_names(), *hardware_names()) or not _is_file(path):
-        return preset_text(name)
-    return document_text(_read(name))
+def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:
+    """Describe a preset or a user's file.
+
+    Args:
+        name: A shipped name, or the path of a file.
+        ignore: Keys of a config.json to leave out.
+
+    Returns:
+        A preset's TOML with its sources, or a file as JSON, as milpplan understands it; and what to say beside it,
+        if anything.
+    """
+    shipped = name in (*model_names(), *hardware_names()) or not _is_file(Path(name))
+    if shipped and not ignore:
+        text = preset_text(name)
+        found = load_model(name) if name in model_names() else load_hardware(name)
+    else:
+        found = _read(name, ignore)
+        text = document_text(found)
+    return text, model_text(found) if isinstance(found, ModelSpec) else ""
+
+
+def model_text(model: ModelSpec) -> str:
+    """Say how many parameters a model has, and which keys of its config are not in it."""
+    total, active = total_parameters(model), active_parameters(model)
+    each = "" if active == total else f", {active:,} of them active ({count_text(active)})"
+    left_out = f" Ignored, whatever it costs: {', '.join(model.ignored_keys)}." if model.ignored_keys else ""
+    return f"{model.name}: {total:,} parameters ({count_text(total)}){each}.{left_out}"
 
 
 def _is_file(path: Path) -> bool:
@@ -72,12 +93,28 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _read(name: str) -> ModelSpec | HardwareSpec:
-    """A hardware description has an accelerator; everything else is read as a model."""
-    try:
-        return load_model(name)
-    except InvalidInputError as error:
-        text = read_text(Path(name))
-        if "accelerator" not in text and "base" not in text:
-            raise error
-    return load_hardware(name)
+MODEL_MARKS = frozenset(
+    {"model_type", "architectures", "text_config", *ModelSpec.model_fields} - {*HardwareSpec.model_fields}
+)
+"""Keys that only a description of a model has."""
+HARDWARE_MARKS = frozenset({"base", *HardwareSpec.model_fields} - {*ModelSpec.model_fields})
+"""Keys that only a description of hardware has."""
+
+
+def _read(name: str, ignore: Collection[str]) -> ModelSpec | HardwareSpec:
+    """Read a file as what its keys say that it is.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or has keys of neither kind or of both.
+    """
+    keys = file_keys(name)
+    model, hardware = sorted(keys & MODEL_MARKS), sorted(keys & HARDWARE_MARKS)
+    if len(model) == len(hardware):
+        seen = f"keys of both: {', '.join(model)}, and {', '.join(hardware)}" if model else "keys of neither"
+        raise InvalidInputError(
+            f"{name} is neither a model nor hardware: it has {seen}.",
+            "Expected a model (hidden_size, layers, ...; or model_type, of Hugging Face) or hardware "
+            "(accelerator, scale_up, ...; or base, of an overlay).",
+            "Start from an example: `milpplan show llama3-8b`, `milpplan show dgx-h100`.",
+        )
+    return load_model(name, ignore) if len(model) > len(hardware) else load_hardware(name)

@@ -61,7 +61,8 @@ def solve_report(
         parts.append(Text(printable(target_price_text(result.problem, result.target_price))))
     if result.plan is not None and result.report is not None:
         run = [] if totals is None else [hanging("whole run", run_text(totals))]
-        parts += [_rates(result.report), *run, *_known(bar, robust, evidence), Text()]
+        parts += [_rates(result.report), *run, *_known(bar, robust, evidence)]
+        parts += [*_left_out(result.problem), Text()]
         parts += plan_report(result.problem, result.plan, result.report)
     return Group(*parts, *_proof(result))
 
@@ -93,7 +94,16 @@ def simulation_report(
         over = [f"{gib_text(size)} of {gib_text(room)}{where}" for where, size, room in tiers if size > room]
         headline.append(f"; does not fit: {', '.join(over)}", "bold red")
     known = _known(bar, None, evidence)
-    return Group(headline, _rates(report), *known, Text(), *plan_report(problem, plan, report))
+    return Group(
+        headline, _rates(report), *known, *_left_out(problem), Text(), *plan_report(problem, plan, report)
+    )
+
+
+def _left_out(problem: Problem) -> Iterator[RenderableType]:
+    """What the user left out of the model: the answer is without it."""
+    if problem.model.ignored_keys:
+        keys = ", ".join(problem.model.ignored_keys)
+        yield hanging("ignored", printable(f"{keys} of the model's config: what they add is not priced"))
 
 
 def step_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:

@@ -116,8 +116,25 @@ class ModelSpec(Record):
     """LayerNorm has a bias, RMSNorm has none."""
     lm_head_bias: bool = False
     dropout: bool = False
-    """Trained with dropout masks kept for the backward pass (the GPT-3 generation)."""
+    """Trained with dropout after attention and feed-forward block, whose masks are kept for the backward pass (the
+    GPT-3 generation)."""
+    embedding_dropout: bool | None = None
+    """Dropout of the embedding; null: as ``dropout``."""
+    attention_dropout: bool | None = None
+    """Dropout of the scores, whose masks unfused attention keeps; null: as ``dropout``."""
     default_sequence_length: PositiveInt = 4096
+    ignored_keys: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=100)
+    """Keys of the Hugging Face config that the user left out: what they add is not in this model."""
+
+    @property
+    def drops_embedding(self) -> bool:
+        """Whether the embedding keeps a dropout mask."""
+        return self.dropout if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
+    def drops_scores(self) -> bool:
+        """Whether unfused attention keeps dropout masks."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def num_layers(self) -> int:

@@ -6,10 +6,13 @@ a whole value (``80e9``) serves as an integer.
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +26,8 @@ _EXACT_FLOAT_INTEGER = 2**53
 _SHOWN_ERRORS = 4
 _NAMED_ERRORS = 40
 _SHOWN_CHARACTERS = 60
+_LEAST_ALIKE = 0.5
+_NAME_PART = re.compile(r"\d+|[a-z]+")
 
 
 def shown(value: object) -> str:
@@ -128,30 +133,165 @@ def validated(record: type[RecordType], data: object, source: str) -> RecordType
 
 
 def invalid_fields(record: type[BaseModel], error: ValidationError, source: str) -> InvalidInputError:
-    """pydantic's findings in one sentence: field, what is wrong, value seen; of many the fields alone."""
-    found = [dict(one) for one in error.errors(include_url=False, include_context=False)]
+    """Say pydantic's findings in plain words: field, what is wrong, value seen; of many the fields alone."""
+    found: list[dict[str, Any]] = [dict(one) for one in error.errors(include_url=False)]
     findings = "; ".join(_finding(one) for one in found[:_SHOWN_ERRORS])
-    others = [_field(one) for one in found[_SHOWN_ERRORS:]]
+    others = [_field(one["loc"]) for one in found[_SHOWN_ERRORS:]]
     more = ""
     if others:
         named = ", ".join(others[:_NAMED_ERRORS]) + (", ..." if len(others) > _NAMED_ERRORS else "")
         more = f"; and {len(others)} more: {named}"
+    place = found[0]["loc"][:-1] if found else ()
+    kinds = _records_at(record, place)
+    fields = list(dict.fromkeys(name for kind in kinds for name in kind.model_fields))
+    inside = f" of {_field(place)}" if place else ""
     return InvalidInputError(
         f"{source}: {findings}{more}.",
-        f"Expected the fields of {record.__name__}: {', '.join(record.model_fields)}.",
-        "Correct the fields named; `milpplan schema` lists all, `milpplan show NAME` prints an example.",
+        f"Expected the fields{inside or f' of {record.__name__}'}: {', '.join(fields)}.",
+        f"{_meant(record, found)}Correct the fields named; `milpplan schema` lists all, `milpplan show NAME` "
+        "prints an example.",
     )
 
 
-def _field(error: dict[str, Any]) -> str:
-    """Where a finding is, as ``measured.step_time_s`` or ``flags[0]``."""
+def plain_reason(finding: Mapping[str, Any]) -> str:
+    """Say what is wrong with one value, in plain words instead of pydantic's."""
+    if finding["type"] in _REASONS:
+        return _REASONS[finding["type"]]
+    if finding["type"] in ("literal_error", "enum"):
+        return f"expected {finding['ctx']['expected']}"
+    message = str(finding["msg"]).removeprefix("Value error, ")
+    return message.replace("Input should be ", "expected a value ", 1)
+
+
+_REASONS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "int_type": "expected a whole number",
+    "int_parsing": "expected a whole number",
+    "int_parsing_size": "expected a number of fewer digits",
+    "int_from_float": "expected a whole number",
+    "float_type": "expected a number",
+    "float_parsing": "expected a number",
+    "finite_number": "expected a finite number",
+    "bool_type": "expected true or false",
+    "bool_parsing": "expected true or false",
+    "string_type": "expected a text",
+    "list_type": "expected a list",
+    "tuple_type": "expected a list",
+    "dict_type": "expected a table of fields",
+    "model_type": "expected a table of fields",
+    "model_attributes_type": "expected a table of fields",
+    "union_tag_not_found": "expected a table with a type",
+}
+
+
+def _field(place: Sequence[int | str]) -> str:
+    """Write a place as ``measured.step_time_s`` or ``flags[0]``."""
     field = ""
-    for part in error["loc"]:
+    for part in place:
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
     return field
 
 
-def _finding(error: dict[str, Any]) -> str:
-    field = _field(error)
+def _finding(error: Mapping[str, Any]) -> str:
+    """Say the field, what is wrong with it, and the value seen."""
+    field = _field(error["loc"])
     seen = "" if error["type"] == "missing" else f" (got {shown(error['input'])})"
-    return f"{field + ': ' if field else ''}{error['msg']}{seen}"
+    colon = " " if error["type"] in ("missing", "extra_forbidden") else ": "
+    return f"{field + colon if field else ''}{plain_reason(error)}{seen}"
+
+
+def _meant(record: type[BaseModel], found: Sequence[Mapping[str, Any]]) -> str:
+    """Name the field or the word that was probably meant by the first unknown one."""
+    for finding in found:
+        if finding["type"] == "literal_error" and isinstance(finding["input"], str):
+            close = nearest(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
+            if close:
+                return f"Did you mean {close[0]} instead of {shown(finding['input'])}? "
+        if finding["type"] != "extra_forbidden":
+            continue
+        *place, name = finding["loc"]
+        elsewhere = next((path for path, kind in _inside(record) if str(name) in kind.model_fields), None)
+        if elsewhere is not None:
+            right = ".".join((*elsewhere, str(name)))
+            return f"Did you mean {right}? {shown(name)} does not belong where it stands. "
+        close = nearest(str(name), [one for kind in _records_at(record, place) for one in kind.model_fields])
+        if close:
+            return f"Did you mean {close[0]} instead of {shown(name)}? "
+    return ""
+
+
+def _records_at(record: type[BaseModel], place: Sequence[int | str]) -> list[type[BaseModel]]:
+    """Find the records that may stand at a place inside a record."""
+    kinds = [record]
+    for part in place:
+        # Numbers of list entries and tags of unions are no fields.
+        inner = [one for kind in kinds if part in kind.model_fields for one in _record_types(kind, str(part))]
+        tagged = [kind for kind in kinds if _tag(kind) == part]
+        kinds = inner or tagged or kinds
+    return kinds
+
+
+def _tag(kind: type[BaseModel]) -> object:
+    return kind.model_fields["type"].default if "type" in kind.model_fields else None
+
+
+def _record_types(kind: type[BaseModel], field: str) -> list[type[BaseModel]]:
+    """Find the records in a field's annotation."""
+    found: list[type[BaseModel]] = []
+    left: list[Any] = [kind.model_fields[field].annotation]
+    while left:
+        one = left.pop(0)
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            found.append(one)
+        left.extend(get_args(one))
+    return found
+
+
+def _inside(record: type[BaseModel]) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
+    """Walk over all records inside a record, each once, with their places."""
+    left: list[tuple[tuple[str, ...], type[BaseModel]]] = [((), record)]
+    seen = set()
+    while left:
+        path, kind = left.pop(0)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        yield path, kind
+        left.extend(((*path, name), one) for name in kind.model_fields for one in _record_types(kind, name))
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Find the known names that are most like a name.
+
+    An organisation before a slash and punctuation do not count, and a name whose numbers (versions and sizes) are
+    those of the known one goes before a name that has others: ``meta-llama/Llama-3.1-8B`` is like llama3-8b, not
+    like llama-33b.
+
+    Args:
+        name: What was asked for.
+        known: The names that exist.
+        most: How many to return at most.
+
+    Returns:
+        The best first; none where nothing is alike.
+    """
+    asked = _name_parts(name)
+    found = []
+    for one in known:
+        parts = _name_parts(one)
+        likeness = difflib.SequenceMatcher(None, "".join(asked), "".join(parts)).ratio()
+        plain = difflib.SequenceMatcher(None, name.lower(), one.lower()).ratio()
+        sizes = [[part for part in words if part[0].isdigit()] for words in (asked, parts)]
+        shared = len(set(sizes[0]) & set(sizes[1]))
+        # The first number is most often the version. Names without numbers are compared by their letters alone.
+        agreement = shared / max(map(len, sizes)) + (sizes[0][0] == sizes[1][0]) if all(sizes) else 0.0
+        score = max(likeness, plain) + agreement + ("".join(asked) in "".join(parts))
+        if max(likeness, plain) >= _LEAST_ALIKE:
+            found.append((-score, one))
+    return [one for _, one in sorted(found)[:most]]
+
+
+def _name_parts(name: str) -> list[str]:
+    """Words and numbers of a name in lower case, without the organisation."""
+    return _NAME_PART.findall(name.lower().rpartition("/")[2])

@@ -19,7 +19,7 @@ from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import SPACES, Job, Problem, Space
-from milpplan.specs.reading import shown
+from milpplan.specs.reading import plain_reason, shown
 from milpplan.studies.changes import changed
 from milpplan.studies.records import Case, Study
 
@@ -134,7 +134,7 @@ def _problem(
     try:
         return Problem(model=model, hardware=hardware, job=Job(**job), space=space), ""
     except ValidationError as error:
-        return None, error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        return None, plain_reason(error.errors(include_url=False)[0])
 
 
 def _check_number(number: int) -> None:
@@ -196,7 +196,7 @@ def _narrowed(space: Space, values: Mapping[str, object]) -> Space:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InvalidInputError(
-            f"grid.fixed {first['loc'][0]} = {shown(first['input'])} makes no sense: {first['msg']}.",
+            f"grid.fixed {first['loc'][0]} = {shown(first['input'])} makes no sense: {plain_reason(first)}.",
             "Expected values that a layout can have.",
             "Correct the value; `milpplan schema plan` describes the fields of a layout.",
         ) from error

@@ -14,6 +14,7 @@ from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
 from milpplan.specs.problem import Job, Problem
+from milpplan.specs.reading import plain_reason
 from milpplan.validation.clusters import hardware_of
 from milpplan.validation.frameworks import UNKNOWN, UNKNOWN_SHARDED, Framework
 from milpplan.validation.models import model_of
@@ -92,7 +93,7 @@ def state(
         problem = _problem(model, hardware, job)
         check_plan(problem, plan)
     except ValidationError as error:
-        raise UnstatedError(str(error.errors(include_url=False)[0]["msg"])) from error
+        raise UnstatedError(plain_reason(error.errors(include_url=False)[0])) from error
     except IllegalPlanError as error:
         raise UnstatedError(f"{error.seen} {error.expected}".strip()) from error
     return Statement(problem, plan, tuple(dict.fromkeys(told_model + told_hardware + told)))

@@ -22,7 +22,9 @@ from milpplan.presets.catalog import (
     model_names,
     preset_text,
 )
+from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
+from milpplan.specs.reading import nearest, validated
 from tests.refusals import in_three_parts
 
 HF_CONFIG = Path(__file__).parents[1] / "data" / "hf_configs" / "llama3-8b.json"
@@ -188,7 +190,7 @@ def test_users_hardware(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
-        ("hidden_size = 4096", "", "hidden_size: Field required"),
+        ("hidden_size = 4096", "", "hidden_size is missing"),
         ("hidden_size = 4096", 'hidden_size = "4096"', "'4096'"),
         ("hidden_size = 4096", "hidden_size = true", "hidden_size"),
         ("hidden_size = 4096", "hidden_size = -1", "-1"),
@@ -283,3 +285,72 @@ def test_any_bytes_never_crash(content: bytes) -> None:
             for load in (load_model, load_hardware):
                 with pytest.raises(MilpplanError):
                     load(path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama3-8b"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "llama3-70b"),
+        ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("meta-llama/Llama-3.1-405B-FP8", "llama3-405b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("Qwen/Qwen3-235B-A22B", "qwen3-235b-a22b"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+        ("google/gemma-7b", "gemma-7b"),
+        ("gpt-3", "gpt3-175b"),
+        ("meta-llama/Llama-3.2-1B", "llama3-8b"),
+        ("lama3_8b", "llama3-8b"),
+    ],
+)
+def test_a_name_of_the_hub_is_answered_with_its_family_and_size(asked: str, meant: str) -> None:
+    """The organisation, minor versions and punctuation do not lead to a model of another size."""
+    assert nearest(asked, model_names()) == [meant]
+    with pytest.raises(UnknownNameError, match=f"Did you mean {meant}"):
+        load_model(asked)
+
+
+@given(st.data())
+def test_a_shipped_name_in_other_spelling_is_found(data: st.DataObject) -> None:
+    """Another case, other punctuation and an organisation before it leave every shipped name the nearest one."""
+    names = (*model_names(), *hardware_names())
+    name = data.draw(st.sampled_from(names))
+    mark = data.draw(st.sampled_from(["-", "_", " ", "."]))
+    asked = name.replace("-", mark)
+    asked = data.draw(st.sampled_from([asked, asked.upper(), asked.title(), f"some-org/{asked}"]))
+    assert nearest(asked, names) == [name]
+
+
+@given(st.data())
+def test_a_misspelt_field_is_answered_with_the_one_meant(data: st.DataObject) -> None:
+    """A letter dropped from any field of a model or hardware file, at any depth, names the field; no word of the
+    checking library is shown."""
+    name = data.draw(st.sampled_from(["llama3-8b", "deepseek-v3", "dgx-h100", "gb200-nvl72"]))
+    kind = ModelSpec if name in model_names() else HardwareSpec
+    table = tomllib.loads(preset_text(name))
+    place = table
+    while True:
+        key = data.draw(st.sampled_from(sorted(place)))
+        inner = place[key][0] if isinstance(place[key], list) else place[key]
+        if not isinstance(inner, dict) or data.draw(st.booleans()):
+            break
+        place = inner
+    at = data.draw(st.integers(0, len(key) - 1))
+    misspelt = key[:at] + key[at + 1 :]
+    if len(misspelt) < 3 or misspelt in place or key == "type":
+        return
+    place[misspelt] = place.pop(key)
+    with pytest.raises(InvalidInputError) as caught:
+        validated(kind, table, "mine.toml")
+    assert f"{misspelt} is not known" in caught.value.seen
+    assert f"Did you mean {key} instead of '{misspelt}'?" in caught.value.do
+    for word in ("Extra inputs", "Field required", "Input should"):
+        assert word not in str(caught.value)
+
+
+def test_a_field_at_the_wrong_place_is_sent_to_the_right_one() -> None:
+    """memory_bytes belongs to the accelerator."""
+    table = tomllib.loads(preset_text("dgx-h100"))
+    table["memory_bytes"] = 8
+    with pytest.raises(InvalidInputError, match=r"Did you mean \w*\.?\w*memory_bytes"):
+        validated(HardwareSpec, table, "mine.toml")

@@ -11,11 +11,16 @@ import pytest
 from hypothesis import strategies as st
 
 from milpplan.costs.parameters import total_parameters
+from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.specs.hf_defaults import CLASS_DEFAULTS
+from milpplan.presets.catalog import load_hardware
+from milpplan.specs.hf_defaults import CLASS_DEFAULTS, CLASS_SIZES
 from milpplan.specs.hf_families import BUILDERS
-from milpplan.specs.huggingface import model_from_config
+from milpplan.specs.hf_keys import without_effect
+from milpplan.specs.huggingface import ALIASES, model_from_config
 from milpplan.specs.model import GroupedQueryAttention, LatentAttention, MixtureOfExperts, ModelSpec
+from milpplan.specs.plan import Layout, Plan, VirtualStage
+from milpplan.specs.problem import Job, Problem
 from tests.amounts import few_or_many
 
 DATA = Path(__file__).parents[1] / "data"
@@ -39,8 +44,12 @@ def windows(model: ModelSpec) -> list[int | None]:
 
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_hub_config_counts_as_its_class(name: str) -> None:
-    """A config as on the Hub has, to the unit, the parameters of the transformers class."""
-    assert total_parameters(model_from_config(config_of(name), name)) == COUNTS[name]
+    """A config as on the Hub has, to the unit, the parameters of the transformers class, which has no layers that
+    predict further tokens."""
+    ignored = [key for key in ("num_nextn_predict_layers",) if key in config_of(name)]
+    model = model_from_config(config_of(name), name, ignored)
+    assert total_parameters(model) == COUNTS[name]
+    assert list(model.ignored_keys) == ignored
 
 
 @pytest.mark.parametrize("index", range(len(FAMILY_CASES)))
@@ -73,8 +82,9 @@ def test_transformers_5_spelling_of_experts_is_understood() -> None:
 
 
 def test_text_part_of_a_multimodal_config_is_the_model() -> None:
-    """Gemma 3 4B on the Hub leaves sizes, family and tying to the class and the outer config."""
-    text = {
+    """Gemma 3 4B on the Hub leaves family and tying to the outer config, and sizes to the class: they are refused
+    until they are written down, and so is the tower of images until it is ignored."""
+    text: dict[str, Any] = {
         "hidden_size": 2560,
         "intermediate_size": 10240,
         "model_type": "gemma3_text",
@@ -85,14 +95,28 @@ def test_text_part_of_a_multimodal_config_is_the_model() -> None:
     config = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
+        "image_token_index": 262144,
+        "mm_tokens_per_image": 256,
         "text_config": text,
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
     }
-    model = model_from_config(config, "gemma-3-4b")
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+    for key, value in sizes.items():
+        given = {name: size for name, size in sizes.items() if name != key}
+        with pytest.raises(InvalidInputError, match=f"{key} is missing.*assumes {value}"):
+            model_from_config({**config, "text_config": {**given, **text}}, "g", ["vision_config"])
+    text |= sizes
+    with pytest.raises(InvalidInputError, match="Gemma3ForConditionalGeneration"):
+        model_from_config(config, "gemma-3-4b")
+    with pytest.raises(InvalidInputError, match=r"vision_config \(the image tower"):
+        model_from_config({**config, "architectures": None}, "gemma-3-4b")
+    model = model_from_config(config, "gemma-3-4b", ["vision_config"])
+    assert model.ignored_keys == ("vision_config",)
     # 262,208 * 2560, and a layer 2560*(8 + 2*4)*256 + 8*256*2560 + 2*256 + 3*2560*10240 + 4*2560, and a norm.
     layer = 10_485_760 + 5_242_880 + 512 + 78_643_200 + 10_240
     assert total_parameters(model) == 671_252_480 + 34 * layer + 2_560
     del text["model_type"]
-    assert model_from_config(config, "gemma-3-4b") == model
+    assert model_from_config(config, "gemma-3-4b", ["vision_config"]) == model
 
 
 def test_outer_tying_holds_for_the_text_part() -> None:
@@ -122,7 +146,8 @@ def test_null_means_absent() -> None:
 
 def test_dense_layers_before_the_experts() -> None:
     """DeepSeek-V3 has first_k_dense_replace = 3 dense layers and then 58 with experts, all with MLA."""
-    model = model_from_config(config_of("deepseek-v3"), "deepseek-v3")
+    config = config_of("deepseek-v3") | {"num_nextn_predict_layers": 0}
+    model = model_from_config(config, "deepseek-v3")
     assert [(run.count, run.mlp.type) for run in model.layers] == [(3, "dense"), (58, "moe")]
     assert all(isinstance(run.attention, LatentAttention) for run in model.layers)
 
@@ -149,7 +174,11 @@ def test_sparse_step_and_dense_list() -> None:
         ("mistral-7b", {"sliding_window": None}, [None] * 32),
         ("qwen2-7b", {}, [None] * 28),
         ("qwen2-7b", {"use_sliding_window": True, "max_window_layers": 20}, [None] * 20 + [131072] * 8),
-        ("gemma2-2b", {"model_type": "gemma3_text", "sliding_window_pattern": 13}, [*[4096] * 12, None] * 2),
+        (
+            "gemma2-2b",
+            {"model_type": "gemma3_text", "architectures": None, "sliding_window_pattern": 13},
+            [*[4096] * 12, None] * 2,
+        ),
         ("gemma2-2b", {"layer_types": ["full_attention"] * 26}, [None] * 26),
     ],
 )
@@ -264,3 +293,175 @@ def test_mutated_configs_never_crash(config: dict[str, Any], changes: dict[str, 
     except MilpplanError:
         return
     assert total_parameters(model) > 0
+
+
+CLASS_KEYS: dict[str, Any] = json.loads((DATA / "hf_class_keys.json").read_text())
+"""Every key of every family's class, with its default (the file names its source)."""
+NOT_SIZES = {"model_type", "architectures", "tie_word_embeddings", "max_position_embeddings"}
+
+
+def small(family: str, index: int = 0) -> dict[str, Any]:
+    """A small config of a family with all its sizes."""
+    cases = [case["config"] for case in FAMILY_CASES if case["config"]["model_type"] == family]
+    return dict(cases[index])
+
+
+def other_values(value: object) -> list[object]:
+    """Values of the same type that are not the default."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [2 * value, value + 1, 0]
+    if isinstance(value, float):
+        return [0.5, 0.0]
+    return ["odd", True, False, 3, 0.5, ["sliding_attention", "full_attention"]]
+
+
+def fate(config: dict[str, Any], key: str, value: object) -> str:
+    """What becomes of a key: ``priced`` where the model is another one, ``equal`` where it is not, ``refused``."""
+    before = model_from_config(config, "small")
+    try:
+        after = model_from_config(config | {key: value}, "small")
+    except InvalidInputError as error:
+        named = [name for name in (key, *(CLASS_KEYS["families"][config["model_type"]])) if name in error.seen]
+        return "refused" if named else f"refused for another reason: {error.seen}"
+    return "equal" if after == before else "priced"
+
+
+@pytest.mark.parametrize("family", sorted(BUILDERS))
+def test_every_key_of_a_class_is_priced_listed_or_refused(family: str) -> None:
+    """A key that is neither listed as without effect nor fixed changes the model or is refused; a listed one
+    never changes it."""
+    listed = without_effect(family)
+    keys = CLASS_KEYS["base"] | CLASS_KEYS["families"][family]
+    configs = [small(family, index) for index in (0, 1, -1)]
+    if "use_sliding_window" in keys:
+        slides = {"use_sliding_window": True, "sliding_window": 64}
+        slides |= {"max_window_layers": 1} if "max_window_layers" in keys else {}
+        configs += [config | slides for config in configs]
+    for key in sorted(set(keys) - NOT_SIZES):
+        fates = {
+            fate(config, key, value)
+            for config in configs
+            for value in other_values(config.get(key, keys[key]))
+            if config.get(key) != value
+        }
+        if key in listed:
+            assert fates == {"equal"}, (key, fates)
+        else:
+            assert fates & {"priced", "refused"}, (key, fates)
+            assert fates <= {"priced", "refused", "equal"}, (key, fates)
+
+
+@pytest.mark.parametrize("family", sorted(BUILDERS))
+def test_no_size_has_a_default(family: str) -> None:
+    """A config without one of its sizes is refused, and the message names the key and what the class assumes."""
+    config = small(family)
+    for key, assumed in CLASS_SIZES[family].items():
+        spelled = [name for name in (key, *ALIASES.get(family, {}).get(key, ())) if name in config]
+        if not spelled:
+            continue
+        with pytest.raises(InvalidInputError) as caught:
+            model_from_config({name: value for name, value in config.items() if name not in spelled}, "small")
+        if caught.value.seen.endswith(f"{key} is missing."):
+            assert str(assumed) in caught.value.expected
+        else:
+            assert "multiple" in caught.value.seen or "exceeds" in caught.value.seen, (key, caught.value.seen)
+
+
+@few_or_many(
+    60, 600, st.sampled_from(sorted(BUILDERS)), st.text(min_size=1, max_size=20), st.booleans() | st.integers()
+)
+def test_an_invented_key_is_refused_by_name(family: str, key: str, value: object) -> None:
+    """No family swallows a key that it does not know; with ignore the model is the same and names the key."""
+    config, known = small(family), CLASS_KEYS["base"] | CLASS_KEYS["families"][family] | without_effect(family)
+    key = f"x_{key}"
+    assert key not in known
+    with pytest.raises(InvalidInputError) as caught:
+        model_from_config(config | {key: value}, "small")
+    assert "x_" in caught.value.seen
+    model = model_from_config(config | {key: value}, "small", [key])
+    assert model.ignored_keys == (key,)
+    assert model.model_copy(update={"ignored_keys": ()}) == model_from_config(config, "small")
+
+
+@pytest.mark.parametrize(
+    "head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model", "RewardModel"]
+)
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "qwen3-32b", "gemma-7b", "deepseek-v3"])
+def test_other_heads_than_the_vocabulary_are_refused(name: str, head: str) -> None:
+    """A score of classes, spans or nothing is not the vocabulary: refused or ignored by name."""
+    config = config_of(name) | {"num_labels": 1, "num_nextn_predict_layers": None}
+    stem = config["architectures"][0].replace("ForCausalLM", "").replace("LMHeadModel", "")
+    other = config | {"architectures": [stem + head]}
+    with pytest.raises(InvalidInputError, match=stem + head):
+        model_from_config(other, name)
+    assert model_from_config(other, name, ["architectures"]).ignored_keys == ("architectures",)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "masks"),
+    [
+        # residual stream, embedding, scores
+        ("gpt2", {}, (True, True, True)),
+        ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, (False, False, False)),
+        ("gpt2", {"resid_pdrop": 0.0}, (False, True, True)),
+        ("starcoder2", {}, (True, True, True)),
+        ("starcoder2", {"residual_dropout": 0.0, "embedding_dropout": 0.0}, (False, False, True)),
+        ("llama3-8b", {}, (False, False, False)),
+        ("llama3-8b", {"attention_dropout": 0.1}, (False, False, True)),
+        ("phi3", {"resid_pdrop": 0.1, "embd_pdrop": 0.1}, (True, False, False)),
+        ("gpt-neox-20b", {"hidden_dropout": 0.1}, (True, True, False)),
+    ],
+)
+def test_dropout_is_what_the_file_says(name: str, changes: dict[str, Any], masks: tuple[bool, ...]) -> None:
+    """The three probabilities decide the masks; StarCoder2's file has 0.1, GPT-2's class where it is absent."""
+    model = model_from_config(config_of(name) | changes, name)
+    assert (model.dropout, model.drops_embedding, model.drops_scores) == masks
+
+
+def test_opt_drops_residuals_and_neither_embedding_nor_scores() -> None:
+    """OPT's class has a dropout of 0.1 after attention and feed-forward block; with 0.0 it has none."""
+    model = model_from_config(small("opt"), "opt")
+    assert (model.dropout, model.drops_embedding, model.drops_scores) == (True, False, False)
+    assert not model_from_config(small("opt") | {"dropout": 0.0}, "opt").dropout
+
+
+def test_masks_are_priced() -> None:
+    """Masks of the residual stream take memory in every layer, and a mask of the embedding in the first stage."""
+    peaks = []
+    for masks in ({}, {"embedding_dropout": 0.1}, {"residual_dropout": 0.1}):
+        quiet = {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
+        model = model_from_config(config_of("starcoder2") | quiet | masks, "starcoder2")
+        job = Job(num_gpus=8, global_batch_size=64, sequence_length=4096)
+        problem = Problem(model=model, hardware=load_hardware("dgx-h100"), job=job)
+        layout = Layout(tp=1, pp=2, dp=4, micro_batch_size=1, global_batch_size=64)
+        half = model.num_layers // 2
+        stages = (VirtualStage(layers=(0, half)), VirtualStage(layers=(half, model.num_layers)))
+        report = simulate(problem, Plan(layout=layout, virtual_stages=stages))
+        peaks.append([stage.memory.peak_bytes for stage in report.stages])
+    tokens, hidden, layers = (
+        4096,
+        config_of("starcoder2")["hidden_size"],
+        config_of("starcoder2")["num_hidden_layers"],
+    )
+    assert peaks[1][0] - peaks[0][0] == pytest.approx(2 * tokens * hidden, abs=4)
+    assert peaks[1][1] == peaks[0][1]
+    # Two micro-batches wait in the first stage, one in the second; two masks of a byte a layer.
+    assert peaks[2][1] - peaks[0][1] == pytest.approx(2 * tokens * hidden * (layers - layers // 2), rel=0.05)
+
+
+def test_two_spellings_of_a_size_must_agree() -> None:
+    """GPT-2's class takes n_layer and num_hidden_layers; a file that contradicts itself is refused."""
+    config = config_of("gpt2")
+    assert model_from_config(config | {"num_hidden_layers": 12}, "gpt2") == model_from_config(config, "gpt2")
+    with pytest.raises(InvalidInputError, match="num_hidden_layers is 24 and n_layer is 12"):
+        model_from_config(config | {"num_hidden_layers": 24}, "gpt2")
+
+
+def test_a_key_of_another_family_is_no_size() -> None:
+    """Llama's class does not read n_layer: transformers would build 32 layers, so the file is refused."""
+    config = config_of("llama3-8b")
+    config["n_layer"] = config.pop("num_hidden_layers")
+    with pytest.raises(InvalidInputError, match="num_hidden_layers is missing"):
+        model_from_config(config, "llama")

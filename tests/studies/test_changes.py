@@ -136,7 +136,7 @@ def test_unknown_paths_are_answered_with_the_nearest(path: str, nearest: str) ->
 @pytest.mark.parametrize(
     ("operations", "words"),
     [
-        ({"set": {"accelerator.memory_bytes": "much"}}, "valid integer"),
+        ({"set": {"accelerator.memory_bytes": "much"}}, "a whole number"),
         ({"set": {"accelerator.memory_bytes": -1}}, "greater than 0"),
         ({"set": {"scale_up": {"num_gpu": 8}}}, "there is no 'scale_up.num_gpu'"),
         ({"multiply": {"scale_up.num_gpus": 1.3}}, "8 would become 10.4"),
