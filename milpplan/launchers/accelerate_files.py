@@ -15,8 +15,10 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers.launch_text import load_yaml, pairs_of, program_place
 from milpplan.launchers.records import ConfigLaunch
 from milpplan.launchers.scripts import header
-from milpplan.launchers.settings import flat
+from milpplan.launchers.settings import Code, Known, flat, kinds_of, known_settings
+from milpplan.launchers.shell_marks import unknown_in
 from milpplan.launchers.shell_script import script_commands
+from milpplan.specs.reading import parse_json, shown
 
 TRAINER = {
     "gradient_accumulation_steps": "--gradient_accumulation_steps",
@@ -26,16 +28,21 @@ TRAINER = {
 """What belongs to the trainer and not to Accelerate: flags of ``run_clm.py``."""
 CHECKPOINTING = "--gradient_checkpointing"
 """The trainer's flag that recomputes all layers, where no FSDP does."""
-_CONFIG = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(.*?\n)\1[ \t]*$", re.DOTALL | re.MULTILINE)
+KEYS = "accelerate_keys.json"
+FLAG = "--"
+"""Before the name of a trainer's flag, so that it is none of Accelerate's own settings."""
+_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+_TARGET = re.compile(r"(?<![<>&0-9])>\s*['\"]?([^\s'\"<>|;&]+)")
+_TRUE, _FALSE = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
+"""What HfArgumentParser takes for true and false."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Settings of Accelerate by name, numbers of the trainer, and flags that nothing here looks at."""
+    """Settings of Accelerate by name and flags of the trainer behind ``FLAG``, and the program that is started."""
 
-    settings: Mapping[str, Any]
-    trainer: Mapping[str, int]
-    others: Mapping[str, tuple[str, ...]]
+    values: Mapping[str, Any]
+    program: str | None
 
 
 def yaml_text(settings: Mapping[str, Any]) -> str:
@@ -111,28 +118,129 @@ def read_files(text: str, source: str) -> Read:
     """What a script says, or a YAML alone (which lacks the numbers of the trainer).
 
     Raises:
-        InvalidInputError: there is neither.
+        InvalidInputError: there is neither, or what it says only a running shell knows.
     """
     if source.lower().endswith((".yaml", ".yml")):
-        return Read(flat(load_yaml(text, source)), {}, {})
-    found = _CONFIG.search(text)
-    if found is None:
+        return Read(_named(flat(load_yaml(text, source))), None)
+    started = {launched for c in script_commands(text) if (launched := _launched(c.words)) is not None}
+    if len(started) != 1:
         raise InvalidInputError(
-            f"{source} has no configuration of Accelerate in it.",
-            "Expected a script with the YAML in a here document (cat > FILE <<'YAML'), or a .yaml file.",
-            "Give what `milpplan export --to accelerate` writes, or the YAML with its values.",
+            f"{source} has {len(started)} different commands `accelerate launch ... PROGRAM.py ...`.",
+            "Expected one, which starts the training.",
+            "Give the script that starts it, as `milpplan export --to accelerate` writes it.",
         )
-    settings = flat(load_yaml(found[2], source))
-    words = next((c.words for c in script_commands(text) if program_place(c.words) is not None), ())
-    at = program_place(words) or 0
-    given = dict(pairs_of(words[at + 1 :])[0])
-    trainer = {name: _number(flag, given.pop(flag)) for name, flag in TRAINER.items() if flag in given}
-    return Read(settings, trainer, given)
+    before, program, after = next(iter(started))
+    launch = _flags_of(
+        before, {**known_settings(KEYS, "launch"), **_unprefixed(known_settings(KEYS, "config"))}, source
+    )
+    values = _named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source)))
+    values |= _named(launch)
+    trainer = _flags_of(after, known_settings(KEYS, "trainer"), source)
+    return Read(values | {f"{FLAG}{name}": value for name, value in trainer.items()}, program)
 
 
-def _number(flag: str, values: tuple[str, ...]) -> int:
-    if len(values) != 1 or not values[0].isdigit() or int(values[0]) < 1:
+def _unprefixed(known: Known) -> Known:
+    """Settings as the command has them: without their section."""
+    return {name.rpartition(".")[2]: row for name, row in known.items()}
+
+
+def _launched(words: tuple[str, ...]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:
+    """Accelerate's own words, the program, and the program's words."""
+    for index, word in enumerate(words):
+        name = word.rpartition("/")[2]
+        if name == "accelerate" and words[index + 1 : index + 2] == ("launch",):
+            return _parted(words[index + 2 :])
+        if name in ("accelerate-launch", "accelerate.commands.launch"):
+            return _parted(words[index + 1 :])
+    return None
+
+
+def _parted(words: tuple[str, ...]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:
+    module = next((index for index, word in enumerate(words) if word in ("-m", "--module")), None)
+    at = program_place(words)
+    if module is not None and (at is None or module < at) and module + 1 < len(words):
+        return words[:module], words[module + 1], words[module + 2 :]
+    return None if at is None else (words[:at], words[at].rpartition("/")[2], words[at + 1 :])
+
+
+def _document(text: str, config_file: object, source: str) -> str:
+    """The here document that the command takes its configuration from."""
+    wanted = config_file if isinstance(config_file, str) else None
+    found: list[tuple[str, str]] = []
+    lines = iter(text.splitlines())
+    for line in lines:
+        match = _DOCUMENT.search(line)
+        if match is None or line.lstrip().startswith("#"):
+            continue
+        body = []
+        for inside in lines:
+            if inside.strip() == match[1]:
+                break
+            body.append(inside)
+        target = _TARGET.search(line)
+        found.append((target[1] if target else "", "\n".join(body)))
+    # What stands in a variable may be any file.
+    fitting = [(target, body) for target, body in found if wanted in (None, target) or "$" in target]
+    if len(fitting) != 1:
         raise InvalidInputError(
-            f"{flag} is {' '.join(values) or 'empty'}.", "Expected a whole number above zero.", f"Correct {flag}."
+            f"{source} has {len(fitting)} here documents for the configuration of Accelerate.",
+            "Expected one, with the YAML in it (cat > FILE <<'YAML'), or a .yaml file.",
+            "Give what `milpplan export --to accelerate` writes, or put the YAML into the script.",
         )
-    return int(values[0])
+    return fitting[0][1]
+
+
+def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under their full names: those of sections may stand without the section's prefix, and flags of the
+    command stand without the section (commands/launch.py, _validate_launch_command)."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, rest = name.partition(".")
+        for prefix in ("fsdp", "dynamo", "parallelism_config"):
+            own = "parallelism_config" if prefix == "parallelism_config" else f"{prefix}_config"
+            if section == own and rest and not rest.startswith(f"{prefix}_") and prefix != "parallelism_config":
+                name = f"{own}.{prefix}_{rest}"
+            elif not rest and section.startswith(f"{prefix}_") and section not in (own, "dynamo_backend"):
+                name = f"{own}.{section}"
+        found[name] = value
+    return found
+
+
+def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, Any]:
+    """Flags and their values, of the kinds that they are to have; others stay texts.
+
+    Raises:
+        InvalidInputError: words that are no flags, or that only the running shell knows.
+    """
+    pairs, stray = pairs_of(words)
+    if stray:
+        said = [*unknown_in(" ".join(stray)), *stray]
+        raise InvalidInputError(
+            f"{source}: {shown(said[0])} stands between the flags of a program, and may hold others.",
+            "Expected flags that the file says.",
+            "Write them out in the command.",
+        )
+    found: dict[str, Any] = {}
+    for flag, values in pairs:
+        name = flag.lstrip("-").replace("-", "_")
+        if name.startswith("no_") and name not in known and not values:
+            name, values = name.removeprefix("no_"), ("false",)
+        found |= _typed(name, values, known.get(name, (None, "text")))
+    return found
+
+
+def _typed(name: str, values: tuple[str, ...], row: tuple[Any, ...]) -> dict[str, Any]:
+    """A flag's value as the parser makes it; a table in JSON becomes settings below the flag."""
+    kinds = kinds_of(row)
+    if len(values) != 1:
+        return {name: True if not values and "bool" in kinds else list(values)}
+    text = values[0]
+    if unknown_in(text):
+        return {name: Code(f"{unknown_in(text)[0]}, which only the running shell knows")}
+    if text.startswith("{"):
+        return flat(parse_json(text, f"--{name}"), f"{name}.")
+    if "bool" in kinds and text.lower() in (*_TRUE, *_FALSE):
+        return {name: text.lower() in _TRUE}
+    if {"count", "int", "counts"} & set(kinds) and re.fullmatch(r"-?\d{1,18}", text):
+        return {name: int(text)}
+    return {name: [text] if kinds == ("texts",) else text}

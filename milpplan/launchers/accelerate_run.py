@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.accelerate_files import CHECKPOINTING, Read
+from milpplan.launchers.accelerate_files import CHECKPOINTING, FLAG
 from milpplan.launchers.settings import Settings
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.specs.reading import shown
+from milpplan.specs.reading import shown, validated
 
 P, F = "parallelism_config.parallelism_config_", "fsdp_config.fsdp_"
 STRATEGY = "alltoall"
@@ -57,47 +57,66 @@ def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, A
     }
 
 
-def plan_of(settings: Settings, read: Read, model: ModelSpec) -> Plan:
+def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
     """The plan that the settings stand for.
+
+    Args:
+        settings: of Accelerate and of the trainer.
+        model: what is trained.
+        recomputes: whether the trainer runs all layers again in the backward.
 
     Raises:
         InvalidInputError: a setting has a value that no plan has.
         IllegalPlanError: Accelerate would refuse the settings.
     """
-    kind = str(settings.get("distributed_type"))
+    kind = settings.text("distributed_type")
     if kind not in ("FSDP", "MULTI_GPU", "NO"):
         raise _strange("distributed_type", kind, "FSDP, MULTI_GPU or NO: nothing else is priced here")
-    processes = settings.degree("num_processes")
+    processes = 1 if kind == "NO" and "num_processes" not in settings.values else settings.size("num_processes")
     sizes = {"dp_replicate": processes, "dp_shard": 1, "cp": 1, "tp": 1}
-    stage, full = 0, "true" in read.others.get(CHECKPOINTING, ())
+    stage, full = 0, recomputes
     if kind == "FSDP":
-        if full:
+        sizes, stage, full = _sharded(settings, processes)
+        if recomputes:
             raise _strange(CHECKPOINTING, True, f"{F}activation_checkpointing in its place, with FSDP")
-        sizes, stage, full = _sharded(settings)
+    else:
+        # Without FSDP its settings say nothing.
+        settings.looked_at |= {name for name in settings.values if name.startswith("fsdp_config")}
     check_sizes(kind, sizes, processes)
     replicas = sizes["dp_replicate"] * sizes["dp_shard"]
-    micro, steps = (read.trainer[name] for name in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    micro, steps = (settings.size(f"{FLAG}{name}") for name in names)
     several = replicas * sizes["cp"] > 1
-    layout = Layout(
-        tp=sizes["tp"],
-        cp=sizes["cp"],
-        dp=replicas,
-        micro_batch_size=micro,
-        global_batch_size=micro * steps * replicas,
-        zero_stage=stage,
-        overlap_grad_reduce=several,
-        overlap_param_gather=stage > 0,
-    )
+    data = {
+        "tp": sizes["tp"],
+        "cp": sizes["cp"],
+        "dp": replicas,
+        "micro_batch_size": micro,
+        "global_batch_size": micro * steps * replicas,
+        "zero_stage": stage,
+        "overlap_grad_reduce": several,
+        "overlap_param_gather": stage > 0,
+    }
     layers = model.num_layers
     recompute = Recompute(full=layers if full else 0)
+    layout = validated(Layout, data, "the layout that the settings describe")
     return Plan(layout=layout, virtual_stages=(VirtualStage(layers=(0, layers), recompute=recompute),))
 
 
-def _sharded(settings: Settings) -> tuple[dict[str, int], int, bool]:
-    """Sizes, ZeRO stage, and whether layers are recomputed."""
+def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, bool]:
+    """Sizes, ZeRO stage, and whether layers are recomputed. Without a parallelism_config FSDP shards over all
+    processes (accelerator.py, where no device mesh is built)."""
     if settings.number(f"{F}version") != 2:
         raise _strange(f"{F}version", settings.get(f"{F}version"), "2: FSDP 1 is not priced")
-    sizes = {name: settings.degree(f"{P}{name}_size") for name in ("dp_replicate", "dp_shard", "cp", "tp")}
+    policy = settings.text(f"{F}auto_wrap_policy")
+    if policy != "TRANSFORMER_BASED_WRAP":
+        raise _strange(
+            f"{F}auto_wrap_policy", policy, "TRANSFORMER_BASED_WRAP: weights are gathered layer by layer"
+        )
+    if not any(name.startswith("parallelism_config.") for name in settings.values):
+        sizes = {"dp_replicate": 1, "dp_shard": processes, "cp": 1, "tp": 1}
+    else:
+        sizes = {name: settings.degree(f"{P}{name}_size") for name in ("dp_replicate", "dp_shard", "cp", "tp")}
     if sizes["cp"] > 1 and settings.get(f"{P}cp_comm_strategy") != STRATEGY:
         found = settings.get(f"{P}cp_comm_strategy")
         raise _strange(f"{P}cp_comm_strategy", found, f"{STRATEGY}: gathered keys and values are not priced")
@@ -105,8 +124,11 @@ def _sharded(settings: Settings) -> tuple[dict[str, int], int, bool]:
         raise _strange(
             f"{P}dp_replicate_size", sizes["dp_replicate"], "1: shards inside replicas are no plan here"
         )
-    if settings.get(f"{P}sp_size") not in (None, 1):
+    if settings.degree(f"{P}sp_size") != 1:
         raise _strange(f"{P}sp_size", settings.get(f"{P}sp_size"), "1: Ulysses is not priced")
+    for name in ("offload_params", "activation_checkpointing_offload"):
+        if settings.switch(f"{F}{name}"):
+            raise _strange(f"{F}{name}", True, "false: offloading is not priced here")
     stage = 3 if settings.switch(f"{F}reshard_after_forward") else 2
     return sizes, stage, settings.switch(f"{F}activation_checkpointing")
 

@@ -2,71 +2,50 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from milpplan.errors import InvalidInputError
 from milpplan.launchers.automodel_export import problem_refusals
-from milpplan.launchers.automodel_run import PIPE, D, plan_of
+from milpplan.launchers.automodel_run import plan_of
 from milpplan.launchers.capabilities import AUTOMODEL
 from milpplan.launchers.expressible import field_refusals, refuse
 from milpplan.launchers.imports import check_gpus, described, job_of
 from milpplan.launchers.launch_text import load_yaml
 from milpplan.launchers.records import Imported
 from milpplan.launchers.rule_refusals import rule_refusals
-from milpplan.launchers.settings import Settings, check_priced, flat, without
+from milpplan.launchers.settings import Settings, admitted, check_priced, flat, known_settings
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.problem import Problem
+from milpplan.specs.reading import shown
 
-KNOWN: dict[str, tuple[object, ...]] = {
-    "step_scheduler.global_batch_size": (None,),
-    "step_scheduler.local_batch_size": (1,),
-    "dataset.seq_len": (None,),
-    "dataset.vocab_size": (None,),
-    f"{D}strategy": ("fsdp2",),
-    f"{D}dp_size": (None,),
-    f"{D}dp_replicate_size": (None,),
-    f"{D}tp_size": (1,),
-    f"{D}cp_size": (1,),
-    f"{D}pp_size": (1,),
-    f"{D}ep_size": (1,),
-    f"{D}sequence_parallel": (False,),
-    f"{D}activation_checkpointing": (False,),
-    f"{D}activation_checkpointing_scope": ("all",),
-    f"{D}reshard_after_forward": (None,),
-    f"{D}defer_fsdp_grad_sync": (True,),
-    f"{D}enable_async_tensor_parallel": (False,),
-    f"{D}enable_compile": (False,),
-    f"{D}enable_fsdp2_prefetch": (True,),
-    f"{D}fsdp2_backward_prefetch_depth": (2,),
-    f"{D}fsdp2_forward_prefetch_depth": (1,),
-    f"{D}offload_policy": (None,),
-    f"{D}tp_plan": (None,),
-    f"{D}autocast_dtype": (None,),
-    f"{D}moe.reshard_after_forward": (False,),
-    f"{D}moe.ignore_router_for_ac": (True,),
-    f"{D}moe.wrap_outer_model": (True,),
-    f"{PIPE}pp_schedule": ("1f1b",),
-    f"{PIPE}pp_schedule_csv": (None,),
-    f"{PIPE}pp_microbatch_size": (1,),
-    f"{PIPE}pp_batch_size": (1,),
-    f"{PIPE}layers_per_stage": (None,),
-    f"{PIPE}round_virtual_stages_to_pp_multiple": (None,),
-    f"{PIPE}module_fqns_per_model_part": (None,),
-    f"{PIPE}scale_grads_in_schedule": (False,),
-    f"{PIPE}pp_recv_buffer_pool": (False,),
+QUIET: Mapping[str, str] = {
+    r"(wandb|mlflow|comet|rng|dist_env)(\..*)?|seed|nvtx": "names, seeds and records",
+    r"checkpoint\..*|validation_(dataset|dataloader)(\..*)?|step_scheduler\.(ckpt_|save_|val).*": (
+        "works between steps"
+    ),
+    r"step_scheduler\.(log_.*|loss_.*|gc_.*|start_.*|num_epochs|max_steps|preemption_signal)": "counts and prints",
+    r"dataloader\..*|dataset\.(?!seq_len$).*": "data, which are not priced",
+    r"optimizer\.(?!_target_).*|lr_scheduler(\..*)?|clip_grad_norm\..*|loss_fn\.(?!_target_).*": (
+        "numbers of the update and of the loss, whose work does not depend on them"
+    ),
+    r"model\.(config|config\..*|pretrained_model_name_or_path|trust_remote_code)": "--model says it",
+    r"distributed\.patch_.*|distributed\.pipeline\.(patch_.*|scale_grads.*|dtype|pp_batch_size)": (
+        "how modules are called; the recipe sets pp_batch_size to the local batch"
+    ),
+    r"distributed\.(broadcast_buffers|bucket_cap_mb|gradient_as_bucket_view|fsdp2_.*_depth)": (
+        "sizes of messages: they are priced as they are best cut"
+    ),
+    r"packed_sequence\.(?!packed_sequence_size$).*": "acts with packing, which is refused",
 }
-"""Settings and their defaults (components/distributed/config.py, pipelining/config.py, recipes/_dist_utils.py)."""
-QUIET = re.compile(
-    r"recipe|seed|dist_env\..*|loss_fn\..*|optimizer\.(?!_target_).*|optimizer\._target_|lr_scheduler.*|checkpoint.*"
-    r"|logging.*|wandb.*|validation_.*|rng.*|dataloader\..*|dataset\.(?!seq_len$).*|clip_grad_norm.*"
-    r"|step_scheduler\.(?!global_batch_size|local_batch_size).*|model\.(?:_target_|config|torch_dtype"
-    r"|pretrained_model_name_or_path|attn_implementation|trust_remote_code)|distributed\.patch_.*"
-    r"|distributed\.pipeline\.(?:patch_.*|scale_grads.*|dtype)"
-)
-"""Settings that change neither time nor memory, or that belong to nothing that a plan has."""
-COSTLY = re.compile(r"distributed\..*|packed_sequence\..*|peft\..*|fp8\..*|compile\..*|model\..*|quantization\..*")
-"""Of settings that are not known here, those that may change the cost."""
+"""Settings that change neither time nor memory, or that belong to nothing that a plan has, with the reason."""
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
+    "recipe": ("TrainFinetuneRecipeForNextTokenPrediction",),
+    "model._target_": ("NeMoAutoModelForCausalLM.from_config", "NeMoAutoModelForCausalLM.from_pretrained"),
+    "optimizer._target_": ("AdamW", "Adam", "FusedAdam"),
+    "loss_fn._target_": ("MaskedCrossEntropy", "TEParallelCrossEntropy", "CrossEntropyLoss", "cross_entropy"),
+}
+"""What decides the model, the training and the update: the last parts of the names that are priced."""
 
 
 def imported(
@@ -94,15 +73,44 @@ def imported(
         IllegalPlanError: AutoModel would refuse it.
     """
     spec = described(model, vocab_size, source)
-    kept, left_out = without(flat(load_yaml(text, source)), ignored)
-    strange = {name: (None,) for name in kept if name not in KNOWN and COSTLY.fullmatch(name)}
-    settings = Settings(kept, {**KNOWN, **strange})
-    length = settings.degree("dataset.seq_len")
-    settings.get("dataset.vocab_size")
+    known = known_settings("automodel_keys.json", AUTOMODEL.versions[0])
+    settings, left_out = admitted(flat(load_yaml(text, source)), known, ignored, "NeMo AutoModel")
+    notes = _looked_at(settings)
+    length = settings.size("dataset.seq_len")
     plan = plan_of(settings, spec, num_gpus)
     check_priced(settings, QUIET)
     check_gpus(num_gpus, plan.layout.num_gpus, source)
     problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length))
     fields, rules = field_refusals(AUTOMODEL, plan.layout), rule_refusals(AUTOMODEL, problem, plan.layout)
     refuse(AUTOMODEL.name, [*problem_refusals(problem), *fields, *rules])
-    return Imported(problem, plan, settings.unknown(QUIET), left_out, ())
+    return Imported(problem, plan, (), left_out, notes)
+
+
+def _looked_at(settings: Settings) -> tuple[str, ...]:
+    """What decides the model, the training and the formats, and notes on what the file leaves open.
+
+    Raises:
+        InvalidInputError: another model, training, update or format than those that are priced.
+    """
+    for name, priced in PROGRAMS.items():
+        found = settings.get(name)
+        if found is not None and not any(found == one or found.endswith(f".{one}") for one in priced):
+            raise _other(name, found, " or ".join(priced))
+    for name in ("model.torch_dtype", "model.dtype"):
+        found = settings.get(name)
+        if found not in (None, "float32", "fp32", "torch.float32"):
+            raise _other(name, found, "float32: weights in fp32, products in bf16")
+    attention = settings.get("model.attn_implementation")
+    if attention not in (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "te"):
+        raise _other("model.attn_implementation", attention, "a fused one, such as sdpa or flash_attention_2")
+    if {"model.torch_dtype", "model.dtype"} & set(settings.values):
+        return ()
+    return ("model.torch_dtype is not in the file: weights and states of the optimizer are priced in fp32.",)
+
+
+def _other(name: str, found: object, priced: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{name} is {shown(found)}, which is not priced.",
+        f"Expected {priced}.",
+        f"Change it to compare it as such a run, or accept not to see what it does: --ignore {name}.",
+    )

@@ -8,7 +8,7 @@ from typing import Any
 from milpplan.launchers.capabilities import DEEPSPEED
 from milpplan.launchers.deepspeed_program import PROGRAM
 from milpplan.launchers.deepspeed_settings import (
-    known_settings,
+    known,
     layout_of,
     losses_of,
     settings_of,
@@ -79,7 +79,7 @@ def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before:
     named = {refusal.why.split("=")[0] for refusal in before}
     found = [Refusal(text) for text in losses_of(stage, layout.dp, job.grad_dtype, layout.overlap_grad_reduce)]
     if layout.num_gpus == layout.dp:
-        runs = layout_of(Settings(settings_of(problem, plan, config), known_settings()), layout.dp)
+        runs = layout_of(Settings(settings_of(problem, plan, config), known()), layout.dp)
         reasons = {
             "overlap_grad_reduce": "at stage 0 gradients are reduced after the backward",
             "overlap_param_gather": "up to stage 2 weights are gathered after the update (stage_1_and_2.py, step)",

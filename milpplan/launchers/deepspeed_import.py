@@ -10,7 +10,7 @@ from milpplan.launchers.deepspeed_settings import (
     QUIET,
     grad_dtype_of,
     kernel_of,
-    known_settings,
+    known,
     layout_of,
     losses_of,
     plan_of,
@@ -19,7 +19,7 @@ from milpplan.launchers.deepspeed_settings import (
 from milpplan.launchers.expressible import model_differences
 from milpplan.launchers.imports import check_vocabulary, job_of
 from milpplan.launchers.records import Imported
-from milpplan.launchers.settings import Settings, check_priced, flat, without
+from milpplan.launchers.settings import Settings, admitted, check_priced, flat, is_quiet
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.huggingface import model_from_config
 from milpplan.specs.model import ModelSpec
@@ -55,18 +55,17 @@ def imported(
         IllegalPlanError: DeepSpeed would refuse it.
     """
     data = parse_json(text, source)
-    own = data.get("milpplan", {})
-    if not isinstance(own, dict):
-        raise InvalidInputError(f"{source}: milpplan is {shown(own)}.", "Expected a table.", "Correct it.")
-    kept, left_out = without(_used(flat(data)), ignored)
-    settings = Settings(kept, known_settings())
-    _check_filled_in(kept)
-    spec = _model(own, model, vocab_size, source)
+    settings, left_out = admitted(flat(data), known(), ignored, "DeepSpeed")
+    _check_filled_in(settings)
+    _look_at_what_is_off(settings)
+    spec = _model(data, settings, model, vocab_size, source)
     notes: list[str] = []
-    length = _own(own, "sequence_length", int, spec.default_sequence_length, notes)
-    whole = _own(own, "recompute", bool, False, notes)
-    kernel = _own(own, "attn_implementation", str, "sdpa", notes)
-    world = num_gpus if num_gpus is not None or "world_size" not in own else _own(own, "world_size", int, 0, notes)
+    length = settings.size("milpplan.sequence_length")
+    whole = _own(settings, "recompute", False, notes)
+    kernel = _own(settings, "attn_implementation", "sdpa", notes)
+    world = num_gpus
+    if world is None and settings.get("milpplan.world_size") is not None:
+        world = settings.degree("milpplan.world_size")
     _check_formats(settings)
     grad_dtype = grad_dtype_of(settings)
     layout = layout_of(settings, world)
@@ -82,17 +81,21 @@ def imported(
     job = job_of(layout, length, grad_dtype=grad_dtype, attention_kernel=kernel_of(kernel))
     plan = plan_of(layout, spec.num_layers, whole)
     problem = Problem(model=spec, hardware=hardware, job=job)
-    return Imported(problem, plan, settings.unknown(QUIET), left_out, tuple(notes))
+    return Imported(problem, plan, (), left_out, tuple(notes))
 
 
-def _used(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings without those of offloading to no device."""
-    off = [name.rpartition(".")[0] for name, value in values.items() if "offload" in name and value == "none"]
-    return {name: value for name, value in values.items() if name.rpartition(".")[0] not in off}
+def _look_at_what_is_off(settings: Settings) -> None:
+    """Settings of what is switched off do nothing: offloading to no device, and everything at ZeRO 0."""
+    for part in ("offload_optimizer", "offload_param"):
+        section = f"zero_optimization.{part}"
+        if settings.values.get(f"{section}.device") == "none":
+            settings.looked_at |= {name for name in settings.values if name.startswith(f"{section}.")}
+    if settings.get("zero_optimization.stage") == 0:
+        settings.looked_at |= {name for name in settings.values if name.startswith("zero_optimization.")}
 
 
-def _check_filled_in(values: dict[str, Any]) -> None:
-    left = [name for name, value in values.items() if value == AUTO and not QUIET.fullmatch(name)]
+def _check_filled_in(settings: Settings) -> None:
+    left = [name for name, value in settings.values.items() if value == AUTO and not is_quiet(name, QUIET)]
     if left:
         raise InvalidInputError(
             f"{', '.join(left[:6])} {'are' if len(left) > 1 else 'is'} auto: only what starts the run knows.",
@@ -101,8 +104,12 @@ def _check_filled_in(values: dict[str, Any]) -> None:
         )
 
 
-def _model(own: dict[str, Any], model: ModelSpec | None, vocab_size: int | None, source: str) -> ModelSpec:
-    config = own.get("model")
+def _model(
+    data: dict[str, Any], settings: Settings, model: ModelSpec | None, vocab_size: int | None, source: str
+) -> ModelSpec:
+    own = data.get("milpplan")
+    said = any(name.startswith("milpplan.model.") for name in settings.values)
+    config = own.get("model") if said and isinstance(own, dict) else None
     if config is None and model is None:
         raise InvalidInputError(
             f"{source} does not say which model it trains.",
@@ -119,16 +126,13 @@ def _model(own: dict[str, Any], model: ModelSpec | None, vocab_size: int | None,
     return model or found
 
 
-def _own(own: dict[str, Any], name: str, kind: type, otherwise: Any, notes: list[str]) -> Any:
+def _own(settings: Settings, name: str, otherwise: Any, notes: list[str]) -> Any:
     """What the training program decides; a note says what is taken where the file is not an export's."""
-    if name not in own:
+    found = settings.get(f"milpplan.{name}")
+    if found is None:
         notes.append(f"{name} is not in the file: {otherwise} is taken.")
         return otherwise
-    if type(own[name]) is not kind:
-        raise InvalidInputError(
-            f"milpplan.{name} is {shown(own[name])}.", f"Expected {kind.__name__}.", f"Correct milpplan.{name}."
-        )
-    return own[name]
+    return found
 
 
 def _check_formats(settings: Settings) -> None:
@@ -144,7 +148,7 @@ def _check_formats(settings: Settings) -> None:
             "Enable bf16 to compare it as such a run.",
         )
     optimizer = settings.get("optimizer.type")
-    if optimizer is not None and str(optimizer).lower() not in ("adam", "adamw"):
+    if optimizer is not None and optimizer.lower() not in ("adam", "adamw"):
         raise InvalidInputError(
             f"optimizer.type is {shown(optimizer)}.",
             "Expected Adam or AdamW, whose states and update are priced.",

@@ -14,39 +14,50 @@ of its own, ``milpplan``, which the program reads and does not pass on.
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from importlib import resources
+from collections.abc import Mapping
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.settings import Settings
+from milpplan.launchers.settings import Known, Settings, known_settings
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
-from milpplan.specs.reading import parse_json, shown, validated
+from milpplan.specs.reading import shown, validated
 
 _Z, _OWN = "zero_optimization", "milpplan"
 TYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16"}
 """Spellings of ``grad_accum_dtype`` and ``communication_data_type`` (runtime/config.py, DtypeEnum)."""
 KERNELS = {"flash": "sdpa", "unfused": "eager"}
 """``attn_implementation`` of the kernels."""
-QUIET = re.compile(
-    r"milpplan\..*|(wandb|tensorboard|comet|csv_monitor|monitor_config|flops_profiler|comms_logger|checkpoint|aio|"
-    r"scheduler|elasticity|autotuning|data_efficiency|timers)(\..*)?|steps_per_print|wall_clock_breakdown|"
-    r"dump_state|memory_breakdown|gradient_clipping|optimizer\.params\..*|zero_allow_untested_optimizer|"
-    r"zero_force_ds_cpu_optimizer|bf16\.(loss_scale|auto_cast)|activation_checkpointing\.(profile|number_checkpoints|"
-    r"synchronize_checkpoint_boundary)|zero_optimization\.(.*bucket_size|sub_group_size|stage3_(param_persistence_"
-    r"threshold|model_persistence_threshold|max_live_parameters|max_reuse_distance|gather_.*)|load_from_fp32_weights|"
-    r"elastic_checkpoint|ignore_unused_parameters|log_trace.*|enable_sanity_checks|pipeline_loading_checkpoint)"
-)
-"""Settings that change nothing that is priced."""
+QUIET: Mapping[str, str] = {
+    r"milpplan\..*": "what the training program reads, which is looked at by itself",
+    r"(wandb|tensorboard|comet|csv_monitor|flops_profiler)\..*|steps_per_print|dump_state|memory_breakdown": (
+        "records and prints; a step that is profiled is none that is priced"
+    ),
+    r"checkpoint\..*|aio\..*|zero_optimization\.(stage3_gather_.*|load_from_fp32_weights|elastic_checkpoint|"
+    r"pipeline_loading_checkpoint)": "works between steps, or with offloading, which is refused",
+    r"scheduler\..*|gradient_clipping|optimizer\.(params\.(?!torch_adam|amsgrad).*|legacy_fusion)|seed|"
+    r"dataloader_drop_last|vocabulary_size": "numbers of the update and the data, whose work is the same",
+    r"zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|use_data_before_expert_parallelism|"
+    r"seq_parallel_comm_data_type": "acts with other optimizers, experts, cut sequences: refused",
+    r"(bf16|fp16)\.(?!enabled$|bf16_|fp16_|check_grad|immediate).*|amp\.opt_level": (
+        "scales of the loss, which bf16 does not use; fp16 and amp are refused"
+    ),
+    r"comms_logger\.(?!enabled$).*|timers\..*": "acts with comms_logger and timers, which are refused",
+    r"activation_checkpointing\.(profile|number_checkpoints|synchronize_checkpoint_boundary)": (
+        "acts in models that call DeepSpeed's own checkpointing"
+    ),
+    r"zero_optimization\.(.*bucket_size|sub_group_size|stage3_(param_persistence_threshold|"
+    r"model_persistence_threshold|max_live_parameters|max_reuse_distance))": (
+        "sizes of buckets: messages are priced as they are best cut"
+    ),
+    r"zero_optimization\.(ignore_unused_parameters|log_trace.*|enable_sanity_checks)": "checks and records",
+}
+"""Settings that change nothing that is priced, with the reason."""
 
 
-@cache
-def known_settings() -> dict[str, tuple[Any, ...]]:
-    """The settings that matter, with their defaults."""
-    text = resources.files("milpplan.launchers").joinpath("deepspeed_keys.json").read_text(encoding="utf-8")
-    return {name: tuple(row) for name, row in parse_json(text, "deepspeed_keys.json").items()}
+def known() -> Known:
+    """The settings of DeepSpeed's JSON and of the section ``milpplan``, with their defaults and kinds."""
+    return known_settings("deepspeed_keys.json", "0.19.8")
 
 
 def stage_of(layout: Layout, grad_dtype: str) -> int:
@@ -98,7 +109,7 @@ def layout_of(settings: Settings, world: int | None) -> Layout:
     Raises:
         InvalidInputError: batch sizes that do not go together.
     """
-    size = settings.degree("train_micro_batch_size_per_gpu")
+    size = settings.size("train_micro_batch_size_per_gpu")
     batch, steps = _given(settings, "train_batch_size"), _given(settings, "gradient_accumulation_steps")
     if world is None and batch is not None and steps is not None and batch % (size * steps) == 0:
         world = batch // (size * steps)
@@ -150,7 +161,7 @@ def grad_dtype_of(settings: Settings) -> str:
         InvalidInputError: they are kept in another than they are sent in, or in one that is not priced.
     """
     names = ("data_types.grad_accum_dtype", "communication_data_type")
-    found = [TYPES.get(str(settings.get(name) or "bf16")) for name in names]
+    found = [TYPES.get("bf16" if settings.get(name) is None else settings.text(name)) for name in names]
     if None in found or found[0] != found[1]:
         raise InvalidInputError(
             f"Gradients are kept in {shown(settings.get(names[0]))} and sent in {shown(settings.get(names[1]))}.",

@@ -17,7 +17,7 @@ from milpplan.launchers.expressible import (
 )
 from milpplan.launchers.nanotron_rules import broken_rules
 from milpplan.launchers.nanotron_settings import (
-    known_settings,
+    known,
     layout_of,
     model_losses,
     settings_of,
@@ -111,7 +111,7 @@ def _job_refusals(problem: Problem) -> list[Refusal]:
 
 def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[Refusal]:
     """Where the run that the files start would not be the plan."""
-    runs = layout_of(Settings(settings_of(problem, plan), known_settings()))
+    runs = layout_of(Settings(settings_of(problem, plan), known()))
     named = {refusal.why.split("=")[0] for refusal in before}
     reasons = {
         "zero_stage": "there is one replica",

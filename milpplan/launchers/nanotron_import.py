@@ -9,9 +9,9 @@ from milpplan.launchers.expressible import model_differences
 from milpplan.launchers.imports import job_of
 from milpplan.launchers.launch_text import load_yaml
 from milpplan.launchers.nanotron_rules import check_rules
-from milpplan.launchers.nanotron_settings import FLASH, QUIET, known_settings, model_of, plan_of
+from milpplan.launchers.nanotron_settings import FLASH, QUIET, known, model_of, plan_of
 from milpplan.launchers.records import Imported
-from milpplan.launchers.settings import Settings, check_priced, flat, without
+from milpplan.launchers.settings import Settings, admitted, check_priced, flat
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout
@@ -43,10 +43,10 @@ def imported(
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
         IllegalPlanError: nanotron would refuse it.
     """
-    kept, left_out = without(flat(load_yaml(text, source)), ignored)
-    if kept.get("model.model_config.vocab_size") == -1 and vocab_size:
-        kept["model.model_config.vocab_size"] = vocab_size
-    settings = Settings(kept, known_settings())
+    said = flat(load_yaml(text, source))
+    if said.get("model.model_config.vocab_size") == -1 and vocab_size:
+        said["model.model_config.vocab_size"] = vocab_size
+    settings, left_out = admitted(said, known(), ignored, "nanotron")
     found = model_of(settings, "imported" if model is None else model.name)
     if model is not None and model_differences(model, found):
         raise InvalidInputError(
@@ -63,7 +63,7 @@ def imported(
     _check_degrees(layout)
     check_priced(settings, QUIET)
     problem = Problem(model=model or found, hardware=hardware, job=job_of(layout, tokens))
-    return Imported(problem, plan, settings.unknown(QUIET), left_out, ())
+    return Imported(problem, plan, (), left_out, ())
 
 
 def _check_world(layout: Layout, num_gpus: int | None) -> None:

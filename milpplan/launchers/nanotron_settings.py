@@ -7,40 +7,46 @@ trainer.py:1085-1165 and helpers.py:385-460 (gradients are kept in fp32 and redu
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from importlib import resources
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.settings import Settings
+from milpplan.launchers.settings import Known, Settings, known_settings
 from milpplan.specs.model import DenseMlp, GroupedQueryAttention, ModelSpec
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
-from milpplan.specs.reading import parse_json, shown, validated
+from milpplan.specs.reading import shown, validated
 
 _P, _M, _T = "parallelism", "model.model_config", "tokens"
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 """``pp_engine`` of the schedules."""
 FLASH = ("flash_attention_2", "sdpa", "flex_attention")
 """``_attn_implementation`` of fused attention without a ring."""
-QUIET = re.compile(
-    r"(general|checkpoints|logging|metrics_logging|lighteval|profiler|s3_upload|tokenizer|data_stages)(\..*)?|"
-    r"tokens\.(train_steps|val_check_interval|limit_.*)|"
-    r"optimizer\.(weight_decay.*|clip_grad|learning_rate_scheduler\..*|optimizer_factory\.(adam_.*|torch_adam_.*))|"
-    r"model\.(init_method\..*|ddp_bucket_cap_mb)|"
-    r"model\.model_config\.((bos|eos|pad)_token_id|hidden_act|initializer_range|pretraining_tp|rms_norm_eps|rope_.*|"
-    r"use_cache|is_(llama|qwen2)_config|z_loss_coefficient|no_rope_layer|log_attn_probs|_fused_.*|_use_qkv_packed)"
-)
-"""Settings that change nothing that is priced."""
+QUIET: Mapping[str, str] = {
+    r"general\..*|(logging|metrics_logging|tokenizer)(\..*)?": "names, seeds and what is printed",
+    r"(checkpoints|s3_upload|lighteval)(\..*)?|tokens\.(val_check_interval|limit_.*)": (
+        "works between steps, or as a job of its own"
+    ),
+    r"profiler(\..*)?": "records steps; those that are recorded are no steps that are priced",
+    r"data_stages|data_stages\[\]\.(name|start_training_step|data\..*)": "data, which are not priced",
+    r"tokens\.train_steps|optimizer\.(weight_decay.*|clip_grad|learning_rate_scheduler\..*|"
+    r"optimizer_factory\.(adam_.*|torch_adam_.*))": "numbers of the update, whose work does not depend on them",
+    r"model\.(init_method\.(std|scaling_method|path)|ddp_bucket_cap_mb)": "initial values, and sizes of messages",
+    r"model\.model_config\.((bos|eos|pad)_token_id|hidden_act|initializer_range|pretraining_tp|rms_norm_eps|"
+    r"rope_.*|use_cache|max_position_embeddings|z_loss_coefficient|no_rope_layer|log_attn_probs)": (
+        "numbers inside kernels: rotary positions are priced as none"
+    ),
+    r"model\.model_config\.(_fused_.*|_use_qkv_packed)": "kernels, which are priced as fused",
+}
+"""Settings that change nothing that is priced, with the reason."""
+CLASSES = ("is_llama_config", "is_qwen2_config")
+"""What tells nanotron the class of a model_config: LlamaConfig or Qwen2Config."""
 
 
-@cache
-def known_settings() -> dict[str, tuple[Any, ...]]:
-    """Every setting of the sections that matter, with its default."""
-    text = resources.files("milpplan.launchers").joinpath("nanotron_keys.json").read_text(encoding="utf-8")
-    return {name: tuple(row) for name, row in parse_json(text, "nanotron_keys.json").items()}
+def known() -> Known:
+    """Every setting with its default and its kind. Sizes of models have no default: those of a class are none."""
+    return known_settings("nanotron_keys.json", "2411b022")
 
 
 def model_losses(model: ModelSpec) -> list[str]:
@@ -115,33 +121,43 @@ def model_of(settings: Settings, name: str) -> ModelSpec:
     Raises:
         InvalidInputError: sizes are missing, or parts that no model here has.
     """
-    if settings.get(f"{_M}.moe_config") or any(key.startswith(f"{_M}.moe_config.") for key in settings.values):
+    if any(key.startswith(f"{_M}.moe_config.") for key in settings.values):
         raise InvalidInputError(
             "The model has a moe_config.",
             "Expected a dense model: its experts run on one rank alone, which is not priced.",
             "Import a run without experts.",
         )
-    heads = settings.degree(f"{_M}.num_attention_heads")
-    groups = settings.get(f"{_M}.num_key_value_heads")
-    window, hidden = settings.get(f"{_M}.sliding_window_size"), settings.degree(f"{_M}.hidden_size")
+    named = [name for name in CLASSES if settings.switch(f"{_M}.{name}")]
+    if len(named) != 1:
+        raise InvalidInputError(
+            f"model_config has {' and '.join(named) or 'neither is_llama_config nor is_qwen2_config'}.",
+            "Expected one of them to be true: it names the class of the model.",
+            "Write the one that is meant into model.model_config.",
+        )
+    heads, groups = settings.size(f"{_M}.num_attention_heads"), settings.get(f"{_M}.num_key_value_heads")
+    if f"{_M}.num_key_value_heads" not in settings.values or groups is not None:
+        groups = settings.size(f"{_M}.num_key_value_heads")
+    window, hidden = settings.get(f"{_M}.sliding_window_size"), settings.size(f"{_M}.hidden_size")
+    tokens = settings.size(f"{_T}.sequence_length")
+    positions = settings.get(f"{_M}.max_position_embeddings")
     attention = {
         "type": "gqa",
         "num_attention_heads": heads,
         "num_key_value_heads": heads if groups is None else groups,
         "head_dim": hidden // heads,
         # LlamaForTraining has the setting and no such bias.
-        "qkv_bias": settings.switch(f"{_M}.attention_bias") and bool(settings.values.get(f"{_M}.is_qwen2_config")),
+        "qkv_bias": settings.switch(f"{_M}.attention_bias") and named[0] == "is_qwen2_config",
         "sliding_window": window,
     }
-    mlp = {"type": "dense", "intermediate_size": settings.degree(f"{_M}.intermediate_size")}
+    mlp = {"type": "dense", "intermediate_size": settings.size(f"{_M}.intermediate_size")}
     data = {
         "name": name,
         "hidden_size": hidden,
-        "vocab_size": settings.degree(f"{_M}.vocab_size"),
-        "max_position_embeddings": settings.degree(f"{_M}.max_position_embeddings"),
-        "layers": [{"count": settings.degree(f"{_M}.num_hidden_layers"), "attention": attention, "mlp": mlp}],
+        "vocab_size": settings.size(f"{_M}.vocab_size"),
+        "max_position_embeddings": tokens if positions is None else positions,
+        "layers": [{"count": settings.size(f"{_M}.num_hidden_layers"), "attention": attention, "mlp": mlp}],
         "tie_word_embeddings": settings.switch(f"{_M}.tie_word_embeddings"),
-        "default_sequence_length": settings.degree(f"{_T}.sequence_length"),
+        "default_sequence_length": tokens,
     }
     return validated(ModelSpec, data, "the model that the settings describe")
 
@@ -178,8 +194,9 @@ def layout_of(settings: Settings) -> Layout:
         settings.degree(f"{_P}.{name}")
         for name in ("tp", "pp", "dp", "context_parallel_size", "expert_parallel_size")
     )
-    engine = settings.get(f"{_P}.pp_engine") or "afab"
-    mode = str(settings.get(f"{_P}.tp_mode") or "ALL_REDUCE").upper()
+    # Nothing (null) stands for these in config/parallelism_config.py.
+    engine, mode = settings.get(f"{_P}.pp_engine"), settings.get(f"{_P}.tp_mode")
+    engine, mode = "afab" if engine is None else engine, "ALL_REDUCE" if mode is None else mode.upper()
     schedule = {name: word for word, name in ENGINES.items()}.get(engine)
     if schedule is None or mode not in ("ALL_REDUCE", "REDUCE_SCATTER"):
         raise InvalidInputError(
@@ -190,8 +207,8 @@ def layout_of(settings: Settings) -> Layout:
     again = settings.switch(f"{_P}.tp_recompute_allgather")
     sequence_parallel = mode == "REDUCE_SCATTER" and tp > 1
     size, count = (
-        settings.degree(f"{_T}.micro_batch_size"),
-        settings.degree(f"{_T}.batch_accumulation_per_replica"),
+        settings.size(f"{_T}.micro_batch_size"),
+        settings.size(f"{_T}.batch_accumulation_per_replica"),
     )
     stage = settings.number("optimizer.zero_stage")
     data = {

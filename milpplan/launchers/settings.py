@@ -1,28 +1,106 @@
-"""Settings of a configuration file, by ``section.name``: what was looked at, and what may cost time unseen."""
+"""Settings of a configuration file by ``section.name``: each is of its kind, and is priced, known to change
+nothing, ignored by the caller, or refused by name."""
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.reading import shown
+from milpplan.specs.reading import parse_json, shown
+
+Known = Mapping[str, tuple[Any, ...]]
+"""What a launcher knows: name to its default, and behind it the choices (a list) or the kind (a text)."""
+
+MAX_DEPTH, MAX_SETTINGS = 16, 100_000
+"""Of tables in tables, and of settings: aliases of YAML may stand for more than any file has."""
+LARGEST = 2**63
+"""No setting counts further."""
+_SHOWN_NAMES = 12
+_NAME = re.compile(r"[^.\[\]\s]+")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A value that only running the file would tell."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _whole(value: object, least: int) -> bool:
+    return type(value) is int and least <= value < LARGEST
+
+
+def _number(value: object) -> bool:
+    """YAML 1.1 reads 1e-5 as a text; whoever takes a number makes it one."""
+    if isinstance(value, str):
+        return _NUMBER.fullmatch(value) is not None
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) < LARGEST  # type: ignore[arg-type]
+
+
+def _list_of(one: Callable[[object], bool], value: object) -> bool:
+    return isinstance(value, list) and all(map(one, value))
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "count": ("a whole number, not below zero", lambda value: _whole(value, 0)),
+    "int": ("a whole number", lambda value: _whole(value, -LARGEST)),
+    "number": ("a number", _number),
+    "text": ("a text", _text),
+    "counts": ("a list of whole numbers", lambda value: _list_of(lambda one: _whole(one, 0), value)),
+    "numbers": ("a list of numbers", lambda value: _list_of(_number, value)),
+    "texts": ("a list of texts", lambda value: _list_of(_text, value)),
+    "parts": ("a list of lists of texts", lambda value: _list_of(lambda one: _list_of(_text, one), value)),
+    "auto": ("auto", lambda value: value == "auto"),
+    "table": ("a table", lambda value: isinstance(value, Mapping)),
+    "null": ("nothing (null)", lambda value: value is None),
+    "code": ("a call", lambda value: isinstance(value, Code)),
+}
+"""Kinds of values: in words, and the test."""
 
 
 @dataclass(slots=True)
 class Settings:
-    """Values that a file gives. ``known``: every name with its default, and its choices where it has some."""
+    """Values that a file gives, each of its kind. ``known``: every name that the launcher has."""
 
     values: Mapping[str, Any]
-    known: Mapping[str, tuple[Any, ...]]
+    known: Known
     looked_at: set[str] = field(default_factory=set)
 
     def get(self, name: str) -> Any:
         """The value; the framework's default where the file has none."""
         self.looked_at.add(name)
         return self.values[name] if name in self.values else self.known.get(name, (None,))[0]
+
+    def size(self, name: str) -> int:
+        """A whole number above zero that the file itself says: a class's default is no size of this run.
+
+        Raises:
+            InvalidInputError: the file does not say it, or it is none.
+        """
+        self.looked_at.add(name)
+        if self.values.get(name) is None:
+            raise InvalidInputError(
+                f"The file does not say {name}.",
+                "Expected every size of the model and of the batch: no default of a class stands in for one.",
+                f"Write {name} into the file.",
+            )
+        return self.degree(name)
 
     def number(self, name: str) -> int:
         """A whole number.
@@ -64,9 +142,8 @@ class Settings:
             InvalidInputError: another.
         """
         found = self.get(name)
-        choices = self.known.get(name, (None,))[1:]
-        if not isinstance(found, str) or (choices and found not in choices[0]):
-            raise self._wrong(name, f"one of {', '.join(map(str, choices[0]))}" if choices else "a text")
+        if not isinstance(found, str):
+            raise self._wrong(name, "a text")
         return found
 
     def _wrong(self, name: str, expected: str) -> InvalidInputError:
@@ -74,49 +151,32 @@ class Settings:
             f"{name} is {shown(self.values.get(name))}.", f"Expected {expected}.", f"Correct {name}."
         )
 
-    def _known_as(self, name: str) -> str | None:
-        """The name under which the framework knows a setting: its own, or that of a table that it is in."""
-        while name and name not in self.known:
-            name = name.rpartition(".")[0]
-        return name or None
 
-    def unknown(self, quiet: re.Pattern[str]) -> tuple[str, ...]:
-        """Names that the framework does not have, but for those known to change nothing."""
-        return tuple(
-            name
-            for name in self.values
-            if self._known_as(name) is None and name not in self.looked_at and not quiet.fullmatch(name)
-        )
-
-    def unpriced(self, quiet: re.Pattern[str]) -> tuple[str, ...]:
-        """Settings that nobody looked at, that may change the cost and are not at their defaults."""
-        return tuple(
-            f"{name} = {shown(value)}"
-            for name, value in self.values.items()
-            if self._known_as(name)
-            and name not in self.looked_at
-            and not quiet.fullmatch(name)
-            and (name not in self.known or value != self.known[name][0])
-        )
-
-
-MAX_DEPTH, MAX_SETTINGS = 16, 100_000
-"""Of tables in tables, and of settings: aliases of YAML may stand for more than any file has."""
+@cache
+def known_settings(file: str, part: str) -> Known:
+    """Names, defaults and kinds from a list of a launcher's settings (a JSON file beside this module)."""
+    text = resources.files("milpplan.launchers").joinpath(file).read_text(encoding="utf-8")
+    return {name: tuple(row) for name, row in parse_json(text, file)[part].items()}
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table by dotted names; lists stay values.
+    """A nested table by dotted names; ``name[3]`` is a table in a list; other lists and empty tables stay values.
+    A name that is no plain text is quoted, so that it cannot pass for another.
 
     Raises:
         InvalidInputError: it nests or repeats without end.
     """
     found: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping) and prefix.count(".") < MAX_DEPTH:
-            found |= flat(value, f"{prefix}{name}.")
+    for key, value in table.items():
+        name = prefix + (key if isinstance(key, str) and _NAME.fullmatch(key) else shown(key))
+        if isinstance(value, Mapping) and value and name.count(".") < MAX_DEPTH:
+            found |= flat(value, f"{name}.")
+        elif isinstance(value, list) and value and all(isinstance(one, Mapping) and one for one in value):
+            for number, one in enumerate(value):
+                found |= flat(one, f"{name}[{number}].")
         else:
-            found[f"{prefix}{name}"] = value
-        if isinstance(value, Mapping) and (prefix.count(".") >= MAX_DEPTH or len(found) > MAX_SETTINGS):
+            found[name] = value
+        if (isinstance(value, Mapping | list) and name.count(".") >= MAX_DEPTH) or len(found) > MAX_SETTINGS:
             raise InvalidInputError(
                 f"Tables nest more than {MAX_DEPTH} deep, or hold more than {MAX_SETTINGS} settings.",
                 "Expected the configuration of a run.",
@@ -125,31 +185,155 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings that the caller wants to see, and the others as text."""
-    names = {name.lstrip("-") for name in ignored}
-    missing = sorted(names - set(values))
-    if missing:
+def admitted(
+    values: Mapping[str, Any], known: Known, ignored: Collection[str], launcher: str
+) -> tuple[Settings, tuple[str, ...]]:
+    """The settings of a file, and as text those that the caller accepts not to see.
+
+    Args:
+        values: by dotted name.
+        known: every name that the launcher has, with the kind of its value.
+        ignored: names, or sections, with or without dashes before them.
+        launcher: its name in messages.
+
+    Raises:
+        InvalidInputError: a name that the launcher does not have, or a value that is not of its kind.
+    """
+    kept, left_out = _without(values, ignored)
+    strange = [name for name, value in kept.items() if not _has_place(name, value, known)]
+    if strange:
+        close = difflib.get_close_matches(strange[0], known, n=1)
         raise InvalidInputError(
-            f"--ignore {shown(missing[0])} is no setting of the file.",
-            "Expected section.name of a setting that the file has.",
-            "Check the name.",
+            f"{len(strange)} setting(s) are none of {launcher}: {_listed(strange)}.",
+            f"Expected names that it has{f', such as {close[0]}' if close else ''}.",
+            f"Correct them or take them out, or accept not to see what they do: --ignore {_plain(strange[0])} "
+            "(repeatable).",
         )
-    kept = {name: value for name, value in values.items() if name not in names}
-    return kept, tuple(f"{name} = {shown(values[name])}" for name in values if name in names)
+    for name, value in kept.items():
+        row = known.get(_place(name))
+        wanted = "" if row is None else _expected(row, value)
+        if wanted:
+            raise InvalidInputError(
+                f"{_plain(name)} is {shown(value)}.", f"Expected {wanted}.", f"Correct {name}."
+            )
+    return Settings(kept, known), left_out
 
 
-def check_priced(settings: Settings, quiet: re.Pattern[str]) -> None:
+def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The settings that the caller wants to see, and the others as text."""
+    left_out: dict[str, Any] = {}
+    for asked in ignored:
+        bare = asked.lstrip("-")
+        named = {name: value for name, value in values.items() if _is_in(name.lstrip("-"), bare)}
+        if not named:
+            close = difflib.get_close_matches(bare, [name.lstrip("-") for name in values], n=1)
+            raise InvalidInputError(
+                f"--ignore {shown(asked)} is no setting of the file.",
+                "Expected section.name of a setting that the file has, or a section.",
+                f"Did you mean {close[0]}?" if close else "Check the name.",
+            )
+        left_out |= named
+    kept = {name: value for name, value in values.items() if name not in left_out}
+    return kept, tuple(f"{_plain(name)} = {shown(value)}" for name, value in left_out.items())
+
+
+def _is_in(name: str, section: str) -> bool:
+    return name == section or name.startswith(f"{section}.")
+
+
+def _plain(name: str) -> str:
+    """A name as messages have it."""
+    bare = name.lstrip("-")
+    return bare if bare.isprintable() and len(bare) <= 100 else shown(bare)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(map(_plain, names[:_SHOWN_NAMES])) + more
+
+
+def _place(name: str) -> str:
+    """The name under which a launcher knows a setting: tables in a list are alike."""
+    return re.sub(r"\[\d+\]", "[]", name)
+
+
+def _has_place(name: str, value: object, known: Known) -> bool:
+    """Whether a name is known, is inside a table whose names are free, or is an empty section."""
+    above = _place(name)
+    if above in known:
+        return True
+    if isinstance(value, Mapping) and not value and any(one.startswith(f"{above}.") for one in known):
+        return True
+    while "." in above:
+        above = above.rpartition(".")[0]
+        if above in known and "table" in kinds_of(known[above]):
+            return True
+    return False
+
+
+def kinds_of(row: tuple[Any, ...]) -> tuple[str, ...]:
+    """The kinds of a value: as they are declared, or that of the default."""
+    declared = row[-1]
+    if len(row) > 1 and isinstance(declared, str):
+        return tuple(declared.split("|"))
+    default = row[0]
+    if isinstance(default, bool):
+        return ("bool",)
+    if isinstance(default, int):
+        return ("count",) if default >= 0 else ("int",)
+    if isinstance(default, float):
+        return ("number",)
+    return ("texts",) if isinstance(default, list) else ("text",)
+
+
+def _expected(row: tuple[Any, ...], value: object) -> str:
+    """What is expected in place of a value; empty where the value is of its kind."""
+    default = row[0]
+    if len(row) > 1 and isinstance(row[1], list):
+        if any(type(one) is type(value) and one == value for one in [default, *row[1]]):
+            return ""
+        return f"one of {', '.join(str(one) for one in row[1])}"
+    kinds = kinds_of(row)
+    if (value is None and default is None) or any(_KINDS[kind][1](value) for kind in kinds):
+        return ""
+    return " or ".join(_KINDS[kind][0] for kind in kinds)
+
+
+def is_quiet(name: str, quiet: Mapping[str, str]) -> bool:
+    """Whether a setting is known to change nothing that is priced. ``quiet``: patterns of names, with reasons."""
+    return any(re.fullmatch(pattern, _place(name)) for pattern in quiet)
+
+
+def check_priced(settings: Settings, quiet: Mapping[str, str]) -> None:
     """Nothing that may change the cost is left unseen.
+
+    Args:
+        settings: of a file.
+        quiet: patterns of names that change nothing that is priced, with the reason.
 
     Raises:
         InvalidInputError: something is; all of it is named.
     """
-    left = settings.unpriced(quiet)
+    left = {
+        name: value
+        for name, value in settings.values.items()
+        if name not in settings.looked_at
+        and not is_quiet(name, quiet)
+        and not (isinstance(value, Mapping) and not value)
+        and not (_place(name) in settings.known and _same(value, settings.known[_place(name)][0]))
+    }
     if left:
-        shown_names = ", ".join(left[:12]) + (f" and {len(left) - 12} more" if len(left) > 12 else "")
+        said = [f"{_plain(name)} = {shown(value)}" for name, value in left.items()]
+        more = f" and {len(said) - _SHOWN_NAMES} more" if len(said) > _SHOWN_NAMES else ""
         raise InvalidInputError(
-            f"{len(left)} setting(s) may change the cost in ways that are not priced: {shown_names}.",
+            f"{len(left)} setting(s) may change the cost in ways that are not priced: "
+            f"{', '.join(said[:_SHOWN_NAMES])}{more}.",
             "Expected settings that a plan or a model has, or that change neither time nor memory.",
-            f"Take them out, or accept not to see what they cost: --ignore {left[0].split()[0]} (repeatable).",
+            "Take them out, or accept not to see what they cost: "
+            f"--ignore {_plain(next(iter(left)))} (repeatable).",
         )
+
+
+def _same(value: object, default: object) -> bool:
+    """Whether a value is the default; 1 is not true."""
+    return isinstance(value, bool) == isinstance(default, bool) and value == default

@@ -9,12 +9,12 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers.expressible import model_differences
 from milpplan.launchers.imports import check_vocabulary, job_of
 from milpplan.launchers.records import Imported
-from milpplan.launchers.settings import Settings, check_priced, flat, without
+from milpplan.launchers.settings import Settings, admitted, check_priced, flat
 from milpplan.launchers.torchtitan_flavors import Pair, flavors
 from milpplan.launchers.torchtitan_recipe import recipe_settings
 from milpplan.launchers.torchtitan_rules import check_rules
 from milpplan.launchers.torchtitan_run import NEWEST, V022, V030, Run, plan_of_run
-from milpplan.launchers.torchtitan_settings import QUIET, known_settings, run_of
+from milpplan.launchers.torchtitan_settings import QUIET, known, run_of, translated
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.problem import Problem
@@ -46,32 +46,34 @@ def imported(
         IllegalPlanError: torchtitan would refuse it.
     """
     values, version = _read(text, source)
-    kept, left_out = without(values, ignored)
-    settings = Settings(kept, known_settings(version))
+    said, left_out = admitted(values, known(version), ignored, f"torchtitan {version}")
+    settings, notes = translated(said)
     flavor = _flavor(settings, source)
     spec = flavors()[flavor]
     _check_model(spec, flavor, model, vocab_size)
     run = run_of(settings, version, flavor, spec.has_experts, spec.num_layers, num_gpus)
     check_rules(run, "Correct the settings, or the number of GPUs (--gpus).")
     plan = plan_of_run(run)
-    notes = _looked_at(settings, version)
-    there = _software(run, hardware, notes)
+    told = [*notes, *_looked_at(settings, version)]
+    there = _software(run, hardware, told)
     check_priced(settings, QUIET)
     problem = Problem(model=model or spec, hardware=there, job=job_of(plan.layout, run.sequence_length))
-    return Imported(problem, plan, settings.unknown(QUIET), left_out, tuple(notes))
+    return Imported(problem, plan, (), left_out, tuple(told))
 
 
 def _read(text: str, source: str) -> tuple[dict[str, Any], str]:
     """Settings and the dialect that they are in."""
     if source.lower().endswith(".py"):
         values = recipe_settings(text, source)
-        tokens = any(name in known_settings(NEWEST) and name not in known_settings(V030) for name in values)
+        tokens = any(name in known(NEWEST) and name not in known(V030) for name in values)
         return values, NEWEST if tokens else V030
     return flat(parse_toml(text, source)), V022
 
 
 def _flavor(settings: Settings, source: str) -> Pair:
-    name, flavor = settings.get("model.name"), settings.get("model.flavor")
+    # The defaults of a class are no model of this run.
+    settings.looked_at |= {"model.name", "model.flavor"}
+    name, flavor = settings.values.get("model.name"), settings.values.get("model.flavor")
     if (name, flavor) not in flavors():
         known = ", ".join(f"{one} {other}" for one, other in flavors())
         raise InvalidInputError(
@@ -79,7 +81,7 @@ def _flavor(settings: Settings, source: str) -> Pair:
             f"Expected one of {known}.",
             "Plan it from its sizes instead: milpplan simulate with a model file.",
         )
-    return name, flavor
+    return str(name), str(flavor)
 
 
 def _check_model(spec: ModelSpec, flavor: Pair, model: ModelSpec | None, vocab_size: int | None) -> None:
@@ -108,7 +110,7 @@ def _looked_at(settings: Settings, version: str) -> list[str]:
             )
     settings.text("training.mixed_precision_reduce")
     optimizer = settings.get("optimizer.name" if version == V022 else "optimizer")
-    if optimizer not in ("Adam", "AdamW", "default_adamw", "OptimizersContainer.Config", None):
+    if optimizer not in ("Adam", "AdamW", "default_adamw", "OptimizersContainer.Config"):
         raise InvalidInputError(
             f"The optimizer is {shown(optimizer)}.",
             "Expected AdamW, whose states and update are priced.",
@@ -118,7 +120,7 @@ def _looked_at(settings: Settings, version: str) -> list[str]:
     parts = settings.get("compile.components") or []
     if not settings.switch("compile.enable") or "model" not in parts:
         notes.append("Without torch.compile norms and activations are not fused; they are priced as fused.")
-    if settings.values.get("loss") == "ChunkedLossWrapper.Config":
+    if settings.get("loss") == "ChunkedLossWrapper.Config":
         notes.append("ChunkedLossWrapper keeps fewer logits than are counted.")
     return notes
 

@@ -1,7 +1,8 @@
 """torchtitan's Python configurations as settings, read without being run.
 
-A function that returns ``Trainer.Config(...)`` says everything in the arguments of calls. They must be literals
-or products of whole numbers; names that are assigned a call before stand for it. Other code is refused.
+A function that returns ``Trainer.Config(...)`` says everything in the arguments of calls, also of calls in calls.
+Settings must be literals or products of whole numbers; names that are assigned a call before stand for it. Other
+code is refused where it may change the cost.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import ast
 from typing import Any
 
 from milpplan.errors import InvalidInputError
+from milpplan.launchers.settings import LARGEST, MAX_DEPTH, Code
 
+MAX_CHARACTERS = 300_000
+"""Of a configuration: the parser's tree takes hundreds of bytes a character."""
 CONFIGS = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
 """Arguments of ``Trainer.Config`` whose own arguments are settings, and their classes."""
 
@@ -21,6 +25,8 @@ def recipe_settings(text: str, source: str) -> dict[str, Any]:
     Raises:
         InvalidInputError: no Python, not one such function, or arguments that only running it would tell.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise _wrong(source, f"it has {len(text):,} characters, and {MAX_CHARACTERS:,} are read at most")
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -34,6 +40,8 @@ def recipe_settings(text: str, source: str) -> dict[str, Any]:
     assert call is not None
     calls = _assigned(function, source)
     found: dict[str, Any] = {"model.name": _model_name(tree)}
+    if call.args:
+        raise _wrong(source, f"line {call.lineno} gives Trainer.Config arguments without names")
     for keyword in call.keywords:
         found |= _argument(keyword, calls, source)
     return found
@@ -55,9 +63,11 @@ def _returned(function: ast.FunctionDef) -> ast.Call | None:
 
 def _name(node: ast.expr) -> str:
     """A dotted name, or nothing."""
-    if isinstance(node, ast.Attribute):
-        return f"{_name(node.value)}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH:
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def _assigned(function: ast.FunctionDef, source: str) -> dict[str, ast.expr]:
@@ -94,19 +104,36 @@ def _argument(keyword: ast.keyword, calls: dict[str, ast.expr], source: str) -> 
     if name in CONFIGS:
         if not isinstance(value, ast.Call) or _name(value.func) != CONFIGS[name] or value.args:
             raise _wrong(source, f"{name} is not {CONFIGS[name]}(...)")
-        return {
-            f"{name}.{part.arg}": _literal(part.value, f"{name}.{part.arg}", source) for part in value.keywords
-        }
-    return {name: _name(value.func) if isinstance(value, ast.Call) else _loose(value)}
+        return _named_literals(value, name, source)
+    return _call(value, name, source)
+
+
+def _named_literals(call: ast.Call, section: str, source: str) -> dict[str, Any]:
+    """The arguments of a call as settings of a section."""
+    if any(part.arg is None for part in call.keywords):
+        raise _wrong(source, f"line {call.lineno} passes arguments by **")
+    return {
+        f"{section}.{part.arg}": _literal(part.value, f"{section}.{part.arg}", source) for part in call.keywords
+    }
+
+
+def _call(value: ast.expr, name: str, source: str) -> dict[str, Any]:
+    """What a call says: the setting is its name, and its arguments are settings below it."""
+    if not isinstance(value, ast.Call) or value.args:
+        return {name: _loose(value)}
+    if any(part.arg is None for part in value.keywords) or name.count(".") >= MAX_DEPTH:
+        raise _wrong(source, f"line {value.lineno} passes arguments by **, or nests calls too deeply")
+    found: dict[str, Any] = {name: _name(value.func) or _code(value)}
+    for part in value.keywords:
+        found |= _call(part.value, f"{name}.{part.arg}", source)
+    return found
 
 
 def _model(value: ast.expr, source: str) -> dict[str, Any]:
     if not isinstance(value, ast.Call) or _name(value.func) != "model_registry" or len(value.args) != 1:
         raise _wrong(source, "model_spec is not model_registry(FLAVOR)")
     found = {"model.flavor": _literal(value.args[0], "the flavor", source)}
-    return found | {
-        f"model.{part.arg}": _literal(part.value, f"model.{part.arg}", source) for part in value.keywords
-    }
+    return found | _named_literals(value, "model", source)
 
 
 def _policy(value: ast.expr, source: str) -> dict[str, Any]:
@@ -115,20 +142,28 @@ def _policy(value: ast.expr, source: str) -> dict[str, Any]:
         return {name: None}
     if not isinstance(value, ast.Call) or not _name(value.func).endswith(".Config"):
         raise _wrong(source, "activation_checkpoint is neither None nor a policy's Config()")
+    if value.args:
+        raise _wrong(source, f"line {value.lineno} gives a policy arguments without names")
     found = {name: _name(value.func).removesuffix(".Config")}
-    return found | {
-        f"activation_checkpoint.{part.arg}": _literal(part.value, name, source) for part in value.keywords
-    }
+    return found | _named_literals(value, "activation_checkpoint", source)
 
 
 def _loose(value: ast.expr) -> Any:
-    return value.value if isinstance(value, ast.Constant) else _name(value)
+    """A literal, or the mark of code."""
+    try:
+        return _value(value)
+    except (ValueError, TypeError, RecursionError):
+        return _code(value)
+
+
+def _code(value: ast.expr) -> Code:
+    return Code(f"code of line {value.lineno}")
 
 
 def _literal(value: ast.expr, name: str, source: str) -> Any:
     try:
         return _value(value)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise _wrong(source, f"{name} is not a literal") from error
 
 
@@ -136,7 +171,7 @@ def _value(node: ast.expr) -> Any:
     """A literal, or a product of whole numbers."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         left, right = _value(node.left), _value(node.right)
-        if type(left) is int and type(right) is int:
+        if type(left) is int and type(right) is int and max(abs(left), abs(right), abs(left * right)) < LARGEST:
             return left * right
-        raise ValueError("no whole numbers")
+        raise ValueError("no whole numbers that a setting has")
     return ast.literal_eval(node)

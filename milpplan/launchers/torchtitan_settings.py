@@ -7,46 +7,109 @@ torchtitan/config/configs.py and trainer.py at 0.3.0 and b5bcd76c.
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from importlib import resources
+from collections.abc import Mapping
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.settings import Settings
+from milpplan.launchers.settings import Known, Settings, known_settings
 from milpplan.launchers.torchtitan_flavors import Pair
 from milpplan.launchers.torchtitan_run import NEWEST, V022, Run
-from milpplan.specs.reading import parse_json, shown
-
-PYTHON_MODEL: dict[str, tuple[Any, ...]] = {
-    "model.name": (None,),
-    "model.flavor": (None,),
-    "model.moe_comm_backend": ("standard", ["standard", "deepep"]),
-    "activation_checkpoint.policy": ("SelectiveAC",),
-}
-"""What a Python configuration says through calls, under names of its own, with the defaults of those calls."""
+from milpplan.specs.reading import shown
 
 _P, _T = "parallelism", "training"
-QUIET = re.compile(
-    r"(job|profiling|profiler|metrics|lr_scheduler|checkpoint|comm|validation|validator|fault_tolerance|"
-    r"memory_estimation|loss|dataloader|tokenizer|debug)(\..*)?|hf_assets_path|dump_folder|"
-    r"model\.(hf_assets_path|tokenizer_path|print_after_conversion|attn_backend)|"
-    r"optimizer(\.(lr|beta1|beta2|eps|weight_decay|param_groups|implementation))?|"
-    r"training\.(dataset|dataset_path|steps|max_norm|gc_freq|gc_debug|dataloader\..*|disable_cuda_graphs)|"
-    r"parallelism\.(pipeline_parallel_expert_parallel_overlap|context_parallel_.*|spmd_backend)|compile\.backend|"
+KEYS = "torchtitan_keys.json"
+OLDER = "older"
+"""The part of the list with the settings that only dialects before 0.2.2 have."""
+QUIET: Mapping[str, str] = {
+    r"job\..*|dump_folder|hf_assets_path|model\.(hf_assets_path|tokenizer_path|print_after_conversion)": (
+        "names of files and what is printed at the start"
+    ),
+    r"(profiling|profiler|metrics)(\..*)?": "records steps; those that are recorded are no steps that are priced",
+    r"checkpoint(\..*)?|(validation|validator)(\..*)?": "works between steps",
+    r"lr_scheduler(\..*)?|optimizer\.(lr|beta1|beta2|eps|weight_decay)|training\.(steps|max_norm)": (
+        "numbers of the update, whose work does not depend on them"
+    ),
+    r"training\.(dataset|dataset_path|dataloader\..*|gc_freq|gc_debug)|dataloader(\..*)?|tokenizer|debug\.seed": (
+        "data and the host's own work, which are not priced"
+    ),
+    r"comm\.(init|train)_timeout_seconds|comm\.(trace_buf_size|save_traces_.*)": "limits and records of messages",
+    r"comm|debug|override|optimizer|loss\..*|debug\.(print_config|save_config_file|enable_structured_logging)": (
+        "the name of a section's class, sizes of the loss's parts, and what is printed"
+    ),
+    r"debug\.moe_force_load_balance": "experts are priced as balanced",
+    r"training\.disable_cuda_graphs|compile\.backend": "launches of kernels, which are not priced one by one",
+    r"parallelism\.(pipeline_parallel_expert_parallel_overlap|spmd_backend)": (
+        "acts in schedules that are refused, or chooses between spellings of the same shards"
+    ),
+    r"parallelism\.context_parallel_.*(?<!degree)": "acts with context parallelism, which is refused",
     r"activation_checkpoint\.(preserve_rng_state|determinism_check|debug|early_stop|visualize.*|selective_ac_option|"
-    r"memory_budget|per_op_.*|force_recompute_.*)|quantize\..*"
-)
-"""Settings that change nothing that is priced, and such that act only where another that is looked at says so."""
+    r"memory_budget|per_op_.*|force_recompute_.*)": "acts in modes that are refused, or checks what is recomputed",
+    r"quantize\..*": "acts where model.converters names a converter, which is refused",
+    r"fault_tolerance\.(?!enable$).*|memory_estimation\.disable_fake_mode": "acts where it is enabled: refused",
+    r"float8\.(?!enable_float8_linear$).*|model\.norm_type|optimizer\.fused": (
+        "acts with float8, which is refused; kernels of norms and of the update, which are priced as fused"
+    ),
+    r"experimental\.context_parallel_rotate_method": "acts with context parallelism, which is refused",
+    r"training\.(warmup_steps|seed|checkpoint_.*)": "older names of what is quiet above",
+}
+"""Settings that change nothing that is priced, with the reason."""
+RENAMED: Mapping[str, str] = {
+    "training.batch_size": f"{_T}.local_batch_size",
+    "training.data_parallel_degree": f"{_P}.data_parallel_shard_degree",
+    **{
+        f"training.{name}": f"{_P}.{name}"
+        for name in (
+            "data_parallel_shard_degree",
+            "data_parallel_replicate_degree",
+            "tensor_parallel_degree",
+            "context_parallel_degree",
+            "pipeline_parallel_degree",
+            "fsdp_reshard_after_forward",
+            "disable_loss_parallel",
+        )
+    },
+    **{
+        f"experimental.{name}": f"{_P}.{name}"
+        for name in (
+            "pipeline_parallel_degree",
+            "context_parallel_degree",
+            "enable_async_tensor_parallel",
+            "pipeline_parallel_schedule",
+            "pipeline_parallel_schedule_csv",
+            "pipeline_parallel_layers_per_stage",
+            "pipeline_parallel_microbatch_size",
+        )
+    },
+    "training.compile": "compile.enable",
+    "training.deterministic": "debug.deterministic",
+}
+"""Settings of dialects before 0.2.2 that mean what others mean in 0.2.2."""
 
 
-@cache
-def known_settings(version: str) -> dict[str, tuple[Any, ...]]:
-    """Every setting of a version with its default, and its choices where it has some."""
-    text = resources.files("milpplan.launchers").joinpath("torchtitan_keys.json").read_text(encoding="utf-8")
-    rows = parse_json(text, "torchtitan_keys.json")[version]
-    found = {name: tuple(row) for name, row in rows.items()}
-    return found if version == V022 else found | PYTHON_MODEL
+def known(version: str) -> Known:
+    """Every setting of a version with its default, and the choices or the kind of its value. Version 0.2.2 knows
+    the settings of the dialects before it, too."""
+    found = known_settings(KEYS, version)
+    return {**known_settings(KEYS, OLDER), **found} if version == V022 else found
+
+
+def translated(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """Settings with the names of 0.2.2 for those of older dialects, and the notes that say so.
+
+    Raises:
+        InvalidInputError: an older and a newer name say different things.
+    """
+    values, notes = dict(settings.values), []
+    for old in [name for name in RENAMED if name in values]:
+        new, value = RENAMED[old], values.pop(old)
+        if values.setdefault(new, value) != value:
+            raise InvalidInputError(
+                f"{old} is {shown(value)}, and {new} is {shown(values[new])}.",
+                "Expected one of them: the first is the older name of the second.",
+                f"Take {old} out.",
+            )
+        notes.append(f"{old} is read as {new}, its name in {V022}.")
+    return Settings(values, settings.known), tuple(notes)
 
 
 def head_name(version: str) -> str:
@@ -197,11 +260,11 @@ def _shard(settings: Settings, others: int, world: int | None) -> int:
 def _batches(settings: Settings, version: str, pp: int, dp: int) -> tuple[int, int, int, int]:
     """Tokens of a sequence, sequences of a micro-batch, micro-batches of a pipeline, and runs of it a step."""
     if version == NEWEST:
-        sequence = settings.degree(f"{_T}.max_context_length")
+        sequence = settings.size(f"{_T}.max_context_length")
         size = _quotient(
-            settings.degree(f"{_T}.num_tokens_per_microbatch_per_dp_rank"), sequence, "tokens of a micro-batch"
+            settings.size(f"{_T}.num_tokens_per_microbatch_per_dp_rank"), sequence, "tokens of a micro-batch"
         )
-        count = settings.degree(f"{_P}.num_pp_microbatches") if pp > 1 else 1
+        count = settings.size(f"{_P}.num_pp_microbatches") if pp > 1 else 1
         total = settings.number(f"{_T}.num_tokens_per_train_step")
         return (
             sequence,
@@ -209,11 +272,11 @@ def _batches(settings: Settings, version: str, pp: int, dp: int) -> tuple[int, i
             count,
             _quotient(total, sequence * size * count * dp, "tokens of a step") if total > 0 else 1,
         )
-    local = settings.degree(f"{_T}.local_batch_size")
-    size = settings.degree(f"{_P}.pipeline_parallel_microbatch_size") if pp > 1 else local
+    local = settings.size(f"{_T}.local_batch_size")
+    size = settings.size(f"{_P}.pipeline_parallel_microbatch_size") if pp > 1 else local
     total = settings.number(f"{_T}.global_batch_size")
     steps = _quotient(total, local * dp, "global_batch_size") if total > 0 else 1
-    return settings.degree(f"{_T}.seq_len"), size, _quotient(local, size, "local_batch_size"), steps
+    return settings.size(f"{_T}.seq_len"), size, _quotient(local, size, "local_batch_size"), steps
 
 
 def _quotient(whole: int, part: int, name: str) -> int:
@@ -270,10 +333,9 @@ def _stages(settings: Settings, version: str, layers: int, pp: int, schedule: st
     return tuple(sizes)
 
 
-def _listed(listed: Any, version: str) -> tuple[int, ...]:
-    parts = listed if isinstance(listed, list) and all(isinstance(part, list) for part in listed) else []
-    sizes = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
-    if not parts or parts != stage_modules(version, sizes):
+def _listed(listed: list[list[str]], version: str) -> tuple[int, ...]:
+    sizes = tuple(sum(name.startswith("layers.") for name in part) for part in listed)
+    if not listed or listed != stage_modules(version, sizes):
         raise InvalidInputError(
             f"module_fqns_per_model_part is {shown(listed)}.",
             f"Expected tok_embeddings first, layers.0 and so on in order, norm and {head_name(version)} last.",

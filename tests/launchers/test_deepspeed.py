@@ -149,8 +149,9 @@ FOREIGN: dict[str, Any] = {
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e9},
     "wall_clock_breakdown": False,
+    "milpplan": {"sequence_length": 8192},
 }
-"""A file that nobody here wrote."""
+"""A file that nobody here wrote; the length of the sequences is its program's, and must be added."""
 
 
 def read(data: Any, **more: Any) -> Imported:
@@ -165,7 +166,8 @@ def test_somebody_elses_file_is_read() -> None:
     assert (layout.dp, layout.global_batch_size, layout.zero_stage) == (8, 64, 3)
     assert (layout.overlap_grad_reduce, layout.overlap_param_gather) == (True, True)
     assert found.problem.job.grad_dtype == "bf16"
-    assert [note.split()[0] for note in found.notes] == ["sequence_length", "recompute", "attn_implementation"]
+    assert found.problem.job.sequence_length == 8192
+    assert [note.split()[0] for note in found.notes] == ["recompute", "attn_implementation"]
     same = FOREIGN | {"train_batch_size": 64}
     assert read(same, model=shipped_model("llama3-8b")).plan == found.plan
 
@@ -186,11 +188,16 @@ def test_somebody_elses_file_is_read() -> None:
         ({"sequence_parallel_size": 2}, "sequence_parallel_size"),
         ({"data_types": {"grad_accum_dtype": "fp32"}}, "kept in 'fp32'"),
         ({"optimizer": {"type": "OneBitAdam"}}, "OneBitAdam"),
-        ({"milpplan": 3}, "Expected a table"),
+        ({"milpplan": 3}, "milpplan"),
+        ({"milpplan": {}}, "does not say milpplan.sequence_length"),
         ({"milpplan": {"sequence_length": "long"}}, "sequence_length"),
-        ({"milpplan": {"world_size": "8"}}, "world_size"),
-        ({"milpplan": {"attn_implementation": "magic"}}, "magic"),
-        ({"milpplan": {"model": {"model_type": "llama"}}}, "num_attention_heads"),
+        ({"milpplan": {"sequence_length": 8192, "world_size": "8"}}, "world_size"),
+        ({"milpplan": {"sequence_length": 8192, "attn_implementation": "magic"}}, "magic"),
+        ({"milpplan": {"sequence_length": 8192, "model": {"model_type": "llama"}}}, "num_attention_heads"),
+        ({"train_micro_batch_size_per_gpu": None}, "does not say train_micro_batch_size_per_gpu"),
+        ({"comms_logger": {"enabled": True}}, "comms_logger.enabled"),
+        ({"curriculum_learning": {"enabled": True}}, "curriculum_learning.enabled"),
+        ({"compression_training": {"layer_reduction": {"enabled": True}}}, "compression_training"),
     ],
 )
 def test_bad_files_are_refused(change: dict[str, Any], word: str) -> None:
@@ -212,12 +219,33 @@ def test_what_only_the_caller_knows_is_asked_for() -> None:
         imported(files["deepspeed.json"], "x.json", shipped_hardware("dgx-h100"), model=shipped_model("llama2-7b"))
 
 
-def test_unknown_settings_are_told_and_unpriced_ones_can_be_ignored() -> None:
-    """A name that DeepSpeed does not have is listed; quantised gradients must be accepted by name."""
-    name = "zero_optimization.zero_quantized_gradients"
+def test_any_setting_can_be_ignored_and_is_told() -> None:
+    """A name that DeepSpeed does not have and quantised gradients are refused by name, unless they are ignored,
+    one by one or as a section."""
+    names = ["zero_optimization.zero_quantized_gradients", "zero_optimization.no_such"]
     stage = {"stage": 3, "zero_quantized_gradients": True, "no_such": 1, "offload_param": {"device": "none"}}
-    found = read(
-        FOREIGN | {"zero_optimization": stage}, num_gpus=8, model=shipped_model("llama3-8b"), ignored=[name]
+    data = FOREIGN | {"zero_optimization": stage}
+    more: dict[str, Any] = {"num_gpus": 8, "model": shipped_model("llama3-8b")}
+    for name, other in (names, names[::-1]):
+        with pytest.raises(InvalidInputError, match=other):
+            read(data, ignored=[name], **more)
+    found = read(data, ignored=names, **more)
+    assert found.unknown_flags == ()
+    assert found.ignored_flags == (f"{names[0]} = True", f"{names[1]} = 1")
+    section = read(
+        data | {"zero_optimization": {"stage": 0, "zenflow": {"topk_ratio": 1}}},
+        ignored=["zero_optimization.zenflow"],
+        **more,
     )
-    assert found.unknown_flags == ("zero_optimization.no_such",)
-    assert found.ignored_flags == (f"{name} = True",)
+    assert section.ignored_flags == ("zero_optimization.zenflow.topk_ratio = 1",)
+
+
+def test_what_is_off_is_not_asked_for() -> None:
+    """Settings of offloading to no device, and of sharding at ZeRO 0, change nothing."""
+    stage = {
+        "stage": 0,
+        "round_robin_gradients": True,
+        "offload_optimizer": {"device": "none", "pin_memory": True},
+    }
+    found = read(FOREIGN | {"zero_optimization": stage}, num_gpus=8, model=shipped_model("llama3-8b"))
+    assert found.plan.layout.zero_stage == 0

@@ -15,7 +15,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.nanotron_export import exported, files_of
 from milpplan.launchers.nanotron_import import imported
 from milpplan.launchers.nanotron_rules import RULES, broken_rules
-from milpplan.launchers.nanotron_settings import known_settings, stage_sizes
+from milpplan.launchers.nanotron_settings import known, stage_sizes
 from milpplan.launchers.records import Imported
 from milpplan.launchers.yaml_text import scalar
 from tests.costs.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
@@ -67,7 +67,7 @@ def test_random_plans_come_back(seed: int) -> None:
     assert found.plan == plan
     assert found.problem.model == problem.model
     assert found.unknown_flags == ()
-    assert set(exported(problem, plan, VERSION).settings) <= set(known_settings())
+    assert set(exported(problem, plan, VERSION).settings) <= set(known())
     assert yaml.safe_load(files["nanotron.yaml"])["optimizer"]["optimizer_factory"]["adam_eps"] == 1e-8
 
 
@@ -190,19 +190,63 @@ def test_bad_files_are_refused(old: str, new: str, word: str) -> None:
     assert caught.value.do
 
 
-def test_unknown_settings_are_told_and_unpriced_ones_can_be_ignored() -> None:
-    """A name that nanotron does not have is listed; asynchronous products must be accepted by name."""
+def test_any_setting_can_be_ignored_and_is_told() -> None:
+    """A name that nanotron does not have and asynchronous products are refused, unless they are ignored."""
     problem, plan = llama()
     text = round_trip(problem, plan)[0]["nanotron.yaml"]
     text = text.replace(
         "tp_linear_async_communication: false", "tp_linear_async_communication: true\n  no_such: 1"
     )
-    name = "parallelism.tp_linear_async_communication"
-    found = imported(text, "x.yaml", problem.hardware, ignored=[name])
-    assert found.unknown_flags == ("parallelism.no_such",)
-    assert found.ignored_flags == (f"{name} = True",)
+    names = ["parallelism.tp_linear_async_communication", "parallelism.no_such"]
+    for name, other in (names, names[::-1]):
+        with pytest.raises(InvalidInputError, match=other):
+            imported(text, "x.yaml", problem.hardware, ignored=[name])
+    found = imported(text, "x.yaml", problem.hardware, ignored=names)
+    assert found.unknown_flags == ()
+    assert found.ignored_flags == (f"{names[0]} = True", f"{names[1]} = 1")
     with pytest.raises(InvalidInputError, match="32 processes, and 8"):
-        imported(text, "x.yaml", shipped_hardware("dgx-h100"), num_gpus=8, ignored=[name])
+        imported(text, "x.yaml", shipped_hardware("dgx-h100"), num_gpus=8, ignored=names)
+
+
+MAMBA = """
+general: {project: x, run: x, seed: 1}
+parallelism: {dp: 2, pp: 2, tp: 2, pp_engine: 1f1b, tp_mode: ALL_REDUCE, tp_linear_async_communication: false,
+  expert_parallel_size: 1}
+model:
+  dtype: bfloat16
+  make_vocab_size_divisible_by: 1
+  model_config: {d_model: 1536, is_mamba_config: true, num_hidden_layers: 48, vocab_size: 50277}
+optimizer: {zero_stage: 0, accumulate_grad_in_fp32: true, clip_grad: 1.0}
+tokens: {sequence_length: 2048, micro_batch_size: 2, batch_accumulation_per_replica: 1, train_steps: 10}
+"""
+"""In the manner of nanotron's examples/mamba."""
+
+
+def test_another_class_of_models_is_refused_by_name() -> None:
+    """A Mamba is no Llama of default sizes; when its keys are ignored, the sizes are missing."""
+    with pytest.raises(InvalidInputError, match=r"d_model, model\.model_config\.is_mamba_config"):
+        imported(MAMBA, "x.yaml", shipped_hardware("dgx-h100"))
+    names = ["model.model_config.d_model", "model.model_config.is_mamba_config"]
+    with pytest.raises(InvalidInputError, match="neither is_llama_config nor"):
+        imported(MAMBA, "x.yaml", shipped_hardware("dgx-h100"), ignored=names)
+    llama_like = MAMBA.replace("is_mamba_config", "is_llama_config")
+    with pytest.raises(InvalidInputError, match=r"does not say .*num_attention_heads"):
+        imported(llama_like, "x.yaml", shipped_hardware("dgx-h100"), ignored=names[:1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
+     "vocab_size", "sequence_length", "micro_batch_size", "batch_accumulation_per_replica"],
+)  # fmt: skip
+def test_no_default_stands_in_for_a_size(name: str) -> None:
+    """A file without one of the sizes is refused, with its name."""
+    problem, plan = llama()
+    lines = round_trip(problem, plan)[0]["nanotron.yaml"].splitlines()
+    kept = [line for line in lines if not line.strip().startswith(f"{name}:")]
+    assert len(kept) == len(lines) - 1
+    with pytest.raises(InvalidInputError, match=f"does not say .*{name}"):
+        imported("\n".join(kept), "x.yaml", problem.hardware)
 
 
 @pytest.mark.parametrize("value", [1e-8, 0.5, 3e-4, 1e22, True, None, 7, "yes", "a b", "1f1b", "x: y", "", "-"])

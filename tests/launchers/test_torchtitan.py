@@ -19,7 +19,7 @@ from milpplan.launchers.torchtitan_flavors import flavors
 from milpplan.launchers.torchtitan_import import imported
 from milpplan.launchers.torchtitan_rules import RULES, broken_rules
 from milpplan.launchers.torchtitan_run import NEWEST, V022, V030, Run
-from milpplan.launchers.torchtitan_settings import known_settings
+from milpplan.launchers.torchtitan_settings import known
 from tests.costs.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import NAMED, VERSIONS, qwen_sharded, random_case, round_trip, staged
@@ -91,8 +91,8 @@ def test_random_plans_come_back(seed: int) -> None:
     assert found.problem.model == problem.model
     assert found.problem.hardware == problem.hardware
     assert found.unknown_flags == ()
-    known = {*known_settings(version), "optimizer.name", "optimizer.lr", "lr_scheduler.warmup_steps"}
-    assert set(exported(problem, plan, version).settings) <= known
+    names = {*known(version), "optimizer.name", "optimizer.lr", "lr_scheduler.warmup_steps"}
+    assert set(exported(problem, plan, version).settings) <= names
     config, text = next(iter(files.items()))
     assert tomllib.loads(text) if config.endswith(".toml") else ast.parse(text)
 
@@ -215,7 +215,8 @@ def test_the_even_split_is_torchtitans() -> None:
     """Without a list embedding and head count as a layer each: 32 + 2 over 4 stages are 9, 9, 8, 8, less one at
     the ends."""
     text = FOREIGN.replace(
-        "data_parallel_shard_degree = -1", "data_parallel_shard_degree = 2\npipeline_parallel_degree = 4"
+        "data_parallel_shard_degree = -1",
+        "data_parallel_shard_degree = 2\npipeline_parallel_degree = 4\npipeline_parallel_microbatch_size = 1",
     )
     found = read(text.replace("local_batch_size = 1", "local_batch_size = 8"))
     assert [stage.num_layers for stage in found.plan.virtual_stages] == [8, 9, 8, 7]  # type: ignore[attr-defined]
@@ -255,6 +256,7 @@ def test_a_recipe_is_read_and_not_run() -> None:
         (
             "-1",
             "1\npipeline_parallel_degree = 64\npipeline_parallel_first_stage_less_layers = 0\n"
+            "pipeline_parallel_microbatch_size = 1\n"
             "pipeline_parallel_last_stage_less_layers = 0",
             "Stages with",
         ),
@@ -267,14 +269,110 @@ def test_bad_files_are_refused(old: str, new: str, word: str) -> None:
     assert caught.value.do
 
 
-def test_unpriced_settings_can_be_ignored_and_unknown_ones_are_told() -> None:
-    """Names that torchtitan does not have are listed; what may cost time must be accepted by name."""
+def test_any_setting_can_be_ignored_and_is_told() -> None:
+    """A name that torchtitan does not have and one that may cost time are refused by name, unless they are
+    ignored; a name that the file does not have cannot be."""
     text = FOREIGN.replace("-1", "-1\nenable_async_tensor_parallel = true\nno_such_thing = 3")
-    found = read(text, num_gpus=64, ignored=["parallelism.enable_async_tensor_parallel"])
-    assert found.unknown_flags == ("parallelism.no_such_thing",)  # type: ignore[attr-defined]
-    assert found.ignored_flags == ("parallelism.enable_async_tensor_parallel = True",)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInputError, match=r"parallelism\.no_such_thing"):
+        read(text, num_gpus=64, ignored=["parallelism.enable_async_tensor_parallel"])
+    with pytest.raises(InvalidInputError, match=r"parallelism\.enable_async_tensor_parallel = True"):
+        read(text, num_gpus=64, ignored=["parallelism.no_such_thing"])
+    names = ["parallelism.enable_async_tensor_parallel", "parallelism.no_such_thing"]
+    found = read(text, num_gpus=64, ignored=names)
+    assert found.unknown_flags == ()  # type: ignore[attr-defined]
+    assert found.ignored_flags == (f"{names[0]} = True", f"{names[1]} = 3")  # type: ignore[attr-defined]
     with pytest.raises(InvalidInputError, match="no setting of the file"):
         read(FOREIGN, num_gpus=64, ignored=["parallelism.nothing"])
+
+
+OLD_KEYS = """
+[job]
+dump_folder = "./outputs"
+[metrics]
+log_freq = 10
+[model]
+name = "llama3"
+flavor = "70B"
+norm_type = "rmsnorm"
+[optimizer]
+name = "AdamW"
+lr = 1.5e-4
+[training]
+batch_size = 8
+seq_len = 8192
+warmup_steps = 200
+max_norm = 1.0
+steps = 1000
+data_parallel_degree = -1
+tensor_parallel_degree = 8
+compile = false
+dataset = "c4"
+[experimental]
+pipeline_parallel_degree = 1
+[checkpoint]
+enable_checkpoint = false
+[activation_checkpoint]
+mode = "full"
+[float8]
+enable_float8_linear = false
+"""
+"""A file of the first dialect, in the manner of train_configs/llama3_70b.toml of 2024."""
+
+
+def test_older_dialects_are_read() -> None:
+    """Degrees and the batch stand in other sections and under other names in files before 0.2.2: they count, and
+    the notes say how they are read."""
+    found = read(OLD_KEYS, num_gpus=64)
+    layout = found.plan.layout  # type: ignore[attr-defined]
+    assert (layout.tp, layout.dp, layout.micro_batch_size, layout.zero_stage) == (8, 8, 8, 3)
+    assert layout.global_batch_size == 64
+    assert any("training.tensor_parallel_degree is read as" in note for note in found.notes)  # type: ignore[attr-defined]
+    text = FOREIGN.replace("local_batch_size = 1", "batch_size = 2")
+    assert read(text, num_gpus=64).plan.layout.micro_batch_size == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("batch_size = 8", "batch_size = 8\nlocal_batch_size = 4", "training.batch_size is 8"),
+        ("batch_size = 8\n", "", "does not say training.local_batch_size"),
+        ("seq_len = 8192\n", "", "does not say training.seq_len"),
+        ('flavor = "70B"\n', "", "flavor None"),
+        ('name = "llama3"\n', "", "trains None"),
+        ("enable_float8_linear = false", "enable_float8_linear = true", "float8.enable_float8_linear"),
+        ("[experimental]", "[experimental]\npipeline_parallel_microbatches = 8", "pipeline_parallel_microbatches"),
+        ("[experimental]", '[experimental]\npipeline_parallel_split_points = ["layers.4"]', "split_points"),
+        ('norm_type = "rmsnorm"', 'norm_type = "layernorm"', "model.norm_type"),
+        ("[experimental]", "[experimental]\nenable_async_tensor_parallel = true", "async_tensor_parallel"),
+    ],
+)
+def test_what_an_older_file_leaves_open_is_refused(old: str, new: str, word: str) -> None:
+    """No default of a class stands in for a size, and what is not priced is named."""
+    assert old in OLD_KEYS
+    with pytest.raises(MilpplanError, match=word):
+        read(OLD_KEYS.replace(old, new), num_gpus=64)
+
+
+def test_calls_inside_calls_are_read() -> None:
+    """In Python a setting of any call is looked at, however deep: another loss is another training."""
+    problem, plan = qwen_sharded()
+    text = round_trip(problem, plan, NEWEST)[0]["torchtitan_plan.py"]
+    loss = "loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
+    assert loss in text
+    chunked = f"loss=ChunkedLossWrapper.Config({loss.replace('loss=', 'loss_fn=')}, num_chunks=8)"
+    assert imported(text.replace(loss, chunked), "x.py", problem.hardware).plan == plan
+    for old, new, word in (
+        (loss, chunked.replace("CrossEntropyLoss", "GRPOLoss"), "loss.loss_fn"),
+        (loss, "loss=GRPOLoss.Config()", "loss is"),
+        ("default_adamw(lr=3e-4)", "default_adamw(lr=3e-4, foo=1)", "optimizer.foo"),
+        ("default_adamw(lr=3e-4)", "default_adamw(**more)", "by \\*\\*"),
+        ("warmup_steps=20", 'warmup_steps="many"', "lr_scheduler.warmup_steps"),
+        ("default_adamw(lr=3e-4)", "a" + ".b" * 1500 + "(lr=3e-4)", "optimizer is code"),
+        ("max_context_length=4096", f"max_context_length={'*'.join(['9' * 4000] * 60)}", "not a literal"),
+    ):
+        assert old in text
+        with pytest.raises(InvalidInputError, match=word):
+            imported(text.replace(old, new), "x.py", problem.hardware)
 
 
 def test_an_empty_stage_inside_is_refused() -> None:
@@ -287,7 +385,7 @@ def test_an_empty_stage_inside_is_refused() -> None:
 
 def test_defaults_are_those_of_the_releases() -> None:
     """The tables of settings are whole: a few defaults that users rely on, in each dialect."""
-    assert known_settings(V022)["training.local_batch_size"] == (8,)
-    assert known_settings(V030)["parallelism.enable_sequence_parallel"] == (True,)
-    assert known_settings(NEWEST)["training.num_tokens_per_microbatch_per_dp_rank"] == (16384,)
-    assert all(len(known_settings(version)) > 100 for version in VERSIONS)
+    assert known(V022)["training.local_batch_size"] == (8,)
+    assert known(V030)["parallelism.enable_sequence_parallel"] == (True,)
+    assert known(NEWEST)["training.num_tokens_per_microbatch_per_dp_rank"] == (16384,)
+    assert all(len(known(version)) > 100 for version in VERSIONS)
