@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Values
 from milpplan.launchers.bridge_names import CONSTANT, NAMES, PRECISIONS, Name, read
-from milpplan.launchers.launch_text import Given, program_place, world_of
+from milpplan.launchers.launch_text import Given, pairs_of, program_place, world_of
 from milpplan.launchers.megatron_import import imported_from
 from milpplan.launchers.records import Imported
+from milpplan.launchers.settings import Settings, admitted, known_settings
 from milpplan.launchers.shell_marks import unknown_in
 from milpplan.launchers.shell_script import script_commands
 from milpplan.specs.hardware import HardwareSpec
@@ -18,13 +20,27 @@ from milpplan.specs.model import ModelSpec
 from milpplan.specs.reading import shown
 
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-QUIET = re.compile(
-    r"(?:optimizer\.(?!use_distributed_optimizer|optimizer_cpu|use_precision|main_|exp_)|scheduler\.|logger\.|tokenizer\."
-    r"|rng\.|profiling\.|checkpoint\.(?!ckpt_format)|dataset\.(?!sequence_length)|dist\.(?:local_rank|"
-    r"distributed_)|train\.(?:train_iters|eval_|exit_|manual_gc)|model\.(?:rotary_|rope_|init_method|layernorm_eps"
-    r"|layernorm_epsilon|activation_func$|moe_aux_loss|moe_z_loss|moe_router_(?!topk$|padding|force))).*"
+QUIET: Mapping[str, str] = {
+    r"(rng|scheduler|logger|tokenizer|profiling|dataset|train|dist|optimizer)\..*": (
+        "seeds, numbers of the update, data and records: bridge_keys.json lists them one by one"
+    ),
+    r"checkpoint\..*": "works between steps",
+    r"model\..*": "numbers inside kernels: rotary positions, initial values, scores and losses of the router",
+}
+"""Of the settings in bridge_keys.json, why they change nothing that is priced."""
+PROGRAM = "run_recipe.py"
+RECIPES = re.compile(
+    r"(vanilla_gpt|gpt3|gpt_oss|llama|qwen2|qwen3(?!_next|_vl|_omni)|deepseek|mixtral|mistral|moonlight|olmoe|kimi|glm)"
+    r"\w*_pretrain_config"
 )
-"""Settings that change neither time nor memory, or belong to nothing that a plan has."""
+"""Recipes whose model is a decoder of attention and feed-forward layers, all of whose weights are trained."""
+FLAGS: Mapping[str, str] = {
+    "--recipe": "looked at by itself",
+    "--dataset": "data, which are not priced",
+    "--hf_path": "overrides say what the model is",
+    "--hf-path": "overrides say what the model is",
+}
+"""Flags of the program that change nothing that is priced, with the reason."""
 
 
 def imported(
@@ -44,48 +60,121 @@ def imported(
             not priced.
         IllegalPlanError: Megatron-Core would refuse it.
     """
-    settings, world = _overrides(text, source)
-    names = {name.lstrip("+-") for name in ignored}
-    left_out = tuple(f"{key}={value}" for key, value in settings.items() if key in names)
-    settings = {key: value for key, value in settings.items() if key not in names}
-    _check_known(settings, source)
-    pairs = _pairs(settings, source)
+    words, world, program = _command(text, source)
+    said, others = _said(words, source)
+    known = {key: (None, "text") for name in NAMES for key in name.keys}
+    known |= dict.fromkeys((*CONSTANT, "mixed_precision", *FLAGS), (None, "text"))
+    listed = known_settings("bridge_keys.json", "quiet")
+    values = {key: _value(value) if key in listed else value for key, value in said.items()}
+    quiet = {key for key, value in said.items() if key in listed and unknown_in(value)}
+    asked = [name.lstrip("+-") for name in ignored if name != program]
+    everything = {key: value for key, value in values.items() if key not in quiet} | others
+    settings, left_out = admitted(everything, {**known, **listed}, asked, "Megatron-Bridge")
+    _check_program(settings, program, ignored, source)
+    kept = {key: said[key] for key in settings.values if key in said and key not in listed}
+    _check_known(kept, source)
+    pairs = _pairs(kept, source)
     read_in = Given(tuple(pairs.items()), world, ())
     found = imported_from(read_in, source, hardware, num_gpus, model, vocab_size)
+    if program in ignored:
+        left_out = (*left_out, f"{program} (what it does besides its overrides)")
     return Imported(found.problem, found.plan, found.unknown_flags, left_out, found.notes)
 
 
-def _overrides(text: str, source: str) -> tuple[dict[str, str], int | None]:
-    """The last value of every setting of the program that the script starts, and its processes."""
-    for command in script_commands(text):
+def _command(text: str, source: str) -> tuple[tuple[str, ...], int | None, str]:
+    """The words after the program that the script starts with overrides, its processes, and its name.
+
+    Raises:
+        InvalidInputError: there is no such command, or several differ.
+    """
+    found = {}
+    commands = script_commands(text)
+    for command in commands:
         at = program_place(command.words)
         after = command.words[0 if at is None else at + 1 :]
-        matches = [match for match in map(OVERRIDE.fullmatch, after) if match is not None]
-        found = {match[1]: match[2] for match in matches if "." in match[1] or match[1] in PLAIN}
-        if found and (at is not None or len(script_commands(text)) == 1):
-            return found, world_of(command.words[: at or 0], text)
-    raise InvalidInputError(
-        f"{source} has no command with overrides of a recipe.",
-        "Expected a script that starts Python with settings such as model.tensor_model_parallel_size=4.",
-        "Give the script that starts training.",
-    )
+        overrides = [word for word in after if (match := OVERRIDE.fullmatch(word)) and _is_setting(match[1])]
+        if overrides and (at is not None or len(commands) == 1):
+            program = PROGRAM if at is None else command.words[at].rpartition("/")[2]
+            found[after] = world_of(command.words[: at or 0], text), program
+    if len(found) != 1:
+        raise InvalidInputError(
+            f"{source} has {len(found) or 'no'} different commands with overrides of a recipe.",
+            "Expected a script that starts Python with settings such as model.tensor_model_parallel_size=4.",
+            "Give the script that starts training.",
+        )
+    words, (world, program) = next(iter(found.items()))
+    return words, world, program
 
 
 PLAIN = ("comm_overlap", "mixed_precision")
 """Settings without a section."""
 
 
-def _check_known(settings: Mapping[str, str], source: str) -> None:
-    """Nothing that may change the cost is left unseen.
+def _is_setting(name: str) -> bool:
+    return "." in name or name in PLAIN
+
+
+def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The last value of every override, and the flags beside them.
 
     Raises:
-        InvalidInputError: something is, or only the running shell knows it.
+        InvalidInputError: words that are neither.
     """
-    known = {key for name in NAMES for key in name.keys} | set(CONSTANT) | {"mixed_precision"}
+    overrides = [(word, OVERRIDE.fullmatch(word)) for word in words]
+    found = {match[1]: match[2] for _, match in overrides if match is not None}
+    pairs, stray = pairs_of([word for word, match in overrides if match is None])
+    if stray:
+        raise InvalidInputError(
+            f"{source}: {shown((*unknown_in(' '.join(stray)), *stray)[0])} is neither an override nor a flag.",
+            "Expected settings such as model.num_layers=32, which the file says.",
+            "Write them out in the command, or take the word out.",
+        )
+    return found, {flag: " ".join(values) for flag, values in pairs}
+
+
+def _check_program(settings: Settings, program: str, ignored: Collection[str], source: str) -> None:
+    """The program and its recipe decide what is trained, and how: only known ones are priced.
+
+    Raises:
+        InvalidInputError: others.
+    """
+    recipe = settings.values.get("--recipe")
+    strange = "" if program == PROGRAM or program in ignored else program
+    if not strange and recipe is not None and RECIPES.fullmatch(recipe) is None:
+        strange = "recipe"
+    if strange:
+        seen = (
+            f"the recipe {shown((*unknown_in(str(recipe)), recipe)[0])}" if strange == "recipe" else shown(program)
+        )
+        raise InvalidInputError(
+            f"{source} starts {seen}, and nobody here knows what it trains.",
+            f"Expected {PROGRAM} with a recipe that trains all weights of a decoder, NAME_pretrain_config.",
+            f"If it is one, say so: --ignore {strange}.",
+        )
+
+
+def _value(text: str) -> object:
+    """A value in Hydra's grammar, as far as its kind goes."""
+    bare, low = text.strip(), text.strip().lower()
+    if low in ("true", "false", "null"):
+        return {"true": True, "false": False, "null": None}[low]
+    if re.fullmatch(r"[-+]?\d{1,18}", bare):
+        return int(bare)
+    if bare[:1] == "[" and bare[-1:] == "]":
+        return [_value(part) for part in bare[1:-1].split(",")] if bare[1:-1].strip() else []
+    if bare[:1] == "{" and bare[-1:] == "}":
+        return {"": bare}
+    return bare.strip("\"'")
+
+
+def _check_known(settings: Mapping[str, str], source: str) -> None:
+    """What recipes may switch on is off, and the file itself says every value.
+
+    Raises:
+        InvalidInputError: a setting may change the cost, or only the running shell knows its value.
+    """
     left = [
-        f"{key}={value}"
-        for key, value in settings.items()
-        if (key not in known and not QUIET.fullmatch(key)) or (key in CONSTANT and not _same(value, CONSTANT[key]))
+        f"{key}={value}" for key, value in settings.items() if key in CONSTANT and not _same(value, CONSTANT[key])
     ]
     if left:
         raise InvalidInputError(
@@ -93,10 +182,10 @@ def _check_known(settings: Mapping[str, str], source: str) -> None:
             "Expected settings that a plan or a model has, or that change neither time nor memory.",
             f"Take them out, or accept not to see what they cost: --ignore {left[0].split('=')[0]} (repeatable).",
         )
-    unknown = [f"{key}={value}" for key, value in settings.items() if key in known and unknown_in(value)]
+    unknown = [f"{key} is {unknown_in(value)[0]}" for key, value in settings.items() if unknown_in(value)]
     if unknown:
         raise InvalidInputError(
-            f"{source}: {unknown[0]} is a value that only the running shell knows.",
+            f"{source}: {unknown[0]}, a value that only the running shell knows.",
             "Expected values that the file says.",
             "Write the value into the file, or a default such as ${TP:-8}.",
         )

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Values
 from milpplan.launchers.patterns import pattern_flags
+from milpplan.specs.reading import shown
 
 Part = Literal["all", "experts", "latent"]
 
@@ -153,9 +155,17 @@ def written(name: Name, values: Values | None) -> str | None:
 
 
 def read(name: Name, text: str) -> Values | None:
-    """The values of a flag for a setting's value; None where the flag is not given."""
+    """The values of a flag for a setting's value; None where the flag is not given.
+
+    Raises:
+        InvalidInputError: a switch that is neither true nor false.
+    """
     bare = text.strip("\"'")
     if name.kind in ("on", "off"):
+        if bare.lower() not in ("true", "false"):
+            raise InvalidInputError(
+                f"{name.keys[0]} is {shown(bare)}.", "Expected true or false.", f"Correct {name.keys[0]}."
+            )
         return () if (bare.lower() == "true") == (name.kind == "on") else None
     if bare.lower() in ("null", "none"):
         return None

@@ -204,9 +204,10 @@ def admitted(
     if strange:
         close = difflib.get_close_matches(strange[0], known, n=1)
         raise InvalidInputError(
-            f"{len(strange)} setting(s) are none of {launcher}: {_listed(strange)}.",
-            f"Expected names that it has{f', such as {close[0]}' if close else ''}.",
-            f"Correct them or take them out, or accept not to see what they do: --ignore {_plain(strange[0])} "
+            f"{len(strange)} setting(s) are not known here as {launcher}'s, and may change the cost: "
+            f"{_listed(strange)}.",
+            f"Expected settings that are priced or change nothing{f', such as {close[0]}' if close else ''}.",
+            f"Correct them or take them out, or accept not to see what they cost: --ignore {_plain(strange[0])} "
             "(repeatable).",
         )
     for name, value in kept.items():
