@@ -110,6 +110,26 @@ def test_a_configuration_comes_back_through_the_command_line(target: str, tmp_pa
     refused(run(*words, "--gpus", "24"), "24")
 
 
+def test_what_was_ignored_is_in_the_answer(tmp_path: Path) -> None:
+    """An import says which settings were not looked at, in text and in JSON, and writes a plan file all the same."""
+    problem, plan = llama_of_nanotron()
+    path, launch, back = tmp_path / "plan.json", tmp_path / "launch", tmp_path / "back.json"
+    path.write_text(document_text(PlanFile(plan=plan_document(plan), problem=problem)))
+    assert run("export", str(path), "--to", "nanotron", "-o", str(launch)).exit_code == 0
+    config = launch / "nanotron.yaml"
+    config.write_text(config.read_text().replace("parallelism:", "parallelism:\n  no_such: 1"))
+    words = ("import", str(config), "--from", "nanotron", "--hardware", "dgx-h100")
+    refused(run(*words), "parallelism.no_such", "--ignore parallelism.no_such")
+    words = (*words, "--ignore", "--parallelism.no_such")
+    text = run(*words, "-o", str(back))
+    assert "Ignored: parallelism.no_such = 1" in text.stderr
+    for document in (json.loads(run(*words, "--json").stdout), json.loads(back.read_text())):
+        assert document["ignored_flags"] == ["parallelism.no_such = 1"]
+        assert document["unknown_flags"] == []
+    assert run("simulate", str(back)).exit_code == 0
+    refused(run(*words, "--ignore", "parallelism.nothing"), "no setting of the file")
+
+
 def test_unknown_names_and_places(plan_path: Path, tmp_path: Path) -> None:
     """Targets, versions, files and directories that do not exist."""
     refused(run("export", str(plan_path), "--to", "megatrom"), "Did you mean megatron?")

@@ -135,7 +135,7 @@ def _tell(found: Imported, out: Path | None, as_json: bool) -> None:
     from milpplan.costs.simulator import simulate
     from milpplan.reports.document import document_text
     from milpplan.reports.files import write_whole
-    from milpplan.reports.plan_file import PlanFile, plan_document
+    from milpplan.reports.plan_file import ImportedFile, plan_document
     from milpplan.reports.terminal import simulation_report
 
     check_plan_of_file(found.problem, found.plan)
@@ -144,7 +144,14 @@ def _tell(found: Imported, out: Path | None, as_json: bool) -> None:
             say(f"{what}: {flag}")
     for note in found.notes:
         say(f"Note: {note}")
-    text = document_text(PlanFile(plan=plan_document(found.plan), problem=found.problem))
+    file = ImportedFile(
+        plan=plan_document(found.plan),
+        problem=found.problem,
+        unknown_flags=found.unknown_flags,
+        ignored_flags=found.ignored_flags,
+        notes=found.notes,
+    )
+    text = document_text(file)
     if as_json:
         emit(text)
     else:

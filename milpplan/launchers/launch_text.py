@@ -14,6 +14,7 @@ from milpplan.launchers.shell_script import Command, script_commands
 from milpplan.specs.reading import shown
 
 _PROCESSES = {"nnodes": "nodes", "nproc_per_node": "per_node"}
+MAX_YAML_CHARACTERS = 300_000
 _SLURM = (
     ("nodes", r"(?:--nodes|-N)[=\s]+(\d+)\s*$"),
     ("per_node", r"--(?:gpus-per-node|gres)[=\s]+(?:\w+:)*(\d+)\s*$"),
@@ -155,6 +156,12 @@ def load_yaml(text: str, source: str) -> dict[str, Any]:
             "Expected the extra that reads YAML.",
             "Install milpplan[launchers].",
         ) from error
+    if len(text) > MAX_YAML_CHARACTERS:
+        raise InvalidInputError(
+            f"{source} has {len(text):,} characters.",
+            f"Expected YAML of at most {MAX_YAML_CHARACTERS:,}: its parser takes seconds for more.",
+            "Give the configuration of the run alone.",
+        )
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -130,6 +130,16 @@ class PlanFile(Record):
     problem: Problem
 
 
+class ImportedFile(PlanFile):
+    """A plan file of a plan that was read out of a launcher's files, with what was not looked at."""
+
+    unknown_flags: tuple[str, ...] = ()
+    """What the launcher does not know."""
+    ignored_flags: tuple[str, ...] = ()
+    """Settings whose effect on the cost the caller accepted not to see."""
+    notes: tuple[str, ...] = ()
+
+
 def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
     """A plan by pipeline rank, with each rank's memory and times where a report is given."""
     ranks = () if report is None else report.stages
@@ -202,7 +212,7 @@ def read_plan_file(path: Path, known: frozenset[str]) -> tuple[Problem, Plan]:
     data = parse_json(read_text(path), str(path))
     own = tuple(PlanFile.model_fields)
     refuse_lengths(data, path)
-    unknown = sorted(set(data) - known - set(own))
+    unknown = sorted(set(data) - known - set(ImportedFile.model_fields))
     if unknown:
         raise InvalidInputError(
             f"{path} has the unknown field {shown(unknown[0])}.",

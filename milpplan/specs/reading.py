@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import reprlib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,12 +29,20 @@ _NAMED_ERRORS = 40
 _SHOWN_CHARACTERS = 60
 _LEAST_ALIKE = 0.5
 _NAME_PART = re.compile(r"\d+|[a-z]+")
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = _SHORT.maxdeque = 30
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 4 * _SHOWN_CHARACTERS
+"""Lists in lists may repeat one another: written out whole, a file of a hundred lines has billions of elements."""
+MAX_TOML_CHARACTERS = 2 * MIB
+"""A table of a long dotted key takes more than a hundred bytes a character."""
+_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
 
 
 def shown(value: object) -> str:
     """A value in an error message: its repr, shortened."""
     try:
-        text = repr(value)
+        text = _SHORT.repr(value)
     except (ValueError, RecursionError):
         return "a value too large to print"
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
@@ -68,7 +77,15 @@ def whole_or_float(text: str) -> int | float:
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The table of a TOML text; ``source`` names it in messages."""
+    """The table of a TOML text; ``source`` names it in messages. Keys have at most 64 parts: the parser's memory
+    grows with their square."""
+    if len(text) > MAX_TOML_CHARACTERS or _LONG_KEY.search(text):
+        long = len(text) > MAX_TOML_CHARACTERS
+        raise InvalidInputError(
+            f"{source} has {f'{len(text):,} characters' if long else 'a key of more than 64 parts'}.",
+            f"Expected TOML of at most {MAX_TOML_CHARACTERS:,} characters, and keys of at most 64 parts.",
+            "Write tables in place of long keys; give large tables as JSON.",
+        )
     try:
         return tomllib.loads(text, parse_float=whole_or_float)
     except (ValueError, RecursionError) as error:
