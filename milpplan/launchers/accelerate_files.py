@@ -33,6 +33,8 @@ FLAG = "--"
 """Before the name of a trainer's flag, so that it is none of Accelerate's own settings."""
 _DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _TARGET = re.compile(r"(?<![<>&0-9])>\s*['\"]?([^\s'\"<>|;&]+)")
+_EMPTY = "\x01"
+"""Stands for an empty word, which is a value like any other."""
 _TRUE, _FALSE = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
 """What HfArgumentParser takes for true and false."""
 
@@ -121,7 +123,7 @@ def read_files(text: str, source: str) -> Read:
         InvalidInputError: there is neither, or what it says only a running shell knows.
     """
     if source.lower().endswith((".yaml", ".yml")):
-        return Read(_named(flat(load_yaml(text, source))), None)
+        return Read(named(flat(load_yaml(text, source))), None)
     started = {launched for c in script_commands(text) if (launched := _launched(c.words)) is not None}
     if len(started) != 1:
         raise InvalidInputError(
@@ -133,8 +135,8 @@ def read_files(text: str, source: str) -> Read:
     launch = _flags_of(
         before, {**known_settings(KEYS, "launch"), **_unprefixed(known_settings(KEYS, "config"))}, source
     )
-    values = _named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source)))
-    values |= _named(launch)
+    values = named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source)))
+    values |= named(launch)
     trainer = _flags_of(after, known_settings(KEYS, "trainer"), source)
     return Read(values | {f"{FLAG}{name}": value for name, value in trainer.items()}, program)
 
@@ -190,7 +192,7 @@ def _document(text: str, config_file: object, source: str) -> str:
     return fitting[0][1]
 
 
-def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+def named(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under their full names: those of sections may stand without the section's prefix, and flags of the
     command stand without the section (commands/launch.py, _validate_launch_command)."""
     found: dict[str, Any] = {}
@@ -212,7 +214,7 @@ def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, An
     Raises:
         InvalidInputError: words that are no flags, or that only the running shell knows.
     """
-    pairs, stray = pairs_of(words)
+    pairs, stray = pairs_of([word or _EMPTY for word in words])
     if stray:
         said = [*unknown_in(" ".join(stray)), *stray]
         raise InvalidInputError(
@@ -234,11 +236,11 @@ def _typed(name: str, values: tuple[str, ...], row: tuple[Any, ...]) -> dict[str
     kinds = kinds_of(row)
     if len(values) != 1:
         return {name: True if not values and "bool" in kinds else list(values)}
-    text = values[0]
+    text = "" if values[0] == _EMPTY else values[0]
     if unknown_in(text):
         return {name: Code(f"{unknown_in(text)[0]}, which only the running shell knows")}
     if text.startswith("{"):
-        return flat(parse_json(text, f"--{name}"), f"{name}.")
+        return flat(parse_json(text, f"--{name}"), f"{name}.") or {name: {}}
     if "bool" in kinds and text.lower() in (*_TRUE, *_FALSE):
         return {name: text.lower() in _TRUE}
     if {"count", "int", "counts"} & set(kinds) and re.fullmatch(r"-?\d{1,18}", text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.accelerate_files import FLAG, KEYS, TRAINER, read_files
+from milpplan.launchers.accelerate_files import FLAG, KEYS, TRAINER, named, read_files
 from milpplan.launchers.accelerate_run import plan_of
 from milpplan.launchers.imports import check_gpus, described, job_of
 from milpplan.launchers.records import Imported
@@ -100,7 +100,12 @@ def imported(
         name for name, value in found.values.items() if isinstance(value, Code) and is_quiet(name, ALL_QUIET)
     ]
     values = {name: value for name, value in found.values.items() if name not in quiet_codes}
-    names = [name for name in ignored if name != found.program]
+    spelled = {name.lstrip("-") for name in values}
+    names = [
+        name if name.lstrip("-") in spelled else next(iter(named({name.lstrip("-"): None})))
+        for name in ignored
+        if name != found.program
+    ]
     settings, left_out = admitted(values, known, names, "Accelerate and the trainer")
     _check_program(program, source)
     _check_trainer(settings, source)

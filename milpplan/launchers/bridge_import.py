@@ -10,7 +10,9 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Values
 from milpplan.launchers.bridge_names import CONSTANT, NAMES, PRECISIONS, Name, read
 from milpplan.launchers.launch_text import Given, pairs_of, program_place, world_of
+from milpplan.launchers.megatron_flags import megatron_flags
 from milpplan.launchers.megatron_import import imported_from
+from milpplan.launchers.patterns import pattern_flags
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, admitted, known_settings
 from milpplan.launchers.shell_marks import unknown_in
@@ -244,7 +246,15 @@ def _agreed(name: Name, settings: Mapping[str, str]) -> Values | None:
             "Expected the same in all of them.",
             "Correct one of them.",
         )
-    return next(iter(values.values()))
+    found = next(iter(values.values()))
+    if name.kind == "pattern" and found:
+        pattern_flags(found[0], name.keys[0])
+    wrong = "" if found is None else megatron_flags()[name.flag].refusal(found)
+    if wrong:
+        raise InvalidInputError(
+            f"{name.keys[0]} {wrong}.", "Expected what Megatron-Core's setting takes.", f"Correct {name.keys[0]}."
+        )
+    return found
 
 
 def _precision(text: str) -> dict[str, Values]:

@@ -77,14 +77,14 @@ def _check_world(layout: Layout, num_gpus: int | None) -> None:
 
 def _check_degrees(layout: Layout) -> None:
     """Context and expert parallelism are not priced as nanotron has them."""
-    for name, what in (
-        ("cp", "its ring attention gathers keys and values"),
-        ("ep", "its groups of experts overlap"),
+    for name, setting, what in (
+        ("cp", "context_parallel_size", "its ring attention gathers keys and values"),
+        ("ep", "expert_parallel_size", "its groups of experts overlap"),
     ):
         if getattr(layout, name) > 1:
             raise InvalidInputError(
-                f"{name} is {getattr(layout, name)}: {what}, which is not priced.",
-                f"Expected {name} 1.",
+                f"{setting} is {getattr(layout, name)}: {what}, which is not priced.",
+                f"Expected {setting} 1.",
                 "Use 1 to compare it as such a run.",
             )
 

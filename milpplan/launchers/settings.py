@@ -212,7 +212,7 @@ def admitted(
         )
     for name, value in kept.items():
         row = known.get(_place(name))
-        wanted = "" if row is None else _expected(row, value)
+        wanted = "" if row is None or _is_empty_section(name, value, known) else _expected(row, value)
         if wanted:
             raise InvalidInputError(
                 f"{_plain(name)} is {shown(value)}.", f"Expected {wanted}.", f"Correct {name}."
@@ -261,15 +261,18 @@ def _place(name: str) -> str:
 def _has_place(name: str, value: object, known: Known) -> bool:
     """Whether a name is known, is inside a table whose names are free, or is an empty section."""
     above = _place(name)
-    if above in known:
-        return True
-    if isinstance(value, Mapping) and not value and any(one.startswith(f"{above}.") for one in known):
+    if above in known or _is_empty_section(name, value, known):
         return True
     while "." in above:
         above = above.rpartition(".")[0]
         if above in known and "table" in kinds_of(known[above]):
             return True
     return False
+
+
+def _is_empty_section(name: str, value: object, known: Known) -> bool:
+    section = f"{_place(name)}."
+    return isinstance(value, Mapping) and not value and any(one.startswith(section) for one in known)
 
 
 def kinds_of(row: tuple[Any, ...]) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def _flavor(settings: Settings, source: str) -> Pair:
     if (name, flavor) not in flavors():
         known = ", ".join(f"{one} {other}" for one, other in flavors())
         raise InvalidInputError(
-            f"{source} trains {shown(name)} in flavor {shown(flavor)}, whose sizes are not known here.",
+            f"{source} has model.name {shown(name)} in flavor {shown(flavor)}, whose sizes are not known here.",
             f"Expected one of {known}.",
             "Plan it from its sizes instead: milpplan simulate with a model file.",
         )
@@ -112,7 +112,7 @@ def _looked_at(settings: Settings, version: str) -> list[str]:
     optimizer = settings.get("optimizer.name" if version == V022 else "optimizer")
     if optimizer not in ("Adam", "AdamW", "default_adamw", "OptimizersContainer.Config"):
         raise InvalidInputError(
-            f"The optimizer is {shown(optimizer)}.",
+            f"{'optimizer.name' if version == V022 else 'optimizer'} is {shown(optimizer)}.",
             "Expected AdamW, whose states and update are priced.",
             "Use AdamW to compare it as such a run.",
         )

@@ -99,7 +99,12 @@ def sharding_of(run: Run) -> Sharding:
             return Sharding(0, False, False, f"{why}, and gradients are reduced after the pipeline has run")
         loss = "" if once else "replicas reduce gradients in every micro-batch, a plan at ZeRO 0 once a step"
         return Sharding(0, True, False, f"{why}, and reduces gradients beside the backward", loss)
-    hybrid = "states sharded over some of the replicas (HSDP) are not priced" if run.replicate > 1 else ""
+    hybrid = ""
+    if run.replicate > 1:
+        hybrid = (
+            f"states sharded over some of the replicas (HSDP, data_parallel_replicate_degree {run.replicate}) "
+        )
+        hybrid += "are not priced"
     if run.pp > 1:
         why = (
             "fully_shard under a pipeline keeps weights and gradients whole until all micro-batches have run, and "

@@ -224,7 +224,7 @@ def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers
         cp=cp,
         tp=tp,
         pp=pp,
-        ep=ep if experts else 1,
+        ep=ep,
         etp=etp if experts and ep > 1 else 1,
         sequence_parallel=tp > 1 and parallel,
         schedule=schedule if pp > 1 else "1F1B",
@@ -262,7 +262,9 @@ def _batches(settings: Settings, version: str, pp: int, dp: int) -> tuple[int, i
     if version == NEWEST:
         sequence = settings.size(f"{_T}.max_context_length")
         size = _quotient(
-            settings.size(f"{_T}.num_tokens_per_microbatch_per_dp_rank"), sequence, "tokens of a micro-batch"
+            settings.size(f"{_T}.num_tokens_per_microbatch_per_dp_rank"),
+            sequence,
+            "num_tokens_per_microbatch_per_dp_rank over max_context_length",
         )
         count = settings.size(f"{_P}.num_pp_microbatches") if pp > 1 else 1
         total = settings.number(f"{_T}.num_tokens_per_train_step")
@@ -270,7 +272,7 @@ def _batches(settings: Settings, version: str, pp: int, dp: int) -> tuple[int, i
             sequence,
             size,
             count,
-            _quotient(total, sequence * size * count * dp, "tokens of a step") if total > 0 else 1,
+            _quotient(total, sequence * size * count * dp, "num_tokens_per_train_step") if total > 0 else 1,
         )
     local = settings.size(f"{_T}.local_batch_size")
     size = settings.size(f"{_P}.pipeline_parallel_microbatch_size") if pp > 1 else local
@@ -299,7 +301,7 @@ def _recompute(settings: Settings, version: str) -> bool:
         whole, nothing = mode == "FullAC", mode is None
     if not (whole or nothing):
         raise InvalidInputError(
-            f"Activation checkpointing is {shown(mode)}.",
+            f"activation_checkpoint.{'mode' if version == V022 else 'policy'} is {shown(mode)}.",
             "Expected full or none: which operators the others keep is not priced.",
             "Use full or none to see the two ends between which it lies.",
         )

@@ -169,7 +169,7 @@ def test_every_rule_refuses_something(name: str) -> None:
         ("dp: 4", "dp: four", "whole number"),
         ("dp: 4", "dp: 0", "above zero"),
         ('pp_engine: "1f1b"', "pp_engine: zigzag", "zigzag"),
-        ("context_parallel_size: 1", "context_parallel_size: 2", "cp is 2"),
+        ("context_parallel_size: 1", "context_parallel_size: 2", "context_parallel_size is 2"),
         ("accumulate_grad_in_fp32: true", "accumulate_grad_in_fp32: false", "accumulate_grad_in_fp32"),
         ("tp_linear_async_communication: false", "tp_linear_async_communication: true", "tp_linear_async"),
         ("  model_config:", "  model_config:\n    moe_config: {num_experts: 8}", "moe_config"),

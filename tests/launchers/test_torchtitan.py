@@ -338,7 +338,7 @@ def test_older_dialects_are_read() -> None:
         ("batch_size = 8\n", "", "does not say training.local_batch_size"),
         ("seq_len = 8192\n", "", "does not say training.seq_len"),
         ('flavor = "70B"\n', "", "flavor None"),
-        ('name = "llama3"\n', "", "trains None"),
+        ('name = "llama3"\n', "", "model.name None"),
         ("enable_float8_linear = false", "enable_float8_linear = true", "float8.enable_float8_linear"),
         ("[experimental]", "[experimental]\npipeline_parallel_microbatches = 8", "pipeline_parallel_microbatches"),
         ("[experimental]", '[experimental]\npipeline_parallel_split_points = ["layers.4"]', "split_points"),
