@@ -140,7 +140,7 @@ ALIKE: dict[str, dict[str, str]] = {
         **{f"distributed.pipeline.{name}": "no pipeline" for name in PIPELINE},
     },
     "accelerate": {"--bf16": "what mixed_precision says", "--packing": "block_size says the length"},
-    "megatron-bridge": {},
+    "megatron-bridge": {"model.cp_comm_type": "no context parallelism"},
 }
 """Keys that are looked at, and whose other value means the same in the file at hand, with the reason."""
 GOES_WITH = {
@@ -153,8 +153,9 @@ GOES_WITH = {
         "distributed.pp_size": "defer_fsdp_grad_sync",
         "distributed.ep_size": "moe.reshard_after_forward",
     },
+    "megatron-bridge": {"model.window_size": "--window-size"},
 }
-"""Keys whose other value needs another key, which the refusal names."""
+"""Keys whose other value needs another key, which the refusal names; or whose name is Megatron-LM's there."""
 
 
 @pytest.mark.parametrize("name", NAMES)
