@@ -111,7 +111,7 @@ def test_a_configuration_comes_back_through_the_command_line(target: str, tmp_pa
 
 
 def test_what_was_ignored_is_in_the_answer(tmp_path: Path) -> None:
-    """An import says which settings were not looked at, in text and in JSON, and writes a plan file all the same."""
+    """An import says which settings were ignored, in text and in JSON, and still writes a plan file."""
     problem, plan = llama_of_nanotron()
     path, launch, back = tmp_path / "plan.json", tmp_path / "launch", tmp_path / "back.json"
     path.write_text(document_text(PlanFile(plan=plan_document(plan), problem=problem)))
