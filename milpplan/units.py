@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+
 GIB = 2**30
 MIB = 2**20
 MEGA = 1e6
@@ -105,3 +108,29 @@ def bytes_text(num_bytes: float) -> str:
         if num_bytes >= limit:
             return f"{num_bytes / limit:,.3g} {unit}"
     return f"{num_bytes:,.0f} B"
+
+
+def cleaned(text: str) -> str:
+    """Spell out what a terminal or an editor would obey rather than show: ``\\u001b``, ``\\u202e``.
+
+    These are control characters but for line feeds and tabs, marks of direction, zero-width characters, odd line
+    separators and halves of characters. In the strings of JSON, YAML and TOML what is spelled out means the same.
+    """
+    return _DOUBTFUL.sub(lambda match: _spelled(match[0]), text)
+
+
+def printable(text: str) -> str:
+    """Spell out line feeds and tabs, too: a name from a user's file stays on its line."""
+    return cleaned(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+# Plain ASCII is never looked at, nor are the letters of most languages.
+_DOUBTFUL = re.compile("[^\n\t -~\u00c0-\u02ff\u0370-\u05ff\u2190-\u27ff\u3040-\u9fff\uac00-\ud7a3]")
+_OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _spelled(character: str) -> str:
+    if unicodedata.category(character) not in _OBEYED:
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

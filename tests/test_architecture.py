@@ -50,6 +50,7 @@ ALLOWED = {
         "milpplan.costs",
         "milpplan.launchers.capabilities",
         "milpplan.launchers.space_rules",
+        "milpplan.reports.files",
         "milpplan.optimize",
     ),
     "milpplan.graph": (*BASE, *SOLVER_ROOM, "milpplan.graph"),
@@ -162,8 +163,12 @@ ALLOWED = {
 """What the modules of a room may import of the package; the front door (cli, __init__) may import all."""
 
 SOLVER_SIDE = ("program", "violations", "solution", "scaling", "cpsat", "cbc", "highs", "relaxation", "export")
-SOLVER_SIDE_ALLOWED = {"milpplan.errors", *(f"milpplan.optimize.{name}" for name in SOLVER_SIDE)}
-"""Programs and backends: they know no GPUs."""
+SOLVER_SIDE_ALLOWED = {
+    "milpplan.errors",
+    "milpplan.reports.files",
+    *(f"milpplan.optimize.{name}" for name in SOLVER_SIDE),
+}
+"""Programs and backends: they know no GPUs. Writing a file whole is everybody's."""
 
 
 @cache

@@ -19,8 +19,8 @@ from milpplan.errors import InvalidInputError
 from milpplan.presets.catalog import hardware_names, load_hardware
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.overlay import USUAL, Overlay, Provenance
-from milpplan.specs.reading import read_text, validated
-from milpplan.validation.reading import read_runs
+from milpplan.specs.reading import read_bytes, read_text, validated
+from milpplan.validation.reading import MAX_FILE_BYTES, is_packed, read_runs
 
 Kind = Literal["runs", "nccl", "gemm"]
 MAX_RUNS: Final = 2000
@@ -44,7 +44,7 @@ def kind_of(path: Path) -> Kind:
     Raises:
         InvalidInputError: it cannot be read, or is none of these.
     """
-    if _is_gzip(path):
+    if is_packed(read_bytes(path, max_bytes=MAX_FILE_BYTES)):
         return "runs"
     text = read_text(path)
     if is_nccl_log(text):
@@ -133,14 +133,6 @@ def _of_runs(
     date = datetime.date.today().isoformat()
     overlay = result.overlay(words["base"], words["name"], f"{len(found)} runs of {path.name}", date)
     return Calibration("runs", overlay, spec, tuple(told), result)
-
-
-def _is_gzip(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(2) == b"\x1f\x8b"
-    except (OSError, ValueError):
-        return False
 
 
 def checked_words(hardware: str, out: Path | None, name: str) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from rich.text import Text
 
 from milpplan.calibration.fit_records import Constant, Fit
 from milpplan.calibration.sources import Calibration
-from milpplan.reports.terminal import printable
 from milpplan.specs.overlay import FACTORS, SWITCHES
-from milpplan.units import percent_text, seconds_text
+from milpplan.units import percent_text, printable, seconds_text
 from milpplan.version import __version__
 
 MAX_TOLD = 12

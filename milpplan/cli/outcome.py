@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 import milpplan
 from milpplan.cli import interrupts
 from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError, SolverError
+from milpplan.units import cleaned, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,29 +55,32 @@ def of_error(error: MilpplanError) -> ExitCode:
 
 def say(text: str) -> None:
     """One line of talk on stderr."""
-    _write(sys.stderr, text + "\n")
+    _write(sys.stderr, printable(text) + "\n")
 
 
 def emit(text: str) -> None:
     """Text of the result on stdout; a reader that has gone away is not an error."""
-    _write(sys.stdout, text)
+    _write(sys.stdout, cleaned(text))
 
 
 def show(renderable: RenderableType) -> None:
     """A result for people on stdout: with colours and the terminal's width on a terminal, plain otherwise."""
     with _reaching(sys.stdout):
-        emit(rendered(renderable, sys.stdout).strip("\n") + "\n")
+        _write(sys.stdout, rendered(renderable, sys.stdout).strip("\n") + "\n")
 
 
 def rendered(renderable: RenderableType, stream: Any) -> str:
-    """The text of a renderable as that stream's terminal, or a file, should get it."""
+    """The text of a renderable as that stream's terminal, or a file, should get it. Its only control characters
+    set colours."""
     # Rich, and the reports below, are not imported by who only asks for help.
     from rich.console import Console
+    from rich.segment import Segment, Segments
 
     width = None if stream.isatty() else WIDTH
     console = Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
     with console.capture() as capture:
-        console.print(renderable)
+        plain = (Segment(cleaned(one.text), one.style) for one in console.render(renderable) if not one.control)
+        console.print(Segments(plain))
     lines = capture.get().split("\n")
     return "\n".join(line.rstrip() for line in lines)
 
@@ -113,11 +117,10 @@ def unwritten(error: OSError) -> InvalidInputError:
 
 def say_error(error: MilpplanError) -> None:
     """The three parts of an error on stderr: what was seen, what was expected, what to do."""
-    from milpplan.reports.terminal import printable
 
-    say(f"error: {printable(error.seen)}")
-    say(f"  {printable(error.expected) or 'Expected input as the help describes it.'}")
-    say(f"  {printable(error.do) or 'See `milpplan --help` and `milpplan schema`.'}")
+    say(f"error: {error.seen}")
+    say(f"  {error.expected or 'Expected input as the help describes it.'}")
+    say(f"  {error.do or 'See `milpplan --help` and `milpplan schema`.'}")
 
 
 def beyond_numbers(error: BaseException) -> InvalidInputError:
@@ -129,8 +132,23 @@ def beyond_numbers(error: BaseException) -> InvalidInputError:
     )
 
 
+def _clean_usage(error: Exception) -> None:
+    """typer prints its usage errors itself."""
+    message = getattr(error, "message", None)
+    if isinstance(message, str):
+        error.message = printable(message)  # type: ignore[attr-defined]
+
+
 class Commands(TyperGroup):
     """The group of commands; turns what they raise into a message and an exit code."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the options before the command."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except Exception as error:
+            _clean_usage(error)
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -150,6 +168,7 @@ class Commands(TyperGroup):
         except Exception as error:
             # typer's own exits and usage errors know their codes.
             if hasattr(error, "exit_code") or isinstance(error, typer.Abort):
+                _clean_usage(error)
                 raise
             code = self._fail(ctx, error)
         raise typer.Exit(int(code))
@@ -158,18 +177,17 @@ class Commands(TyperGroup):
     def _refuse(ctx: Any, error: MilpplanError) -> ExitCode:
         say_error(error)
         if ctx.params.get("debug"):
-            say(traceback.format_exc())
+            _write(sys.stderr, cleaned(traceback.format_exc()) + "\n")
         return of_error(error)
 
     @staticmethod
     def _fail(ctx: Any, error: Exception) -> ExitCode:
-        from milpplan.reports.terminal import printable
 
         say(
             f"error: Internal error of milpplan {milpplan.__version__}: {type(error).__name__}: "
-            f"{printable(str(error))}. This is a bug, not your mistake. Please report it with the command "
+            f"{error}. This is a bug, not your mistake. Please report it with the command "
             "you ran and the output of `milpplan --debug ...`, which adds the traceback."
         )
         if ctx.params.get("debug"):
-            say(traceback.format_exc())
+            _write(sys.stderr, cleaned(traceback.format_exc()) + "\n")
         return ExitCode.INTERNAL_FAILURE

@@ -16,7 +16,6 @@ from rich.text import Text
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.optimize.worker_process import usable_cpus
 from milpplan.reports.document import document_text
-from milpplan.reports.terminal import printable
 from milpplan.specs.records import Count, Record
 from milpplan.studies import processes, ray_cluster
 from milpplan.studies.grid import cells
@@ -26,7 +25,7 @@ from milpplan.studies.results import write_results
 from milpplan.studies.running import Runner, StudyProgress, Sweep, complete, resume
 from milpplan.studies.store import opened
 from milpplan.studies.tables import Row, rows, what_if_words
-from milpplan.units import count_text, gib_text, percent_text, seconds_text
+from milpplan.units import count_text, gib_text, percent_text, printable, seconds_text
 from milpplan.version import __version__
 
 QUIET_S = 10.0

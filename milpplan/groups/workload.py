@@ -17,6 +17,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.groups.distributions import LONGEST
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.workload_file import read_workload
+from milpplan.specs.reading import read_text
 from milpplan.units import MIB
 
 _SHOWN: Final = 40
@@ -137,30 +138,16 @@ def read_lengths(
     Raises:
         InvalidInputError: the file cannot be read, holds no lengths, or a distribution without either number.
     """
-    text = _read(path)
+    text = read_text(
+        path,
+        "The lengths of one step, or a few million to choose from, expected.",
+        "Give a file of lengths, one a line, or a histogram as JSON.",
+        _MAX_BYTES,
+    )
     if text.lstrip().startswith("{"):
         number = _MOST_DRAWN if num_sequences is None and num_tokens is not None else num_sequences
         return _drawn(path, text, number, seed)
     return _lines(path, text)
-
-
-def _read(path: Path) -> str:
-    """The text; pipes are read, too."""
-    do = "Give a file of lengths, one a line, or a histogram as JSON."
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        text = content.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise InvalidInputError(f"{path} cannot be read: {reason}.", "A text file expected.", do) from error
-    if len(content) > _MAX_BYTES:
-        raise InvalidInputError(
-            f"{path} has more than {_MAX_BYTES:,} bytes.",
-            "The lengths of one step, or a few million to choose from, expected.",
-            "Give a part of them, or a histogram as JSON.",
-        )
-    return text
 
 
 def _lines(path: Path, text: str) -> Int64Array:

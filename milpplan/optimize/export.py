@@ -7,7 +7,6 @@ two different sides becomes two rows, ``<name>__lower`` and ``<name>__upper``.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program
+from milpplan.reports.files import check_writable, unwritable, write_whole
 
 # PuLP writes LP files with 12 significant digits.
 _MAX_NUMBER: Final = 10**12
@@ -74,16 +74,21 @@ def _write(program: Program, path: Path, write: Callable[[Any, str], object]) ->
         return (path,)
     names = path.with_name(path.name + ".names.json")
     text = json.dumps({"schema_version": 1, **changed}, indent=1)
-    _whole(names, lambda temporary: Path(temporary).write_text(text + "\n", encoding="utf-8"))
+    write_whole(names, text + "\n")
     return path, names
 
 
 def _whole(path: Path, write: Callable[[str], object]) -> None:
-    """Let ``write`` fill a temporary file next to ``path``, then rename it."""
-    with tempfile.TemporaryDirectory(prefix=".milpplan-", dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
-        write(str(temporary))
-        os.replace(temporary, path)
+    """Let ``write`` fill a file by its name, in a directory that only this user may enter, then take it over."""
+    check_writable(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".milpplan-", dir=path.parent) as folder:
+            temporary = Path(folder) / path.name
+            write(str(temporary))
+            content = temporary.read_bytes()
+    except OSError as error:
+        raise unwritable(path, error) from error
+    write_whole(path, content)
 
 
 def _require_printable(program: Program) -> None:

@@ -13,8 +13,7 @@ from rich.text import Text
 from milpplan.calibration.tables import constants_table, errors_text, fit_document
 from milpplan.profiling.check import LayersCheck, checked
 from milpplan.profiling.overlay import Profile
-from milpplan.reports.terminal import printable
-from milpplan.units import percent_text, seconds_text, size_text
+from milpplan.units import percent_text, printable, seconds_text, size_text
 from milpplan.version import __version__
 
 MAX_TOLD = 24

@@ -13,9 +13,9 @@ from milpplan.insight.candidates import Choice, Outcome
 from milpplan.reports.document import ResultDocument, result_document
 from milpplan.reports.run_totals import RunDocument, run_document
 from milpplan.reports.spaces import scope_text
-from milpplan.reports.terminal import plan_report, printable, report_table
+from milpplan.reports.terminal import plan_report, report_table
 from milpplan.specs.records import Record
-from milpplan.units import gap_text, money_text, percent_text, rate_text, seconds_text
+from milpplan.units import gap_text, money_text, percent_text, printable, rate_text, seconds_text
 from milpplan.version import __version__
 
 UNITS = {"cost": "cost", "gpu_hours": "GPU-hours", "s_per_token": "time a token"}

@@ -12,11 +12,19 @@ from rich.text import Text
 
 from milpplan.costs.report import BREAKDOWN, StepReport
 from milpplan.reports.clusters import cluster_text
-from milpplan.reports.terminal import printable, report_table
+from milpplan.reports.terminal import report_table
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
 from milpplan.specs.records import Count, Record
-from milpplan.units import SECONDS_PER_HOUR, gib_text, percent_text, rate_text, seconds_text, signed_percent_text
+from milpplan.units import (
+    SECONDS_PER_HOUR,
+    gib_text,
+    percent_text,
+    printable,
+    rate_text,
+    seconds_text,
+    signed_percent_text,
+)
 from milpplan.version import __version__
 
 DIFFERENT = 1e-4

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from milpplan.insight.fewest import Fewest
 from milpplan.reports.document import ResultDocument, result_document
-from milpplan.reports.terminal import printable, solve_report
+from milpplan.reports.terminal import solve_report
 from milpplan.specs.records import Record
+from milpplan.units import printable
 from milpplan.version import __version__
 
 

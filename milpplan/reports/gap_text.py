@@ -14,8 +14,8 @@ from milpplan.insight.records import Interval
 from milpplan.reports.gap_document import Failed, Judged
 from milpplan.reports.intervals import joined, range_text
 from milpplan.reports.spaces import cost_model_text, space_text
-from milpplan.reports.terminal import hanging, plan_report, printable, report_table, would_be_headline
-from milpplan.units import count_text, gib_text, money_text, percent_text, rate_text, seconds_text
+from milpplan.reports.terminal import hanging, plan_report, report_table, would_be_headline
+from milpplan.units import count_text, gib_text, money_text, percent_text, printable, rate_text, seconds_text
 
 EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}
 

@@ -13,9 +13,9 @@ from milpplan.insight.gap_records import layout_words
 from milpplan.insight.records import Explanation, Interval, SingleChange, WishAnswer, Worth
 from milpplan.reports.intervals import joined, range_text
 from milpplan.reports.spaces import scope_text
-from milpplan.reports.terminal import hanging, plan_report, printable, report_table, would_be_headline
+from milpplan.reports.terminal import hanging, plan_report, report_table, would_be_headline
 from milpplan.specs.plan import Layout
-from milpplan.units import gib_text, percent_text, rate_text, seconds_text
+from milpplan.units import gib_text, percent_text, printable, rate_text, seconds_text
 
 SHOWN_STAGES = 4
 ALMOST_NOTHING = 0.001

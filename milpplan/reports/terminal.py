@@ -25,7 +25,7 @@ from milpplan.reports.spaces import scope_text
 from milpplan.reports.targets import target_price_text
 from milpplan.specs.plan import Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem
-from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
+from milpplan.units import gap_text, gib_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
 
 MAX_STAGE_ROWS = 16
@@ -33,11 +33,6 @@ MAX_STAGE_ROWS = 16
 SHOWN_RULES = 3
 MAX_COLUMNS = 1000
 """More than any table here is wide."""
-
-
-def printable(text: str) -> str:
-    """Text from a user's file with control characters spelled out: no line breaks, no terminal commands."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def solve_report(

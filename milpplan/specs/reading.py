@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import reprlib
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,26 +50,68 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
-def read_text(path: Path) -> str:
-    """The UTF-8 text of a regular file of at most 16 MiB."""
-    do = "Give the path of a .toml or .json file."
+def read_text(path: Path, expected: str = "", do: str = "", max_bytes: int = MAX_FILE_BYTES) -> str:
+    """Read the UTF-8 text of a regular file.
+
+    Args:
+        path: the file.
+        expected: what is expected in it, for the message.
+        do: what to give instead, for the message.
+        max_bytes: most of it that is taken.
+
+    Raises:
+        InvalidInputError: it is missing, no regular file, too large, or no UTF-8 text.
+    """
+    content = read_bytes(path, expected, do, max_bytes)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise unreadable(path, "it is not UTF-8 text", expected, do) from error
+
+
+def read_bytes(path: Path, expected: str = "", do: str = "", max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Read a regular file, as ``read_text`` does: every input file comes through here.
+
+    A pipe may never end, and a device may never begin: neither is waited for.
+
+    Raises:
+        InvalidInputError: it is missing, no regular file, or too large.
+    """
+    do = do or "Give the path of a .toml or .json file."
+    expected = expected or "Expected a file."
     try:
         if path.is_dir():
             inside = path / "config.json"
             hint = f"Give a file in it, such as {inside}." if inside.is_file() else do
-            raise InvalidInputError(f"{path} is a directory.", "Expected a file.", hint)
+            raise InvalidInputError(f"{path} is a directory.", expected, hint)
         if not path.is_file():
-            raise InvalidInputError(f"{path} does not exist or is not a regular file.", "Expected a file.", do)
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidInputError(
-                f"{path} has {path.stat().st_size:,} bytes.",
-                f"Expected a description of at most {MAX_FILE_BYTES:,} bytes.",
-                "Give the configuration, not the weights.",
-            )
-        return path.read_bytes().decode("utf-8-sig")
+            seen = "is not a regular file" if path.exists() else "does not exist"
+            raise InvalidInputError(f"{path} {seen}.", expected, do)
+        # It may have become a pipe since: opening one waits for who writes to it, unless asked not to.
+        with open(path, "rb", opener=_at_once) as file:
+            told = os.fstat(file.fileno())
+            content = file.read(max_bytes + 1) if stat.S_ISREG(told.st_mode) else b""
     except (OSError, ValueError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise InvalidInputError(f"{path} cannot be read: {reason}.", "Expected a text file.", do) from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise unreadable(path, reason, expected, do) from error
+    if len(content) > max_bytes:
+        raise InvalidInputError(
+            f"{path} has {max(told.st_size, len(content)):,} bytes.",
+            f"Expected a description of at most {max_bytes:,} bytes.",
+            "Give the configuration, not the weights." if max_bytes == MAX_FILE_BYTES else do,
+        )
+    return content
+
+
+def _at_once(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def unreadable(path: Path, reason: str, expected: str, do: str) -> InvalidInputError:
+    """Make the error of a file that is there and cannot be read."""
+    return InvalidInputError(
+        f"{path} cannot be read: {reason}.", expected or "Expected a text file.", do or "Give another file."
+    )
 
 
 def whole_or_float(text: str) -> int | float:

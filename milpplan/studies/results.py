@@ -57,7 +57,7 @@ def write_plans(sweep: Sweep, directory: Path) -> Path:
         path = directory / f"cell-{cell.number:0{digits}}.json"
         names.add(path.name)
         text = json.dumps(file.model_dump(mode="json")) + "\n"
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.is_file() or path.read_bytes() != text.encode():
             write_whole(path, text)
     for path in directory.glob("cell-*.json"):
         if path.name not in names:

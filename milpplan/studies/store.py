@@ -11,14 +11,14 @@ from typing import IO, Final
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.reports.files import check_writable, make_directory, write_whole
-from milpplan.specs.reading import shown
+from milpplan.reports.files import TEMPORARY, check_writable, make_directory, unwritable, write_whole
+from milpplan.specs.reading import read_text, shown
 from milpplan.studies.outcomes import Outcome
 
 CELLS: Final = "cells"
 PLANS: Final = "plans"
 LOCK: Final = ".lock"
-LEFTOVERS: Final = ".milpplan-*.tmp"
+LEFTOVERS: Final = "*".join(TEMPORARY)
 """Temporary files of a run that was killed while it wrote one."""
 
 
@@ -35,8 +35,8 @@ class Store:
     def read(self, key: str) -> Outcome | None:
         """The outcome of a key; None where there is none, or the file is damaged."""
         try:
-            outcome = Outcome.model_validate_json(self.path(key).read_bytes())
-        except (OSError, ValidationError):
+            outcome = Outcome.model_validate_json(read_text(self.path(key)))
+        except (InvalidInputError, ValidationError):
             return None
         return outcome if outcome.key == key else None
 
@@ -53,8 +53,14 @@ def opened(directory: Path) -> Iterator[Store]:
         InvalidInputError: it cannot be written, or another sweep is at work in it.
     """
     make_directory(directory / CELLS, "--out")
-    check_writable(directory / LOCK)
-    with (directory / LOCK).open("w", encoding="utf-8") as file:
+    lock = directory / LOCK
+    check_writable(lock)
+    try:
+        # Nothing is cut off: it may be a link that somebody planted.
+        file = lock.open("a", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(lock, error) from error
+    with file:
         _lock(file, directory)
         for leftover in (*directory.glob(LEFTOVERS), *directory.glob(f"*/{LEFTOVERS}")):
             leftover.unlink(missing_ok=True)

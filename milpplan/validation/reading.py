@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import zlib
@@ -16,7 +17,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.reading import shown, validated, whole_or_float
+from milpplan.specs.reading import read_bytes, shown, validated, whole_or_float
 from milpplan.units import MIB
 from milpplan.validation.records import Cluster, Measured, ModelDims, Parallel, Run
 from milpplan.validation.spelling import respelled
@@ -36,6 +37,7 @@ _DECODER: Final = json.JSONDecoder(
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
 _START: Final = re.compile(r'\s*(?:\{\s*"runs"\s*:\s*)?\[')
+_EXPECTED = "Expected runs as JSON."
 _DO = "Give a JSON file of runs, or one record a line, plain or gzipped, as described in docs/validation.md."
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": Run,
@@ -118,30 +120,26 @@ def _refuse_halves(data: object, source: str, field: str = "") -> None:
             _refuse_halves(value, source, f"{field}[{index}]")
 
 
+def is_packed(data: bytes) -> bool:
+    """Say whether these are the bytes of a gzipped file."""
+    return data.startswith(_GZIP_MAGIC)
+
+
 def _text(file: Path | Traversable, name: str) -> str:
     """The text of a plain or gzipped file, its size checked before and while it unpacks."""
+    data = read_bytes(file, _EXPECTED, _DO, MAX_FILE_BYTES) if isinstance(file, Path) else file.read_bytes()
     try:
-        if isinstance(file, Path) and not file.is_file():
-            raise InvalidInputError(f"{name} does not exist or is not a regular file.", "Expected a file.", _DO)
-        with file.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise _too_large(name, MAX_FILE_BYTES)
-        if data.startswith(_GZIP_MAGIC):
-            with file.open("rb") as stream, gzip.GzipFile(fileobj=stream) as unpacked:
+        if is_packed(data):
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
                 data = unpacked.read(MAX_TEXT_BYTES + 1)
             if len(data) > MAX_TEXT_BYTES:
-                raise _too_large(name, MAX_TEXT_BYTES)
+                raise InvalidInputError(
+                    f"{name} unpacks to more than {MAX_TEXT_BYTES:,} bytes.", _EXPECTED, "Split the file."
+                )
         return data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise InvalidInputError(f"{name} cannot be read: {reason}.", "Expected runs as JSON.", _DO) from error
-
-
-def _too_large(name: str, limit: int) -> InvalidInputError:
-    return InvalidInputError(
-        f"{name} holds more than {limit:,} bytes.", "Expected records of runs.", "Split the file."
-    )
+        raise InvalidInputError(f"{name} cannot be read: {reason}.", _EXPECTED, _DO) from error
 
 
 def _records(text: str, name: str) -> Iterator[tuple[str, object]]:

@@ -12,8 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.reports.terminal import printable
-from milpplan.units import gib_text, seconds_text, signed_percent_text
+from milpplan.units import gib_text, printable, seconds_text, signed_percent_text
 from milpplan.validation.comparison import Comparison, Validation
 
 MOST_RUNS: Final = 40

@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.reports.terminal import printable
-from milpplan.units import percent_text, seconds_text
+from milpplan.units import percent_text, printable, seconds_text
 from milpplan.validation.comparison import Validation
 from milpplan.validation.families import Family
 from milpplan.validation.run_tables import run_parts

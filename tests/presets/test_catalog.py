@@ -261,10 +261,10 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path = tmp_path / "secret.toml"
     path.write_text("")
 
-    def denied(self: Path) -> bytes:
+    def denied(name: str, flags: int) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr("milpplan.specs.reading._at_once", denied)
     assert "Permission denied" in refused(path).seen
 
 

@@ -178,8 +178,8 @@ def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch:
 
 def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path) -> None:
     """Neither is a file."""
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(InvalidInputError, match="regular file"):
+    for path, seen in ((tmp_path / "none.json", "does not exist"), (tmp_path, "is a directory")):
+        with pytest.raises(InvalidInputError, match=seen):
             read_runs(path)
 
 
