@@ -43,11 +43,13 @@ from milpplan.optimize.solution import Solution
 
 DIGIT_BITS: Final = 16
 MIN_DIGIT_BITS: Final = 8
-"""Fewer bits than this gain too little: CP-SAT, which asks for it, then has to refuse the program."""
 ROW_BITS: Final = 23
 """CP-SAT is trusted with rows whose terms, all taken together, stay below 1e7."""
-TOLERANCE: Final = 1e-7
-"""Tolerance of reduced costs in floating-point solvers, relative to the largest."""
+TOLERANCE_BITS: Final = 18
+"""Floating-point solvers let an integer be off by 1e-6: what adds up to so many bits is then off by a quarter."""
+TOLERANCE: Final = 1e-6
+SLACK_UNITS: Final = 32
+"""Room above the best known choice: CBC has called programs infeasible whose only answer was at a bound."""
 MAX_TOTALS: Final = 32
 """Combinations of alternatives that are stated at once; more are added when an answer needs them."""
 
@@ -95,13 +97,11 @@ class GraphProgram:
         self._edges = {pair: matrix - int(matrix.min()) for pair, matrix in instance.edges.items()}
         self._alternatives = list(itertools.islice(_combinations(instance.peaks), MAX_TOTALS))
         self._common = _common_unit(instance, self._edges)
-        self._bits = _digit_bits(size_of(instance) + self.num_parts)
+        self._bits = _digit_bits(size_of(instance) + self.num_parts, self.num_parts)
         totals = self._totals()
         largest = max(int(w.max()) for total in totals for w in total.weights)
         largest = max([largest, *(int(_finite(m).max(initial=0)) for m in self._edges.values())])
-        # One total alone is an objective, and no row that CP-SAT must be spared.
-        bits = DIGIT_BITS if len(totals) == 1 else self._bits
-        unit = _unit(largest, self._common, bits)
+        unit = _unit(largest, self._common, self._bits)
         self._largest = largest // unit
         self.levels = [Level(unit, max(total.constant for total in totals))]
 
@@ -117,7 +117,8 @@ class GraphProgram:
         return last.base + last.value * last.unit
 
     def claim(self, solution: Solution) -> int | None:
-        """The bound that an answer proves for its program, less the solver's own tolerance; None if none."""
+        """The bound that an answer proves for its program, less what digits as large as these let a floating-point
+        solver miss; None if none."""
         slack = 0 if solution.backend == "cpsat" else int(self.num_parts * self._largest * TOLERANCE)
         if solution.status == "optimal" and solution.objective is not None:
             return solution.objective - slack
@@ -217,7 +218,7 @@ class GraphProgram:
             builder.minimize([c for c, _ in terms], [v for _, v in terms], constant)
             return
         top = self.most(upper) if upper is not None else _highest(totals, self._edges, self.groups, last)
-        z = builder.add_variable("z", 0, max(top, 0))
+        z = builder.add_variable("z", 0, max(top, 0) + SLACK_UNITS)
         for k, (terms, constant) in enumerate(stated):
             entries = [*terms, (z, -1)]
             builder.add_row(f"total[{k}]", [c for c, _ in entries], [v for _, v in entries], upper=-constant)
@@ -252,7 +253,7 @@ class GraphProgram:
             # Counted from what is proved; a total that is not the largest may lie below that.
             low = -self.num_parts if len(self._alternatives) > 1 else 0
             assert upper is not None
-            most = max((upper - level.base) // level.unit - value, low)
+            most = max((upper - level.base) // level.unit - value, low) + 1
             h = builder.add_variable(f"h[{index},{level.unit}]", low, most)
             entries, side = [*terms, (h, -1)], value - constant
             name = f"digit[{index},{level.unit}]"
@@ -277,7 +278,8 @@ class GraphProgram:
                 constant += least * len(group)
                 weights.append(costs - least)
             found.append(_Total(tuple(weights), constant))
-        return found
+        # Alternatives are often equal once what is left of the strategies is looked at.
+        return list({(one.constant, *(w.tobytes() for w in one.weights)): one for one in found}.values())
 
 
 def size_of(instance: Instance) -> int:
@@ -302,10 +304,12 @@ def _digit(values: IntArray, whole: int | None, unit: int) -> IntArray:
     return (values if whole is None else values % whole) // unit
 
 
-def _digit_bits(entries: int) -> int:
-    """Bits of a digit that leave a row of so many entries to CP-SAT too, if that is not too few."""
-    bits = ROW_BITS - entries.bit_length()
-    return min(bits, DIGIT_BITS) if bits >= MIN_DIGIT_BITS else DIGIT_BITS
+def _digit_bits(entries: int, parts: int) -> int:
+    """Bits of a digit in rows of so many entries, of which so many are taken: few enough for every backend where
+    that leaves a digit more than rounding takes; else the digits have a tolerance, and CP-SAT refuses them."""
+    rounding = parts.bit_length()
+    bits = min(ROW_BITS - entries.bit_length(), TOLERANCE_BITS - rounding)
+    return min(bits, DIGIT_BITS) if bits >= max(MIN_DIGIT_BITS, rounding + 3) else DIGIT_BITS
 
 
 def _unit(largest: int, common: int, bits: int) -> int:
@@ -407,7 +411,7 @@ def _limit(
     """One limit on the loads of ``count`` nodes, above the least of each; in all its digits if ``precise``."""
     common = max(1, int(np.gcd.reduce(loads)))
     loads, limit = loads // common, max(limit // common, -1)
-    bits = _digit_bits(loads.size + count)
+    bits = _digit_bits(loads.size + count, count)
     unit, whole = _unit(int(loads.max()), 1, bits), None
     carried: Terms = []
     while True:

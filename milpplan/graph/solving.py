@@ -15,6 +15,7 @@ a ``SolverError``.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,7 +35,7 @@ from milpplan.graph.result import GraphProgress, GraphSolution
 from milpplan.graph.search import BoundRefutedError, Search
 from milpplan.graph.statement import StrategyGraph
 from milpplan.graph.sweeps import Sweeps
-from milpplan.optimize.backends import AUTO, AUTO_ORDER, OWN_WITNESSES, WITNESSES
+from milpplan.optimize.backends import AUTO
 from milpplan.optimize.backends import backend as named_backend
 from milpplan.optimize.program import Program
 from milpplan.optimize.solution import Solution
@@ -49,6 +50,9 @@ NUM_LAST_SWEEPS: Final = 3
 MAX_PRICED: Final = 12
 # The gap from which on parts of the graph pay.
 WIDE_GAP: Final = 2e-3
+AUTO_ORDER: Final = ("highs", "cbc", "cpsat")
+WITNESSES: Final = ("cpsat", "cbc", "highs")
+"""Who confirms a bound, in turn, but for the solver that gave it: first the one that counts in integers."""
 EFFORTS: Final[tuple[Mapping[str, float], ...]] = ({"cbc": 1e3, "cpsat": 5.0}, {"cbc": 1e6, "cpsat": 500.0})
 """What a witness may take, in its own unit of work (nodes of CBC, CP-SAT's deterministic seconds; HiGHS has none):
 all are asked with the first before any with the second, since which solver is fast differs from graph to graph."""
@@ -304,22 +308,21 @@ def _one_program(
     search: Search, program: GraphProgram, offer: Callable[[Solution], dict[int, int] | None]
 ) -> bool:
     """Let the first backend that can solve a program, and others confirm it; says whether to go on."""
-    failure: Exception | None = None
-    for name in AUTO_ORDER if search.backend == AUTO else (search.backend,):
+    names = AUTO_ORDER if search.backend == AUTO else (search.backend,)
+    failure: Exception = BoundRefutedError(f"What {', '.join(sorted(search.refuted))} proved is not true.")
+    # What a backend simplifies first has misled it before: it gets a second try without that.
+    for name, presolve in itertools.product(names, (True, False)):
         if name in search.refuted:
             continue
         try:
-            return _proved_by(search, program, offer, name)
+            return _proved_by(search, program, offer, name, presolve)
         except BoundRefutedError as error:
-            search.refuted.add(name)
-            search.method.append(f"{name} refuted")
-            if search.backend != AUTO:
-                raise
             failure = error
+            search.method.append(f"{name} refuted")
+            if not presolve:
+                search.refuted.add(name)
         except FAILURES as error:
             failure = error
-    if failure is None:
-        failure = BoundRefutedError(f"What {', '.join(sorted(search.refuted))} proved is not true.")
     if search.choice is None or isinstance(failure, BoundRefutedError):
         raise failure
     search.method.append(f"backend failed: {failure}")
@@ -327,11 +330,15 @@ def _one_program(
 
 
 def _proved_by(
-    search: Search, program: GraphProgram, offer: Callable[[Solution], dict[int, int] | None], name: str
+    search: Search,
+    program: GraphProgram,
+    offer: Callable[[Solution], dict[int, int] | None],
+    name: str,
+    presolve: bool,
 ) -> bool:
     """Solve one program with one backend, and take over what others confirm; says whether to go on."""
     current = program.state(None if search.choice is None else search.upper)
-    first = named_backend(name).solve(current, search.limits())
+    first = named_backend(name).solve(current, replace(search.limits(), presolve=presolve))
     search.used_backend = name
     if first.values is not None:
         at = offer(first)
@@ -381,8 +388,7 @@ def _confirmed(
     """
     most: int | None = None
     witness = None
-    names = WITNESSES.get(first.backend, OWN_WITNESSES)
-    asked = [(name, EFFORTS[0].get(name)) for name in names] + [(name, EFFORTS[1].get(name)) for name in names]
+    asked = [(name, efforts.get(name)) for efforts in EFFORTS for name in WITNESSES]
     for name, effort in dict.fromkeys(asked):
         if name in search.refuted or name == first.backend or search.left_s() <= 0:
             continue
@@ -391,13 +397,14 @@ def _confirmed(
         except FAILURES:
             continue
         proved = program.claim(second)
-        if second.objective is not None and (claim is None or second.objective < claim):
+        # A floating-point solver may be off by a unit; then the lower of two claims counts.
+        if second.objective is not None and (claim is None or second.objective < claim - 1):
             offer(second)
             raise refuted(first, claim, f"{name} has an answer of {second.objective}")
         if claim is None:
             if second.status == "infeasible":
                 return None, name
-        elif second.status == "infeasible" or (proved or 0) > (first.objective or 0):
+        elif second.status == "infeasible" or (proved or 0) > (first.objective or 0) + 1:
             # The first backend's answer, which has been checked, disproves it.
             search.refuted.add(name)
         elif proved is not None and (most is None or proved > most):

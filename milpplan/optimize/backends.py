@@ -52,17 +52,6 @@ def load_solvers() -> None:
 
 BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
 AUTO: Final = "auto"
-AUTO_ORDER: Final = ("highs", "cbc", "cpsat")
-WITNESSES = {
-    "highs": ("cbc", "cpsat"),
-    "auto": ("cbc", "cpsat", "highs"),
-    "cbc": ("cpsat", "highs"),
-    "cpsat": ("highs", "cbc"),
-}
-"""Who confirms a bound that rests on an integer program; the next is asked where one cannot, and never the solver
-that gave the bound."""
-OWN_WITNESSES = ("highs", "cbc", "cpsat")
-"""Who confirms what a plug-in proves."""
 
 
 class AutoBackend:
@@ -72,7 +61,7 @@ class AutoBackend:
 
     def version(self) -> str:
         """Versions of all that may be asked."""
-        return "; ".join(backend(name).version() for name in AUTO_ORDER)
+        return "; ".join(backend(name).version() for name in ("highs", "cbc", "cpsat"))
 
     def solve(self, program: Program, limits: Limits) -> Solution:
         """The answer of the first backend that gives one that stands."""

@@ -63,7 +63,9 @@ class CbcBackend:
         """Solve with both gaps zero unless ``limits.relative_gap`` says otherwise."""
         require_exact_floats(program, self.name)
         relaxed = without_wide_integers(program, self.name)
-        return checked_solve(program, lambda presolve: _solve(relaxed, limits, presolve), relaxed)
+        return checked_solve(
+            program, lambda presolve: _solve(relaxed, limits, presolve and limits.presolve), relaxed
+        )
 
 
 def _executable() -> str:

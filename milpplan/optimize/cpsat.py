@@ -38,7 +38,7 @@ class CpSatBackend:
     def solve(self, program: Program, limits: Limits) -> Solution:
         """Solve with a soft time limit; raises SolverError on rows of magnitude ``MAX_ROW_MAGNITUDE``."""
         _require_moderate(program)
-        return checked_solve(program, lambda presolve: self._solve(program, limits, presolve))
+        return checked_solve(program, lambda presolve: self._solve(program, limits, presolve and limits.presolve))
 
     def _solve(self, program: Program, limits: Limits, presolve: bool) -> Solution:
         from ortools.sat.python import cp_model

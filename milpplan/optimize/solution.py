@@ -33,7 +33,7 @@ class Limits:
     """When to stop. ``deterministic_limit`` is in the solver's own unit of work, so that it reproduces:
     deterministic seconds for CP-SAT, branch-and-bound nodes for CBC; HiGHS has none. Wall-clock limits are
     soft. ``cancelled`` is asked now and then: from when it says yes on, the solve ends as by Ctrl-C. Without
-    ``presolve`` HiGHS simplifies nothing first: slower, but not misled by what it has simplified."""
+    ``presolve`` nothing is simplified first: slower, but not misled by what was simplified."""
 
     time_limit_s: float | None = None
     deterministic_limit: float | None = None

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from milpplan.optimize.backends import OWN_WITNESSES, WITNESSES, backend
+from milpplan.optimize.backends import backend
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solution import Backend
+
+WITNESSES = {
+    "highs": ("cbc", "cpsat"),
+    "auto": ("cbc", "cpsat", "highs"),
+    "cbc": ("cpsat", "highs"),
+    "cpsat": ("highs", "cbc"),
+}
+"""Who confirms a bound that rests on an integer program; the next is asked where one cannot, and never the solver
+that gave the bound."""
+OWN_WITNESSES = ("highs", "cbc", "cpsat")
+"""Who confirms what a plug-in proves."""
 
 
 def witnesses(options: SolveOptions) -> list[Backend]:

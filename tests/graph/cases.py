@@ -173,3 +173,61 @@ def sum_of_largest(graph: StrategyGraph) -> float:
     arrays += [costs for group in graph.peaks for one in group for costs in one.terms.values()]
     largest = [float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) for a in map(np.asarray, arrays)]
     return math.fsum([*largest, *(abs(one.constant) for group in graph.peaks for one in group)])
+
+
+def random_chain(rng: np.random.Generator, kind: str) -> tuple[StrategyGraph, int, int, Any]:
+    """A chain of one to six nodes with forbidden strategies, pairs and cuts and sometimes a limit on a stage; the
+    number of stages and of micro-batches, and the costs of cuts."""
+    nodes = int(rng.integers(1, 7))
+    sizes = rng.integers(1, 4, nodes)
+    costs = [drawn_costs(rng, kind, s) for s in sizes]
+    edges = {}
+    for i in range(nodes - 1):
+        pair = (i, i + 1) if rng.random() < 0.8 else (i + 1, i)
+        if rng.random() < 0.8:
+            edges[pair] = drawn_costs(rng, kind, sizes[pair[0]], sizes[pair[1]])
+    crossing = drawn_costs(rng, kind, nodes - 1)
+    share = rng.choice([0.0, 0.1, 0.4])
+    for array in [*costs, *edges.values(), crossing]:
+        array[rng.random(array.shape) < share] = math.inf
+    more: dict[str, Any] = {}
+    if rng.random() < 0.6:
+        memory = [rng.choice(BYTES, s) + rng.integers(0, 3, s) for s in sizes]
+        if rng.random() < 0.3:
+            memory = [m * 0.1 for m in memory]
+        ends = np.sort(rng.integers(0, nodes + 1, 2))
+        taken = sum((float(rng.choice(m)) for m in memory[slice(*ends)]), 0.0)
+        more = {"node_memory": memory, "memory_limit": taken}
+    if rng.random() < 0.2 and nodes > 1:
+        more["allowed"] = {(0, 1): rng.random((sizes[0], sizes[1])) < 0.7}
+    stages = int(rng.integers(1, nodes + 1))
+    return StrategyGraph(costs, edges, **more), stages, int(rng.choice([1, 2, 7, 1000])), crossing
+
+
+def best_split(graph: StrategyGraph, stages: int, micro_batches: int, crossing: Any) -> Fraction | None:
+    """The least cost over all cuts and choices, without rounding; None if there is none."""
+    nodes, best = graph.num_nodes, None
+    limit = graph.limits().tolist()
+    for choice in itertools.product(*(range(graph.num_strategies(i)) for i in range(nodes))):
+        alone = [float(np.asarray(c)[s]) for c, s in zip(graph.node_costs, choice, strict=True)]
+        between = [0.0] * (nodes - 1)
+        for (i, j), matrix in graph.edge_costs.items():
+            between[min(i, j)] += float(np.asarray(matrix)[choice[i], choice[j]])
+        for (i, j), table in graph.allowed.items():
+            between[min(i, j)] += 0.0 if np.asarray(table)[choice[i], choice[j]] else math.inf
+        for cuts in itertools.combinations(range(1, nodes), stages - 1):
+            times = []
+            for a, b in itertools.pairwise((0, *cuts, nodes)):
+                terms = [*alone[a:b], *between[a : b - 1], *([float(crossing[a - 1])] if a else [])]
+                if (
+                    limit
+                    and sum(Fraction(float(graph.memory_vector(i)[choice[i], 0])) for i in range(a, b)) > limit[0]
+                ):
+                    break
+                if math.inf in terms:
+                    break
+                times.append(sum(map(Fraction, terms), Fraction(0)))
+            if len(times) == stages:
+                cost = sum(times) + (micro_batches - 1) * max(times)
+                best = cost if best is None or cost < best else best
+    return best
