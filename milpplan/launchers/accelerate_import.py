@@ -37,6 +37,7 @@ QUIET_FLAGS: Mapping[str, str] = {
     r"restore_callback_.*|enable_jit_checkpoint|validation_.*|max_eval_samples": "works between steps",
     r"learning_rate|lr_scheduler_.*|warmup_.*|weight_decay|adam_.*|max_grad_norm|num_train_epochs|max_steps|seed|"
     r"data_seed|average_tokens_across_devices": "numbers of the update, whose work does not depend on them",
+    r"optim": "names of AdamW alone, whose update is priced as fused; others are no choices",
     r"dataset_.*|dataloader_.*|remove_unused_columns|label_names|length_column_name|train_file|max_train_samples|"
     r"streaming|preprocessing_num_workers|keep_linebreaks|overwrite_cache|shuffle_dataset|eos_token|pad_token|"
     r"chat_template_path|truncation_mode|completion_only_loss|assistant_only_loss|num_of_sequences|chars_per_token|"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.automodel_export import problem_refusals
@@ -74,7 +75,8 @@ def imported(
     """
     spec = described(model, vocab_size, source)
     known = known_settings("automodel_keys.json", AUTOMODEL.versions[0])
-    settings, left_out = admitted(flat(load_yaml(text, source)), known, ignored, "NeMo AutoModel")
+    said = {name: _translated(value) for name, value in flat(load_yaml(text, source)).items()}
+    settings, left_out = admitted(said, known, ignored, "NeMo AutoModel")
     notes = _looked_at(settings)
     length = settings.size("dataset.seq_len")
     plan = plan_of(settings, spec, num_gpus)
@@ -84,6 +86,12 @@ def imported(
     fields, rules = field_refusals(AUTOMODEL, plan.layout), rule_refusals(AUTOMODEL, problem, plan.layout)
     refuse(AUTOMODEL.name, [*problem_refusals(problem), *fields, *rules])
     return Imported(problem, plan, (), left_out, notes)
+
+
+def _translated(value: Any) -> Any:
+    """A value as AutoModel's reader takes it: some words of Python are no texts (components/config/loader.py)."""
+    words = {"none": None, "None": None, "True": True, "False": False}
+    return words.get(value, value) if isinstance(value, str) else value
 
 
 def _looked_at(settings: Settings) -> tuple[str, ...]:

@@ -34,9 +34,8 @@ QUIET: Mapping[str, str] = {
     r"optimizer_factory\.(adam_.*|torch_adam_.*))": "numbers of the update, whose work does not depend on them",
     r"model\.(init_method\.(std|scaling_method|path)|ddp_bucket_cap_mb)": "initial values, and sizes of messages",
     r"model\.model_config\.((bos|eos|pad)_token_id|hidden_act|initializer_range|pretraining_tp|rms_norm_eps|"
-    r"rope_.*|use_cache|max_position_embeddings|z_loss_coefficient|no_rope_layer|log_attn_probs)": (
-        "numbers inside kernels: rotary positions are priced as none"
-    ),
+    r"rope_.*|interleaved_rotary|use_cache|max_position_embeddings|z_loss_coefficient|no_rope_layer|"
+    r"log_attn_probs)": ("numbers inside kernels: rotary positions are priced as none"),
     r"model\.model_config\.(_fused_.*|_use_qkv_packed)": "kernels, which are priced as fused",
 }
 """Settings that change nothing that is priced, with the reason."""

@@ -4,6 +4,7 @@ nothing, ignored by the caller, or refused by name."""
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -13,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.reading import parse_json, shown
+from milpplan.specs.reading import shown
 
 Known = Mapping[str, tuple[Any, ...]]
 """What a launcher knows: name to its default, and behind it the choices (a list) or the kind (a text)."""
@@ -156,7 +157,8 @@ class Settings:
 def known_settings(file: str, part: str) -> Known:
     """Names, defaults and kinds from a list of a launcher's settings (a JSON file beside this module)."""
     text = resources.files("milpplan.launchers").joinpath(file).read_text(encoding="utf-8")
-    return {name: tuple(row) for name, row in parse_json(text, file)[part].items()}
+    # Not by the reader of users' files: to that one 1.0 is a whole number, and no float.
+    return {name: tuple(row) for name, row in json.loads(text)[part].items()}
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

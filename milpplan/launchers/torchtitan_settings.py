@@ -46,7 +46,7 @@ QUIET: Mapping[str, str] = {
     r"memory_budget|per_op_.*|force_recompute_.*)": "acts in modes that are refused, or checks what is recomputed",
     r"quantize\..*": "acts where model.converters names a converter, which is refused",
     r"fault_tolerance\.(?!enable$).*|memory_estimation\.disable_fake_mode": "acts where it is enabled: refused",
-    r"float8\.(?!enable_float8_linear$).*|model\.norm_type|optimizer\.fused": (
+    r"float8\.(?!enable_float8_linear$).*|mx\..*|model\.norm_type|optimizer\.fused": (
         "acts with float8, which is refused; kernels of norms and of the update, which are priced as fused"
     ),
     r"experimental\.context_parallel_rotate_method": "acts with context parallelism, which is refused",
