@@ -107,8 +107,9 @@ class GraphProgram:
 
     @property
     def num_parts(self) -> int:
-        """How many terms a total has once all is chosen: rounding takes less than a unit from each."""
-        return len(self.instance.costs) + len(self.instance.edges) + 1
+        """How many terms of a total are open before all is chosen: rounding takes less than a unit of each."""
+        nodes = sum(costs.size > 1 for costs in self.instance.costs.values())
+        return nodes + sum(matrix.size > 1 for matrix in self.instance.edges.values()) + 1
 
     @property
     def bound(self) -> int:

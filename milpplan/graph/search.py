@@ -26,7 +26,7 @@ LOGGER: Final = logging.getLogger("milpplan.graph")
 class Search:
     """What is known so far about one instance: the best choice (original strategies) and a proved bound.
     ``coarse`` is what the tolerances of backends can have taken from the bound; ``refuted`` are backends whose
-    word has been disproved."""
+    word has been disproved, ``witness`` is the one that confirmed a bound last: it is asked first."""
 
     graph: StrategyGraph
     stated: Stated
@@ -47,6 +47,7 @@ class Search:
     callback: Callable[[GraphProgress], None] | None = None
     cancelled: Callable[[], bool] | None = None
     refuted: set[str] = field(default_factory=set)
+    witness: str | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def offer(self, choice: dict[int, int]) -> bool:

@@ -53,7 +53,7 @@ WIDE_GAP: Final = 2e-3
 AUTO_ORDER: Final = ("highs", "cbc", "cpsat")
 WITNESSES: Final = ("cpsat", "cbc", "highs")
 """Who confirms a bound, in turn, but for the solver that gave it: first the one that counts in integers."""
-EFFORTS: Final[tuple[Mapping[str, float], ...]] = ({"cbc": 1e3, "cpsat": 5.0}, {"cbc": 1e6, "cpsat": 500.0})
+EFFORTS: Final[tuple[Mapping[str, float], ...]] = ({"cbc": 1e3, "cpsat": 1.0}, {"cbc": 1e6, "cpsat": 500.0})
 """What a witness may take, in its own unit of work (nodes of CBC, CP-SAT's deterministic seconds; HiGHS has none):
 all are asked with the first before any with the second, since which solver is fast differs from graph to graph."""
 # How a backend that is of no use here says so.
@@ -355,6 +355,7 @@ def _proved_by(
     if witness is None:
         search.method.append(f"not confirmed: {name}")
         return False
+    search.witness = witness
     if "cpsat" not in (name, witness):
         # Said before the bound is: whoever is told of it may stop the solve.
         search.proof = "tolerance"
@@ -388,7 +389,8 @@ def _confirmed(
     """
     most: int | None = None
     witness = None
-    asked = [(name, efforts.get(name)) for efforts in EFFORTS for name in WITNESSES]
+    names = sorted(WITNESSES, key=lambda name: name != search.witness)
+    asked = [(name, efforts.get(name)) for efforts in EFFORTS for name in names]
     for name, effort in dict.fromkeys(asked):
         if name in search.refuted or name == first.backend or search.left_s() <= 0:
             continue
