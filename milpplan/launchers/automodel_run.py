@@ -163,7 +163,7 @@ def _replicas(settings: Settings, others: int, world: int | None) -> int:
         )
     if world % others:
         raise InvalidInputError(
-            f"{world} processes are no multiple of tp * cp * pp = {others}.",
+            f"{world} processes are no multiple of tp_size * cp_size * pp_size = {others}.",
             "Expected whole replicas (components/distributed/mesh_utils.py).",
             "Correct --gpus, or the sizes.",
         )

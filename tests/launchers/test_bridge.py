@@ -120,3 +120,54 @@ def test_settings_have_one_name() -> None:
     """No setting is written for two flags, or both for a flag and switched off."""
     keys = [key for name in NAMES for key in name.keys] + list(CONSTANT)
     assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("--dataset llm-pretrain-mock", "--dataset x --peft_scheme lora", "peft_scheme"),
+        ("--dataset llm-pretrain-mock", "--dataset x --packed_sequence", "packed_sequence"),
+        ("--dataset llm-pretrain-mock", "model.yaml", "model.yaml"),
+        ("--dataset llm-pretrain-mock", "~optimizer.lr", "optimizer.lr"),
+        ("--dataset llm-pretrain-mock", "$MORE", "MORE"),
+        ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-mamba2_130m_pretrain_config", "recipe"),
+        ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-llama3_8b_finetune_config", "recipe"),
+        ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-nemotronh_8b_pretrain_config", "recipe"),
+        ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE", "recipe"),
+        ("run_recipe.py", "pretrain_vlm.py", "pretrain_vlm.py"),
+        ("train.train_iters=100", "train.train_iters=100 train.no_such=1", "train.no_such"),
+        ("train.train_iters=100", "train.train_iters=many", "train.train_iters"),
+        ("train.train_iters=100", "train.rampup_batch_size=[1,1,8]", "train.rampup_batch_size"),
+        ("train.train_iters=100", "train.train_iters=100 peft=lora.peft=1", "peft"),
+        ("model.sequence_parallel=true", "model.sequence_parallel=banana", "model.sequence_parallel"),
+        ("model.num_layers=80", "model.num_layers=[80]", "model.num_layers"),
+        ("model.hidden_size=8192", "model.hidden_size=nan", "model.hidden_size"),
+        ("optimizer.lr=1.0e-4", "optimizer.lr=[1]", "optimizer.lr"),
+    ],
+)
+def test_programs_recipes_and_flags_decide(old: str, new: str, word: str) -> None:
+    """The program and the recipe decide the model; words beside the overrides, invented settings and values of
+    another kind are refused by name."""
+    problem, plan = without_ring(llama_uneven())
+    text = script_of(problem, plan)
+    assert old in text
+    with pytest.raises(MilpplanError, match=word):
+        read(problem, text.replace(old, new))
+
+
+def test_any_override_can_be_ignored() -> None:
+    """What is refused by name can be ignored, and the answer says so: settings, sections, recipe and program."""
+    problem, plan = without_ring(llama_uneven())
+    text = script_of(problem, plan).replace(
+        "train.train_iters=100", "train.train_iters=100 train.no_such=1 peft.dim=8"
+    )
+    text = text.replace("gpt3_175b_pretrain_config", "mamba2_130m_pretrain_config").replace("run_recipe", "other")
+    names = ["train.no_such", "peft", "recipe", "other.py"]
+    for left in range(len(names)):
+        with pytest.raises(InvalidInputError, match=names[left]):
+            bridge_import.imported(
+                text, "run.sh", problem.hardware, ignored=[name for name in names if name != names[left]]
+            )
+    found = bridge_import.imported(text, "run.sh", problem.hardware, model=problem.model, ignored=names)
+    assert found.plan == plan
+    assert len(found.ignored_flags) == 4

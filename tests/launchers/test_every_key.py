@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, MilpplanError
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Code
@@ -216,3 +219,26 @@ def written_alike(schema: Schema, key: str, row: tuple[Any, ...], value: Any) ->
     if schema.texts:
         return "text" in kinds(row)
     return value is None and schema.file == "run.toml" and "text" in kinds(row)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_ends_with_an_answer_or_a_message(name: str, tmp_path: Path) -> None:
+    """Through the command line: exit code 0 with a plan, or 2 with three lines, whatever a key is given."""
+    schema, drawn = schemas()[name], random.Random(11)
+    file = tmp_path / schema.file
+    words = ["import", str(file), "--from", schema.target, "--hardware", "dgx-h100", "--json"]
+    words += ["--model", "llama3-8b"] if schema.target in ("accelerate", "automodel", "deepspeed") else []
+    words += ["--gpus", "8"] if schema.target == "deepspeed" else []
+    keys = [key for key in schema.known if not schema.quiet(key)]
+    codes = set()
+    for _ in range(8):
+        key, value = drawn.choice(keys), drawn.choice((*JUNK, 2, 8, 10**9, "true", "8"))
+        file.write_text(schema.write(with_key(schema, key, value)))
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code in (0, 2), (key, value, result.output)
+        assert "Traceback" not in result.output
+        codes.add(result.exit_code)
+        if result.exit_code == 2:
+            assert len(result.stderr.splitlines()) == 3
+            assert result.stdout == ""
+    assert 2 in codes

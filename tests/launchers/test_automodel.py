@@ -1,0 +1,115 @@
+"""NeMo AutoModel: what decides the model and the training is looked at, and published files are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.automodel_import import imported
+from milpplan.launchers.records import Imported
+from tests.costs.cases import shipped_hardware, shipped_model
+
+RECIPE: dict[str, Any] = {
+    "step_scheduler": {"global_batch_size": 64, "local_batch_size": 8, "ckpt_every_steps": 200, "num_epochs": 2},
+    "dist_env": {"backend": "nccl", "timeout_minutes": 1},
+    "rng": {"_target_": "nemo_automodel.components.training.rng.StatefulRNG", "seed": 1111, "ranked": True},
+    "model": {
+        "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained",
+        "pretrained_model_name_or_path": "meta-llama/Llama-3.1-8B",
+    },
+    "checkpoint": {"enabled": True, "checkpoint_dir": "checkpoints/", "save_consolidated": True},
+    "distributed": {"strategy": "fsdp2", "dp_size": "none", "tp_size": 1, "reshard_after_forward": "None"},
+    "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
+    "dataset": {"_target_": "nemo_automodel.components.datasets.llm.mock.MockIterableDataset", "seq_len": 4096},
+    "packed_sequence": {"packed_sequence_size": 0, "split_across_pack": False},
+    "dataloader": {"collate_fn": "nemo_automodel.components.datasets.utils.default_collater", "shuffle": True},
+    "optimizer": {"_target_": "torch.optim.Adam", "betas": [0.9, 0.999], "eps": "1e-8", "lr": 1e-5},
+}
+"""A recipe in the manner of examples/llm_finetune of 0.7.0."""
+
+
+def read(data: Any, **more: Any) -> Imported:
+    """What an import makes of a recipe."""
+    more = {"model": shipped_model("llama3-8b"), "num_gpus": 8} | more
+    return imported(yaml.safe_dump(data), "run.yaml", shipped_hardware("dgx-h100"), **more)
+
+
+def changed(**sections: dict[str, Any]) -> dict[str, Any]:
+    """The recipe with other settings in its sections."""
+    return RECIPE | {name: RECIPE.get(name, {}) | values for name, values in sections.items()}
+
+
+def test_a_published_recipe_is_read() -> None:
+    """Words of Python stand for nothing; without a choice weights are gathered again; one micro-batch a step has
+    nothing to defer. What the file leaves open is told."""
+    found = read(RECIPE)
+    layout = found.plan.layout
+    assert (layout.dp, layout.zero_stage, layout.micro_batch_size, layout.global_batch_size) == (8, 3, 8, 64)
+    assert found.problem.job.sequence_length == 4096
+    assert any("torch_dtype" in note for note in found.notes)
+    assert read(changed(model={"torch_dtype": "float32"})).notes == ()
+
+
+@pytest.mark.parametrize(("how", "stages"), [("down", 8), ("up", 12)])
+def test_virtual_stages_are_rounded_as_asked(how: str, stages: int) -> None:
+    """32 layers, three a stage, are eleven stages; four ranks take eight or twelve of them."""
+    pipeline = {
+        "pp_schedule": "interleaved1f1b", "pp_microbatch_size": 1, "layers_per_stage": 3,
+        "round_virtual_stages_to_pp_multiple": how,
+    }  # fmt: skip
+    found = read(changed(distributed={"pp_size": 4, "pipeline": pipeline}))
+    assert len(found.plan.virtual_stages) == stages
+    del pipeline["round_virtual_stages_to_pp_multiple"]
+    with pytest.raises(InvalidInputError, match="11 virtual stages"):
+        read(changed(distributed={"pp_size": 4, "pipeline": pipeline}))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("model", "_target_", "nemo_automodel.NeMoAutoModelForSequenceClassification.from_pretrained"),
+        ("model", "_target_", "nemo_automodel.NeMoAutoModelForImageTextToText.from_pretrained"),
+        ("model", "torch_dtype", "bf16"),
+        ("model", "attn_implementation", "eager"),
+        ("model", "num_hidden_layers", 4),
+        ("loss_fn", "_target_", "nemo_automodel.components.loss.kd_loss.KDLoss"),
+        ("optimizer", "_target_", "dion.Muon"),
+        ("optimizer", "exp_avg_dtype", "bf16"),
+        ("packed_sequence", "packed_sequence_size", 4096),
+        ("peft", "dim", 8),
+        ("fp8", "enabled", True),
+        ("compile", "enabled", True),
+        ("distributed", "_target_", "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"),
+        ("distributed", "dp_replicate_size", 2),
+        ("distributed", "activation_checkpointing", "selective"),
+        ("distributed", "activation_checkpointing", ["full"]),
+        ("distributed", "pp_size", 2**40),
+        ("autopipeline", "pp_schedule", "1f1b"),
+        ("step_scheduler", "local_batch_size", None),
+        ("dataset", "seq_len", None),
+    ],
+)
+def test_what_is_not_priced_is_refused_by_name(section: str, key: str, value: Any) -> None:
+    """Other models, other training, other formats, older dialects, and sizes that are left to a class."""
+    with pytest.raises(InvalidInputError, match=key):
+        read(changed(**{section: {key: value}}))
+
+
+def test_another_recipe_is_refused() -> None:
+    """The recipe decides what is trained; a full name of the known one is the same."""
+    known = "TrainFinetuneRecipeForNextTokenPrediction"
+    assert read(RECIPE | {"recipe": f"nemo_automodel.recipes.llm.train_ft.{known}"}).plan == read(RECIPE).plan
+    with pytest.raises(InvalidInputError, match="KnowledgeDistillation"):
+        read(RECIPE | {"recipe": "KnowledgeDistillationRecipeForNextTokenPrediction"})
+
+
+def test_any_setting_or_section_can_be_ignored() -> None:
+    """LoRA is refused by name; ignored as a section, all of it is in the answer."""
+    data = changed(peft={"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "dim": 8})
+    with pytest.raises(InvalidInputError, match="peft"):
+        read(data)
+    found = read(data, ignored=["peft"])
+    assert {flag.split(" ")[0] for flag in found.ignored_flags} == {"peft._target_", "peft.dim"}
