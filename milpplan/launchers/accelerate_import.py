@@ -7,8 +7,11 @@ from collections.abc import Collection, Mapping
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.accelerate_files import FLAG, KEYS, TRAINER, named, read_files
 from milpplan.launchers.accelerate_run import plan_of
+from milpplan.launchers.capabilities import ACCELERATE
+from milpplan.launchers.expressible import field_refusals, refuse
 from milpplan.launchers.imports import check_gpus, described, job_of
 from milpplan.launchers.records import Imported
+from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.settings import Code, Settings, admitted, check_priced, is_quiet, known_settings
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
@@ -103,7 +106,7 @@ def imported(
     values = {name: value for name, value in found.values.items() if name not in quiet_codes}
     spelled = {name.lstrip("-") for name in values}
     names = [
-        name if name.lstrip("-") in spelled else next(iter(named({name.lstrip("-"): None})))
+        name if name.startswith(FLAG) or name in spelled else next(iter(named({name.lstrip("-"): None})))
         for name in ignored
         if name != found.program
     ]
@@ -118,10 +121,12 @@ def imported(
     check_priced(settings, ALL_QUIET)
     length, note = _length(settings)
     check_gpus(num_gpus, plan.layout.num_gpus, source)
-    job = job_of(plan.layout, length)
+    problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length))
+    rules = rule_refusals(ACCELERATE, problem, plan.layout)
+    refuse(ACCELERATE.name, [*field_refusals(ACCELERATE, plan.layout, num_replicas=1), *rules])
     if program is None and found.program is not None:
         left_out = (*left_out, f"{found.program} (what it does besides its flags)")
-    return Imported(Problem(model=spec, hardware=hardware, job=job), plan, (), left_out, (*note, *accumulation))
+    return Imported(problem, plan, (), left_out, (*note, *accumulation))
 
 
 def _check_program(program: str | None, source: str) -> None:

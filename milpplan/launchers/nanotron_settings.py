@@ -137,6 +137,12 @@ def model_of(settings: Settings, name: str) -> ModelSpec:
     if f"{_M}.num_key_value_heads" not in settings.values or groups is not None:
         groups = settings.size(f"{_M}.num_key_value_heads")
     window, hidden = settings.get(f"{_M}.sliding_window_size"), settings.size(f"{_M}.hidden_size")
+    if hidden % heads:
+        raise InvalidInputError(
+            f"hidden_size is {hidden}, and num_attention_heads {heads}.",
+            "Expected whole heads: hidden_size / num_attention_heads is the size of one.",
+            "Correct one of them.",
+        )
     tokens = settings.size(f"{_T}.sequence_length")
     positions = settings.get(f"{_M}.max_position_embeddings")
     attention = {

@@ -227,7 +227,8 @@ def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[
     left_out: dict[str, Any] = {}
     for asked in ignored:
         bare = asked.lstrip("-")
-        named = {name: value for name, value in values.items() if _is_in(name.lstrip("-"), bare)}
+        exact = {name: value for name, value in values.items() if _is_in(name, asked)}
+        named = exact or {name: value for name, value in values.items() if _is_in(name.lstrip("-"), bare)}
         if not named:
             close = difflib.get_close_matches(bare, [name.lstrip("-") for name in values], n=1)
             raise InvalidInputError(

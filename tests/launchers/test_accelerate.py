@@ -167,6 +167,8 @@ def test_the_commands_own_flags_count() -> None:
     with pytest.raises(MilpplanError):
         read(script(sharded.replace("steps 4", "steps x")))
     assert read(script(sharded.replace("steps 4", "steps 1"))).plan.layout.zero_stage == 2
+    with pytest.raises(IllegalPlanError, match="micro-batch"):
+        read(script(sharded))
     for flags, word in (
         ("--mixed_precision fp16", "mixed_precision"),
         ("--use_deepspeed", "use_deepspeed"),
@@ -231,6 +233,24 @@ def test_names_without_the_prefix_of_their_section_are_read() -> None:
     assert read(text).plan == read(script()).plan
     strange = script(configuration=YAML.replace("fsdp_version: 2", "fsdp_version: 2\n  no_such: 1"))
     assert read(strange, ignored=["fsdp_config.no_such"]).ignored_flags == ("fsdp_config.fsdp_no_such = 1",)
+
+
+def test_what_accelerate_config_writes_is_read() -> None:
+    """The questionnaire's other lines change nothing."""
+    lines = """debug: false
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+machine_rank: 0
+main_training_function: main
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
+    layers = "fsdp_version: 2\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer"
+    assert read(script(configuration=YAML.replace("fsdp_version: 2", layers) + lines)).plan == read(script()).plan
 
 
 def test_what_the_user_should_know_is_told() -> None:

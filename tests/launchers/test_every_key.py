@@ -96,9 +96,21 @@ def test_every_key_is_priced_listed_or_refused(name: str) -> None:
         if isinstance(found, MilpplanError):
             in_three_parts(found)
             silent += [f"{key}: {found}"] * (not names(found, schema.target, key))
+            silent += [f"--ignore {key}"] * (not can_be_ignored(schema, key, plain))
         elif not schema.quiet(key) and answer(found) == answer(plain):
             silent.append(key)
     assert [key for key in silent if key not in ALIKE[schema.target]] == []
+
+
+def can_be_ignored(schema: Schema, key: str, plain: Imported) -> bool:
+    """Whether a setting that is refused can be ignored where the file is whole without it, and is then told."""
+    values = with_key(schema, key, another(schema.known[key]))
+    if not set(schema.base) < set(values):
+        return True
+    name = key.replace("[]", "[0]")
+    found = schema.read(values, (name,))
+    told = isinstance(found, Imported) and name.lstrip("-") in " ".join(found.ignored_flags)
+    return isinstance(found, Imported) and found.plan == plain.plan and told
 
 
 def names(found: MilpplanError, target: str, key: str) -> bool:
