@@ -245,4 +245,6 @@ def _typed(name: str, values: tuple[str, ...], row: tuple[Any, ...]) -> dict[str
         return {name: text.lower() in _TRUE}
     if {"count", "int", "counts"} & set(kinds) and re.fullmatch(r"-?\d{1,18}", text):
         return {name: int(text)}
+    if "number" in kinds and re.fullmatch(r"[-+]?(\d{1,99}\.?\d{0,99}|\.\d{1,99})([eE][-+]?\d{1,3})?", text):
+        return {name: float(text)}
     return {name: [text] if kinds == ("texts",) else text}

@@ -162,6 +162,8 @@ def _value(text: str) -> object:
         return {"true": True, "false": False, "null": None}[low]
     if re.fullmatch(r"[-+]?\d{1,18}", bare):
         return int(bare)
+    if re.fullmatch(r"[-+]?(\d{1,99}\.?\d{0,99}|\.\d{1,99})([eE][-+]?\d{1,3})?", bare):
+        return float(bare)
     if bare[:1] == "[" and bare[-1:] == "]":
         return [_value(part) for part in bare[1:-1].split(",")] if bare[1:-1].strip() else []
     if bare[:1] == "{" and bare[-1:] == "}":

@@ -17,7 +17,7 @@ from milpplan.launchers.deepspeed_settings import (
     sharding_of,
 )
 from milpplan.launchers.expressible import model_differences
-from milpplan.launchers.imports import check_vocabulary, job_of
+from milpplan.launchers.imports import check_gpus, check_vocabulary, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, admitted, check_priced, flat, is_quiet
 from milpplan.specs.hardware import HardwareSpec
@@ -64,8 +64,9 @@ def imported(
     whole = _own(settings, "recompute", False, notes)
     kernel = _own(settings, "attn_implementation", "sdpa", notes)
     world = num_gpus
-    if world is None and settings.get("milpplan.world_size") is not None:
+    if settings.get("milpplan.world_size") is not None:
         world = settings.degree("milpplan.world_size")
+        check_gpus(num_gpus, world, f"{source} (milpplan.world_size)")
     _check_formats(settings)
     grad_dtype = grad_dtype_of(settings)
     layout = layout_of(settings, world)

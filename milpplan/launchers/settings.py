@@ -23,9 +23,9 @@ MAX_DEPTH, MAX_SETTINGS = 16, 100_000
 """Of tables in tables, and of settings: aliases of YAML may stand for more than any file has."""
 LARGEST = 2**63
 """No setting counts further."""
-_SHOWN_NAMES = 12
+_SHOWN_NAMES, _COMPARED = 12, 1_000
 _NAME = re.compile(r"[^.\[\]\s]+")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?\d{1,300}\.?\d{0,300}[eE][-+]?\d{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def _whole(value: object, least: int) -> bool:
 
 
 def _number(value: object) -> bool:
-    """YAML 1.1 reads 1e-5 as a text; whoever takes a number makes it one."""
+    """Whether it is a number; YAML 1.1 reads 1e-5 as a text, and whoever takes a number makes it one."""
     if isinstance(value, str):
         return _NUMBER.fullmatch(value) is not None
     return type(value) in (int, float) and math.isfinite(value) and abs(value) < LARGEST  # type: ignore[arg-type]
@@ -137,10 +137,10 @@ class Settings:
         return found
 
     def text(self, name: str) -> str:
-        """A word, one of its choices where it has some.
+        """A text.
 
         Raises:
-            InvalidInputError: another.
+            InvalidInputError: it is none.
         """
         found = self.get(name)
         if not isinstance(found, str):
@@ -228,9 +228,9 @@ def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[
     for asked in ignored:
         bare = asked.lstrip("-")
         exact = {name: value for name, value in values.items() if _is_in(name, asked)}
-        named = exact or {name: value for name, value in values.items() if _is_in(name.lstrip("-"), bare)}
+        named = exact or {name: value for name, value in values.items() if _is_in(_spoken(name), _spoken(bare))}
         if not named:
-            close = difflib.get_close_matches(bare, [name.lstrip("-") for name in values], n=1)
+            close = difflib.get_close_matches(bare, map(_spoken, list(values)[:_COMPARED]), n=1)
             raise InvalidInputError(
                 f"--ignore {shown(asked)} is no setting of the file.",
                 "Expected section.name of a setting that the file has, or a section.",
@@ -239,6 +239,11 @@ def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[
         left_out |= named
     kept = {name: value for name, value in values.items() if name not in left_out}
     return kept, tuple(f"{_plain(name)} = {shown(value)}" for name, value in left_out.items())
+
+
+def _spoken(name: str) -> str:
+    """A name as a user gives it: without dashes, and without the quotes of a name that is no plain text."""
+    return name.lstrip("-").replace("'", "")
 
 
 def _is_in(name: str, section: str) -> bool:

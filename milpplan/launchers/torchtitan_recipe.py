@@ -8,6 +8,7 @@ code is refused where it may change the cost.
 from __future__ import annotations
 
 import ast
+import warnings
 from typing import Any
 
 from milpplan.errors import InvalidInputError
@@ -28,7 +29,10 @@ def recipe_settings(text: str, source: str) -> dict[str, Any]:
     if len(text) > MAX_CHARACTERS:
         raise _wrong(source, f"it has {len(text):,} characters, and {MAX_CHARACTERS:,} are read at most")
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            # Of escapes in its texts, say: nothing that the user asked about.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _wrong(source, f"it is no Python: {error}") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _returned(node) is not None]

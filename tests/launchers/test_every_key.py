@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, MilpplanError
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Code
+from milpplan.launchers.targets import TARGETS
 from tests.amounts import long_but
+from tests.costs.cases import shipped_hardware, shipped_model
 from tests.launchers.key_cases import Schema, schemas
 from tests.refusals import in_three_parts
 
@@ -254,3 +257,40 @@ def test_the_command_ends_with_an_answer_or_a_message(name: str, tmp_path: Path)
             assert len(result.stderr.splitlines()) == 3
             assert result.stdout == ""
     assert 2 in codes
+
+
+LONG_LISTS = "a0: &a0 [1, 1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}, *a{n}, *a{n}]\n" for n in range(40))
+LONG_TABLES = "a0: &a0 {x: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{x: *a{n}, y: *a{n}}}\n" for n in range(40))
+HEAD = "from torchtitan.models.llama3 import model_registry\ndef plan():\n    return Trainer.Config(model_spec="
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "text", "word"),
+    [
+        ("torchtitan", "x.toml", f"a{'.a' * 20_000} = 1\n", "64 parts"),
+        ("torchtitan", "x.toml", f"[a{'.a' * 20_000}]\n", "64 parts"),
+        ("torchtitan", "x.toml", "x = 1\n" + "# filler\n" * 300_000, "characters"),
+        ("torchtitan", "x.toml", f"x = {'[' * 50_000}", "nested too deeply"),
+        ("torchtitan", "x.py", "# filler\n" * 40_000, "characters"),
+        ("torchtitan", "x.py", f"{HEAD}a{'.b' * 1_500}(1))\n", "model_registry"),
+        ("torchtitan", "x.py", f"{HEAD}a{'.b' * 100_000}(1))\n", "no Python"),
+        ("torchtitan", "x.py", f"{HEAD}{'(' * 50_000}\n", "no Python"),
+        ("torchtitan", "x.py", f"{HEAD}model_registry({'*'.join(['9' * 4_000] * 60)}))\n", "not a literal"),
+        ("torchtitan", "x.py", f"{HEAD}model_registry({'*'.join(['2'] * 500)}))\n", "not a literal"),
+        ("nanotron", "x.yaml", "x: 1\n" + "# filler\n" * 40_000, "characters"),
+        ("nanotron", "x.yaml", LONG_LISTS, "not known here"),
+        ("nanotron", "x.yaml", LONG_TABLES, "settings"),
+        ("automodel", "x.yaml", f"model: {'[' * 5_000}", "YAML"),
+        ("deepspeed", "x.json", '{"a": ' * 900 + "1" + "}" * 900, "nest more than"),
+        ("deepspeed", "x.json", '{"a": ' + "[" * 100_000, "nested too deeply"),
+        ("deepspeed", "x.json", json.dumps({f"k{n}": n for n in range(100_001)}), "settings"),
+        ("deepspeed", "x.json", json.dumps({"k" * 1_000_000: 1}), "not known here"),
+    ],
+)  # fmt: skip
+def test_files_that_are_too_deep_or_too_large_are_refused(target: str, file: str, text: str, word: str) -> None:
+    """Readers are bounded: what nests, repeats or multiplies without end is refused before it takes the memory."""
+    model = shipped_model("llama3-8b")
+    with pytest.raises(MilpplanError, match=word) as caught:
+        TARGETS[target].read(text, file, shipped_hardware("dgx-h100"), 8, model, None, ())
+    in_three_parts(caught.value)
+    assert len(str(caught.value)) < 5_000
