@@ -21,7 +21,7 @@ from milpplan.specs.reading import shown
 
 QUIET: Mapping[str, str] = {
     r"compute_environment|machine_rank|main_.*|rdzv_.*|same_network|gpu_ids|enable_cpu_affinity|num_machines|"
-    r"use_parallelism_config|num_cpu_threads_per_process|multi_gpu|use_fsdp|log_dir|tee|role|quiet|max_restarts|"
+    r"num_cpu_threads_per_process|log_dir|tee|role|quiet|max_restarts|"
     r"monitor_interval|mpirun_hostfile": "how processes are started: other settings say how many",
     r"downcast_bf16|tpu_.*|command_file|commands": "acts on TPUs, whose distributed_type is refused",
     r"fsdp_config\.fsdp_(state_dict_type|cpu_ram_efficient_loading|sync_module_states)": "works between steps",

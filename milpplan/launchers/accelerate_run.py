@@ -75,6 +75,9 @@ def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
     processes = 1 if kind == "NO" and "num_processes" not in settings.values else settings.size("num_processes")
     sizes = {"dp_replicate": processes, "dp_shard": 1, "cp": 1, "tp": 1}
     stage, full = 0, recomputes
+    # With these flags the command does not look at the file's distributed_type, nor at its parallelism_config.
+    if not any(name.startswith("parallelism_config.") for name in settings.values):
+        settings.looked_at |= {"FSDP": {"use_fsdp"}, "MULTI_GPU": {"multi_gpu"}}.get(kind, set())
     if kind == "FSDP":
         sizes, stage, full = _sharded(settings, processes)
         if recomputes:

@@ -26,12 +26,12 @@ QUIET: Mapping[str, str] = {
         "works between steps"
     ),
     r"step_scheduler\.(log_.*|loss_.*|gc_.*|start_.*|num_epochs|max_steps|preemption_signal)": "counts and prints",
-    r"dataloader\..*|dataset\.(?!seq_len$).*": "data, which are not priced",
+    r"dataloader\..*|dataset\.(?!seq_len$|batch_size$).*": "data, which are not priced",
     r"optimizer\.(?!_target_).*|lr_scheduler(\..*)?|clip_grad_norm\..*|loss_fn\.(?!_target_).*": (
         "numbers of the update and of the loss, whose work does not depend on them"
     ),
     r"model\.(config|config\..*|pretrained_model_name_or_path|trust_remote_code)": "--model says it",
-    r"distributed\.patch_.*|distributed\.pipeline\.(patch_.*|scale_grads.*|dtype|pp_batch_size)": (
+    r"distributed\.patch_.*|distributed\.pipeline\.(patch_.*|scale_grads.*|pp_batch_size)": (
         "how modules are called; the recipe sets pp_batch_size to the local batch"
     ),
     r"distributed\.(broadcast_buffers|bucket_cap_mb|gradient_as_bucket_view|fsdp2_.*_depth)": (
@@ -44,6 +44,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "recipe": ("TrainFinetuneRecipeForNextTokenPrediction",),
     "model._target_": ("NeMoAutoModelForCausalLM.from_config", "NeMoAutoModelForCausalLM.from_pretrained"),
     "optimizer._target_": ("AdamW", "Adam", "FusedAdam"),
+    "distributed.mp_policy._target_": ("MixedPrecisionPolicy",),
     "loss_fn._target_": ("MaskedCrossEntropy", "TEParallelCrossEntropy", "CrossEntropyLoss", "cross_entropy"),
 }
 """What decides the model, the training and the update: the last parts of the names that are priced."""
@@ -108,6 +109,8 @@ def _looked_at(settings: Settings) -> tuple[str, ...]:
         found = settings.get(name)
         if found not in (None, "float32", "fp32", "torch.float32"):
             raise _other(name, found, "float32: weights in fp32, products in bf16")
+    # Of the formats of these there is no choice that is not priced.
+    settings.looked_at |= {f"distributed.mp_policy.{name}" for name in ("param_dtype", "reduce_dtype")}
     attention = settings.get("model.attn_implementation")
     if attention not in (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "te"):
         raise _other("model.attn_implementation", attention, "a fused one, such as sdpa or flash_attention_2")

@@ -21,7 +21,8 @@ KEYS = "torchtitan_keys.json"
 OLDER = "older"
 """The part of the list with the settings that only dialects before 0.2.2 have."""
 QUIET: Mapping[str, str] = {
-    r"job\..*|dump_folder|hf_assets_path|model\.(hf_assets_path|tokenizer_path|print_after_conversion)": (
+    r"job\.(?!custom_config_module$).*|dump_folder|hf_assets_path|"
+    r"model\.(hf_assets_path|tokenizer_path|print_after_conversion)": (
         "names of files and what is printed at the start"
     ),
     r"(profiling|profiler|metrics)(\..*)?": "records steps; those that are recorded are no steps that are priced",

@@ -163,6 +163,9 @@ def test_the_commands_own_flags_count() -> None:
         script(COMMAND.replace("fsdp.yaml train", "fsdp.yaml --num_processes 16 --machine_rank $R train"))
     )
     assert (found.plan.layout.dp, found.plan.layout.global_batch_size) == (16, 64)
+    assert (
+        read(script(COMMAND.replace("fsdp.yaml train", "fsdp.yaml --use_fsdp train"))).plan == read(script()).plan
+    )
     sharded = COMMAND.replace("fsdp.yaml train", "fsdp.yaml --fsdp_reshard_after_forward false train")
     with pytest.raises(MilpplanError):
         read(script(sharded.replace("steps 4", "steps x")))
@@ -172,6 +175,8 @@ def test_the_commands_own_flags_count() -> None:
     for flags, word in (
         ("--mixed_precision fp16", "mixed_precision"),
         ("--use_deepspeed", "use_deepspeed"),
+        ("--multi_gpu", "multi_gpu"),
+        ("--use_fsdp --multi_gpu", "multi_gpu"),
         ("--dynamo_backend inductor", "dynamo_backend"),
         ("--no_such 1", "no_such"),
         ("--num_processes $N", "num_processes"),

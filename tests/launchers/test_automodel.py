@@ -90,6 +90,8 @@ def test_virtual_stages_are_rounded_as_asked(how: str, stages: int) -> None:
         ("autopipeline", "pp_schedule", "1f1b"),
         ("step_scheduler", "local_batch_size", None),
         ("dataset", "seq_len", None),
+        ("dataset", "batch_size", 4),
+        ("distributed", "mp_policy", {"param_dtype": "float16"}),
     ],
 )
 def test_what_is_not_priced_is_refused_by_name(section: str, key: str, value: Any) -> None:

@@ -142,7 +142,7 @@ TITAN_ALIKE = {
     "training.mixed_precision_reduce": "the only choice",
 }
 PIPELINE = ("layers_per_stage", "module_fqns_per_model_part", "pp_microbatch_size", "pp_recv_buffer_pool",
-            "pp_recv_buffer_pool_slack", "pp_schedule", "pp_schedule_csv", "pp_seq_len",
+            "pp_recv_buffer_pool_slack", "dtype", "pp_schedule", "pp_schedule_csv", "pp_seq_len",
             "round_virtual_stages_to_pp_multiple")  # fmt: skip
 ALIKE: dict[str, dict[str, str]] = {
     "torchtitan": TITAN_ALIKE,
@@ -154,6 +154,8 @@ ALIKE: dict[str, dict[str, str]] = {
     },
     "automodel": {
         "distributed.moe.reshard_after_forward": "no experts",
+        "distributed.mp_policy.param_dtype": "another spelling",
+        "distributed.mp_policy.reduce_dtype": "another spelling",
         "distributed.sequence_parallel": "no tensor parallelism",
         **{f"distributed.pipeline.{name}": "no pipeline" for name in PIPELINE},
     },
