@@ -1,7 +1,9 @@
 """Accelerate's files: the YAML of a launch and the script that starts Transformers' trainer with it, both ways.
 
 Source: accelerate 1.15.0, parallelism_config.py, commands/launch.py, commands/config/config_args.py; flags of the
-trainer: transformers examples/pytorch/language-modeling/run_clm.py and TrainingArguments.
+trainer: transformers 5.24.0, training_args.py and examples/pytorch/language-modeling/run_clm.py; trl 1.16.0,
+trainer/sft_config.py, trainer/model_config.py and scripts/utils.py; with names of older releases. All of them are
+in ``accelerate_keys.json``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""From a YAML of NeMo AutoModel to a problem and a plan: the reverse of the export."""
+"""From a YAML of NeMo AutoModel to a problem and a plan: the reverse of the export.
+
+Source of ``automodel_keys.json``: nemo-automodel 0.7.0, recipes/llm/train_ft.py and recipes/_dist_utils.py,
+components/distributed/config.py, components/checkpoint/config.py, components/training/step_scheduler.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""From a script with Megatron-Bridge's overrides to a problem and a plan, through Megatron-LM's arguments."""
+"""From a script with Megatron-Bridge's overrides to a problem and a plan, through Megatron-LM's arguments.
+
+Source of ``bridge_keys.json``: megatron-bridge 0.3.1, training/config.py and models/gpt_provider.py; megatron-core
+0.16.1, optimizer/optimizer_config.py, transformer/transformer_config.py, datasets/.
+"""
 
 from __future__ import annotations
 

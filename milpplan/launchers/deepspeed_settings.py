@@ -1,7 +1,8 @@
 """A plan as DeepSpeed's JSON, ``section.name`` to value, and the plan that such a JSON is.
 
 Source: deepspeedai/DeepSpeed 0.19.8, runtime/config.py:590-656 (batch sizes), runtime/zero/config.py,
-runtime/zero/stage_1_and_2.py and stage3.py, runtime/engine.py:2295-2325:
+runtime/zero/stage_1_and_2.py and stage3.py, runtime/engine.py:2295-2325; for ``deepspeed_keys.json`` also
+runtime/constants.py, runtime/precision_config.py, monitor/config.py and profiling/config.py:
 
 - ZeRO 0 reduces bf16 gradients after the backward; bf16 with fp32 gradients is not implemented there.
 - ZeRO 1 keeps whole bf16 gradients and reduces them once a step, beside the last backward with ``overlap_comm``.

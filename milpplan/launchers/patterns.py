@@ -13,7 +13,8 @@ from itertools import groupby
 from milpplan.errors import InvalidInputError
 from milpplan.specs.reading import shown
 
-MAX_LAYERS = 100_000
+MAX_LAYERS, MAX_CHARACTERS = 100_000, 20_000
+"""Of a pattern, and of its text: every operator may copy as many layers."""
 
 
 def pattern_text(flags: Sequence[bool]) -> str:
@@ -37,6 +38,8 @@ def pattern_flags(text: str, flag: str) -> list[bool] | int:
         InvalidInputError: something else.
     """
     try:
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError("too long")
         value = _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InvalidInputError(
@@ -55,6 +58,8 @@ def _value(node: ast.expr) -> int | list[int]:
     if isinstance(node, ast.BinOp):
         left, right = _value(node.left), _value(node.right)
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            if len(left) + len(right) > MAX_LAYERS:
+                raise ValueError("too many layers")
             return left + right
         repeats = isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int)
         if repeats and len(left) * right <= MAX_LAYERS:  # type: ignore[arg-type, operator]

@@ -2,7 +2,8 @@
 
 The dialects: TOML up to 0.2.2; a Python configuration in 0.3.0, with batches in sequences; the same on main since
 2026-08-20 (b5bcd76c), with batches in tokens. Source: torchtitan/config/job_config.py at 0.2.2,
-torchtitan/config/configs.py and trainer.py at 0.3.0 and b5bcd76c.
+torchtitan/config/configs.py and trainer.py at 0.3.0 and b5bcd76c; names of earlier dialects: config_manager.py
+before 0.2.
 """
 
 from __future__ import annotations

@@ -12,8 +12,16 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, MilpplanError
+from milpplan.launchers import (
+    accelerate_import,
+    automodel_import,
+    bridge_import,
+    deepspeed_settings,
+    nanotron_settings,
+    torchtitan_settings,
+)
 from milpplan.launchers.records import Imported
-from milpplan.launchers.settings import Code
+from milpplan.launchers.settings import Code, is_quiet, known_settings
 from milpplan.launchers.targets import TARGETS
 from tests.amounts import long_but
 from tests.costs.cases import shipped_hardware, shipped_model
@@ -176,6 +184,29 @@ GOES_WITH = {
     "megatron-bridge": {"model.window_size": "--window-size"},
 }
 """Keys whose other value needs another key, which the refusal names; or whose name is Megatron-LM's there."""
+
+
+QUIETS = {
+    "torchtitan": torchtitan_settings.QUIET,
+    "deepspeed": deepspeed_settings.QUIET,
+    "nanotron": nanotron_settings.QUIET,
+    "automodel": automodel_import.QUIET,
+    "accelerate": {**accelerate_import.ALL_QUIET},
+    "megatron-bridge": bridge_import.QUIET,
+}
+
+
+@pytest.mark.parametrize("target", QUIETS)
+def test_the_list_of_what_changes_nothing_is_of_the_schema(target: str) -> None:
+    """Every pattern of the list is of a key, and has its reason; every listed key of Bridge has one."""
+    known = {key for schema in schemas().values() if schema.target == target for key in schema.known}
+    if target == "accelerate":
+        known |= set(known_settings("accelerate_keys.json", "launch"))
+    for pattern, reason in QUIETS[target].items():
+        assert [key for key in known if is_quiet(key, {pattern: reason})], pattern
+        assert len(reason) > 5
+    if target == "megatron-bridge":
+        assert all(is_quiet(key, QUIETS[target]) for key in known_settings("bridge_keys.json", "quiet"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -56,6 +56,22 @@ def test_patterns_of_real_models() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "+".join(["[0]*100000"] * 300),
+        "[0]" + "+[0]*100000" * 2,
+        "[0]*100000" + "*1" * 20_000,
+        "[" * 500,
+        "[0]*9" * 300,
+    ],
+)
+def test_patterns_are_bounded(text: str) -> None:
+    """Sums and products make no more layers than a model may have, and no more copies than a short text asks for."""
+    with pytest.raises(InvalidInputError, match="lists of 0 and 1"):
+        pattern_flags(text, "--x")
+
+
+@pytest.mark.parametrize(
     "text", ["", "[2]", "[1]*999999999", "x", "[1]+2", "__import__('os')", "[[1]]", "-1", "1.5"]
 )
 def test_other_patterns_are_refused(text: str) -> None:
