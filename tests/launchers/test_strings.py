@@ -66,7 +66,7 @@ def test_patterns_of_real_models() -> None:
     ],
 )
 def test_patterns_are_bounded(text: str) -> None:
-    """Sums and products make no more layers than a model may have, and no more copies than a short text asks for."""
+    """Sums and products make no more layers than a model has, and no more copies than a short text asks for."""
     with pytest.raises(InvalidInputError, match="lists of 0 and 1"):
         pattern_flags(text, "--x")
 
