@@ -33,11 +33,15 @@ def stage_layers(text: str) -> tuple[int, ...]:
         InvalidInputError: no string that Megatron-LM's ``validate_layer_layout`` admits, or one with layers of
             multi-token prediction, which a plan does not have.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise _wrong(text, "it is too long")
     text = text.replace(",", "")
-    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        # Sizes are checked first: a repeated repetition may ask for more characters than memory holds.
+    for repeated in (r"\(([^()]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        # Sizes are checked first: repetitions may ask for more characters than memory holds.
+        total = 0
         for match in re.finditer(repeated, text):
-            if len(match[2]) > 5 or len(match[1]) * int(match[2]) > MAX_CHARACTERS:
+            total += MAX_CHARACTERS + 1 if len(match[2]) > 5 else len(match[1]) * int(match[2])
+            if total > MAX_CHARACTERS:
                 raise _wrong(text, f"{shown(match[0])} repeats too often")
         text = re.sub(repeated, lambda match: match[1] * int(match[2]), text)
         if len(text) > MAX_CHARACTERS:
