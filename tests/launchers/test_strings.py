@@ -87,3 +87,12 @@ def test_arithmetic_of_the_shell() -> None:
     assert arithmetic("(GPUS - 1) / 2 % 3", values) == 0
     for text in ("GPUS * RANK", "WORD + 1", "1 / 0", "2 ** 99", "", "GPUS << 1"):
         assert arithmetic(text, values) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 99_000, "t*99999" * 14_000, "(t*99|)*999" * 9_000, "t" * 100_001, f"t*{'9' * 5_000}"]
+)
+def test_strings_of_stages_are_bounded(text: str) -> None:
+    """Parentheses without end and many repetitions are refused before they take time or memory."""
+    with pytest.raises(InvalidInputError, match="pipeline-model-parallel-layout"):
+        stage_layers(f"E{text}L")
