@@ -37,3 +37,7 @@ class InfeasibleError(MilpplanError):
 
 class SolverError(MilpplanError):
     """A solver failed, is missing, or gave an answer that the exact re-check refutes."""
+
+
+class UnavailableError(SolverError):
+    """A solver, or a process that works for one, could not run here; another one may."""

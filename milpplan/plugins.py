@@ -48,7 +48,10 @@ def plugin(kind: Kind, name: str) -> Any:
     entry = _entries(kind)[name]
     try:
         return entry.load()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # SystemExit, too: that is not for a plug-in to say.
         raise PluginError(
             f"The plug-in {plugin_title(kind, name)} cannot be loaded: {type(error).__name__}: {error}.",
             f"Its entry point is {entry.value}.",

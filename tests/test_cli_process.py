@@ -186,6 +186,105 @@ def test_ctrl_c_prints_the_best_plan_so_far(sent: signal.Signals, tmp_path: Path
     assert out.read_text() == stdout
 
 
+BACKGROUND = """
+import sys
+from contextlib import contextmanager
+from milpplan.cli import main, solving
+
+@contextmanager
+def waiting(objective):
+    def callback(progress):
+        if progress.incumbent is not None:
+            print("ready", file=sys.stderr, flush=True)
+            sys.stdin.readline()
+    yield callback
+
+solving.shown_progress = waiting
+main()
+"""
+
+
+def test_what_a_script_has_put_in_the_background_keeps_its_plan() -> None:
+    """SIGINT is ignored there and stays so; SIGTERM, which comes twice from `timeout`, is decided by itself."""
+    words = [*SOLVE[:-1], "free", "--gap", "0", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-c", BACKGROUND, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate("\n" * 1000, timeout=60)
+    assert process.returncode == 4, stderr
+    document = ResultDocument.model_validate_json(stdout, strict=True)
+    assert document.plan is not None
+    assert document.gap is not None
+
+
+SECOND = """
+import os, signal, sys
+from milpplan.cli import main, solving
+
+tell = solving.solve_report
+
+def interrupted(*args):
+    # While the result is written.
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+        signal.raise_signal(one)
+    return tell(*args)
+
+solving.solve_report = interrupted
+main()
+"""
+
+
+def test_signals_while_a_result_is_printed_do_not_lose_it() -> None:
+    """The plan and its exit code come all the same."""
+    words = [*SOLVE[:-1], "uniform", "--time-limit", "1000"]
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND, *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "optimal within" in done.stdout
+
+
+STUCK = """
+import signal, sys, time
+from milpplan.cli import interrupts, main
+from milpplan.optimize import planner
+
+def stuck(*args, **options):
+    # The alarm of the time limit comes where nobody looks at the clock.
+    signal.raise_signal(signal.SIGALRM)
+    raise AssertionError
+
+planner.{name} = stuck
+main()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("layout_space", 4), ("first_plan", 5)])
+def test_the_time_limit_ends_what_does_not_look_at_the_clock(name: str, code: int) -> None:
+    """As Ctrl-C does: with the first plan, if it is there."""
+    words = [*SOLVE[:-1], "uniform", "--time-limit", "1000", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK.replace("{name}", name), *words], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == code, done.stderr
+    document = ResultDocument.model_validate_json(done.stdout, strict=True)
+    assert (document.plan is not None, document.gap, document.lower_bound_s) == (code == 4, None, None)
+
+
 LOADING = """
 import sys, time
 from milpplan.cli import lengths, main

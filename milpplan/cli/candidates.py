@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from milpplan.cli import arguments
+from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.insight.candidates import Candidate, Choice, choose
 from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.solution import undisturbed
 from milpplan.reports.candidates import choice_document, choice_report
 from milpplan.reports.document import document_text, result_document
 from milpplan.reports.files import check_writable, write_whole
@@ -85,8 +86,22 @@ def run(
         check_writable(out)
     arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
     candidates = [Candidate(name, _priced(problem_for(name), price_of), price_of.get(name)) for name in names]
-    with shown_progress(candidates[0].problem.job.objective) as callback, within_range():
-        choice = choose(candidates, replace(options, callback=callback))
+    options = replace(options, cancelled=interrupts.asked_to_stop)
+    objective = candidates[0].problem.job.objective
+    found: list[Choice] = []
+    with (
+        interrupts.keeping(found),
+        shown_progress(objective) as callback,
+        within_range(),
+        interrupts.limited(options.time_limit_s),
+    ):
+        found.append(choose(candidates, replace(options, callback=callback)))
+    with undisturbed():
+        return _told(found[0], options, out, as_json)
+
+
+def _told(choice: Choice, options: SolveOptions, out: Path | None, as_json: bool) -> ExitCode:
+    """Print the candidates in order, write the best one's result."""
     for outcome in choice.outcomes:
         if outcome.result.message:
             say(f"{outcome.candidate.name}: {outcome.result.message}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from milpplan.calibration.error_bars import ENDS, joint_end
-from milpplan.cli import arguments
+from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import (
@@ -40,6 +40,7 @@ from milpplan.optimize.certify import (
     other_backend,
 )
 from milpplan.optimize.claim import Certification, Check, Claim, Verdict
+from milpplan.optimize.deadline import Deadline
 from milpplan.optimize.explain import explain
 from milpplan.optimize.export import write_mps
 from milpplan.optimize.layouts import layout_space
@@ -54,6 +55,7 @@ from milpplan.optimize.result import (
     TargetPrice,
     proof_strength,
 )
+from milpplan.optimize.solution import undisturbed
 from milpplan.reports.certificate import (
     certificate_for,
     certification_document,
@@ -94,6 +96,7 @@ def run(
 ) -> ExitCode:
     """Prove the result of a file again."""
     arguments.positive(time_limit_s, "--time-limit", "number of seconds")
+    deadline = Deadline.after(time_limit_s)
     document = read_result(path)
     check_constants(document, path)
     written = None if programs is None else Programs(_folder(programs))
@@ -103,20 +106,33 @@ def run(
         chosen = arguments.choice(backend, "--backend", (AUTO, *backend_names()))
     if chosen == own:
         say(f"The result is by {chosen} itself: another --backend would say more.")
-    with shown_progress(document.problem.job.objective) as callback, within_range():
+    objective = document.problem.job.objective
+    ended: list[Certified] = []
+    with (
+        interrupts.keeping(ended),
+        shown_progress(objective) as callback,
+        within_range(),
+        interrupts.limited(deadline.left_s()),
+    ):
         options = SolveOptions(
-            backend=chosen, time_limit_s=time_limit_s, seed=seed, callback=callback, on_program=written
+            backend=chosen,
+            time_limit_s=deadline.left_s(),
+            seed=seed,
+            callback=callback,
+            on_program=written,
+            cancelled=interrupts.asked_to_stop,
         )
-        found = certified(document, str(path), SecondProofs.by(options))
-    done = found.certification
-    if done.again is not None and done.again.message:
-        say(done.again.message)
-    if written is not None:
-        say(written.words())
-    if as_json:
-        emit(document_text(certification_document(done, document.gap, found.proof)))
-    else:
-        show(certification_report(done, found.proof))
+        ended.append(certified(document, str(path), SecondProofs.by(options)))
+    found, done = ended[0], ended[0].certification
+    with undisturbed():
+        if done.again is not None and done.again.message:
+            say(done.again.message)
+        if written is not None:
+            say(written.words())
+        if as_json:
+            emit(document_text(certification_document(done, document.gap, found.proof)))
+        else:
+            show(certification_report(done, found.proof))
     return OF_VERDICT[done.verdict]
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from milpplan.cli import arguments
+from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.insight.explaining import explain_plan
+from milpplan.insight.records import Explanation
 from milpplan.insight.why_not import WISHABLE
+from milpplan.optimize.solution import undisturbed
 from milpplan.reports.claims import bound_for
 from milpplan.reports.document import document_text, read_plan
 from milpplan.reports.insight import explanation_report
@@ -35,16 +37,32 @@ def run(path: Path, why_not: list[str], time_limit_s: float, gap: float, as_json
         say(
             f"The file proves that no plan takes less than {seconds_text(known_s)} (`milpplan certify` checks it)."
         )
-    with _asking() as callback, within_range():
-        told = explain_plan(
-            problem, plan, wishes, time_limit_s=time_limit_s, gap=gap, proved_bound_s=known_s, callback=callback
+    answers: list[Explanation] = []
+    with (
+        interrupts.keeping(answers),
+        _asking() as callback,
+        within_range(),
+        interrupts.limited(time_limit_s),
+    ):
+        answers.append(
+            explain_plan(
+                problem,
+                plan,
+                wishes,
+                time_limit_s=time_limit_s,
+                gap=gap,
+                proved_bound_s=known_s,
+                callback=callback,
+            )
         )
-    if told.interrupted:
-        say("Interrupted.")
-    if as_json:
-        emit(document_text(explanation_document(told)))
-    else:
-        show(explanation_report(told))
+    told = answers[0]
+    with undisturbed():
+        if told.interrupted:
+            say(interrupts.STOPPED)
+        if as_json:
+            emit(document_text(explanation_document(told)))
+        else:
+            show(explanation_report(told))
     return ExitCode.STOPPED_WITH_PLAN if told.unanswered or told.interrupted else ExitCode.OPTIMAL
 
 

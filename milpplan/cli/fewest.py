@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from milpplan.cli import arguments
+from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import within_range
-from milpplan.insight.fewest import fewest_gpus
+from milpplan.insight.fewest import Fewest, fewest_gpus
 from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.solution import undisturbed
 from milpplan.reports.document import document_text
 from milpplan.reports.fewest import fewest_document, fewest_report
 from milpplan.reports.files import check_writable, write_whole
@@ -22,16 +23,26 @@ def run(problem: Problem, options: SolveOptions, widen: bool, out: Path | None, 
     arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
     if out is not None:
         check_writable(out)
-    with shown_progress("step_time_per_token") as callback, within_range():
-        found = fewest_gpus(problem, replace(options, callback=callback), widen=widen)
-    if found.result.message:
-        say(found.result.message)
-    document = fewest_document(found, options.gap)
-    if as_json:
-        emit(document_text(document))
-    else:
-        show(fewest_report(found, options.gap))
-    if out is not None and found.result.plan is not None:
-        write_whole(out, document_text(document.result))
-        say(f"Written to {out}.")
+    options = replace(options, cancelled=interrupts.asked_to_stop)
+    limit_s = options.time_limit_s
+    answers: list[Fewest] = []
+    with (
+        interrupts.keeping(answers),
+        shown_progress("step_time_per_token") as callback,
+        within_range(),
+        interrupts.limited(limit_s),
+    ):
+        answers.append(fewest_gpus(problem, replace(options, callback=callback), widen=widen))
+    found = answers[0]
+    with undisturbed():
+        if found.result.message:
+            say(found.result.message)
+        document = fewest_document(found, options.gap)
+        if as_json:
+            emit(document_text(document))
+        else:
+            show(fewest_report(found, options.gap))
+        if out is not None and found.result.plan is not None:
+            write_whole(out, document_text(document.result))
+            say(f"Written to {out}.")
     return OF_STATUS[found.result.status]

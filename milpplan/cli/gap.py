@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from milpplan.cli import arguments
+from milpplan.cli import arguments, interrupts
 from milpplan.cli.compare import short_names
 from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
@@ -17,6 +17,7 @@ from milpplan.insight.gap import Solves, gap, widened
 from milpplan.insight.gap_records import GapReport
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import Target, target_named
+from milpplan.optimize.solution import undisturbed
 from milpplan.presets.calculon import CalculonFiles, calculon_run, notes, read_calculon
 from milpplan.presets.catalog import load_hardware, load_model
 from milpplan.reports.document import document_text, read_plan
@@ -84,19 +85,27 @@ def run(files: Sequence[Path], source: Source, wanted: Wanted) -> ExitCode:
         target_named(runs_on, "--target" if source.target else "--from")
     judged: list[Judged] = []
     failed: list[Failed] = []
-    with shown_progress("step_time_per_token") as callback, within_range():
-        solves = Solves(wanted.tolerance, callback)
-        for name, read in _readers(files, source):
-            try:
-                judged.append(_judged(name, read(), runs_on, wanted, solves))
-            except MilpplanError as error:
-                if len(files) < 2:
-                    raise
-                failed.append(Failed(name, error))
-            if judged and judged[-1].gap.interrupted:
-                say("Interrupted.")
-                break
-    _told(judged, failed, wanted)
+    solves = Solves(wanted.tolerance)
+    try:
+        with shown_progress("step_time_per_token") as solves.callback, within_range():
+            for name, read in _readers(files, source):
+                try:
+                    # The time limit is one plan's.
+                    with interrupts.limited(wanted.time_limit_s):
+                        judged.append(_judged(name, read(), runs_on, wanted, solves))
+                except MilpplanError as error:
+                    if len(files) < 2:
+                        raise
+                    failed.append(Failed(name, error))
+                if interrupts.asked_to_stop() or (judged and judged[-1].gap.interrupted):
+                    say(interrupts.STOPPED)
+                    break
+    except KeyboardInterrupt:
+        if not judged:
+            raise
+        say(interrupts.STOPPED)
+    with undisturbed():
+        _told(judged, failed, wanted)
     return _exit_code([one.gap for one in judged], bool(failed))
 
 

@@ -1,4 +1,5 @@
-"""Ctrl-C before, during and after a command. Imports nothing of weight: it has to be there first."""
+"""Ctrl-C, SIGTERM and the time limit before, during and after a command. Imports nothing of weight: it has to be
+there first."""
 
 from __future__ import annotations
 
@@ -6,36 +7,47 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 MESSAGE: Final = "Interrupted before anything was found."
+OVER: Final = "The time limit has passed before anything was found."
+STOPPED: Final = "Interrupted."
 STOPPED_WITHOUT_PLAN: Final = 5
 """Exit code of the program, defined here because ``milpplan.cli.outcome`` takes long to import."""
+REPEATED_S: Final = 1.0
+"""A signal that comes again within this time is the same one: ``timeout`` sends its own twice."""
+LATE_S: Final = 1.5
+"""After the time limit a command ends by itself, with what is found; what has not looked at the clock for so long
+is interrupted as by Ctrl-C."""
+
+HEARD: Final = tuple(one for name in ("SIGINT", "SIGTERM") if (one := getattr(signal, name, None)) is not None)
+_last: dict[str, float] = {}
+"""When what interrupts the command came last (of ``time.monotonic``): "signal", "limit"."""
 
 
 def leave_at_once() -> None:
-    """From now on Ctrl-C ends the program with a message and an exit code, until a command says otherwise.
+    """From now on Ctrl-C and SIGTERM end the program with a message and an exit code, until a command says
+    otherwise; each unless it is ignored, as Ctrl-C is by what a shell has started in the background.
 
     Nothing has been found or written yet. A ``KeyboardInterrupt`` would not do: imports and destructors print
     it as a traceback, or swallow it.
     """
-    # A program started in the background by a shell without job control ignores Ctrl-C: that stays.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+    for one in HEARD:
+        if signal.getsignal(one) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(one, _leave)
 
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt`` inside, and no longer matters behind: the result has been printed. So
-    does SIGTERM, by which `timeout` and batch systems end a program."""
-    if signal.getsignal(signal.SIGINT) is not _leave:
-        yield
-        return
-    heard = (signal.SIGINT, signal.SIGTERM) if _is_default(signal.SIGTERM) else (signal.SIGINT,)
+    """Ctrl-C and SIGTERM, by which `timeout` and batch systems end a program, raise ``KeyboardInterrupt`` inside,
+    and no longer matter behind: the result has been printed."""
+    heard = [one for one in HEARD if signal.getsignal(one) is _leave]
+    _last.clear()
     for one in heard:
-        signal.signal(one, signal.default_int_handler)
+        signal.signal(one, _raise)
     try:
         yield
     finally:
@@ -47,7 +59,7 @@ def raised() -> Iterator[None]:
 def leaving() -> Iterator[None]:
     """Inside ``raised``, Ctrl-C and SIGTERM end the program at once again: nothing has been found yet, and imports
     and destructors lose an exception."""
-    heard = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is signal.default_int_handler]
+    heard = [one for one in HEARD if signal.getsignal(one) is _raise]
     if threading.current_thread() is not threading.main_thread():
         # No other thread may say what a signal does.
         heard = []
@@ -57,11 +69,44 @@ def leaving() -> Iterator[None]:
         yield
     finally:
         for one in heard:
-            signal.signal(one, signal.default_int_handler)
+            signal.signal(one, _raise)
 
 
-def _is_default(one: signal.Signals) -> bool:
-    return signal.getsignal(one) is signal.SIG_DFL
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """What is inside ends a little after its time limit, whatever it does: then as by Ctrl-C."""
+    main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not main or not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _raise_over)
+    # More than an alarm can be set to is as good as no limit.
+    signal.setitimer(signal.ITIMER_REAL, min(seconds + LATE_S, 1e8))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def keeping(found: Sized) -> Iterator[None]:
+    """What interrupts the block ends it; where something is ``found`` by then, the command goes on with that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not found:
+            raise
+
+
+def asked_to_stop() -> bool:
+    """Whether a signal has come: an exception may get lost in a destructor or an import."""
+    return "signal" in _last
+
+
+def message() -> str:
+    """What to say where nothing was found."""
+    return OVER if "limit" in _last and "signal" not in _last else MESSAGE
 
 
 def leave_solvers(code: object) -> None:
@@ -79,6 +124,19 @@ def leave_solvers(code: object) -> None:
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _raise(signum: int, frame: Any) -> None:
+    now = time.monotonic()
+    repeated = now - _last.get("signal", -REPEATED_S) < REPEATED_S
+    _last["signal"] = now
+    if not repeated:
+        raise KeyboardInterrupt
+
+
+def _raise_over(signum: int, frame: Any) -> None:
+    _last["limit"] = time.monotonic()
+    raise KeyboardInterrupt
 
 
 def _leave(signum: int, frame: Any) -> None:

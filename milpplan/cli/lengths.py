@@ -18,6 +18,7 @@ from milpplan.lengths.records import LengthsResult, SequenceRules
 from milpplan.lengths.sequences import MAX_SEQUENCES, bucketed, least_padding
 from milpplan.lengths.solving import solve_lengths
 from milpplan.optimize.backends import AUTO, backend_names, load_solvers
+from milpplan.optimize.solution import undisturbed
 from milpplan.reports.files import check_writable, make_directory, write_whole
 from milpplan.reports.lengths_text import lengths_document, lengths_tables
 from milpplan.specs.model import ModelSpec
@@ -189,6 +190,14 @@ def solve(
             unlike_replicas=options.unlike_replicas,
             workers=workers,
         )
+    with undisturbed():
+        return _told(problem, result, options, out, as_json)
+
+
+def _told(
+    problem: Problem, result: LengthsResult, options: LengthOptions, out: Path | None, as_json: bool
+) -> ExitCode:
+    """Print and write the step."""
     document = lengths_document(result) if as_json or out is not None else ""
     if as_json:
         emit(document)

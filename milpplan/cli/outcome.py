@@ -163,7 +163,7 @@ class Commands(TyperGroup):
         except MilpplanError as error:
             code = self._refuse(ctx, error)
         except KeyboardInterrupt:
-            say(interrupts.MESSAGE)
+            say(interrupts.message())
             code = ExitCode.STOPPED_WITHOUT_PLAN
         except Exception as error:
             # typer's own exits and usage errors know their codes.

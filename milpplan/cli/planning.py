@@ -91,7 +91,10 @@ def min_gpus(
     deadline_hours: o.DeadlineHours = None,
     deadline_days: o.DeadlineDays = None,
     tokens: o.Tokens = None,
-    time_limit: o.TimeLimit = None,
+    time_limit: Annotated[
+        float,
+        typer.Option("--time-limit", metavar="S", help="Seconds; more refuses more of the smaller numbers."),
+    ] = 60.0,
     gap: o.Gap = 1e-4,
     out: o.Out = None,
     as_json: o.AsJson = False,

@@ -10,6 +10,7 @@ from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.costs.report import StepReport
 from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import InvalidInputError
+from milpplan.optimize.solution import undisturbed
 from milpplan.overview.gathering import plan_overview
 from milpplan.reports.claims import result_in, written_by_another
 from milpplan.reports.document import ResultDocument, read_plan
@@ -58,9 +59,10 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float, w
 
 
 def _written(files: Mapping[Path, str]) -> ExitCode:
-    for target, text in files.items():
-        write_whole(target, text)
-        say(f"Written to {target}.")
+    with undisturbed():
+        for target, text in files.items():
+            write_whole(target, text)
+            say(f"Written to {target}.")
     return ExitCode.OPTIMAL
 
 

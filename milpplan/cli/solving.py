@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from milpplan.calibration.error_bars import error_bar, robustness
 from milpplan.calibration.records import ErrorBar, Robustness
-from milpplan.cli import arguments
+from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show
 from milpplan.cli.progress import shown_progress
 from milpplan.costs.report import StepReport
@@ -18,10 +19,13 @@ from milpplan.costs.simulator import check_plan
 from milpplan.costs.simulator import simulate as simulate_plan
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
 from milpplan.insight.runs import run_totals
+from milpplan.optimize.alternatives import Effort
+from milpplan.optimize.deadline import Deadline
 from milpplan.optimize.explain import explain
 from milpplan.optimize.layouts import broken_rules
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, SolveOptions
+from milpplan.optimize.solution import undisturbed
 from milpplan.optimize.target_price import target_price
 from milpplan.reports.document import document_text, read_plan, result_document, simulation_document
 from milpplan.reports.files import check_writable, write_whole
@@ -35,7 +39,7 @@ from milpplan.validation.evidence import Evidence
 MAX_WORK_ITEMS = 33_554_432
 """Most virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
 
-INTERRUPTED = InfeasibleError(
+INTERRUPTED: Final = InfeasibleError(
     "No plan satisfies the request: proved.",
     "Expected a problem with a plan.",
     "The search for what would help was interrupted; run it again to know.",
@@ -63,19 +67,58 @@ def run(
     arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
     if out is not None:
         check_writable(out)
-    with shown_progress(problem.job.objective) as callback, within_range():
-        result = solve(problem, replace(options, callback=callback))
-        if asked.whole is not None and not result.message:
-            found = target_price(result, asked.whole, options, asked.whole_limit_s)
-            result = replace(result, target_price=found)
-        bar, robust = uncertainty(result, _end_solver(result, options) if asked.check_ends else None)
-        known = evidence_of(result)
-        others = compared(result, robust, known)
+    deadline = Deadline.after(options.time_limit_s)
+    options = replace(options, cancelled=interrupts.asked_to_stop)
+    found: list[_Told] = []
+    with (
+        interrupts.keeping(found),
+        shown_progress(problem.job.objective) as callback,
+        within_range(),
+        interrupts.limited(deadline.left_s()),
+    ):
+        found.append(_Told(solve(problem, replace(options, callback=callback))))
+        _add(found[0], options, deadline, asked)
+    # The plan is there: neither another signal nor the time limit may lose it.
+    with undisturbed(), within_range():
+        if interrupts.asked_to_stop():
+            found[0].result = replace(found[0].result, message=interrupts.STOPPED)
+        return _tell(found[0], options, out, as_json, asked)
+
+
+@dataclass(slots=True)
+class _Told:
+    """A result, and what is said about it: as much as there was time for."""
+
+    result: PlanResult
+    bar: ErrorBar | None = None
+    robust: Robustness | None = None
+    known: Evidence | None = None
+    why: MilpplanError | None = None
+
+
+def _add(told: _Told, options: SolveOptions, deadline: Deadline, asked: Asked) -> None:
+    """What is asked for beside the result, in the time that is left."""
+    result = told.result
+    if result.status == "infeasible":
+        # Without what would help, if nobody waits for that.
+        told.why = INTERRUPTED
+        told.why = explain(result.problem, options.forbid, Effort(deadline=deadline.until))
+    told.known = evidence_of(result)
+    if asked.whole is not None and not result.message:
+        found = target_price(result, asked.whole, options, deadline.left_s(asked.whole_limit_s))
+        told.result = replace(result, target_price=found)
+    check_ends = asked.check_ends and not result.message
+    told.bar, told.robust = uncertainty(result, _end_solver(result, options, deadline) if check_ends else None)
+
+
+def _tell(told: _Told, options: SolveOptions, out: Path | None, as_json: bool, asked: Asked) -> ExitCode:
+    """Print and write the result."""
+    result, why, bar, robust, known = told.result, told.why, told.bar, told.robust, told.known
+    others = compared(result, robust, known)
     totals = run_totals(result, asked.price_per_gpu_hour)
-    for line in (result.message, _why_not_proved(result, options)):
+    for line in (*result.details.get("unavailable", ()), result.message, _why_not_proved(result, options)):
         if line:
             say(line)
-    why = _why(result, options) if result.status == "infeasible" else None
     text = (
         document_text(result_document(result, options.gap, why, bar, robust, known, totals, others))
         if as_json or out
@@ -111,13 +154,13 @@ def _why_not_proved(result: PlanResult, options: SolveOptions) -> str:
 SolveEnd = Callable[[Problem], tuple[Plan | None, float | None]]
 
 
-def _end_solver(result: PlanResult, options: SolveOptions) -> SolveEnd:
+def _end_solver(result: PlanResult, options: SolveOptions, deadline: Deadline) -> SolveEnd:
     """A function that solves the problem of an end from the best plan: its plan, and its bound in seconds."""
     if result.problem.hardware.uncertainty is None:
         say("The hardware has no uncertainty: there are no ends to check.")
 
     def solve_end(there: Problem) -> tuple[Plan | None, float | None]:
-        again = solve(there, replace(options, warm_start=result.plan))
+        again = solve(there, replace(options, warm_start=result.plan, time_limit_s=deadline.left_s()))
         return again.plan, again.lower_bound_s
 
     return solve_end
@@ -151,14 +194,6 @@ def compared(
 def within_range() -> np.errstate:
     """Numbers that leave the range of floats or 64-bit integers raise instead of becoming nonsense."""
     return np.errstate(over="raise", invalid="raise", divide="raise")
-
-
-def _why(result: PlanResult, options: SolveOptions) -> MilpplanError:
-    """The explanation; without its alternatives if the user does not wait for them."""
-    try:
-        return explain(result.problem, options.forbid)
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _written(out: Path | None, text: str, code: ExitCode) -> ExitCode:

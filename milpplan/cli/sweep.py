@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.optimize.solution import undisturbed
 from milpplan.optimize.worker_process import usable_cpus
 from milpplan.reports.document import document_text
 from milpplan.specs.records import Count, Record
@@ -62,15 +63,18 @@ def run(
         except KeyboardInterrupt:
             interrupted = True
         table = rows(sweep)
-        files, missing = write_results(sweep, directory, table)
-    for error in missing:
-        say(f"{error.seen} {error.do}")
-    if as_json:
-        emit(document_text(_document(sweep, directory, files, table)))
-    else:
-        show(_summary(sweep, directory, files, table))
-    if interrupted:
-        say(f"Stopped with {len(table)} of {len(sweep.cells)} cells done. The same command continues from there.")
+        with undisturbed():
+            files, missing = write_results(sweep, directory, table)
+    with undisturbed():
+        for error in missing:
+            say(f"{error.seen} {error.do}")
+        if as_json:
+            emit(document_text(_document(sweep, directory, files, table)))
+        else:
+            show(_summary(sweep, directory, files, table))
+        if interrupted:
+            done = f"{len(table)} of {len(sweep.cells)}"
+            say(f"Stopped with {done} cells done. The same command continues from there.")
     return _code(sweep, interrupted)
 
 

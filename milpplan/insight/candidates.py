@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from milpplan.errors import InvalidInputError
 from milpplan.insight.runs import RunTotals, run_totals
+from milpplan.optimize.deadline import Deadline
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.specs.problem import Problem
@@ -79,14 +79,13 @@ def choose(candidates: Sequence[Candidate], options: SolveOptions | None = None)
     """
     measure = _measure(candidates)
     options = options or SolveOptions()
-    until = None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
+    deadline = Deadline.after(options.time_limit_s)
     outcomes = []
     for number, candidate in enumerate(candidates):
-        chosen = options
-        if until is not None:
-            left_s = (until - time.monotonic()) / (len(candidates) - number)
-            chosen = replace(options, time_limit_s=max(left_s, 0.1))
-        outcomes.append(_outcome(candidate, solve(candidate.problem, chosen), measure))
+        left_s = deadline.left_s()
+        share = None if left_s is None else left_s / (len(candidates) - number)
+        found = solve(candidate.problem, replace(options, time_limit_s=share))
+        outcomes.append(_outcome(candidate, found, measure))
     return Choice(measure, tuple(sorted(outcomes, key=_order)))
 
 

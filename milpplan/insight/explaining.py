@@ -16,7 +16,9 @@ from milpplan.insight.records import Explanation, Interval, Optimum, SingleChang
 from milpplan.insight.single_changes import candidates, single_change
 from milpplan.insight.what_if import MEMORY, Change, questions, worth
 from milpplan.insight.why_not import Wish, answer, checked, neighbours, wish_words
+from milpplan.optimize.alternatives import Effort
 from milpplan.optimize.explain import explain
+from milpplan.optimize.solution import undisturbed
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import seconds_text
@@ -107,10 +109,15 @@ def explain_plan(
     until = None if time_limit_s is None else started + time_limit_s
     best = _best(yardstick, problem, plan, value, time_limit_s, proved_bound_s)
     if best.infeasible:
-        raise explain(problem)
+        raise explain(problem, effort=Effort(deadline=until))
     talk = _Talk(yardstick, problem, plan, value, best, Budget(until), callback, interrupted=best.interrupted)
-    _ask_all(talk, wishes)
-    return _told(talk, report, started)
+    try:
+        _ask_all(talk, wishes)
+    except KeyboardInterrupt:
+        # Between two questions.
+        talk.interrupted = True
+    with undisturbed():
+        return _told(talk, report, started)
 
 
 def _best(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from milpplan.optimize.alternatives import Effort
+from milpplan.optimize.deadline import Deadline
 from milpplan.optimize.explain import explain
-from milpplan.optimize.planner import solve
+from milpplan.optimize.planner import fewest
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.specs.problem import MAX_GPUS, Problem, Range
 
@@ -20,12 +21,14 @@ REASON_LAYOUTS = 1_500_000
 
 @dataclass(frozen=True, slots=True)
 class Fewest:
-    """The answer. ``result`` is of the span that holds it, or of the last one tried; ``refused``: the numbers of
-    accelerators proved to have no plan, ``why`` what is missing with the largest of them; ``whole_nodes``: beyond
-    one node only whole nodes were tried, and nothing is proved of the numbers between them."""
+    """The answer. ``result`` is of the span that holds it, or of the last one tried; ``refused``: the smaller
+    numbers of accelerators proved to have no plan, ``why`` what is missing with the largest of them where there
+    was time to say; ``open``: the smaller ones of which that is not proved; ``whole_nodes``: beyond one node only
+    whole nodes were tried, and nothing is proved of the numbers between them."""
 
     result: PlanResult
     refused: tuple[int, ...]
+    open: tuple[int, ...]
     why: str | None
     whole_nodes: bool
 
@@ -46,22 +49,24 @@ def fewest_gpus(problem: Problem, options: SolveOptions | None = None, *, widen:
         widen: whether to look beyond the problem's own numbers.
     """
     options = options or SolveOptions()
-    until = None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
-    own = problem.job.num_gpus
-    spans = _spans(problem.hardware.gpus_per_node) if widen else iter([own])
-    refused: list[int] = []
-    for span in spans:
-        if until is not None:
-            options = replace(options, time_limit_s=max(until - time.monotonic(), 0.1))
-        there = _on(problem, span)
-        result = solve(there, options)
-        if result.plan is not None:
-            refused += [count for count in there.job.num_gpus_values if count < result.plan.layout.num_gpus]
-            break
-        if result.status != "infeasible" or (until is not None and time.monotonic() > until):
-            break
-        refused += there.job.num_gpus_values
-    return Fewest(result, tuple(refused), _reason(problem, refused, options) if refused else None, widen)
+    deadline = Deadline.after(options.time_limit_s)
+    tried: list[Range | int] = []
+
+    def counts() -> Iterator[int]:
+        for span in _spans(problem.hardware.gpus_per_node) if widen else (problem.job.num_gpus,):
+            tried.append(span)
+            yield from _on(problem, span).job.num_gpus_values
+
+    result = fewest(_on(problem, 1), options, counts())
+    num_gpus = None if result.plan is None else result.plan.layout.num_gpus
+    span = next((span for span in tried if num_gpus in _on(problem, span).job.num_gpus_values), tried[-1])
+    refused, open_ = result.details["refused"], result.details["open_counts"]
+    below = [count for count in refused if num_gpus is None or count < num_gpus]
+    why = None
+    if below and not deadline.passed and not result.message:
+        with suppress(KeyboardInterrupt):
+            why = _reason(problem, below[-1], options, deadline)
+    return Fewest(replace(result, problem=_on(problem, span)), tuple(below), open_, why, widen)
 
 
 def _on(problem: Problem, num_gpus: int | Range) -> Problem:
@@ -79,7 +84,9 @@ def _spans(per_node: int) -> Iterator[Range]:
         first, last = last + per_node, WIDENING * last
 
 
-def _reason(problem: Problem, refused: list[int], options: SolveOptions) -> str:
-    """What the largest number that was refused lacks."""
-    job = _on(problem, refused[-1]).job.model_copy(update={"objective": "step_time_per_token"})
-    return explain(problem.model_copy(update={"job": job}), options.forbid, Effort(REASON_LAYOUTS)).seen
+def _reason(problem: Problem, count: int, options: SolveOptions, deadline: Deadline) -> str:
+    """What a number that was refused lacks."""
+    job = _on(problem, count).job.model_copy(update={"objective": "step_time_per_token"})
+    return explain(
+        problem.model_copy(update={"job": job}), options.forbid, Effort(REASON_LAYOUTS, deadline.until)
+    ).seen

@@ -21,6 +21,7 @@ from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.membership import in_space
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, Progress
+from milpplan.optimize.solution import undisturbed
 from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem, Space
@@ -136,6 +137,19 @@ def _told(talk: _Judge, changes: bool, tokens: float, price: float | None) -> Ga
     spaces = _consistent(talk)
     # What its launcher can run, where that is known: a change that it cannot make is none.
     found, chain = talk.changes(spaces[0]) if changes else ((), ())
+    with undisturbed():
+        return _record(talk, spaces, found, chain, changes, tokens, price)
+
+
+def _record(
+    talk: _Judge,
+    spaces: tuple[SpaceGap, ...],
+    found: tuple[Change, ...],
+    chain: tuple[Change, ...],
+    changes: bool,
+    tokens: float,
+    price: float | None,
+) -> GapReport:
     return GapReport(
         problem=talk.problem,
         plan=talk.plan,

@@ -64,7 +64,8 @@ def near_best(
     cutoff = own * (1.0 + within)
     search.keep_below = float(np.nextafter(cutoff, np.inf))
     search.bound()
-    search.open_all()
+    if time.monotonic() < deadline:
+        search.open_all()
     own_row = search.space.find(plan.layout)
     found: dict[int, Plan] = {}
     for value, offered in search.offered:
@@ -76,7 +77,8 @@ def near_best(
     rows = rows[rows != (-1 if own_row is None else own_row)]
     # In this order costs of many are made together.
     search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
-    most = 0
+    # What there was no time to look at may do as well.
+    most = search.frontier.closed_below(search.threshold())
     for row in rows.tolist():
         if row not in found and time.monotonic() < deadline:
             limit = min(cutoff / float(search.weights[row]), float(search.limits_ns[row]))

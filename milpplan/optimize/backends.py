@@ -11,7 +11,15 @@ from typing import Final
 
 from milpplan.errors import MilpplanError, SolverError, UnknownNameError
 from milpplan.optimize.program import Program, ProgramBuilder
-from milpplan.optimize.solution import Backend, Limits, Solution, check_solution
+from milpplan.optimize.solution import (
+    Backend,
+    Limits,
+    Solution,
+    check_solution,
+    printing_aside,
+    run_interruptibly,
+    running,
+)
 from milpplan.plugins import plugin, plugin_names, plugin_title
 
 
@@ -52,6 +60,10 @@ def load_solvers() -> None:
 
 BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
 AUTO: Final = "auto"
+LATE_S: Final = 1.0
+"""How long after its time limit a plug-in is waited for."""
+PROBE_S: Final = 20.0
+"""Most time that a solver gets for a program of two variables."""
 
 
 class AutoBackend:
@@ -120,11 +132,21 @@ class PluginBackend:
 
     def solve(self, program: Program, limits: Limits) -> Solution:
         """The checked answer of the function."""
+        # It runs beside us, so that neither a limit nor Ctrl-C depends on its looking at them.
+        most_s = None if limits.time_limit_s is None else limits.time_limit_s + LATE_S
         try:
-            solution = self._function(program, limits)
-        except MilpplanError:
+            with printing_aside(), running(f"The solver plug-in {self.version()}"):
+                solution = run_interruptibly(
+                    lambda: self._function(program, limits),
+                    lambda: None,
+                    grace_s=0.0,
+                    cancelled=limits.cancelled,
+                    most_s=most_s,
+                )
+        except (MilpplanError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
+            # SystemExit, too: that is not for a plug-in to say.
             raise SolverError(
                 f"The solver plug-in {self.version()} fails on {program.name}: {type(error).__name__}: {error}.",
                 do="Use another backend, or repair its package.",
@@ -138,19 +160,24 @@ class PluginBackend:
         return check_solution(program, replace(solution, backend=self.name))
 
 
-@cache
 def available_backends() -> tuple[str, ...]:
     """Names of the backends that solve a program of two variables here, found by letting them."""
-    return tuple(name for name in backend_names() if _works(name))
+    return tuple(name for name in backend_names() if not why_unusable(name))
 
 
-def _works(name: str) -> bool:
+@cache
+def why_unusable(name: str) -> str:
+    """Why a backend does not solve a program of two variables here; empty where it does."""
     builder = ProgramBuilder("probe")
     pair = builder.add_variables(("a", "b"), 0, 3)
     builder.add_row("cover", pair, (2, 3), lower=7)
     builder.minimize(pair, (3, 4))
     try:
-        solution = backend(name).solve(builder.build(), Limits())
-    except (MilpplanError, ImportError, OSError, AttributeError):
-        return False
-    return solution.status == "optimal" and solution.objective == 10
+        solution = backend(name).solve(builder.build(), Limits(time_limit_s=PROBE_S))
+    except MilpplanError as error:
+        return str(error)
+    except (ImportError, OSError, AttributeError, MemoryError) as error:
+        return f"{type(error).__name__}: {error}"
+    if solution.status == "optimal" and solution.objective == 10:
+        return ""
+    return f"it answers {solution.status} {solution.objective}, not optimal 10"

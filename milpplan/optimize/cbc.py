@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.errors import SolverError
+from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize.program import FloatArray, Program
 from milpplan.optimize.scaling import Scaling, as_floats, without_wide_integers
 from milpplan.optimize.solution import (
@@ -31,6 +31,7 @@ from milpplan.optimize.solution import (
     checked_solve,
     end_if,
     require_exact_floats,
+    running,
 )
 
 # First words of CBC's solution file. "Integer infeasible" is infeasible too.
@@ -63,9 +64,10 @@ class CbcBackend:
         """Solve with both gaps zero unless ``limits.relative_gap`` says otherwise."""
         require_exact_floats(program, self.name)
         relaxed = without_wide_integers(program, self.name)
-        return checked_solve(
-            program, lambda presolve: _solve(relaxed, limits, presolve and limits.presolve), relaxed
-        )
+        with running("CBC"):
+            return checked_solve(
+                program, lambda presolve: _solve(relaxed, limits, presolve and limits.presolve), relaxed
+            )
 
 
 def _executable() -> str:
@@ -90,7 +92,11 @@ def _solve(program: Program, limits: Limits, presolve: bool) -> Solution:
         log = _run(command, limits, directory)
         answer = directory / "answer.txt"
         if not answer.is_file():
-            raise SolverError(f"CBC wrote no answer to {program.name}. Its log ends: {log[-500:]}")
+            raise UnavailableError(
+                f"CBC wrote no answer to {program.name}. Its log ends: {log[-500:]}",
+                "Expected room for its files in the temporary folder.",
+                "Let TMPDIR name a folder with room, or use another backend.",
+            )
         with answer.open(encoding="ascii", errors="replace") as lines:
             raw = lines.readline().partition(" - objective value")[0].strip()
         status = _status(raw, program)
@@ -125,6 +131,12 @@ def _run(command: list[str], limits: Limits, directory: Path) -> str:
             process.wait()
             raise
     log = output.decode("ascii", errors="replace")
+    if process.returncode < 0:
+        raise UnavailableError(
+            f"CBC was ended by signal {-process.returncode}.",
+            "Expected it to end by itself; signal 9 is usually the system's, out of memory.",
+            "Free memory, or use another backend.",
+        )
     if process.returncode != 0:
         raise SolverError(f"CBC ended with code {process.returncode}. Its log ends: {log[-500:]}")
     return log
@@ -158,10 +170,18 @@ def _values(path: Path, program: Program) -> FloatArray:
     """Column values of a CBC binary solution: two int32 counts, the objective, row activities and duals,
     column values and reduced costs."""
     data = path.read_bytes()
-    num_rows, num_columns = struct.unpack_from("=ii", data)
+    try:
+        num_rows, num_columns = struct.unpack_from("=ii", data)
+        values = np.frombuffer(data, np.float64, num_columns, offset=16 + 16 * num_rows).copy()
+    except (struct.error, ValueError) as error:
+        raise UnavailableError(
+            f"The answer that CBC has written is cut off after {len(data)} bytes.",
+            "Expected room for its files in the temporary folder.",
+            "Let TMPDIR name a folder with room, or use another backend.",
+        ) from error
     if num_columns != program.num_variables:
         raise SolverError(f"CBC gave {num_columns} values for {program.num_variables} variables.")
-    return np.frombuffer(data, np.float64, num_columns, offset=16 + 16 * num_rows).copy()
+    return values
 
 
 def _solution(

@@ -14,10 +14,12 @@ from typing import Final
 
 import numpy as np
 
+from milpplan.errors import UnavailableError
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.objective import threshold
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.share import Begun, Entry, Finding, Reply, Round, Share
+from milpplan.optimize.solution import running
 from milpplan.optimize.worker import Hello
 from milpplan.optimize.worker_process import WorkerProcess, can_start, usable_cpus
 
@@ -43,6 +45,8 @@ class Mate:
     begun: tuple[Begun, ...] = ()
     counted: Counters = field(default_factory=Counters)
     asked: bool = False
+    given: tuple[Entry, ...] = ()
+    """The layouts of the round."""
 
 
 @dataclass(slots=True)
@@ -67,12 +71,20 @@ class Crew:
             yield from self.own.run()
             return
         try:
-            for _ in range(others):
-                self.mates.append(Mate(WorkerProcess(self._hello())))
+            self._start(others)
             yield from self.own.run(STARTING_S)
             yield from self._rounds()
         finally:
             self.close()
+
+    def _start(self, others: int) -> None:
+        """Start others, as many as can be."""
+        try:
+            for _ in range(others):
+                with running("A process that works for the solve"):
+                    self.mates.append(Mate(WorkerProcess(self._hello())))
+        except UnavailableError as error:
+            self.own.solver.without(error)
 
     def close(self) -> None:
         """End the others."""
@@ -100,14 +112,25 @@ class Crew:
             fresh = self._deal(fresh)
             yield from self.own.run(ROUND_S)
             fresh += self.own.give_back()
-            for mate in self.mates:
-                if mate.asked:
+            for mate in [mate for mate in self.mates if mate.asked]:
+                try:
                     reply = self._answer(mate)
-                    if reply is None:
-                        return
-                    fresh += reply.left
-                    yield from reply.findings
+                except UnavailableError as error:
+                    fresh += self._left_by(mate, error)
+                    continue
+                if reply is None:
+                    return
+                fresh += reply.left
+                yield from reply.findings
             fresh.sort()
+
+    def _left_by(self, mate: Mate, error: UnavailableError) -> list[Entry]:
+        """Go on without a process that has died: what it was deciding is dealt anew."""
+        self.own.solver.without(error)
+        mate.process.close(at_once=True)
+        self.mates.remove(mate)
+        held = {entry[-1]: entry for entry in (*mate.given, *(entry for _, entry in mate.begun))}
+        return list(held.values())
 
     def _deal(self, fresh: Sequence[Entry]) -> list[Entry]:
         """Begin a round: the next layouts go around, first to those that have begun fewest; who has begun none is
@@ -123,6 +146,7 @@ class Crew:
             hands[taker].append(entry)
         for place, mate in enumerate(self.mates, 1):
             mate.asked = bool(hands[place] or mate.begun)
+            mate.given = tuple(hands[place])
             if mate.asked:
                 mate.process.send(self._round(hands[place], dropped[place]))
         self.own.best_value = self.best_value()

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize.backends import available_backends, backend, backend_names
+from milpplan.optimize.backends import available_backends, backend, backend_names, why_unusable
 from milpplan.optimize.program import MINUS_INFINITY, Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution, run_interruptibly
 from milpplan.optimize.violations import violations
@@ -127,9 +127,7 @@ def _settle(
 
 
 def _availability(name: str, works: bool) -> CanaryResult:
-    version = "not usable"
-    if works:
-        version = backend(name).version()
+    version = backend(name).version() if works else f"not usable: {why_unusable(name)}"
     return CanaryResult(
         f"{name}: available",
         works,

@@ -39,8 +39,8 @@ class LayoutFates:
     """The layouts that were looked at."""
     own_bounds: FloatArray
     own_fates: npt.NDArray[np.int8]
-    rest_bound: float
-    """No other layout has a bound below it."""
+    closed_open: int
+    """Of the others, those whose bound is below the threshold."""
     threshold: float
     """Layouts with a bound from here on are ``bounded``."""
     best: float | None = None
@@ -75,12 +75,13 @@ class LayoutFates:
 
     def count(self, fate: Fate) -> int:
         """Layouts with a fate."""
-        if self.rest_bound < self.threshold:
-            return int((self.fates == FATES.index(fate)).sum())
         own = int((self.own_fates == FATES.index(fate)).sum())
         if fate == "does_not_fit":
             return own + self._too_large
-        return own + (len(self.space) - len(self.rows) - self._too_large if fate == "bounded" else 0)
+        if fate == "open":
+            return own + self.closed_open
+        others = len(self.space) - len(self.rows) - self._too_large - self.closed_open
+        return own + (others if fate == "bounded" else 0)
 
     @property
     def pruned_fraction(self) -> float | None:

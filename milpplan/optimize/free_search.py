@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from milpplan.costs.columns import IntArray
 from milpplan.optimize.crew import Crew
 from milpplan.optimize.fates import FATES
 from milpplan.optimize.layout_solver import LayoutSolver
 from milpplan.optimize.part_solving import PartBounds
 from milpplan.optimize.search import Search
 from milpplan.optimize.share import Case, Finding, Share, cutoff_ns, decided
+
+FIRST_PLAN_WORK_S = 4.0
+"""Work (``Counters.work_s``) after which a search for a first plan gives up."""
 
 
 @dataclass(slots=True)
@@ -31,26 +35,34 @@ class FreeSearch:
     def of(search: Search) -> FreeSearch:
         """With the means of a search."""
         means = search.means
-        own = LayoutSolver(means.options, means.backend, means.witnesses, means.deadline, means.counters)
+        own = LayoutSolver(
+            means.options, means.backend, means.witnesses, means.deadline, means.counters, means.unavailable
+        )
         return FreeSearch(search, own)
 
     def run(self) -> None:
-        """Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
+        """Look for a first plan if no more is wanted, else decide all layouts.
+
+        Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
         left in full, the incumbent's layout before the others, which a better incumbent makes cheaper. Layouts
         with free interleaved splits are branched a few nodes at a time, always the one with the least bound."""
         search = self.search
         self._queue()
         branched = (search.space.take(search.queue).vpp > 1) & self._any_chunks
-        for row in search.queue[~branched].tolist():
-            if self.solver.out_of_time():
+        rows = search.queue[~branched]
+        for row in (self._roomiest_too(rows) if search.first_only else rows).tolist():
+            if search.is_over() or (search.first_only and self.solver.counters.work_s > FIRST_PLAN_WORK_S):
                 return
             if self._value(row) < search.threshold():
                 self._relax(row)
+        if search.first_only:
+            return
         self._queue()
         best, keep = search.best_value, search.keep_below
         share = Share(search.problem, self.solver, self._case, self.part_bounds, best, keep)
         # In the order of the queue, which is that of the bounds but for the first.
-        values = [-np.inf if row == search.best_row else self._value(row) for row in search.queue.tolist()]
+        first = search.space.find(search.best[1].layout) if search.best else None
+        values = [-np.inf if row == first else self._value(row) for row in search.queue.tolist()]
         share.add(zip(values, range(len(values)), search.queue.tolist(), strict=True))
         with closing(self._decided(share)) as findings:
             for finding in findings:
@@ -58,6 +70,12 @@ class FreeSearch:
                 if finding.fate == "open" and self._value(finding.row) >= search.threshold():
                     search.fates[finding.row] = FATES.index("solved")
                 search.note()
+
+    def _roomiest_too(self, rows: IntArray) -> IntArray:
+        """The layouts with the least bounds and, after each of them, one of those that need least memory."""
+        roomiest = rows[np.argsort(self.search.memory[rows], kind="stable")]
+        both = np.stack([rows, roomiest], axis=1).ravel()
+        return np.asarray(both[np.sort(np.unique(both, return_index=True)[1])])
 
     @property
     def _any_chunks(self) -> bool:

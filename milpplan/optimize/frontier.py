@@ -56,13 +56,12 @@ class Frontier:
         most = int(np.searchsorted(np.cumsum(self.sizes[order]), layouts)) + 1
         return np.sort(order[:most])
 
-    def of_block(self, block: int) -> IntArray:
-        """The closed groups of a block."""
-        return np.flatnonzero((self.groups.block == block) & np.isfinite(self.values))
-
-    def open(self, groups: IntArray) -> Opened:
-        """Their layouts."""
+    def layouts(self, groups: IntArray) -> Opened:
+        """The layouts of some groups, which stay closed until ``open``."""
         rows, group = self.groups.layouts(groups)
-        self.values[groups] = np.inf
         own = self.groups
         return Opened(rows, *(values[group] for values in (own.weights, own.limits_ns, own.bounds_ns)))
+
+    def open(self, groups: IntArray) -> None:
+        """From now on the bounds of these groups are those of their layouts, which are looked at one by one."""
+        self.values[groups] = np.inf

@@ -18,6 +18,7 @@ from milpplan.optimize.solution import (
     checked_solve,
     require_exact_floats,
     run_interruptibly,
+    running,
 )
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ class HighsBackend:
             raise SolverError("HiGHS has no deterministic limit here.", do="Use a time limit, cbc or cpsat.")
         require_exact_floats(program, self.name)
         relaxed = without_wide_integers(program, self.name)
-        return checked_solve(
-            program, lambda presolve: _solve(relaxed, limits, presolve and limits.presolve), relaxed
-        )
+        with running("HiGHS"):
+            return checked_solve(
+                program, lambda presolve: _solve(relaxed, limits, presolve and limits.presolve), relaxed
+            )
 
 
 def _parameters(limits: Limits, presolve: bool) -> parameters_pb2.SolveParametersProto:
@@ -91,6 +93,8 @@ def _solve(program: Program, limits: Limits, presolve: bool) -> Solution:
     start = time.perf_counter()
     try:
         result = run_interruptibly(work, lambda: None, grace_s=0.0, cancelled=limits.cancelled)
+    except (OSError, MemoryError):
+        raise
     except Exception as error:
         raise SolverError(f"HiGHS failed on {program.name}: {error}", do="Use another backend.") from error
     return _solution(program, scaling, result, time.perf_counter() - start)

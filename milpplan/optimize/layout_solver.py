@@ -20,7 +20,7 @@ from milpplan.costs.columns import IntArray
 from milpplan.costs.critical_path import CriticalPath
 from milpplan.costs.layers import Phase
 from milpplan.costs.pipeline import StepGraph
-from milpplan.errors import SolverError
+from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize.backends import backend
 from milpplan.optimize.bounds import path_coefficients
 from milpplan.optimize.branching import Tree
@@ -35,7 +35,7 @@ from milpplan.optimize.program import Program
 from milpplan.optimize.recompute_parts import PartKey, part_key
 from milpplan.optimize.resolution import Resolution
 from milpplan.optimize.seeds import Choice, analytic_paths
-from milpplan.optimize.solution import Limits, Solution
+from milpplan.optimize.solution import Backend, Limits, Solution
 from milpplan.optimize.split_bounds import SplitBounds
 from milpplan.optimize.splits import even_splits
 from milpplan.specs.plan import SCHEDULES, V_SCHEDULES, Layout
@@ -216,7 +216,10 @@ class LayoutSolver(Means):
                 return "solved"
             current, unit = _scaled(program, base, unit, solver.name == "cpsat")
             limits = replace(self._limits(self.seconds_left()), relative_gap=gap)
-            solution = solver.solve(current, limits)
+            answer = self._answer(solver, current, limits)
+            if answer is None:
+                return "open"
+            solution = answer
             self.counters.solved()
             if solution.status == "infeasible":
                 above = int(current.upper[-1]) + 1
@@ -244,6 +247,21 @@ class LayoutSolver(Means):
                 attempt.rounded = True
                 return self._settle(attempt, current, solution, proved, base, unit)
         return "open"
+
+    def _answer(self, solver: Backend, program: Program, limits: Limits) -> Solution | None:
+        """What a solver says, or, where it cannot run, one of the others; None where none can."""
+        for number, asked in enumerate((solver, *map(backend, ("highs", "cbc", "cpsat")))):
+            if number and (asked.name == solver.name or self.out_of_time()):
+                continue
+            try:
+                return asked.solve(program, limits)
+            except UnavailableError as error:
+                self.without(error)
+            except SolverError:
+                # A stand-in's failure says nothing of the solver that was asked for.
+                if not number:
+                    raise
+        return None
 
     def _settle(
         self, attempt: Attempt, program: Program, solution: Solution, proved: int, base: int, unit: int
@@ -282,6 +300,9 @@ class LayoutSolver(Means):
             limits = self._limits(longest if left is None else min(left, longest))
             try:
                 second = witness.solve(below, limits)
+            except UnavailableError as error:
+                self.without(error)
+                continue
             except SolverError:
                 continue
             if second.status == "infeasible":

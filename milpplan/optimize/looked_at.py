@@ -52,13 +52,15 @@ class LookedAt:
         self.rows = none
 
     def grow(self, groups: IntArray) -> IntArray:
-        """Look at the layouts of some groups one by one; returns their rows."""
-        found = self.frontier.open(groups)
+        """Look at the layouts of some groups one by one; returns their rows.
+
+        Ctrl-C may come between any two lines: the arrays grow first, and ``rows``, which says how much of them
+        counts, last. The groups stay closed until the caller opens them: so no bound ever leaves a layout out.
+        """
+        found = self.frontier.layouts(groups)
         start, count = len(self.rows), len(found.rows)
         held = self._held_bytes(found.rows)
         too_large = held > usable_memory_bytes(self.problem)
-        self.rows = np.concatenate([self.rows, found.rows])
-        self.space = self.whole.only(self.rows)
         self.weights = np.concatenate([self.weights, found.weights])
         self.limits_ns = np.concatenate([self.limits_ns, found.limits_ns])
         self.bounds_ns = np.concatenate([self.bounds_ns, found.bounds_ns])
@@ -69,6 +71,9 @@ class LookedAt:
             for old in (self.detailed, self.simulated)
         )
         self.uniform_ns = np.concatenate([self.uniform_ns, np.full((count, self.uniform_ns.shape[1]), np.inf)])
+        rows = np.concatenate([self.rows, found.rows])
+        self.space = self.whole.only(rows)
+        self.rows = rows
         return np.arange(start, start + count)
 
     def _held_bytes(self, rows: IntArray) -> FloatArray:

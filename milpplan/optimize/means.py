@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from milpplan.errors import UnavailableError
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solution import Backend, end_if
@@ -20,6 +21,12 @@ class Means:
     """Asked in turn to confirm a bound that rests on an integer program; none: not confirmed."""
     deadline: float | None
     counters: Counters = field(default_factory=Counters)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    """What could not run, by what it says of it: others went on without it."""
+
+    def without(self, error: UnavailableError) -> None:
+        """Remember that something could not run."""
+        self.unavailable[error.seen] = error.do
 
     def out_of_time(self) -> bool:
         """Whether the time limit has passed; ends the solve if it was cancelled."""

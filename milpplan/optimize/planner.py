@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,12 @@ from pydantic import ValidationError
 from milpplan.costs.columns import LayoutColumns
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.costs.mixed_costs import costs_of
+from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import backend as backend_named
+from milpplan.optimize.fewest import FewestSearch
+from milpplan.optimize.first_plan import first_plan
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.means import Means
 from milpplan.optimize.menus import Setting
@@ -24,11 +27,11 @@ from milpplan.optimize.objective import (
     has_one_step_time,
     objective_weights,
     of_one_second,
-    on_gpus,
     printed_unit,
 )
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status, proof_strength
 from milpplan.optimize.search import Search
+from milpplan.optimize.solution import undisturbed
 from milpplan.optimize.wider import bound_of_any_chunks
 from milpplan.optimize.witnesses import witnesses
 from milpplan.specs.plan import Layout, Plan
@@ -38,6 +41,7 @@ from milpplan.specs.reading import plain_reason
 LOGGER = logging.getLogger("milpplan.search")
 START_GAP = 1e-3
 """How well the even plan is proved from which the search for splits of any kind starts."""
+NO_MEMORY = "Memory ran out: the best plan so far. Free some, or fix or forbid some choices."
 MOVED_PLANS = 6
 """So many of the best even plans have their layers moved."""
 
@@ -62,13 +66,22 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
     if LOGGER.isEnabledFor(logging.DEBUG):
         chosen = replace(chosen, callback=_logged(chosen.callback))
     if problem.job.objective == "num_gpus":
-        return _fewest_gpus(problem, chosen)
+        return fewest(problem, chosen, problem.job.num_gpus_values)
     if problem.space.kind == "free" and problem.interleaved_layers == "any":
         # With few layers the splits of any kind are searched as fast as the even ones before them.
         start = _solve if problem.model.num_layers <= ANY_SPLIT_LAYERS else _from_even
         return start(problem, chosen)
     result = _solve(problem, chosen)
     return _with_any_chunks(result, chosen) if chosen.any_chunks else result
+
+
+def fewest(problem: Problem, options: SolveOptions, counts: Iterable[int]) -> PlanResult:
+    """The fewest of some numbers of accelerators, in ascending order, that have a plan, with the best one on them.
+
+    ``details`` of the result hold ``refused`` and ``open_counts``: numbers that are proved to have no plan, and
+    the smaller ones of which that is open.
+    """
+    return FewestSearch(problem, options, _solve).run(counts)
 
 
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
@@ -164,15 +177,26 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     means = Means(options, backend_named(options.backend), witnesses(options), deadline)
-    space = layout_space(problem, options.forbid)
     starts = [*([] if options.warm_start is None else [options.warm_start]), *known]
-    search = Search(problem, space, means, started, tuple(starts))
-    interrupted = False
+    search, message = None, ""
     try:
+        first = None if known else first_plan(problem, means)
+        starts += [] if first is None else [first]
+        search = Search(problem, layout_space(problem, options.forbid), means, started, tuple(starts))
         search.run()
     except KeyboardInterrupt:
-        interrupted = True
-    return _result(problem, options, search, started, interrupted)
+        message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
+    except MemoryError:
+        if not starts and (search is None or search.best is None):
+            raise
+        message = NO_MEMORY
+    with undisturbed() as heard:
+        if search is None:
+            own = [plan for plan in starts if plan is not options.warm_start]
+            result = _unsearched(problem, means, own, started)
+        else:
+            result = _result(problem, options, search, started)
+    return replace(result, message=message or ("Interrupted." if heard else ""))
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
@@ -232,9 +256,56 @@ def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[
     return known
 
 
-def _result(
-    problem: Problem, options: SolveOptions, search: Search, started: float, interrupted: bool
-) -> PlanResult:
+def _unsearched(problem: Problem, means: Means, starts: Sequence[Plan], started: float) -> PlanResult:
+    """What is known before the layouts of the space are: the best of some plans of the space, and no bound."""
+    best: tuple[float, Plan, StepReport] | None = None
+    for plan in starts:
+        report = simulate(problem, plan)
+        weight, limit_ns = (
+            float(values[0]) for values in objective_weights(problem, LayoutColumns.of([plan.layout]))
+        )
+        value = report.step_time_ns * weight
+        if report.fits and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
+            best = value, plan, report
+    scale, name = printed_unit(problem)
+    return PlanResult(
+        status="no_solution_found" if best is None else "feasible",
+        problem=problem,
+        plan=None if best is None else best[1],
+        report=None if best is None else best[2],
+        objective_name=name,
+        objective=None if best is None else best[0] * scale,
+        objective_bound=None,
+        lower_bound_s=None,
+        gap=None,
+        rejected={},
+        enumerated=0,
+        layouts=None,
+        log=(),
+        work=_work(means, "feasible"),
+        forbid=means.options.forbid,
+        wall_time_s=time.monotonic() - started,
+        details={"usable_memory_bytes": usable_memory_bytes(problem), "least_memory_bytes": None},
+    )
+
+
+def _work(means: Means, status: Status) -> SolverWork:
+    """What the solvers did."""
+    counters = means.counters
+    return SolverWork(
+        backend=means.options.backend,
+        versions=means.backend.version() if counters.integer_programs else "",
+        relaxations=counters.relaxations,
+        integer_programs=counters.integer_programs,
+        witnessed=counters.witnessed,
+        paths=counters.paths,
+        simulations=counters.simulations,
+        proof=proof_strength(status, counters.integer_programs),
+    )
+
+
+def _result(problem: Problem, options: SolveOptions, search: Search, started: float) -> PlanResult:
+    """What a search has found and proved, ended or not."""
     value, plan = search.best if search.best else (None, None)
     bound = min(search.global_bound(), search.best_value)
     report = None if plan is None else simulate(problem, plan)
@@ -244,17 +315,6 @@ def _result(
         _cross_check(problem, search, report.step_time_ns, plan, value)
     scale, name = printed_unit(problem)
     single = has_one_step_time(problem)
-    counters = search.means.counters
-    work = SolverWork(
-        backend=options.backend,
-        versions=search.means.backend.version() if counters.integer_programs else "",
-        relaxations=counters.relaxations,
-        integer_programs=counters.integer_programs,
-        witnessed=counters.witnessed,
-        paths=counters.paths,
-        simulations=counters.simulations,
-        proof=proof_strength(status, counters.integer_programs),
-    )
     known = np.isfinite(bound)
     return PlanResult(
         status=status,
@@ -270,14 +330,14 @@ def _result(
         enumerated=search.whole.enumerated,
         layouts=search.result(),
         log=tuple(search.log),
-        work=work,
+        work=_work(search.means, status),
         wall_time_s=time.monotonic() - started,
-        message="Interrupted." if interrupted else "",
         runners_up=tuple(other for _, other in search.offered if other != plan),
         forbid=options.forbid,
         details={
             "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
             "least_memory_bytes": search.least_memory(),
+            "unavailable": tuple(f"{seen} {do}" for seen, do in search.means.unavailable.items()),
         },
     )
 
@@ -299,33 +359,3 @@ def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan
             "They must be the same.",
             "This is a bug: please report the problem file.",
         )
-
-
-def _fewest_gpus(problem: Problem, options: SolveOptions) -> PlanResult:
-    """Numbers of GPUs in ascending order; each smaller one is proved to have no plan that fits and meets the
-    deadline, if there is one."""
-    result: PlanResult | None = None
-    programs = 0
-    until = None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
-    for gpus in problem.job.num_gpus_values:
-        if until is not None:
-            options = replace(options, time_limit_s=max(until - time.monotonic(), 0.1))
-        result = _solve(on_gpus(problem, gpus), options)
-        programs += result.work.integer_programs
-        if result.status != "infeasible":
-            break
-    assert result is not None
-    # The answer rests on the proofs of all numbers.
-    status: Status = result.status if result.plan is None else "optimal"
-    work = replace(result.work, integer_programs=programs, proof=proof_strength(status, programs))
-    result = replace(result, work=work, status=status, problem=problem, objective_name="num_gpus")
-    if result.plan is None:
-        return replace(result, objective=None)
-    gpus = result.plan.layout.num_gpus
-    return replace(
-        result,
-        objective=float(gpus),
-        objective_bound=float(gpus),
-        gap=0.0,
-        details=result.details | {"step_time_gap": result.gap},
-    )

@@ -17,7 +17,7 @@ from milpplan.optimize.looked_at import LookedAt
 from milpplan.optimize.means import Means
 from milpplan.optimize.membership import in_space
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bounds
-from milpplan.optimize.objective import threshold
+from milpplan.optimize.objective import objective_weights, threshold
 from milpplan.optimize.offers import KEPT_PLANS, with_plan
 from milpplan.optimize.result import Progress
 from milpplan.optimize.uniform import uniform_plan
@@ -29,6 +29,9 @@ FIRST_CHUNK, FIRST_UNIFORM_CHUNK, CHUNK = 8_192, 2_048, 65_536
 """Layouts bounded together: few until there is an incumbent, fewer where bounds are near the plans' steps."""
 CHUNK_GROWTH = 8
 """Each time so many times as many as the time before."""
+MOST_LOOKED_AT = 6_000_000
+"""Layouts that are looked at one by one, at about 200 bytes each: the others keep the bounds of their groups, and
+are open where those do not suffice."""
 PROMISING = 5000
 """Layouts of the free space whose uniform plans are looked at for a first incumbent."""
 FIRST_PLANS = 12
@@ -50,13 +53,14 @@ class Search(LookedAt):
     on."""
     rest_bound: float = np.inf
     best: tuple[float, Plan] | None = None
-    best_row: int = -1
     offered: list[tuple[float, Plan]] = field(default_factory=list)
     """The fastest plans offered, at most ``KEPT_PLANS`` and one a layout, in order."""
     log: list[Progress] = field(default_factory=list)
     last_log: float = 0.0
     queue: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts about to be looked at, in order."""
+    first_only: bool = False
+    """Whether the search ends with its first plan."""
     known: KnownCosts = field(init=False)
     tables: KnownTables = field(init=False)
 
@@ -69,6 +73,7 @@ class Search(LookedAt):
         rows = self.grow(groups)
         fit = rows[self.fates[rows] != FATES.index("does_not_fit")]
         self.candidates = np.concatenate([self.candidates, fit])
+        self.frontier.open(groups)
 
     def open_all(self) -> None:
         """Look at all layouts that may be below the threshold."""
@@ -78,7 +83,7 @@ class Search(LookedAt):
         """Bounds with memory and sharding, in the order of the bounds without them, and uniform plans as
         incumbents on the way; until whatever is left computes for longer than the incumbent takes."""
         size = FIRST_UNIFORM_CHUNK if self.problem.space.kind == "uniform" else FIRST_CHUNK
-        while not self.means.out_of_time():
+        while not self.is_over():
             rows = self._next(size)
             if not len(rows):
                 break
@@ -101,6 +106,8 @@ class Search(LookedAt):
         while True:
             rows = self.candidates[~self.detailed[self.candidates]]
             rows = self.by_value(rows, self.values(rows))
+            if len(self.rows) >= MOST_LOOKED_AT:
+                return rows[:size]
             # As many as it takes if as few of them fit as of those before.
             fit = max(1, len(self.candidates)) / max(1, len(self.rows))
             groups = self.frontier.first(self.threshold(), int((size - len(rows)) / fit))
@@ -157,6 +164,10 @@ class Search(LookedAt):
         self._warm_start()
         self._bound_all()
 
+    def is_over(self) -> bool:
+        """Whether the time limit has passed, or a plan is there and no other is wanted."""
+        return self.means.out_of_time() or (self.first_only and self.best is not None)
+
     @property
     def best_value(self) -> float:
         """Incumbent objective, infinite without one."""
@@ -175,13 +186,13 @@ class Search(LookedAt):
 
     def result(self) -> LayoutFates:
         """The certificate."""
-        fates = self.fates.copy()
-        undecided = (fates == FATES.index("open")) & (self.values() >= self.threshold())
+        known = slice(len(self.rows))
+        values, fates = self.values(known), self.fates[known].copy()
+        undecided = (fates == FATES.index("open")) & (values >= self.threshold())
         fates[undecided] = FATES.index("bounded")
         best = self.best_value if self.best else None
-        rest = min(self.rest_bound, self.frontier.bound)
-        found = self.problem, self.whole, self.rows, self.values(), fates
-        return LayoutFates(*found, rest, self.threshold(), best)
+        closed = self.frontier.closed_below(self.threshold())
+        return LayoutFates(self.problem, self.whole, self.rows, values, fates, closed, self.threshold(), best)
 
     def threshold(self) -> float:
         """Layouts with a bound from here on cannot improve the incumbent by more than the gap."""
@@ -193,11 +204,14 @@ class Search(LookedAt):
 
     def offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
         """Take a plan of a layout that was simulated and fits as incumbent, if it is better."""
-        value = step_time_ns * float(self.weights[row])
-        if step_time_ns <= self.limits_ns[row]:
+        self._offer(float(self.weights[row]), float(self.limits_ns[row]), step_time_ns, plan)
+
+    def _offer(self, weight: float, limit_ns: float, step_time_ns: int, plan: Plan) -> None:
+        value = step_time_ns * weight
+        if step_time_ns <= limit_ns:
             self.offered = with_plan(self.offered, value, plan)
-        if value < self.best_value and step_time_ns <= self.limits_ns[row]:
-            self.best, self.best_row = (value, plan), row
+        if value < self.best_value and step_time_ns <= limit_ns:
+            self.best = (value, plan)
             self._narrow()
             self.note(force=True)
 
@@ -208,6 +222,7 @@ class Search(LookedAt):
             return
         self.last_log = now
         bound = self.global_bound()
+        # The layouts that are no candidates are decided: so many are open in ``result`` too.
         undecided = (self.fates == 0)[self.candidates] & (self.values(self.candidates) < self.threshold())
         open_layouts = int(undecided.sum()) + self.frontier.closed_below(self.threshold())
         incumbent = self.best_value * self.scale if self.best else None
@@ -235,7 +250,7 @@ class Search(LookedAt):
             self._in_batches(rows[order], places[order], values[order])
             return
         for index in order:
-            if values[index] >= self.threshold() or self.means.out_of_time():
+            if values[index] >= self.threshold() or self.is_over():
                 break
             row, mode = int(rows[index]), int(places[index])
             step = self._simulate(row, modes[mode])
@@ -254,7 +269,7 @@ class Search(LookedAt):
     def _in_batches(self, rows: IntArray, places: IntArray, values: FloatArray) -> None:
         """Simulate plans in the order given, which is that of their bounds ``values`` [n], as one by one."""
         start, size = 0, FIRST
-        while not self.means.out_of_time():
+        while not self.is_over():
             end = min(start + size, int(np.searchsorted(values, self.threshold())))
             if end <= start:
                 break
@@ -307,12 +322,11 @@ class Search(LookedAt):
     def _warm_start(self) -> None:
         """The plans to start from whose layouts are in the space."""
         for plan in self.starts:
-            place = self.whole.find(plan.layout)
-            if place is None or not in_space(self.problem, plan):
+            if self.whole.find(plan.layout) is None or not in_space(self.problem, plan):
                 continue
-            row = self.space.find(plan.layout)
-            if row is None:
-                self.open(self.frontier.of_block(int(self.whole.block_of(np.array([place]))[0])))
-                row = self.space.find(plan.layout)
-            if row is not None:
-                self.evaluate(row, plan)
+            layout = LayoutColumns.of([plan.layout])
+            step = fitting_step_ns(self.problem, plan, cluster_costs(self.problem, layout).at(0))
+            if step is not None:
+                self.means.counters.simulations += 1
+                weight, limit_ns = (float(values[0]) for values in objective_weights(self.problem, layout))
+                self._offer(weight, limit_ns, step, plan)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from milpplan.errors import SolverError
+from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize.program import INFINITY, IntArray, Program, Values
 from milpplan.optimize.violations import violations
 
@@ -134,6 +139,8 @@ def checked_solve(program: Program, solve: Callable[[bool], Solution], relaxed: 
 
     try:
         return attempt(True)
+    except UnavailableError:
+        raise
     except SolverError:
         return attempt(False)
 
@@ -153,10 +160,89 @@ def require_exact_floats(program: Program, backend: str) -> None:
             )
 
 
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """What the system refuses to a solver makes the solver unavailable, not the solve impossible.
+
+    Raises:
+        UnavailableError: there is no room for files, no memory, or no process; the cause is named.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise UnavailableError(
+            f"{what} could not run: memory ran out.",
+            "Expected more free memory.",
+            "Free some, or use fewer workers.",
+        ) from error
+    except OSError as error:
+        place = "" if error.filename is None else f" ({error.filename})"
+        raise UnavailableError(
+            f"{what} could not run: {error.strerror or error}{place}.",
+            "Expected room for its files in the temporary folder, and free memory.",
+            "Let TMPDIR name a folder with room, or free memory.",
+        ) from error
+
+
+@contextmanager
+def printing_aside() -> Iterator[None]:
+    """What is printed inside, by whatever means, goes to stderr: stdout is for the result."""
+    before, kept = sys.stdout, None
+    with suppress(OSError, ValueError, AttributeError):
+        before.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        # What still runs goes on printing aside.
+        sys.stdout = _Aside(before) if solver_runs() else before
+        with suppress(OSError, ValueError, AttributeError):
+            before.flush()
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+class _Aside:
+    """A stream for all threads but those of solvers, which write to stderr."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        own = threading.current_thread().name == SOLVER_THREAD
+        return getattr(sys.stderr if own else self._stream, name)
+
+
 def end_if(cancelled: Callable[[], bool] | None) -> None:
     """End a solve that somebody has cancelled, the way Ctrl-C does."""
     if cancelled is not None and cancelled():
         raise KeyboardInterrupt
+
+
+@contextmanager
+def undisturbed() -> Iterator[list[int]]:
+    """Let Ctrl-C, and every other signal that something is done about, wait until the end of the block.
+
+    Yields:
+        The signals that came: whoever asks for this says what they mean. None in a thread other than the main
+        one, where none is heard.
+    """
+    heard: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGALRM"))
+        before = {one: signal.getsignal(one) for one in known if one is not None}
+        before = {one: handler for one, handler in before.items() if callable(handler)}
+    for one in before:
+        signal.signal(one, lambda number, frame: heard.append(number))
+    try:
+        yield heard
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def run_interruptibly(
@@ -164,6 +250,7 @@ def run_interruptibly(
     stop: Callable[[], None],
     grace_s: float = 5.0,
     cancelled: Callable[[], bool] | None = None,
+    most_s: float | None = None,
 ) -> T:
     """Run ``work`` in a thread, so that Ctrl-C reaches Python while a C++ solver runs.
 
@@ -179,12 +266,15 @@ def run_interruptibly(
         except BaseException as error:
             failures.append(error)
 
+    until = None if most_s is None else time.monotonic() + most_s
     thread = threading.Thread(target=body, name=SOLVER_THREAD, daemon=True)
     thread.start()
     try:
         while thread.is_alive():
             thread.join(POLL_S)
             end_if(cancelled)
+            if until is not None and time.monotonic() > until and thread.is_alive():
+                raise UnavailableError(f"A solver was not back {most_s:g} s after it was called.")
     except BaseException:
         stop()
         thread.join(grace_s)

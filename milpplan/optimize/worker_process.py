@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from milpplan.errors import SolverError
+from milpplan.errors import UnavailableError
 from milpplan.optimize.solution import end_if
 
 POLL_S: Final = 0.1
@@ -79,7 +79,7 @@ class WorkerProcess:
 
         Raises:
             KeyboardInterrupt: the solve was cancelled.
-            SolverError: the process has died.
+            UnavailableError: the process has died.
             Exception: what was raised there.
         """
         while True:
@@ -93,7 +93,7 @@ class WorkerProcess:
             if kind == "error":
                 raise value
             if kind == "death":
-                raise SolverError(
+                raise UnavailableError(
                     f"A process that worked for the solve died ({self._how()}).",
                     "Expected it to end with the solve.",
                     "Solve with one worker, or where more memory is free.",

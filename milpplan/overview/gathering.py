@@ -10,7 +10,7 @@ from milpplan.costs.simulator import simulate
 from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import MilpplanError
 from milpplan.insight.near_best import DEFAULT_LIMIT_S, WITHIN, near_best
-from milpplan.insight.records import RuleOfThumb
+from milpplan.insight.records import NearBest, RuleOfThumb
 from milpplan.insight.rule_of_thumb import rule_of_thumb
 from milpplan.optimize.alternatives import with_job
 from milpplan.overview.records import ExportTab, Missing, Overview
@@ -49,10 +49,24 @@ def plan_overview(
         report=simulate(problem, plan),
         lanes=step_lanes(problem, plan),
         traffic=_or_missing(lambda: traffic(problem, plan)),
-        near=_or_missing(lambda: near_best(problem, plan, within, time_limit_s, forbid)),
+        near=_or_missing(lambda: _near(problem, plan, within, time_limit_s, forbid)),
         rule=_rule(problem, plan),
         exports=_exports(problem, plan),
     )
+
+
+def _near(
+    problem: Problem, plan: Plan, within: float, time_limit_s: float, forbid: Sequence[Mapping[str, object]]
+) -> NearBest | Missing:
+    """Other layouts that do nearly as well; the rest of the page does not wait for them for ever."""
+    try:
+        return near_best(problem, plan, within, time_limit_s, forbid)
+    except KeyboardInterrupt:
+        return Missing(
+            "The search for other layouts that do nearly as well was interrupted.",
+            "It takes as long as --time-limit says.",
+            "Make the page again, or with --time-limit 0.",
+        )
 
 
 def _or_missing(question: Callable[[], Answer]) -> Answer | Missing:

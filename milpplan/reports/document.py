@@ -410,9 +410,14 @@ def proof_sentence(result: PlanResult, tolerance: float) -> str:
         return f"Optimal within {tolerance_text(tolerance)} (relative) for {model}."
     if result.status == "infeasible":
         return f"Infeasible: proved that no plan satisfies the request for {model}."
+    if result.status == "feasible" and result.gap is None:
+        return (
+            f"Feasible: the plan fits. The search stopped before anything was proved of better ones, for {model}."
+        )
     if result.status == "feasible":
         return f"Feasible: proved within the gap given, not within {tolerance_text(tolerance)}, for {model}."
-    return f"Nothing proved and no plan found before the search stopped, for {model}."
+    proved = "nothing was proved" if result.objective_bound is None else "no plan is below the bound: proved"
+    return f"No plan was found before the search stopped; {proved}, for {model}."
 
 
 def tolerance_text(tolerance: float) -> str:

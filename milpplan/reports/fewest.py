@@ -10,21 +10,23 @@ from rich.text import Text
 from milpplan.insight.fewest import Fewest
 from milpplan.reports.document import ResultDocument, result_document
 from milpplan.reports.terminal import solve_report
+from milpplan.specs.problem import MAX_GPUS
 from milpplan.specs.records import Record
 from milpplan.units import printable
 from milpplan.version import __version__
 
 
 class FewestDocument(Record):
-    """The fewest accelerators, of the numbers tried; ``refused``: those proved to have no plan, ``why``: what the
-    largest of them lacks; ``whole_nodes``: beyond one node only whole nodes were tried; ``result``: the best plan
-    on the fewest."""
+    """The fewest accelerators, of the numbers tried; ``refused``: the smaller ones proved to have no plan,
+    ``why``: what the largest of them lacks; ``open``: the smaller ones of which that is not proved;
+    ``whole_nodes``: beyond one node only whole nodes were tried; ``result``: the best plan on the fewest."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
     num_gpus: int | None
     whole_nodes: bool
     refused: tuple[int, ...]
+    open: tuple[int, ...]
     why: str | None
     result: ResultDocument
 
@@ -36,6 +38,7 @@ def fewest_document(found: Fewest, tolerance: float) -> FewestDocument:
         num_gpus=found.num_gpus,
         whole_nodes=found.whole_nodes,
         refused=found.refused,
+        open=found.open,
         why=found.why,
         result=result_document(found.result, tolerance),
     )
@@ -50,13 +53,38 @@ def _headline(found: Fewest) -> Text:
     most = f"{found.refused[-1]:,}" if found.refused else ""
     tried = _tried(found)
     if found.num_gpus is None:
-        known = f"; of {tried} up to {most} it is proved that they have none" if most else ""
-        return Text(f"no number of GPUs with a plan was found{known}", "bold yellow")
+        known = f"; of {tried} up to {most} it is proved that they have none" if most and not found.open else ""
+        left = f"; {_spans(found)} open" if found.open else ""
+        return Text(f"no number of GPUs with a plan was found{known}{left}", "bold yellow")
+    if found.open:
+        text = Text(f"fits on {found.num_gpus:,} GPUs; {_spans(found)} open, of {tried}", "bold yellow")
+        if most:
+            text.append(
+                f": proved that the other {len(found.refused):,} smaller ones have no plan.", "bold yellow"
+            )
+        if found.why is not None:
+            text.append(printable(f"\nWith {most}: {found.why}"), "default")
+        return text
     text = Text(f"{found.num_gpus:,} GPUs are the fewest that have a plan, of {tried}", "bold green")
     if most:
         text.append(f": proved of all {len(found.refused):,} smaller ones, up to {most}.\n", "bold green")
-        text.append(printable(f"With {most}: {found.why}"), "default")
+        if found.why is not None:
+            text.append(printable(f"With {most}: {found.why}"), "default")
     return text
+
+
+def _spans(found: Fewest) -> str:
+    """The open numbers in words: ``72 to 160``, where all between that were tried are open."""
+    words, run = [], list[int]()
+    for count in sorted((*found.refused, *found.open, found.num_gpus or MAX_GPUS + 1)):
+        if count in found.open:
+            run.append(count)
+        elif run:
+            words.append(f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}")
+            run = []
+    if run:
+        words.append(f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}")
+    return ", ".join(words)
 
 
 def _tried(found: Fewest) -> str:

@@ -149,7 +149,10 @@ def _headline(result: PlanResult, tolerance: float) -> Text:
     elif result.status == "infeasible":
         return Text(f"infeasible: proved for {model}", "bold red")
     else:
-        return Text(f"stopped before any plan was found ({model})", "bold yellow")
+        headline = Text(f"stopped before any plan was found ({model})", "bold yellow")
+        if result.lower_bound_s is not None:
+            headline.append(f"\nno plan takes less than {seconds_text(result.lower_bound_s)} a step: proved")
+        return headline
     headline = Text(text, style)
     if result.step_time_s is not None:
         headline.append(f"{seconds_text(result.step_time_s)} a step")
@@ -161,6 +164,8 @@ def _headline(result: PlanResult, tolerance: float) -> Text:
         headline.append(f", {rate_text(result.objective)} GPUs")
     if result.gap is not None:
         headline.append(f", gap {gap_text(result.gap)}")
+    elif result.objective_name != "num_gpus":
+        headline.append(", nothing proved yet of better ones")
     return headline
 
 
@@ -342,6 +347,19 @@ def _share(size: int, usable: int) -> str:
 
 def _proof(result: PlanResult) -> Iterator[RenderableType]:
     """What happened to the layouts, and who did the work."""
+    if result.layouts is not None:
+        yield from _fates(result)
+    work = result.work
+    yield hanging(
+        "solver",
+        f"backend {work.backend}{f' ({work.versions})' if work.versions else ''}: {work.simulations:,} "
+        f"simulations, {work.relaxations:,} relaxations, {work.integer_programs:,} integer programs "
+        f"({work.witnessed:,} witnessed); {seconds_text(result.wall_time_s)}",
+    )
+
+
+def _fates(result: PlanResult) -> Iterator[RenderableType]:
+    """What happened to the layouts, and which rules refused most."""
     layouts = layouts_document(result)
     fates = (
         f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "
@@ -358,13 +376,6 @@ def _proof(result: PlanResult) -> Iterator[RenderableType]:
         top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
         more = f" and {len(refused) - SHOWN_RULES} more rules" if len(refused) > SHOWN_RULES else ""
         yield hanging("refused", f"by {top}{more}")
-    work = result.work
-    yield hanging(
-        "solver",
-        f"backend {work.backend}{f' ({work.versions})' if work.versions else ''}: {work.simulations:,} "
-        f"simulations, {work.relaxations:,} relaxations, {work.integer_programs:,} integer programs "
-        f"({work.witnessed:,} witnessed); {seconds_text(result.wall_time_s)}",
-    )
 
 
 def hanging(name: str, text: str) -> RenderableType:

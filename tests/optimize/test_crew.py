@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from typing import Any
 import pytest
 
 from milpplan import PlanResult, Problem, solve
-from milpplan.errors import InvalidInputError, SolverError
+from milpplan.errors import InvalidInputError, UnavailableError
 from milpplan.optimize import crew
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.crew import moves
@@ -188,8 +190,8 @@ def test_stopping_ends_the_others(branched: Problem, soon: pytest.MonkeyPatch) -
         assert not is_alive(told[0])
 
 
-def test_a_process_that_dies_is_an_error(branched: Problem, soon: pytest.MonkeyPatch) -> None:
-    """The error says how it died; nothing is printed as if it were proved."""
+def test_a_process_that_dies_is_gone_on_without(branched: Problem, soon: pytest.MonkeyPatch) -> None:
+    """All of them killed as soon as they are started: the same answer, and it is said how they died."""
 
     def dead(hello: object) -> WorkerProcess:
         process = WorkerProcess(hello)
@@ -197,8 +199,52 @@ def test_a_process_that_dies_is_an_error(branched: Problem, soon: pytest.MonkeyP
         return process
 
     soon.setattr(crew, "WorkerProcess", dead)
-    with pytest.raises(SolverError, match=r"A process that worked .* died \(signal 9; .* out of memory"):
-        solve(branched, workers=2)
+    found, alone = solve(branched, workers=3), solve(branched, workers=1)
+    assert (found.status, found.objective) == (alone.status, pytest.approx(alone.objective, rel=1e-4))
+    (cause,) = found.details["unavailable"]
+    assert re.search(r"A process that worked .* died \(signal 9; .* out of memory", cause)
+
+
+@pytest.mark.parametrize("seed", first(3, range(40)))
+def test_processes_that_die_at_any_answer_lose_nothing(seed: int, soon: pytest.MonkeyPatch) -> None:
+    """At a random answer of every process: what it was deciding is decided by the others, proved as by one."""
+    problem, rng = any_problem(seed), random.Random(seed)
+
+    class Mortal(Inside):
+        def __init__(self, hello: Hello) -> None:
+            super().__init__(hello)
+            self.lives = rng.randrange(4)
+
+        def answer(self, until: float | None, cancelled: Callable[[], bool] | None) -> Any:
+            found = super().answer(until, cancelled)
+            self.lives -= 1
+            if self.lives < 0:
+                raise UnavailableError("It died.")
+            return found
+
+        def close(self, *, at_once: bool = False) -> None:
+            """Nothing to end."""
+
+    soon.setattr(crew, "WorkerProcess", Mortal)
+    found, best = solve(problem, workers=3, gap=0), brute_force(problem)
+    assert (found.status == "infeasible") == (best is None)
+    if best is not None:
+        assert found.report is not None
+        assert found.gap is not None
+        assert found.report.step_time_ns == best.step_time_ns
+        assert found.gap <= PROVED
+
+
+def test_no_process_can_be_started(branched: Problem, soon: pytest.MonkeyPatch) -> None:
+    """One process does it all then, and says why."""
+
+    def refused(hello: object) -> WorkerProcess:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    soon.setattr(crew, "WorkerProcess", refused)
+    found, alone = solve(branched, workers=3), solve(branched, workers=1)
+    assert (found.status, found.objective) == (alone.status, alone.objective)
+    assert "Resource temporarily unavailable" in found.details["unavailable"][0]
 
 
 def test_an_error_there_is_an_error_here() -> None:

@@ -1,0 +1,105 @@
+"""A first plan, before the space of a problem is listed or bounded: the search of a small part of the space.
+
+A space may have billions of layouts, and bounds may take minutes to say which of them are worth a look. A
+practitioner tries few: one number of GPUs, one chunk a stage, plain 1F1B, nothing offloaded. Such parts of the
+declared space, each wider than the one before, are searched until a plan fits: first the uniform plans of their
+layouts, then, where none fits, balanced ones (``relaxation``), layouts that are fast and layouts that need little
+memory in turn. The plan is one of the whole space, and no proof rests on where it was found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.means import Means
+from milpplan.optimize.search import Search
+from milpplan.specs.plan import RANK_ORDERS, Plan
+from milpplan.specs.problem import Job, Problem
+
+PLAIN: Final[dict[str, tuple[Any, ...]]] = {
+    "cp": (1,),
+    "etp": (1,),
+    "vpp": (1,),
+    "micro_batch_size": (1,),
+    "schedule": ("1f1b", "gpipe", "zb-h1"),
+    "offload_weights": (False,),
+    "offload_activations": (False,),
+    "offload_optimizer": (False,),
+}
+"""Values tried first of fields of the space; the others keep all that they have."""
+ROOMIER: Final = ("cp", "etp", "micro_batch_size")
+"""Fields that are opened after that: more ranks hold an activation, or experts, between them."""
+CHUNKED: Final = ("vpp", "schedule")
+"""Fields that are opened next: chunks put the ends of the model where there is room."""
+OFFLOADS: Final = ("offload_weights", "offload_activations", "offload_optimizer")
+"""Fields that are turned on at last."""
+
+
+def first_plan(problem: Problem, means: Means) -> Plan | None:
+    """A plan of the problem's space that fits, found soon; None where no such part of the space has one, or none
+    was found in the time.
+
+    Args:
+        problem: the problem.
+        means: options, solvers and time of the solve; what this takes is counted there.
+    """
+    quiet = replace(means, options=replace(means.options, callback=None, on_program=None))
+    for part in _parts(problem):
+        if means.out_of_time():
+            return None
+        space = layout_space(part, means.options.forbid)
+        if not len(space):
+            continue
+        search = Search(part, space, quiet, time.monotonic(), first_only=True)
+        search.run()
+        if search.best is not None:
+            return search.best[1]
+    return None
+
+
+def _parts(problem: Problem) -> Iterator[Problem]:
+    """Parts of the problem's space, each of one number of GPUs and one batch: the largest numbers first, on which
+    most plans fit."""
+    job = problem.job
+    sizes = dict.fromkeys((job.num_gpus_values[-1], job.num_gpus_values[len(job.num_gpus_values) // 2]))
+    plain = _narrowed(problem, PLAIN)
+    roomier, chunked = (
+        _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in opened})
+        for opened in (ROOMIER, CHUNKED)
+    )
+    offloaded = _narrowed(problem, {**PLAIN, **dict.fromkeys(OFFLOADS, (True,))})
+    for part in dict.fromkeys((plain, roomier, chunked, offloaded)):
+        for gpus in sizes:
+            yield part.model_copy(update={"job": _job(problem, gpus)})
+
+
+def _job(problem: Problem, gpus: int) -> Job:
+    """The job on one number of GPUs, with the batch that has most divisors in common with it."""
+    batches = problem.job.global_batch_values
+    batch = max(batches, key=lambda value: (_common(value, gpus), value))
+    fixed: dict[str, Any] = {"num_gpus": gpus, "global_batch_size": batch}
+    return problem.job.model_copy(update=fixed)
+
+
+def _common(value: int, gpus: int) -> int:
+    """The largest power of two that divides both."""
+    return min(value & -value, gpus & -gpus)
+
+
+def _narrowed(problem: Problem, wanted: dict[str, tuple[Any, ...]]) -> Problem:
+    """The problem with only the wanted values of fields, where the space has some of them."""
+    space, changed = problem.space, dict[str, Any]()
+    for name, values in wanted.items():
+        declared = getattr(space, name)
+        kept = values if declared is None else tuple(value for value in values if value in declared)
+        # Of the schedules the first one that there is; an interleaved one alone leaves chunks as they are.
+        changed[name] = (kept[:1] if name == "schedule" else kept) or declared
+    if not set(PLAIN["schedule"]) & set(space.schedule):
+        changed["vpp"] = space.vpp
+    # The order that the rules take for the first of those that place ranks alike.
+    changed["rank_order"] = (min(space.rank_order, key=RANK_ORDERS.index),)
+    return problem.model_copy(update={"space": space.model_copy(update=changed)})

@@ -1,0 +1,212 @@
+"""A solve that is stopped: a first plan before any bound, and at every moment the best plan so far with a bound
+that holds."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import milpplan.optimize
+from milpplan import PlanResult, Problem, simulate, solve
+from milpplan.optimize import planner, search
+from milpplan.optimize.backends import backend
+from milpplan.optimize.first_plan import first_plan
+from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.means import Means
+from milpplan.optimize.membership import in_space
+from milpplan.optimize.result import Progress, SolveOptions
+from tests.amounts import first
+from tests.optimize.mixed_problems import mixed_problem, switched_problem
+from tests.optimize.problems import random_problem
+from tests.optimize.replica_problems import replica_problem
+
+SPACES = ("uniform", "free", "any", "mixed", "mixed uniform", "switched", "replicas")
+TOLERANCE = 1e-9
+
+
+def problem_of(space: str, seed: int) -> Problem:
+    """A random small problem of a kind of space."""
+    if space == "uniform":
+        return random_problem(seed, "uniform")
+    if space in ("free", "any"):
+        problem = random_problem(seed)
+        layers: Any = {"free": "even", "any": "any"}[space]
+        return problem.model_copy(
+            update={"space": problem.space.model_copy(update={"interleaved_layers": layers})}
+        )
+    if space == "replicas":
+        return replica_problem(seed)
+    if space == "switched":
+        return switched_problem(seed)
+    return mixed_problem(seed, "uniform" if space == "mixed uniform" else "free")
+
+
+@pytest.mark.parametrize("few", first(1, (3, 40)))
+def test_the_first_plan_is_one_of_the_space(few: int) -> None:
+    """It fits, its layout is listed, its stages are the space's; and nearly every problem with a plan has one."""
+    found = feasible = 0
+    for space, seed in product(SPACES, range(few)):
+        problem = problem_of(space, seed)
+        options = SolveOptions()
+        plan = first_plan(problem, Means(options, backend("auto"), [], None))
+        if plan is None:
+            feasible += solve(problem, any_chunks=False).plan is not None
+            continue
+        found, feasible = found + 1, feasible + 1
+        assert simulate(problem, plan).fits
+        assert in_space(problem, plan)
+        assert layout_space(problem).find(plan.layout) is not None
+    assert found >= 0.7 * feasible
+
+
+@pytest.mark.parametrize("event", ["layout_space", "Search"])
+def test_an_interrupt_of_the_set_up_keeps_the_first_plan(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the layouts are listed and bounded: a plan that fits, and nothing said to be proved."""
+
+    def interrupted(*args: object, **options: object) -> Any:
+        raise KeyboardInterrupt
+
+    plans = 0
+    for space in SPACES:
+        problem = problem_of(space, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(planner, event, interrupted)
+            stopped = solve(problem)
+        assert stopped.message == "Interrupted."
+        assert (stopped.objective_bound, stopped.lower_bound_s, stopped.gap) == (None, None, None)
+        assert stopped.status == ("no_solution_found" if stopped.plan is None else "feasible")
+        if stopped.plan is not None:
+            plans += 1
+            assert stopped.report is not None
+            assert stopped.report.fits
+            assert stopped.objective is not None
+            whole = solve(problem)
+            assert whole.objective is not None
+            assert stopped.objective >= whole.objective * (1 - TOLERANCE)
+    assert plans > len(SPACES) / 2
+
+
+def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an interrupt does; without a plan it is an error."""
+
+    def too_much(*args: object, **options: object) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(planner, "layout_space", too_much)
+    problem = problem_of("free", 1)
+    stopped = solve(problem)
+    assert stopped.plan is not None
+    assert "Memory" in stopped.message
+    monkeypatch.setattr(planner, "first_plan", lambda *args: None)
+    with pytest.raises(MemoryError):
+        solve(problem)
+
+
+FOLDER = str(Path(milpplan.optimize.__file__).parent)
+WATCHED = ("search.py", "looked_at.py", "frontier.py", "free_search.py", "share.py", "first_plan.py", "offers.py")
+
+
+@contextmanager
+def lines_counted(at: int | None) -> Iterator[list[int]]:
+    """Counts the lines that a search runs, and sends the signal of Ctrl-C before line ``at``."""
+    count = [0]
+
+    def local(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line":
+            count[0] += 1
+            if count[0] == at:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return local
+
+    def watch(frame: FrameType, event: str, arg: object) -> Any:
+        name = frame.f_code.co_filename
+        return local if name.startswith(FOLDER) and name.endswith(WATCHED) else None
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+def check_stopped(stopped: PlanResult, whole: PlanResult) -> None:
+    """What a stopped solve says is true of the problem, whose answer is known."""
+    assert stopped.status in ("feasible", "no_solution_found", "optimal", "infeasible")
+    if whole.status == "infeasible":
+        assert stopped.plan is None
+    else:
+        assert stopped.status != "infeasible"
+        assert whole.objective is not None
+        if stopped.objective_bound is not None:
+            assert stopped.objective_bound <= whole.objective * (1 + TOLERANCE)
+        if stopped.objective is not None:
+            assert stopped.objective >= (whole.objective_bound or 0.0) * (1 - TOLERANCE)
+    if stopped.layouts is not None and stopped.log:
+        counted = sum(
+            stopped.layouts.count(fate) for fate in ("open", "does_not_fit", "bounded", "relaxed", "solved")
+        )
+        assert counted == len(stopped.layouts.space)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("seed", first(1, range(1, 25)))
+def test_an_interrupt_before_any_line_leaves_what_is_true(space: str, seed: int) -> None:
+    """Between two lines of the search, wherever: the bound holds, the plan fits, no layout is lost."""
+    problem, rng = problem_of(space, seed), random.Random(seed)
+    options = SolveOptions(workers=1, any_chunks=False)
+    with lines_counted(None) as lines:
+        whole = solve(problem, options)
+    for at in sorted(rng.sample(range(1, lines[0] + 1), min(10, lines[0]))):
+        with lines_counted(at):
+            stopped = solve(problem, options)
+        assert stopped.message == "Interrupted."
+        check_stopped(stopped, whole)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("seed", first(1, range(1, 25)))
+def test_progress_and_result_count_the_same_open_layouts(space: str, seed: int) -> None:
+    """Interrupted by the callback at each of its calls: the last line told and the result agree; the plan of that
+    line is in the result."""
+    problem = problem_of(space, seed)
+    whole = solve(problem, workers=1)
+    for number in range(1, 6):
+        told: list[Progress] = []
+
+        def callback(progress: Progress, told: list[Progress] = told, number: int = number) -> None:
+            told.append(progress)
+            if len(told) == number:
+                raise KeyboardInterrupt
+
+        stopped = solve(problem, workers=1, callback=callback)
+        check_stopped(stopped, whole)
+        if len(told) < number:
+            break
+        assert stopped.layouts is not None
+        assert told[-1].open_layouts == stopped.layouts.count("open")
+        assert stopped.log[-1] == told[-1]
+        if told[-1].incumbent is not None:
+            assert stopped.objective is not None
+
+
+def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded: the others stay in their groups, and are open where these prove too little."""
+    problem = problem_of("free", 3)
+    whole = solve(problem)
+    monkeypatch.setattr(search, "MOST_LOOKED_AT", 0)
+    few = solve(problem)
+    assert few.layouts is not None
+    assert len(few.layouts.rows) == 0
+    assert few.layouts.count("open") > 0
+    check_stopped(few, whole)
