@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -265,6 +266,78 @@ def test_solvers_that_break_their_promise_are_named(offered: Offer) -> None:
     offered("solvers", "cbc", f"{__name__}:lying_solver")
     assert backend_names().count("cbc") == 1
     assert "CBC" in backend("cbc").version()
+
+
+FOREVER = threading.Event()
+"""Ends what ignores its limits once its test is over."""
+
+
+def leaving_solver(program: Program, limits: Limits) -> object:
+    """Ends the program, as if all were done, after it has said so by every means."""
+    print("leaving")
+    os.write(1, b"and gone\n")
+    sys.exit(0)
+
+
+def failing_solver(program: Program, limits: Limits) -> object:
+    """No memory."""
+    raise MemoryError
+
+
+def deaf_solver(program: Program, limits: Limits) -> object:
+    """Looks at no limit."""
+    FOREVER.wait()
+    return None
+
+
+@pytest.mark.parametrize("name", ["leaving_solver", "failing_solver"])
+def test_a_solver_that_fails_is_gone_on_without(
+    name: str, offered: Offer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ours take its place: the best plan and its proof come all the same, with the cause; nothing that it prints
+    is on stdout."""
+    offered("solvers", "bad", f"{__name__}:{name}")
+    asked = 0
+    for seed in range(30):
+        problem = random_problem(seed)
+        best, result = brute_force(problem, naive_layouts(problem)), solve(problem, backend="bad", gap=0.0)
+        assert (best is None) == (result.plan is None)
+        if best is not None:
+            assert result.report is not None
+            assert result.plan is not None
+            assert result.report.step_time_ns * weight(problem, result.plan.layout) == pytest.approx(best.value)
+        if result.details["unavailable"]:
+            asked += 1
+            assert "bad" in result.details["unavailable"][0]
+            assert result.gap is None or result.gap <= 1e-4
+    assert asked > 0
+    assert capfd.readouterr().out == ""
+
+
+def test_a_solver_that_ignores_its_limits_is_left_at_the_deadline(offered: Offer) -> None:
+    """The best plan so far comes, as by Ctrl-C, and the cause with it."""
+    offered("solvers", "deaf", f"{__name__}:deaf_solver")
+    try:
+        for seed in range(30):
+            result = solve(random_problem(seed), backend="deaf", gap=0.0, time_limit_s=0.5)
+            if result.details["unavailable"]:
+                assert "not back" in result.details["unavailable"][0]
+                assert result.status in ("feasible", "no_solution_found", "optimal", "infeasible")
+                return
+        raise AssertionError("no seed asks for it")
+    finally:
+        FOREVER.set()
+
+
+def test_a_solver_is_interrupted_whatever_it_does(offered: Offer) -> None:
+    """By whoever cancels the solve."""
+    offered("solvers", "deaf", f"{__name__}:deaf_solver")
+    FOREVER.clear()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            backend("deaf").solve(random_program(1), Limits(cancelled=lambda: True))
+    finally:
+        FOREVER.set()
 
 
 def test_an_exporter_that_is_none_is_named(offered: Offer) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import Final
 
-from milpplan.errors import MilpplanError, SolverError, UnknownNameError
+from milpplan.errors import MilpplanError, SolverError, UnavailableError, UnknownNameError
 from milpplan.optimize.program import Program, ProgramBuilder
 from milpplan.optimize.solution import (
     Backend,
@@ -147,7 +147,7 @@ class PluginBackend:
             raise
         except BaseException as error:
             # SystemExit, too: that is not for a plug-in to say.
-            raise SolverError(
+            raise UnavailableError(
                 f"The solver plug-in {self.version()} fails on {program.name}: {type(error).__name__}: {error}.",
                 do="Use another backend, or repair its package.",
             ) from error

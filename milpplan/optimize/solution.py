@@ -175,6 +175,10 @@ def running(what: str) -> Iterator[None]:
             "Expected more free memory.",
             "Free some, or use fewer workers.",
         ) from error
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"{what} was {error}.", "Expected it to keep its time limit.", "Use another backend."
+        ) from error
     except OSError as error:
         place = "" if error.filename is None else f" ({error.filename})"
         raise UnavailableError(
@@ -274,7 +278,7 @@ def run_interruptibly(
             thread.join(POLL_S)
             end_if(cancelled)
             if until is not None and time.monotonic() > until and thread.is_alive():
-                raise UnavailableError(f"A solver was not back {most_s:g} s after it was called.")
+                raise TimeoutError(f"not back {most_s:g} s after it was called")
     except BaseException:
         stop()
         thread.join(grace_s)

@@ -3,6 +3,8 @@ that holds."""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import signal
 import sys
@@ -17,13 +19,16 @@ import pytest
 
 import milpplan.optimize
 from milpplan import PlanResult, Problem, simulate, solve
-from milpplan.optimize import planner, search
+from milpplan.errors import UnavailableError
+from milpplan.optimize import cbc, planner, search
 from milpplan.optimize.backends import backend
+from milpplan.optimize.doctor import random_program
 from milpplan.optimize.first_plan import first_plan
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.means import Means
 from milpplan.optimize.membership import in_space
 from milpplan.optimize.result import Progress, SolveOptions
+from milpplan.optimize.solution import Limits
 from tests.amounts import first
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
 from tests.optimize.problems import random_problem
@@ -210,3 +215,44 @@ def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.Mon
     assert len(few.layouts.rows) == 0
     assert few.layouts.count("open") > 0
     check_stopped(few, whole)
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp")
+
+
+@pytest.mark.parametrize("backend_name", ["auto", "cbc"])
+def test_a_full_temporary_folder_costs_no_plan(backend_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CBC writes files there: others go on without it, as witness and as backend, and the cause is named."""
+
+    def full(*args: object, **options: object) -> Any:
+        raise FULL
+
+    named = 0
+    for seed in range(25):
+        problem = problem_of("free", seed)
+        whole = solve(problem, gap=0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(cbc.tempfile, "TemporaryDirectory", full)
+            found = solve(problem, gap=0.0, backend=backend_name)
+        check_stopped(found, whole)
+        assert (found.plan is None) == (whole.plan is None)
+        if found.details["unavailable"]:
+            named += 1
+            assert "CBC could not run: No space left" in found.details["unavailable"][0]
+            assert "TMPDIR" in found.details["unavailable"][0]
+    assert named > 0
+
+
+def test_answers_that_a_full_disk_has_cut_off_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CBC is unavailable then, whatever is left of its files."""
+    programs = map(random_program, range(20))
+    program = next(one for one in programs if backend("cbc").solve(one, Limits()).status == "optimal")
+    for length in (0, 3, 12, 40):
+
+        def cut(path: Path, length: int = length, read: Any = Path.read_bytes) -> bytes:
+            return bytes(read(path)[:length])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", cut)
+            with pytest.raises(UnavailableError, match="cut off"):
+                backend("cbc").solve(program, Limits())
