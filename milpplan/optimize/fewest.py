@@ -153,7 +153,9 @@ class FewestSearch:
     def _told(self) -> PlanResult:
         """The plan on the fewest; what is open below keeps it from being proved the fewest."""
         result = self.best or self.last
-        assert result is not None
+        if result is None:
+            # Nothing was looked at.
+            raise KeyboardInterrupt
         open_ = self._smaller()
         least = min(open_, default=None)
         told = {"refused": tuple(sorted(self.refused)), "open_counts": tuple(open_), "step_time_gap": result.gap}
