@@ -18,6 +18,7 @@ from milpplan.costs.report import StepReport
 from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.backends import backend as backend_named
+from milpplan.optimize.deadline import Deadline
 from milpplan.optimize.fewest import FewestSearch
 from milpplan.optimize.first_plan import first_plan
 from milpplan.optimize.layouts import layout_space
@@ -205,16 +206,18 @@ def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
     declared = problem.space.kind == "free" and problem.interleaved_layers == "even"
     if not declared or layouts is None or plan is None or result.message:
         return result
-    if not layouts.space.interleaved.any():
-        return replace(result, any_chunks_bound=result.objective_bound)
     started = time.monotonic()
     limit = options.time_limit_s
-    deadline = None if limit is None else started + max(0.0, limit - result.wall_time_s)
-    scale, _ = printed_unit(problem)
-    try:
-        bound = bound_of_any_chunks(problem, layouts, plan, options, deadline)
-    except KeyboardInterrupt:
+    deadline = Deadline.after(None if limit is None else limit - result.wall_time_s)
+    if deadline.passed:
         return result
+    try:
+        if not layouts.space.interleaved.any():
+            return replace(result, any_chunks_bound=result.objective_bound)
+        bound = bound_of_any_chunks(problem, layouts, plan, options, deadline.until)
+    except (KeyboardInterrupt, MemoryError):
+        return result
+    scale, _ = printed_unit(problem)
     spent = time.monotonic() - started
     return replace(result, any_chunks_bound=bound * scale, wall_time_s=result.wall_time_s + spent)
 
