@@ -196,6 +196,9 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
             own = [plan for plan in starts if plan is not options.warm_start]
             result = _unsearched(problem, means, own, started)
         else:
+            if message:
+                # The last line of the log is what the result says.
+                search.note(force=True, tell=False)
             result = _result(problem, options, search, started)
     return replace(result, message=message or ("Interrupted." if heard else ""))
 

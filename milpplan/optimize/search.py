@@ -215,8 +215,8 @@ class Search(LookedAt):
             self._narrow()
             self.note(force=True)
 
-    def note(self, force: bool = False) -> None:
-        """Tell the progress, twice a second at most unless by ``force``."""
+    def note(self, force: bool = False, tell: bool = True) -> None:
+        """Log the progress, and tell it, twice a second at most unless by ``force``."""
         now = time.monotonic() - self.started
         if not force and now - self.last_log < 0.5:
             return
@@ -229,7 +229,7 @@ class Search(LookedAt):
         proved = bound * self.scale if np.isfinite(bound) else None
         progress = Progress(now, incumbent, proved, open_layouts)
         self.log.append(progress)
-        if self.means.options.callback is not None:
+        if tell and self.means.options.callback is not None:
             self.means.options.callback(progress)
 
     def by_value(self, rows: IntArray, values: FloatArray) -> IntArray:
