@@ -17,7 +17,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers.launch_text import load_yaml, pairs_of, program_place
 from milpplan.launchers.records import ConfigLaunch
 from milpplan.launchers.scripts import header
-from milpplan.launchers.settings import Code, Known, flat, kinds_of, known_settings
+from milpplan.launchers.settings import Code, Known, check_words, flat, kinds_of, known_settings
 from milpplan.launchers.shell_marks import unknown_in
 from milpplan.launchers.shell_script import script_commands
 from milpplan.specs.reading import parse_json, shown
@@ -216,6 +216,7 @@ def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, An
     Raises:
         InvalidInputError: words that are no flags, or that only the running shell knows.
     """
+    check_words(words, source)
     pairs, stray = pairs_of([word or _EMPTY for word in words])
     if stray:
         said = [*unknown_in(" ".join(stray)), *stray]

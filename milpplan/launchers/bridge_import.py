@@ -18,7 +18,7 @@ from milpplan.launchers.megatron_flags import megatron_flags
 from milpplan.launchers.megatron_import import imported_from
 from milpplan.launchers.patterns import pattern_flags
 from milpplan.launchers.records import Imported
-from milpplan.launchers.settings import Settings, admitted, known_settings
+from milpplan.launchers.settings import Settings, admitted, check_words, known_settings
 from milpplan.launchers.shell_marks import unknown_in
 from milpplan.launchers.shell_script import script_commands
 from milpplan.specs.hardware import HardwareSpec
@@ -126,6 +126,7 @@ def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, 
     Raises:
         InvalidInputError: words that are neither.
     """
+    check_words(words, source)
     overrides = [(word, OVERRIDE.fullmatch(word)) for word in words]
     found = {match[1]: match[2] for _, match in overrides if match is not None}
     pairs, stray = pairs_of([word for word, match in overrides if match is None])

@@ -7,7 +7,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -19,8 +19,9 @@ from milpplan.specs.reading import shown
 Known = Mapping[str, tuple[Any, ...]]
 """What a launcher knows: name to its default, and behind it the choices (a list) or the kind (a text)."""
 
-MAX_DEPTH, MAX_SETTINGS = 16, 100_000
-"""Of tables in tables, and of settings: aliases of YAML may stand for more than any file has."""
+MAX_DEPTH, MAX_SETTINGS, MAX_WORDS = 16, 100_000, 10_000
+"""Of tables in tables, of settings, and of words behind a program: aliases of YAML and variables of the shell may
+stand for more than any file has."""
 LARGEST = 2**63
 """No setting counts further."""
 _SHOWN_NAMES, _COMPARED = 12, 1_000
@@ -309,6 +310,20 @@ def _expected(row: tuple[Any, ...], value: object) -> str:
     if (value is None and default is None) or any(_KINDS[kind][1](value) for kind in kinds):
         return ""
     return " or ".join(_KINDS[kind][0] for kind in kinds)
+
+
+def check_words(words: Sequence[str], source: str) -> None:
+    """Refuse a command of more words than anybody writes.
+
+    Raises:
+        InvalidInputError: it has more.
+    """
+    if len(words) > MAX_WORDS:
+        raise InvalidInputError(
+            f"{source} starts a program with {len(words):,} words.",
+            f"Expected at most {MAX_WORDS:,}.",
+            "Give the command that starts training.",
+        )
 
 
 def is_quiet(name: str, quiet: Mapping[str, str]) -> bool:

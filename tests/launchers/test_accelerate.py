@@ -258,6 +258,12 @@ use_cpu: false
     assert read(script(configuration=YAML.replace("fsdp_version: 2", layers) + lines)).plan == read(script()).plan
 
 
+def test_a_command_of_endless_words_is_refused() -> None:
+    """No command has ten thousand words."""
+    with pytest.raises(InvalidInputError, match="50,0"):
+        read(script(COMMAND + " y" * 50_000))
+
+
 def test_what_the_user_should_know_is_told() -> None:
     """Accumulated gradients that are reduced once a step, and lengths that are only the longest."""
     assert any("sync_each_batch" in note for note in read(script()).notes)
