@@ -39,6 +39,7 @@ QUIET: Mapping[str, str] = {
         "the name of a section's class, sizes of the loss's parts, and what is printed"
     ),
     r"debug\.moe_force_load_balance": "experts are priced as balanced",
+    r"model\.attn_backend": "every attention that a flavor takes is fused",
     r"training\.disable_cuda_graphs|compile\.backend": "launches of kernels, which are not priced one by one",
     r"parallelism\.(pipeline_parallel_expert_parallel_overlap|spmd_backend)": (
         "acts in schedules that are refused, or chooses between spellings of the same shards"

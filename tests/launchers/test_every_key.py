@@ -269,8 +269,9 @@ def written_alike(schema: Schema, key: str, row: tuple[Any, ...], value: Any) ->
     return value is None and schema.file == "run.toml" and "text" in kinds(row)
 
 
+@pytest.mark.parametrize("count", long_but((8,), (8, 300)))
 @pytest.mark.parametrize("name", NAMES)
-def test_the_command_ends_with_an_answer_or_a_message(name: str, tmp_path: Path) -> None:
+def test_the_command_ends_with_an_answer_or_a_message(name: str, count: int, tmp_path: Path) -> None:
     """Through the command line: exit code 0 with a plan, or 2 with three lines, whatever a key is given."""
     schema, drawn = schemas()[name], random.Random(11)
     file = tmp_path / schema.file
@@ -279,7 +280,7 @@ def test_the_command_ends_with_an_answer_or_a_message(name: str, tmp_path: Path)
     words += ["--gpus", "8"] if schema.target == "deepspeed" else []
     keys = [key for key in schema.known if not schema.quiet(key)]
     codes = set()
-    for _ in range(8):
+    for _ in range(count):
         key, value = drawn.choice(keys), drawn.choice((*JUNK, 2, 8, 10**9, "true", "8"))
         file.write_text(schema.write(with_key(schema, key, value)))
         result = CliRunner().invoke(app, words)

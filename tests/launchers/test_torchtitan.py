@@ -359,6 +359,16 @@ def test_calls_inside_calls_are_read() -> None:
     text = round_trip(problem, plan, NEWEST)[0]["torchtitan_plan.py"]
     loss = "loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
     assert loss in text
+    for old, new in (
+        ('model_registry("30B-A3B"', 'model_registry("30B-A3B", attn_backend="flex"'),
+        (
+            "    dataloader=",
+            "    validator=Validator.Config(freq=5, dataloader=Some.Config(infinite=False)), dataloader=",
+        ),
+        ("    dataloader=", "    checkpoint=CheckpointManager.Config(interval=500), dataloader="),
+    ):
+        assert old in text
+        assert imported(text.replace(old, new), "x.py", problem.hardware).plan == plan
     chunked = f"loss=ChunkedLossWrapper.Config({loss.replace('loss=', 'loss_fn=')}, num_chunks=8)"
     assert imported(text.replace(loss, chunked), "x.py", problem.hardware).plan == plan
     for old, new, word in (
