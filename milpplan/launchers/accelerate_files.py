@@ -138,7 +138,7 @@ def read_files(text: str, source: str) -> Read:
         before, {**known_settings(KEYS, "launch"), **_unprefixed(known_settings(KEYS, "config"))}, source
     )
     values = named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source)))
-    values |= named(launch)
+    values |= named(launch, flags=True)
     trainer = _flags_of(after, known_settings(KEYS, "trainer"), source)
     return Read(values | {f"{FLAG}{name}": value for name, value in trainer.items()}, program)
 
@@ -194,18 +194,26 @@ def _document(text: str, config_file: object, source: str) -> str:
     return fitting[0][1]
 
 
-def named(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under their full names: those of sections may stand without the section's prefix, and flags of the
-    command stand without the section (commands/launch.py, _validate_launch_command)."""
+SECTIONS = {"fsdp_": "fsdp_config", "dynamo_": "dynamo_config", "parallelism_config_": "parallelism_config"}
+"""Sections by the prefix of their settings."""
+
+
+def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
+    """Settings under their full names (commands/launch.py, _validate_launch_command).
+
+    Args:
+        values: settings; in a section they may stand without its prefix, but for parallelism_config.
+        flags: whether they are flags of the command, which stand without their section.
+    """
     found: dict[str, Any] = {}
     for name, value in values.items():
         section, _, rest = name.partition(".")
-        for prefix in ("fsdp", "dynamo", "parallelism_config"):
-            own = "parallelism_config" if prefix == "parallelism_config" else f"{prefix}_config"
-            if section == own and rest and not rest.startswith(f"{prefix}_") and prefix != "parallelism_config":
-                name = f"{own}.{prefix}_{rest}"
-            elif not rest and section.startswith(f"{prefix}_") and section not in (own, "dynamo_backend"):
-                name = f"{own}.{section}"
+        prefix = next((one for one, own in SECTIONS.items() if own == section), "")
+        place = next((own for one, own in SECTIONS.items() if name.startswith(one) and name != own), "")
+        if rest and prefix in ("fsdp_", "dynamo_") and not rest.startswith(prefix):
+            name = f"{section}.{prefix}{rest}"
+        elif flags and not rest and place:
+            name = f"{place}.{name}"
         found[name] = value
     return found
 

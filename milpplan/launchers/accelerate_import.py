@@ -106,7 +106,9 @@ def imported(
     values = {name: value for name, value in found.values.items() if name not in quiet_codes}
     spelled = {name.lstrip("-") for name in values}
     names = [
-        name if name.startswith(FLAG) or name in spelled else next(iter(named({name.lstrip("-"): None})))
+        name
+        if name.startswith(FLAG) or name in spelled
+        else next(iter(named({name.lstrip("-"): None}, flags=True)))
         for name in ignored
         if name != found.program
     ]

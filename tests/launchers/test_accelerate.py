@@ -128,7 +128,8 @@ def test_flags_that_change_the_cost_are_refused_by_name(flags: str, word: str) -
         "--bf16 --do_train --learning-rate 2e-5 --lr_scheduler_type cosine --warmup_ratio 0.1 --max_steps 100",
         '--output_dir $OUT --run_name "run of $(date)" --report_to wandb tensorboard --logging_steps 1',
         "--optim adamw_torch --adam_beta2 0.95 --weight_decay 0.1 --max_grad_norm 1.0 --seed 7",
-        "--dataset_name wikitext --dataset_num_proc 8 --lr_scheduler_kwargs '{\"num_cycles\": 1}' --dataloader_num_workers 4 --no_remove_unused_columns",
+        "--dataset_name wikitext --dataset_num_proc 8 --dataloader_num_workers 4 --no_remove_unused_columns",
+        "--lr_scheduler_kwargs '{\"num_cycles\": 1}'",
         "--torch_dtype bfloat16 --attn_implementation flash_attention_2 --packing --max_length 8192",
         "--gradient_checkpointing false --use_peft false --torch_compile false --use_liger_kernel False",
         "--gradient_checkpointing_kwargs '{\"use_reentrant\": false}' --ddp_timeout 7200 --max_steps $STEPS",
@@ -223,6 +224,7 @@ def test_the_configuration_is_that_of_the_command() -> None:
         ("offload_params: false", "offload_params: true", "offload_params"),
         ("fsdp_version: 2", "fsdp_version: 2\n  fsdp_no_such: 1", "no_such"),
         ("fsdp_version: 2", "fsdp_version: 2\n  no_such: 1", "no_such"),
+        ("mixed_precision: bf16", "mixed_precision: bf16\nfsdp_version: 2", "fsdp_version"),
     ],
 )
 def test_settings_that_are_not_priced_are_refused_by_name(old: str, new: str, word: str) -> None:
