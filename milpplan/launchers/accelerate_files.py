@@ -144,12 +144,12 @@ def read_files(text: str, source: str) -> Read:
 
 
 def _unprefixed(known: Known) -> Known:
-    """Settings as the command has them: without their section."""
+    """Name settings as the command has them: without their section."""
     return {name.rpartition(".")[2]: row for name, row in known.items()}
 
 
 def _launched(words: tuple[str, ...]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:
-    """Accelerate's own words, the program, and the program's words."""
+    """Part a command into Accelerate's own words, the program, and the program's words."""
     for index, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name == "accelerate" and words[index + 1 : index + 2] == ("launch",):
@@ -168,7 +168,7 @@ def _parted(words: tuple[str, ...]) -> tuple[tuple[str, ...], str, tuple[str, ..
 
 
 def _document(text: str, config_file: object, source: str) -> str:
-    """The here document that the command takes its configuration from."""
+    """Find the here document that the command takes its configuration from."""
     wanted = config_file if isinstance(config_file, str) else None
     found: list[tuple[str, str]] = []
     lines = iter(text.splitlines())
@@ -199,7 +199,7 @@ SECTIONS = {"fsdp_": "fsdp_config", "dynamo_": "dynamo_config", "parallelism_con
 
 
 def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
-    """Settings under their full names (commands/launch.py, _validate_launch_command).
+    """Give settings their full names (commands/launch.py, _validate_launch_command).
 
     Args:
         values: settings; in a section they may stand without its prefix, but for parallelism_config.
@@ -219,7 +219,7 @@ def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
 
 
 def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, Any]:
-    """Flags and their values, of the kinds that they are to have; others stay texts.
+    """Read flags and their values, of the kinds that they are to have; others stay texts.
 
     Raises:
         InvalidInputError: words that are no flags, or that only the running shell knows.
@@ -243,7 +243,7 @@ def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, An
 
 
 def _typed(name: str, values: tuple[str, ...], row: tuple[Any, ...]) -> dict[str, Any]:
-    """A flag's value as the parser makes it; a table in JSON becomes settings below the flag."""
+    """Read a flag's value as the parser makes it; a table in JSON becomes settings below the flag."""
     kinds = kinds_of(row)
     if len(values) != 1:
         return {name: True if not values and "bool" in kinds else list(values)}

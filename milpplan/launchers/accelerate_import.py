@@ -132,7 +132,7 @@ def imported(
 
 
 def _check_program(program: str | None, source: str) -> None:
-    """The program decides what is trained, and how: only known ones are priced.
+    """Refuse programs that train nobody here knows what.
 
     Raises:
         InvalidInputError: it is another.
@@ -146,7 +146,7 @@ def _check_program(program: str | None, source: str) -> None:
 
 
 def _check_trainer(settings: Settings, source: str) -> None:
-    """The trainer's flags say the numbers of a plan.
+    """Check that the trainer's flags say the numbers of a plan.
 
     Raises:
         InvalidInputError: one is missing.
@@ -163,7 +163,7 @@ def _check_trainer(settings: Settings, source: str) -> None:
 
 
 def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:
-    """Tokens of a sequence, and what the user should know of them.
+    """Read the tokens of a sequence, and what the user should know of them.
 
     Raises:
         InvalidInputError: two flags say different things.
@@ -183,7 +183,7 @@ def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:
 
 
 def _recomputes(settings: Settings, program: str | None) -> bool:
-    """Whether the trainer recomputes all layers; activation_checkpointing is the newer name.
+    """Tell whether the trainer recomputes all layers; activation_checkpointing is the newer name.
 
     Raises:
         InvalidInputError: two flags say different things, or none does and the release decides.
@@ -201,7 +201,7 @@ def _recomputes(settings: Settings, program: str | None) -> bool:
 
 
 def _check_formats(settings: Settings) -> None:
-    """bf16 beside weights in fp32, and a fused attention.
+    """Check for bf16 beside weights in fp32, and a fused attention.
 
     Raises:
         InvalidInputError: others.
@@ -225,7 +225,7 @@ def _check_formats(settings: Settings) -> None:
 
 
 def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
-    """What the user should know of gradients that are kept over several micro-batches."""
+    """Note what the user should know of gradients that are kept over several micro-batches."""
     name = f"{FLAG}accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
     settings.looked_at.add(name)
     if plan.layout.num_micro_batches == 1 or plan.layout.zero_stage == 0 or settings.get(name):

@@ -94,13 +94,13 @@ def imported(
 
 
 def _translated(value: Any) -> Any:
-    """A value as AutoModel's reader takes it: some words of Python are no texts (components/config/loader.py)."""
+    """Take a value as AutoModel's reader does: some words of Python are no texts (config/loader.py)."""
     words = {"none": None, "None": None, "True": True, "False": False}
     return words.get(value, value) if isinstance(value, str) else value
 
 
 def _looked_at(settings: Settings) -> tuple[str, ...]:
-    """What decides the model, the training and the formats, and notes on what the file leaves open.
+    """Check what decides the model, the training and the formats; note what the file leaves open.
 
     Raises:
         InvalidInputError: another model, training, update or format than those that are priced.

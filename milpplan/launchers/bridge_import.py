@@ -88,7 +88,7 @@ def imported(
 
 
 def _command(text: str, source: str) -> tuple[tuple[str, ...], int | None, str]:
-    """The words after the program that the script starts with overrides, its processes, and its name.
+    """Find the words after the program that the script starts with overrides, its processes, and its name.
 
     Raises:
         InvalidInputError: there is no such command, or several differ.
@@ -121,7 +121,7 @@ def _is_setting(name: str) -> bool:
 
 
 def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """The last value of every override, and the flags beside them.
+    """Read the last value of every override, and the flags beside them.
 
     Raises:
         InvalidInputError: words that are neither.
@@ -140,7 +140,7 @@ def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, 
 
 
 def _check_program(settings: Settings, program: str, ignored: Collection[str], source: str) -> None:
-    """The program and its recipe decide what is trained, and how: only known ones are priced.
+    """Refuse programs and recipes that train nobody here knows what.
 
     Raises:
         InvalidInputError: others.
@@ -161,7 +161,7 @@ def _check_program(settings: Settings, program: str, ignored: Collection[str], s
 
 
 def _value(text: str) -> object:
-    """A value in Hydra's grammar, as far as its kind goes."""
+    """Read a value in Hydra's grammar, as far as its kind goes."""
     bare, low = text.strip(), text.strip().lower()
     if low in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[low]
@@ -177,7 +177,7 @@ def _value(text: str) -> object:
 
 
 def _check_known(settings: Mapping[str, str], source: str) -> None:
-    """What recipes may switch on is off, and the file itself says every value.
+    """Check that what recipes may switch on is off, and that the file itself says every value.
 
     Raises:
         InvalidInputError: a setting may change the cost, or only the running shell knows its value.

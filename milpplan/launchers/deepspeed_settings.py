@@ -57,7 +57,7 @@ QUIET: Mapping[str, str] = {
 
 
 def known() -> Known:
-    """The settings of DeepSpeed's JSON and of the section ``milpplan``, with their defaults and kinds."""
+    """List the settings of DeepSpeed's JSON and of the section ``milpplan``, with defaults and kinds."""
     return known_settings("deepspeed_keys.json", "0.19.8")
 
 

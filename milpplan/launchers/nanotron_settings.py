@@ -44,7 +44,7 @@ CLASSES = ("is_llama_config", "is_qwen2_config")
 
 
 def known() -> Known:
-    """Every setting with its default and its kind. Sizes of models have no default: those of a class are none."""
+    """List every setting with its default and its kind. Sizes of models have no default here."""
     return known_settings("nanotron_keys.json", "2411b022")
 
 

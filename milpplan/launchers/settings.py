@@ -44,7 +44,7 @@ def _whole(value: object, least: int) -> bool:
 
 
 def _number(value: object) -> bool:
-    """Whether it is a number; YAML 1.1 reads 1e-5 as a text, and whoever takes a number makes it one."""
+    """Test for a number; YAML 1.1 reads 1e-5 as a text, and whoever takes a number makes it one."""
     if isinstance(value, str):
         return _NUMBER.fullmatch(value) is not None
     return type(value) in (int, float) and math.isfinite(value) and abs(value) < LARGEST  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ class Settings:
         return self.values[name] if name in self.values else self.known.get(name, (None,))[0]
 
     def size(self, name: str) -> int:
-        """A whole number above zero that the file itself says: a class's default is no size of this run.
+        """Read a whole number above zero that the file itself says: a class's default is no size of this run.
 
         Raises:
             InvalidInputError: the file does not say it, or it is none.
@@ -156,15 +156,15 @@ class Settings:
 
 @cache
 def known_settings(file: str, part: str) -> Known:
-    """Names, defaults and kinds from a list of a launcher's settings (a JSON file beside this module)."""
+    """Load names, defaults and kinds from a list of a launcher's settings (a JSON file beside this module)."""
     text = resources.files("milpplan.launchers").joinpath(file).read_text(encoding="utf-8")
     # Not by the reader of users' files: to that one 1.0 is a whole number, and no float.
     return {name: tuple(row) for name, row in json.loads(text)[part].items()}
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table by dotted names; ``name[3]`` is a table in a list; other lists and empty tables stay values.
-    A name that is no plain text is quoted, so that it cannot pass for another.
+    """Flatten a nested table to dotted names; ``name[3]`` is a table in a list; other lists and empty tables stay
+    values. A name that is no plain text is quoted, so that it cannot pass for another.
 
     Raises:
         InvalidInputError: it nests or repeats without end.
@@ -191,7 +191,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def admitted(
     values: Mapping[str, Any], known: Known, ignored: Collection[str], launcher: str
 ) -> tuple[Settings, tuple[str, ...]]:
-    """The settings of a file, and as text those that the caller accepts not to see.
+    """Hold the settings of a file to a schema; list those that the caller accepts not to see.
 
     Args:
         values: by dotted name.
@@ -224,7 +224,7 @@ def admitted(
 
 
 def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings that the caller wants to see, and the others as text."""
+    """Part settings into those that the caller wants to see, and the others as text."""
     left_out: dict[str, Any] = {}
     for asked in ignored:
         bare = asked.lstrip("-")
@@ -243,7 +243,7 @@ def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[
 
 
 def _spoken(name: str) -> str:
-    """A name as a user gives it: without dashes, and without the quotes of a name that is no plain text."""
+    """Strip a name of dashes, and of the quotes of a name that is no plain text."""
     return name.lstrip("-").replace("'", "")
 
 
@@ -252,7 +252,7 @@ def _is_in(name: str, section: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name as messages have it."""
+    """Shorten a name for a message."""
     bare = name.lstrip("-")
     return bare if bare.isprintable() and len(bare) <= 100 else shown(bare)
 
@@ -263,12 +263,12 @@ def _listed(names: list[str]) -> str:
 
 
 def _place(name: str) -> str:
-    """The name under which a launcher knows a setting: tables in a list are alike."""
+    """Name a setting as its launcher's schema does: tables in a list are alike."""
     return re.sub(r"\[\d+\]", "[]", name)
 
 
 def _has_place(name: str, value: object, known: Known) -> bool:
-    """Whether a name is known, is inside a table whose names are free, or is an empty section."""
+    """Test whether a name is known, is inside a table whose names are free, or is an empty section."""
     above = _place(name)
     if above in known or _is_empty_section(name, value, known):
         return True
@@ -285,7 +285,7 @@ def _is_empty_section(name: str, value: object, known: Known) -> bool:
 
 
 def kinds_of(row: tuple[Any, ...]) -> tuple[str, ...]:
-    """The kinds of a value: as they are declared, or that of the default."""
+    """List the kinds of a value: as they are declared, or that of the default."""
     declared = row[-1]
     if len(row) > 1 and isinstance(declared, str):
         return tuple(declared.split("|"))
@@ -300,7 +300,7 @@ def kinds_of(row: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def _expected(row: tuple[Any, ...], value: object) -> str:
-    """What is expected in place of a value; empty where the value is of its kind."""
+    """Say what is expected in place of a value; empty where the value is of its kind."""
     default = row[0]
     if len(row) > 1 and isinstance(row[1], list):
         if any(type(one) is type(value) and one == value for one in [default, *row[1]]):
@@ -327,12 +327,12 @@ def check_words(words: Sequence[str], source: str) -> None:
 
 
 def is_quiet(name: str, quiet: Mapping[str, str]) -> bool:
-    """Whether a setting is known to change nothing that is priced. ``quiet``: patterns of names, with reasons."""
+    """Tell whether a setting changes nothing that is priced. ``quiet``: patterns of names, with reasons."""
     return any(re.fullmatch(pattern, _place(name)) for pattern in quiet)
 
 
 def check_priced(settings: Settings, quiet: Mapping[str, str]) -> None:
-    """Nothing that may change the cost is left unseen.
+    """Refuse settings that may change the cost and that nobody looked at.
 
     Args:
         settings: of a file.
@@ -362,5 +362,5 @@ def check_priced(settings: Settings, quiet: Mapping[str, str]) -> None:
 
 
 def _same(value: object, default: object) -> bool:
-    """Whether a value is the default; 1 is not true."""
+    """Compare a value with the default; 1 is not true."""
     return isinstance(value, bool) == isinstance(default, bool) and value == default

@@ -113,7 +113,7 @@ def _argument(keyword: ast.keyword, calls: dict[str, ast.expr], source: str) -> 
 
 
 def _named_literals(call: ast.Call, section: str, source: str) -> dict[str, Any]:
-    """The arguments of a call as settings of a section."""
+    """Read the arguments of a call as settings of a section."""
     if any(part.arg is None for part in call.keywords):
         raise _wrong(source, f"line {call.lineno} passes arguments by **")
     return {
@@ -122,7 +122,7 @@ def _named_literals(call: ast.Call, section: str, source: str) -> dict[str, Any]
 
 
 def _call(value: ast.expr, name: str, source: str) -> dict[str, Any]:
-    """What a call says: the setting is its name, and its arguments are settings below it."""
+    """Read a call: the setting is its name, and its arguments are settings below it."""
     if not isinstance(value, ast.Call) or value.args:
         return {name: _loose(value)}
     if any(part.arg is None for part in value.keywords) or name.count(".") >= MAX_DEPTH:

@@ -90,14 +90,14 @@ RENAMED: Mapping[str, str] = {
 
 
 def known(version: str) -> Known:
-    """Every setting of a version with its default, and the choices or the kind of its value. Version 0.2.2 knows
+    """List every setting of a version with its default, and the choices or the kind of its value. 0.2.2 knows
     the settings of the dialects before it, too."""
     found = known_settings(KEYS, version)
     return {**known_settings(KEYS, OLDER), **found} if version == V022 else found
 
 
 def translated(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """Settings with the names of 0.2.2 for those of older dialects, and the notes that say so.
+    """Give settings of older dialects their names in 0.2.2; notes say so.
 
     Raises:
         InvalidInputError: an older and a newer name say different things.

@@ -92,7 +92,7 @@ def toml(values: Values) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML; it has no null, and a text says so."""
+    """Write a value as TOML; it has no null, and a text says so."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml_value(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
@@ -181,7 +181,7 @@ def bridge_script(values: Values) -> str:
 
 
 def hydra(value: Any) -> str:
-    """A value as an override has it."""
+    """Write a value as an override has it."""
     if isinstance(value, list):
         return f"[{','.join(map(hydra, value))}]"
     if isinstance(value, dict):
@@ -225,7 +225,7 @@ ACCELERATE: Values = {
 
 @cache
 def schemas() -> dict[str, Schema]:
-    """Every launcher's schema, torchtitan's in each dialect."""
+    """Collect every launcher's schema, torchtitan's in each dialect."""
     found = {}
     for version in (V022, V030, NEWEST):
         file, write = ("run.toml", toml) if version == V022 else ("run.py", recipe)

@@ -38,7 +38,7 @@ def script(command: str = COMMAND, configuration: str = YAML) -> str:
 
 
 def read(text: str, **more: Any) -> Imported:
-    """What an import makes of a script."""
+    """Import a script."""
     more = {"model": shipped_model("llama3-8b")} | more
     return imported(text, "run.sh", shipped_hardware("dgx-h100"), **more)
 

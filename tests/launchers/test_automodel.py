@@ -32,7 +32,7 @@ RECIPE: dict[str, Any] = {
 
 
 def read(data: Any, **more: Any) -> Imported:
-    """What an import makes of a recipe."""
+    """Import a recipe."""
     more = {"model": shipped_model("llama3-8b"), "num_gpus": 8} | more
     return imported(yaml.safe_dump(data), "run.yaml", shipped_hardware("dgx-h100"), **more)
 

@@ -46,7 +46,7 @@ OTHER: dict[str, Any] = {
 
 
 def kinds(row: tuple[Any, ...]) -> tuple[str, ...]:
-    """The kinds of a row: declared, or those of its default."""
+    """List the kinds of a row: declared, or those of its default."""
     if len(row) > 1 and isinstance(row[1], str):
         return tuple(row[1].split("|"))
     of = {bool: "bool", int: "count", float: "number", str: "text", list: "texts"}
@@ -54,7 +54,7 @@ def kinds(row: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def of_its_type(row: tuple[Any, ...], value: Any) -> bool:
-    """Whether a value is of the type that a row asks for, or is its default."""
+    """Test whether a value is of the type that a row asks for, or is its default."""
     if value is None:
         return row[0] is None or "null" in kinds(row)
     if not kinds(row):
@@ -63,7 +63,7 @@ def of_its_type(row: tuple[Any, ...], value: Any) -> bool:
 
 
 def another(row: tuple[Any, ...]) -> Any:
-    """A value of the right kind that is not the default."""
+    """Choose a value of the right kind that is not the default."""
     if not kinds(row):
         return next(one for one in row[1] if one != row[0] or len(row[1]) == 1)
     kind = kinds(row)[0]
@@ -71,7 +71,7 @@ def another(row: tuple[Any, ...]) -> Any:
 
 
 def with_key(schema: Schema, key: str, value: Any) -> dict[str, Any]:
-    """The file's settings with one more; a setting that it is part of, or that is part of it, makes way."""
+    """Add a setting to the file's; one that it is part of, or that is part of it, makes way."""
     kept = {
         name: one
         for name, one in schema.base.items()
@@ -81,7 +81,7 @@ def with_key(schema: Schema, key: str, value: Any) -> dict[str, Any]:
 
 
 def answer(found: Imported) -> tuple[Any, ...]:
-    """What the settings decide."""
+    """Return what the settings decide."""
     return found.problem, found.plan, found.notes
 
 
@@ -114,7 +114,7 @@ def test_every_key_is_priced_listed_or_refused(name: str) -> None:
 
 
 def can_be_ignored(schema: Schema, key: str, plain: Imported) -> bool:
-    """Whether a setting that is refused can be ignored where the file is whole without it, and is then told."""
+    """Test whether a refused setting can be ignored where the file is whole without it, and is then told."""
     values = with_key(schema, key, another(schema.known[key]))
     if not set(schema.base) < set(values):
         return True
@@ -125,7 +125,7 @@ def can_be_ignored(schema: Schema, key: str, plain: Imported) -> bool:
 
 
 def names(found: MilpplanError, target: str, key: str) -> bool:
-    """Whether a refusal names the key, the rule that it breaks, or another key that must go with it."""
+    """Test whether a refusal names the key, the rule that it breaks, or another key that must go with it."""
     parts = [part.lstrip("-").removeprefix("fsdp_") for part in key.split(".")[-2:]]
     told = (*parts, *([GOES_WITH[target][key]] if key in GOES_WITH.get(target, {}) else []))
     return isinstance(found, IllegalPlanError) or any(part in str(found) for part in told)
@@ -256,7 +256,7 @@ def test_a_value_of_another_type_is_refused(name: str, share: float) -> None:
 
 
 def written_alike(schema: Schema, key: str, row: tuple[Any, ...], value: Any) -> bool:
-    """Whether the file cannot tell a value from one of the right type: an empty table is no setting at all, and
+    """Tell whether a file has a value as one of the right type: an empty table is no setting at all, and
     words of a command line are texts."""
     if value == {} or isinstance(value, Code):
         return any(other.startswith(f"{key}.") for other in schema.known)
