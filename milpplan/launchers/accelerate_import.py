@@ -12,7 +12,7 @@ from milpplan.launchers.expressible import field_refusals, refuse
 from milpplan.launchers.imports import check_gpus, described, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.rule_refusals import rule_refusals
-from milpplan.launchers.settings import Code, Settings, admitted, check_priced, is_quiet, known_settings
+from milpplan.launchers.settings import Settings, admitted, check_priced, known_settings
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
@@ -100,11 +100,7 @@ def imported(
     program = None if found.program in ignored else found.program
     known = {**known_settings(KEYS, "launch"), **known_settings(KEYS, "config")}
     known |= {f"{FLAG}{name}": row for name, row in known_settings(KEYS, "trainer").items()}
-    quiet_codes = [
-        name for name, value in found.values.items() if isinstance(value, Code) and is_quiet(name, ALL_QUIET)
-    ]
-    values = {name: value for name, value in found.values.items() if name not in quiet_codes}
-    spelled = {name.lstrip("-") for name in values}
+    spelled = {name.lstrip("-") for name in found.values}
     names = [
         name
         if name.startswith(FLAG) or name in spelled
@@ -112,7 +108,7 @@ def imported(
         for name in ignored
         if name != found.program
     ]
-    settings, left_out = admitted(values, known, names, "Accelerate and the trainer")
+    settings, left_out = admitted(found.values, known, names, "Accelerate and the trainer", ALL_QUIET)
     _check_program(program, source)
     _check_trainer(settings, source)
     recompute = _recomputes(settings, program)

@@ -18,7 +18,7 @@ from milpplan.launchers.megatron_flags import megatron_flags
 from milpplan.launchers.megatron_import import imported_from
 from milpplan.launchers.patterns import pattern_flags
 from milpplan.launchers.records import Imported
-from milpplan.launchers.settings import Settings, admitted, check_words, known_settings
+from milpplan.launchers.settings import Code, Settings, admitted, check_words, known_settings
 from milpplan.launchers.shell_marks import unknown_in
 from milpplan.launchers.shell_script import script_commands
 from milpplan.specs.hardware import HardwareSpec
@@ -72,10 +72,8 @@ def imported(
     known |= dict.fromkeys((*CONSTANT, "mixed_precision", *FLAGS), (None, "text"))
     listed = known_settings("bridge_keys.json", "quiet")
     values = {key: _value(value) if key in listed else value for key, value in said.items()}
-    quiet = {key for key, value in said.items() if key in listed and unknown_in(value)}
     asked = [name.lstrip("+-") for name in ignored if name != program]
-    everything = {key: value for key, value in values.items() if key not in quiet} | others
-    settings, left_out = admitted(everything, {**known, **listed}, asked, "Megatron-Bridge")
+    settings, left_out = admitted(values | others, {**known, **listed}, asked, "Megatron-Bridge", QUIET)
     _check_program(settings, program, ignored, source)
     kept = {key: said[key] for key in settings.values if key in said and key not in listed}
     _check_known(kept, source)
@@ -162,6 +160,8 @@ def _check_program(settings: Settings, program: str, ignored: Collection[str], s
 
 def _value(text: str) -> object:
     """Read a value in Hydra's grammar, as far as its kind goes."""
+    if unknown_in(text):
+        return Code(f"{unknown_in(text)[0]}, which only the running shell knows")
     bare, low = text.strip(), text.strip().lower()
     if low in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[low]

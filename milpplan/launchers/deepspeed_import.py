@@ -55,7 +55,7 @@ def imported(
         IllegalPlanError: DeepSpeed would refuse it.
     """
     data = parse_json(text, source)
-    settings, left_out = admitted(flat(data), known(), ignored, "DeepSpeed")
+    settings, left_out = admitted(flat(data), known(), ignored, "DeepSpeed", QUIET)
     _check_filled_in(settings)
     _look_at_what_is_off(settings)
     spec = _model(data, settings, model, vocab_size, source)

@@ -46,7 +46,7 @@ def imported(
     said = flat(load_yaml(text, source))
     if said.get("model.model_config.vocab_size") == -1 and vocab_size:
         said["model.model_config.vocab_size"] = vocab_size
-    settings, left_out = admitted(said, known(), ignored, "nanotron")
+    settings, left_out = admitted(said, known(), ignored, "nanotron", QUIET)
     found = model_of(settings, "imported" if model is None else model.name)
     if model is not None and model_differences(model, found):
         raise InvalidInputError(

@@ -189,7 +189,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def admitted(
-    values: Mapping[str, Any], known: Known, ignored: Collection[str], launcher: str
+    values: Mapping[str, Any], known: Known, ignored: Collection[str], launcher: str, quiet: Mapping[str, str]
 ) -> tuple[Settings, tuple[str, ...]]:
     """Hold the settings of a file to a schema; list those that the caller accepts not to see.
 
@@ -198,6 +198,8 @@ def admitted(
         known: every name that the launcher has, with the kind of its value.
         ignored: names, or sections, with or without dashes before them.
         launcher: its name in messages.
+        quiet: patterns of names that change nothing that is priced: their values, if they are no choices, may be
+            any code.
 
     Raises:
         InvalidInputError: a name that the launcher does not have, or a value that is not of its kind.
@@ -215,6 +217,9 @@ def admitted(
         )
     for name, value in kept.items():
         row = known.get(_place(name))
+        chosen = row is not None and len(row) > 1 and isinstance(row[1], list)
+        if isinstance(value, Code) and is_quiet(name, quiet) and not chosen:
+            continue
         wanted = "" if row is None or _is_empty_section(name, value, known) else _expected(row, value)
         if wanted:
             raise InvalidInputError(

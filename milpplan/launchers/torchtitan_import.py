@@ -46,7 +46,7 @@ def imported(
         IllegalPlanError: torchtitan would refuse it.
     """
     values, version = _read(text, source)
-    said, left_out = admitted(values, known(version), ignored, f"torchtitan {version}")
+    said, left_out = admitted(values, known(version), ignored, f"torchtitan {version}", QUIET)
     settings, notes = translated(said)
     flavor = _flavor(settings, source)
     spec = flavors()[flavor]

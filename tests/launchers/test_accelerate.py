@@ -141,6 +141,16 @@ def test_flags_without_effect_change_nothing(flags: str) -> None:
     assert read(script(f"{COMMAND} {flags}")).plan == read(script()).plan
 
 
+def test_a_value_that_only_the_shell_knows_can_be_ignored() -> None:
+    """Where it changes nothing it is no matter; elsewhere it is named; --ignore takes either."""
+    text = script(f"{COMMAND} --output_dir $OUT --optim $OPTIM")
+    with pytest.raises(InvalidInputError, match=r"optim is \$OPTIM"):
+        read(text)
+    found = read(text.replace(" --optim $OPTIM", " --max_steps $STEPS"), ignored=["output_dir"])
+    assert found.ignored_flags == ("output_dir = $OUT, which only the running shell knows",)
+    assert read(text.replace("optim", "no_such"), ignored=["no_such"]).plan == found.plan
+
+
 def test_the_program_decides() -> None:
     """Known programs train all weights on the next token; another one must be declared, and the answer says so."""
     for name in PROGRAMS:
