@@ -48,6 +48,8 @@ class Source:
     vocab_size: int | None
     ignore: tuple[str, ...]
     calculon: tuple[Path, Path, Path] | None
+    settings: tuple[str, ...] = ()
+    arguments: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ def _check(files: Sequence[Path], source: Source, wanted: Wanted) -> None:
         )
     named: dict[str, object] = {"--hardware": source.hardware, "--model": source.model, "--gpus": source.gpus}
     named |= {"--vocab-size": source.vocab_size, "--ignore": source.ignore or None}
+    named |= {"--set": source.settings or None, "--args": source.arguments}
     beside = [option for option, value in named.items() if value is not None]
     if source.launcher is None and beside:
         raise InvalidInputError(
@@ -158,7 +161,7 @@ class _Launches:
     def read(self, path: Path) -> Case:
         """The plan of a file."""
         options = (self.source.gpus, self.model, self.source.vocab_size, list(self.source.ignore))
-        text, name = launcher_text(path)
+        text, name = launcher_text(path, self.source.settings, self.source.arguments)
         found = self.target.read(text, name, self.hardware, *options)
         return Case(found.problem, found.plan, found.unknown_flags, found.ignored_flags, found.notes)
 

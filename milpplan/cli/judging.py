@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from milpplan.cli import options as o
-from milpplan.cli.launching import NAMES
+from milpplan.cli.launching import NAMES, Arguments, Settings
 from milpplan.cli.program import command
 
 Files = Annotated[
@@ -86,6 +86,8 @@ def gap(
     gpus: Gpus = None,
     vocab_size: VocabSize = None,
     ignore: Ignore = None,
+    settings: Settings = None,
+    arguments: Arguments = None,
     space: Whole = "free",
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
@@ -101,7 +103,18 @@ def gap(
     0 if every gap is proved to the tolerance, 3 if a plan does not fit, 4 if a gap is only known to a range."""
     from milpplan.cli import gap as judging
 
-    where = judging.Source(source, target, hardware, model, gpus, vocab_size, tuple(ignore or ()), calculon)
+    where = judging.Source(
+        source,
+        target,
+        hardware,
+        model,
+        gpus,
+        vocab_size,
+        tuple(ignore or ()),
+        calculon,
+        tuple(settings or ()),
+        arguments,
+    )
     wanted = judging.Wanted(
         space, schedule, tuple(allow or ()), time_limit, tolerance, tokens, price, report, out, as_json
     )

@@ -1,8 +1,11 @@
-"""The text of a launcher's file, or of a command line from standard input."""
+"""The text of a launcher's file, or of a command line from standard input, with what its user says of it."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,12 +15,57 @@ from milpplan.specs.reading import MAX_FILE_BYTES, read_text
 STANDARD_INPUT: Final = Path("-")
 
 
-def launcher_text(path: Path) -> tuple[str, str]:
+def launcher_text(path: Path, settings: Sequence[str] = (), arguments: str | None = None) -> tuple[str, str]:
     """(text, name) of a launcher's file; ``-`` is standard input.
 
+    Args:
+        path: the file.
+        settings: ``NAME=VALUE`` of variables of a shell script, which win over what the script assigns.
+        arguments: the arguments that the script is given; None: they are not known.
+
     Raises:
-        InvalidInputError: no such file, not UTF-8 text, more than 16 MiB, or nothing on standard input.
+        InvalidInputError: no such file, not UTF-8 text, more than 16 MiB, nothing on standard input, or settings
+            of a file that is no shell script or does not have the variable.
     """
+    text, name = _text(path)
+    return _decided(text, name, settings, arguments), name
+
+
+def _decided(text: str, name: str, settings: Sequence[str], arguments: str | None) -> str:
+    """The script, after lines that set what its user says; they stand in its first line, whose number is kept."""
+    if not settings and arguments is None:
+        return text
+    if name.lower().endswith((".yaml", ".yml", ".json", ".toml", ".py")):
+        raise InvalidInputError(
+            f"--set or --args is given, and {name} is no shell script.",
+            "Expected a script whose variables and arguments they say.",
+            "Leave them out, or write the value into the file.",
+        )
+    lines = ""
+    if arguments is not None:
+        try:
+            lines = f"set -- {shlex.join(shlex.split(arguments))}; "
+        except ValueError as error:
+            raise InvalidInputError(
+                f"--args is {arguments!r}: {error}.", "Expected words as a shell reads them.", "Close the quote."
+            ) from error
+    for setting in settings:
+        variable, equals, value = setting.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+            raise InvalidInputError(
+                f"--set is {setting!r}.", "Expected NAME=VALUE.", "Give a variable of the script and its value."
+            )
+        if not re.search(rf"\b{variable}\b", text) and not re.search(r"^\s*(?:source|\.)\s", text, re.MULTILINE):
+            raise InvalidInputError(
+                f"--set names {variable}, which is not in {name}.",
+                "Expected a variable of the script.",
+                "Check its name.",
+            )
+        lines += f"readonly {variable}={shlex.quote(value)}; "
+    return lines + text
+
+
+def _text(path: Path) -> tuple[str, str]:
     if path != STANDARD_INPUT:
         return read_text(path), str(path)
     name = "standard input"

@@ -19,6 +19,16 @@ NAMES = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|autom
 """Targets, as the help shows them."""
 
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A variable of the script, as make takes it. Repeatable."),
+]
+Arguments = Annotated[
+    str | None,
+    typer.Option("--args", metavar="WORDS", help='The arguments that the script is given; "": none.'),
+]
+
+
 @command()
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
@@ -107,6 +117,8 @@ def import_(
         list[str] | None,
         typer.Option("--ignore", metavar="FLAG", help="Accept not to see what this flag costs. Repeatable."),
     ] = None,
+    settings: Settings = None,
+    arguments: Arguments = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="PLAN.json", help="Write the plan file here.")
     ] = None,
@@ -123,7 +135,7 @@ def import_(
     spec = None if model is None else load_model(model)
     if out is not None:
         check_writable(out)
-    text, name = launcher_text(file)
+    text, name = launcher_text(file, settings or (), arguments)
     found = target.read(text, name, cluster, gpus, spec, vocab_size, ignore or [])
     _tell(found, out, as_json)
     raise typer.Exit(int(ExitCode.OPTIMAL))

@@ -68,6 +68,20 @@ class Arguments:
             )
         return found
 
+    def stated(self, flag: str) -> int:
+        """A positive integer that the file must give: the parser's default is no size of anybody's model.
+
+        Raises:
+            InvalidInputError: it does not.
+        """
+        if not self.given(flag):
+            raise InvalidInputError(
+                f"{flag} is missing.",
+                "Expected every size of the model: no default stands in for one.",
+                f"Give {flag}.",
+            )
+        return self.needed(flag)
+
 
 def checked(pairs: Iterable[tuple[str, Values]], source: str) -> tuple[Arguments, tuple[str, ...]]:
     """Arguments with the values that the parser admits, and the flags that it does not know. Of a flag that is

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Values
-from milpplan.launchers.shell_marks import MARK, marked, unknown_in
+from milpplan.launchers.shell_marks import MARK, how_to_decide, is_mark, marked, readable, unknown_in
 from milpplan.launchers.shell_script import Command, script_commands
 from milpplan.specs.reading import shown
 
@@ -24,38 +24,47 @@ _SLURM = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a file says before anybody knows what it means. ``stray``: words that the running shell fills in."""
+    """What a file says before anybody knows what it means. ``stray``: words that belong to no flag; ``program``:
+    what is started with the flags, empty where only they are there."""
 
     pairs: tuple[tuple[str, Values], ...]
     world: int | None
     stray: tuple[str, ...]
+    program: str = ""
 
 
-def from_script(text: str, source: str) -> Given:
+def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given:
     """The arguments of the training command in a shell script, or of a bare command line.
+
+    Args:
+        text: the script.
+        source: its path; files that it sources are looked for beside it.
+        programs: file names of programs that train: where one of them is started, others only prepare.
 
     Raises:
         InvalidInputError: no command has arguments, or several do.
     """
-    commands = script_commands(text)
-    starts = [(command, program_place(command.words)) for command in commands]
-    programs = [(command, at) for command, at in starts if at is not None and _flags(command.words[at + 1 :])]
-    if not programs:
+    commands = script_commands(text, source)
+    starts = [(command, started_place(command.words)) for command in commands]
+    found = [(command, at) for command, at in starts if at is not None and _flags(command.words[at + 1 :])]
+    found = [(command, at) for command, at in found if program_name(command.words[at]) in programs] or found
+    if not found:
         words = [word for command in commands for word in command.words]
         first = next((index for index, word in enumerate(words) if word.startswith("--")), None)
-        if first is None or any(at is not None for _, at in starts):
-            raise _no_command(source)
-        programs = [(Command(tuple(words), nested=False), first - 1)]
-    if len({command.words[at + 1 :] for command, at in programs}) > 1:
-        names = ", ".join(shown(command.words[at]) for command, at in programs[:4])
+        if first is None or any(at is not None or _launches(command) for command, at in starts):
+            raise _no_command(source, [command for command in commands if _launches(command)])
+        found = [(Command(tuple(words), nested=False), first - 1)]
+    if len({(program_name(command.words[at]), command.words[at + 1 :]) for command, at in found}) > 1:
+        names = ", ".join(dict.fromkeys(shown(readable(command.words[at])) for command, at in found[:4]))
         raise InvalidInputError(
-            f"{source} starts {len(programs)} programs with different arguments: {names}.",
+            f"{source} starts programs in {len(found)} ways, with different arguments: {names}.",
             "Expected one training command.",
-            "Keep the one to import in a file of its own.",
+            "Keep the one to import in a file of its own, or decide which of them runs (--set NAME=VALUE).",
         )
-    command, at = programs[0]
+    command, at = found[0]
     pairs, stray = pairs_of(command.words[at + 1 :])
-    return Given(tuple(pairs), world_of(command.words[: max(at, 0)], text), stray)
+    program = program_name(command.words[at]) if at >= 0 else ""
+    return Given(tuple(pairs), world_of(command.words[: max(at, 0)], text), stray, program)
 
 
 def program_place(words: tuple[str, ...]) -> int | None:
@@ -63,11 +72,39 @@ def program_place(words: tuple[str, ...]) -> int | None:
     return next((index for index, word in enumerate(words) if word.endswith(".py")), None)
 
 
+def started_place(words: tuple[str, ...]) -> int | None:
+    """The place of the Python file, or else of the module, that a command runs."""
+    place = program_place(words)
+    modules = (index + 1 for index, word in enumerate(words[:-1]) if word == "-m" and not words[0].startswith("-"))
+    return place if place is not None else next(modules, None)
+
+
+def program_name(word: str) -> str:
+    """The file name of a program, without its folder."""
+    return readable(word).rstrip("/").rsplit("/", 1)[-1]
+
+
 def _flags(words: Sequence[str]) -> bool:
     return any(word.startswith("--") or unknown_in(word) for word in words)
 
 
-def _no_command(source: str) -> InvalidInputError:
+def _launches(command: Command) -> bool:
+    """Whether a command starts Python, or may, as it is not known."""
+    names = {program_name(word) for word in command.words[:12]}
+    return is_mark(command.words[0]) or any(
+        re.fullmatch(r"torchrun|python[\d.]*|deepspeed|accelerate|srun|mpirun", name) for name in names
+    )
+
+
+def _no_command(source: str, launches: Sequence[Command]) -> InvalidInputError:
+    unknown = [word for command in launches for word in command.words if unknown_in(word)]
+    if unknown:
+        said = shown(" ".join(map(readable, launches[0].words)))
+        return InvalidInputError(
+            f"{source} starts {said}, which the file does not decide.",
+            "Expected a command that gives a Python file arguments.",
+            how_to_decide(unknown),
+        )
     return InvalidInputError(
         f"{source} has no command that gives a Python file arguments.",
         "Expected a script that starts training, or the arguments alone.",
@@ -75,33 +112,36 @@ def _no_command(source: str) -> InvalidInputError:
     )
 
 
+_FLAG = re.compile(rf"--?(?:[A-Za-z]|{MARK})|{MARK}[0-9a-f]*{MARK}=")
+_WEIGHTED = ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
+"""Flags that take numbers and paths in turn."""
+
+
 def pairs_of(words: Sequence[str]) -> tuple[list[tuple[str, Values]], tuple[str, ...]]:
-    """Flags with the words up to the next flag, and words in between that are no values."""
+    """Flags with the words up to the next flag, and words in between that are no values.
+
+    A word that is all unknown may be any number of flags: it is the value of a flag that has none yet (whether the
+    flag takes one is decided by whoever knows it), else it belongs to no flag.
+    """
     pairs: list[tuple[str, Values]] = []
     stray: list[str] = []
     for word in words:
         if not word.strip():
             continue
-        if re.match(r"--?[A-Za-z]", word):
+        if _FLAG.match(word):
             name, equals, value = word.partition("=")
             pairs.append((name, (value,) if equals else ()))
-        elif unknown_in(word) and (not pairs or (word.startswith(MARK) and word.endswith(MARK))):
-            # Whether it is the value of the flag before it is decided by whoever knows the flag.
-            pairs, stray = _unknown(pairs, stray, word)
-        elif pairs:
-            pairs[-1] = (pairs[-1][0], (*pairs[-1][1], word))
-        else:
+        elif not pairs or (is_mark(word) and not _takes(pairs[-1])):
             stray.append(word)
+        else:
+            pairs[-1] = (pairs[-1][0], (*pairs[-1][1], word))
     return pairs, tuple(stray)
 
 
-def _unknown(
-    pairs: list[tuple[str, Values]], stray: list[str], word: str
-) -> tuple[list[tuple[str, Values]], list[str]]:
-    """A word that is all unknown: the value of a flag that has none yet, else flags that nobody sees."""
-    if pairs and not pairs[-1][1]:
-        return [*pairs[:-1], (pairs[-1][0], (word,))], stray
-    return pairs, [*stray, word]
+def _takes(pair: tuple[str, Values]) -> bool:
+    """Whether an unknown word is the next value of a flag."""
+    name, values = pair
+    return not values or (name in _WEIGHTED and re.fullmatch(r"[\d.]+", values[-1]) is not None)
 
 
 def world_of(words: Iterable[str], text: str) -> int | None:
@@ -122,6 +162,10 @@ def world_of(words: Iterable[str], text: str) -> int | None:
     return found.get("nodes", 0) * found.get("per_node", 0) or None
 
 
+_BESIDE = ("ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "LOGS_AND_CHECKPOINTS")
+"""Tables of Megatron-LM's own tests beside MODEL_ARGS: how a run is checked, not how it trains."""
+
+
 def from_yaml(text: str, source: str) -> Given:
     """A mapping of arguments: names with or without dashes; true throws a switch, false and null leave a flag out.
     A table MODEL_ARGS or arguments may hold them.
@@ -130,12 +174,15 @@ def from_yaml(text: str, source: str) -> Given:
         InvalidInputError: no YAML, not such a mapping, or the parser is not installed.
     """
     data = load_yaml(text, source)
-    for key in ("MODEL_ARGS", "arguments", "args"):
-        if isinstance(data.get(key), dict):
-            data = data[key]
+    table = next((key for key in ("MODEL_ARGS", "arguments", "args") if isinstance(data.get(key), dict)), None)
+    rest: dict[str, Any] = {}
+    if table is not None:
+        # Beside the table: what a test of Megatron-LM's says of itself, and what nobody here knows.
+        rest = {key: value for key, value in data.items() if key not in (table, *_BESIDE)}
+        data = data[table]
     pairs = [
         (f"--{str(name).lstrip('-').replace('_', '-')}", _yaml_values(value, f"{source}: {shown(name)}"))
-        for name, value in data.items()
+        for name, value in [*data.items(), *rest.items()]
     ]
     world = next((int(v[0]) for name, v in pairs if name == "--world-size" and v and v[0].isdigit()), None)
     named = [(name, values) for name, values in pairs if values is not None and name != "--world-size"]
@@ -191,4 +238,6 @@ def _yaml_values(value: object, name: str) -> Values | None:
             "Write it as the command line would have it.",
         )
     # A variable of the shell that is to put the arguments together.
-    return tuple(re.sub(r"\$\{?\w+\}?", lambda match: marked(match[0]), str(word)) for word in words)
+    return tuple(
+        re.sub(r"\$\{?\w+\}?", lambda match: marked(match[0]), str(word).replace(MARK, "")) for word in words
+    )

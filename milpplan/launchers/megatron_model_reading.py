@@ -76,20 +76,20 @@ def _attentions(given: Arguments, layers: int, hidden: int) -> list[dict[str, An
             "type": "mla",
             "num_attention_heads": heads,
             "q_lora_rank": given.number("--q-lora-rank"),
-            "kv_lora_rank": given.number("--kv-lora-rank"),
-            "qk_nope_head_dim": given.number("--qk-head-dim"),
-            "qk_rope_head_dim": given.number("--qk-pos-emb-head-dim"),
-            "v_head_dim": given.number("--v-head-dim"),
+            "kv_lora_rank": given.stated("--kv-lora-rank"),
+            "qk_nope_head_dim": given.stated("--qk-head-dim"),
+            "qk_rope_head_dim": given.stated("--qk-pos-emb-head-dim"),
+            "v_head_dim": given.stated("--v-head-dim"),
         }
         return [latent] * layers
     grouped = given.given("--group-query-attention")
-    groups = given.count("--num-query-groups", heads)
+    groups = given.stated("--num-query-groups") if grouped else heads
     biased = not given.given("--disable-bias-linear")
     softmax = given.text("--softmax-type")
     base = {
         "type": "gqa",
         "num_attention_heads": heads,
-        "num_key_value_heads": groups if grouped else heads,
+        "num_key_value_heads": groups,
         "head_dim": given.count("--kv-channels", hidden // heads),
         "qkv_bias": biased or given.given("--add-qkv-bias"),
         "output_bias": biased,
@@ -146,7 +146,7 @@ def _mlps(given: Arguments, layers: int, hidden: int) -> list[dict[str, Any]]:
     moe = {
         "type": "moe",
         "num_experts": experts,
-        "num_experts_per_tok": given.needed("--moe-router-topk"),
+        "num_experts_per_tok": given.stated("--moe-router-topk"),
         "intermediate_size": given.count("--moe-ffn-hidden-size", width),
         "gated": gated,
         "bias": biased,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from milpplan.launchers.megatron_plan import FSDP
 from milpplan.launchers.megatron_recompute import selective_modules
 from milpplan.launchers.megatron_rules import Sizes, sizes_of
 from milpplan.launchers.megatron_stages import stage_sizes
-from milpplan.specs.hardware import HardwareSpec
+from milpplan.specs.hardware import Accelerator, HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Job
@@ -48,6 +49,7 @@ def job_of(given: Arguments, world: int) -> Job:
         "attention_kernel": "unfused" if backend in ("unfused", "local") or local else "flash",
         "grad_dtype": "bf16" if given.given("--grad-reduce-in-bf16") else "fp32",
     }
+    # Without --fp8-format it does nothing; with it, recipe_note says what is counted.
     given.text("--fp8-recipe")
     return validated(Job, data, "the job that the arguments describe")
 
@@ -132,7 +134,7 @@ def _zero_stage(given: Arguments) -> int:
 
 def _recomputes(given: Arguments, model: ModelSpec, job: Job, layers: tuple[int, ...]) -> list[dict[str, int]]:
     granularity = given.text("--recompute-granularity")
-    if granularity is None and (given.given("--recompute-activations") or given.given("--checkpoint-activations")):
+    if granularity is None and given.given("--recompute-activations"):
         granularity = "selective"
     if granularity == "selective":
         _check_modules(given, model, job)
@@ -162,6 +164,50 @@ def _check_modules(given: Arguments, model: ModelSpec, job: Job) -> None:
             f"Expected {meant}: what selective recomputation means here.",
             "Change the modules, or import it without recomputation to see the difference that they make at most.",
         )
+
+
+RECIPES = {
+    "delayed": "scales of earlier steps, and one pass over each input, which is what is priced",
+    "tensorwise": "priced as one pass over each input; the pass before it, which finds the largest value, is not "
+    "counted",
+    "blockwise": "priced with one scale a tensor; the scales of blocks of 128 values (3 % more bytes of fp8 "
+    "tensors) and their slower products are not counted",
+    "mxfp8": "priced with one scale a tensor; the scales of blocks of 32 values (3 % more bytes of fp8 tensors) "
+    "are not counted",
+}
+"""fp8 recipes, which cost the same here: what is counted of each, and what is not."""
+_BLACKWELL = re.compile(r"\bG?B(?:100|10|200|300)\b|RTX PRO \d+|RTX 50\d\d")
+_HOPPER = re.compile(r"\bG?H(?:20|100|200|800)\b")
+
+
+def recipe_note(given: Arguments, accelerator: Accelerator) -> str:
+    """What of an fp8 recipe is counted.
+
+    Raises:
+        InvalidInputError: the accelerator has no such arithmetic, or the recipe is not priced.
+    """
+    recipe = given.text("--fp8-recipe") or ""
+    blocks = {"mxfp8": (_BLACKWELL,), "blockwise": (_HOPPER, _BLACKWELL)}
+    needs = {"mxfp8": "compute capability 10.0 (Blackwell) or later", "blockwise": "9.0 (Hopper) or later"}
+    if accelerator.fp8 is None:
+        raise InvalidInputError(
+            f"--fp8-format is given, and {accelerator.name} has no fp8.",
+            "Expected hardware with fp8.",
+            "Choose another --hardware.",
+        )
+    if recipe not in RECIPES:
+        raise InvalidInputError(
+            f"--fp8-recipe is {recipe}.",
+            f"Expected one of {', '.join(RECIPES)}: what another does is not known.",
+            "Leave it out to compare it with delayed scaling.",
+        )
+    if recipe in blocks and not any(pattern.search(accelerator.name) for pattern in blocks[recipe]):
+        raise InvalidInputError(
+            f"--fp8-recipe is {recipe}, which {accelerator.name} does not have.",
+            f"Expected a GPU of {needs[recipe]}: Transformer Engine has none below it (pytorch/quantization.py).",
+            "Choose another --fp8-recipe (delayed, tensorwise), or another --hardware.",
+        )
+    return f"--fp8-recipe {recipe}: {RECIPES[recipe]}."
 
 
 def software_of(

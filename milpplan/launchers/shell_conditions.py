@@ -1,101 +1,160 @@
-"""Which branch of a shell's ``if`` is taken, where the file itself says it."""
+"""The truth of tests, ``[ ... ]`` and ``[[ ... ]]``: true, false, or not known (None)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+import re
+from collections.abc import Callable, Sequence
 
-from milpplan.launchers.shell_marks import unknown_in
+from milpplan.launchers.shell_marks import MARK, is_mark, unknown_in
+
+Truth = bool | None
+_NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": lambda a, b: a == b,
+    "-ne": lambda a, b: a != b,
+    "-gt": lambda a, b: a > b,
+    "-ge": lambda a, b: a >= b,
+    "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b,
+}
+BINARY = (*_NUMBERS, "=", "==", "!=", "<", ">", "-nt", "-ot", "-ef", "=~")
+_INTEGER = re.compile(r"\s*[-+]?\d{1,18}\s*")
+_CLASSES = {
+    "alpha": "A-Za-z",
+    "digit": "0-9",
+    "alnum": "A-Za-z0-9",
+    "space": r"\s",
+    "upper": "A-Z",
+    "lower": "a-z",
+}
 
 
-class Branch(IntEnum):
-    """Whether commands run: surely, perhaps (a condition or a loop), never."""
-
-    RUNS = 0
-    MAY_RUN = 1
-    DEAD = 2
+def negated(truth: Truth) -> Truth:
+    """The opposite."""
+    return None if truth is None else not truth
 
 
-def condition(words: Sequence[str]) -> bool | None:
-    """The truth of ``[ a = b ]``, ``[[ a != b ]]``, ``[ -z a ]`` or ``[ -n a ]``; None where it is not known."""
-    if not words or (words[0], words[-1]) not in (("[", "]"), ("[[", "]]")):
+def joined(operator: str, left: Truth, right: Truth) -> Truth:
+    """``&&`` or ``||`` of two truths."""
+    decisive = operator == "||"
+    if decisive in (left, right):
+        return decisive
+    return None if None in (left, right) else not decisive
+
+
+def condition(words: Sequence[str]) -> Truth:
+    """The truth of the words between ``[`` and ``]``, as POSIX reads them by their number."""
+    if "-a" in words[1:-1] or "-o" in words[1:-1]:
+        for operator, name in (("-o", "||"), ("-a", "&&")):
+            if operator in words[1:-1] and not {"(", ")"} & set(words):
+                at = list(words).index(operator, 1)
+                return joined(name, condition(words[:at]), condition(words[at + 1 :]))
         return None
-    inner = list(words[1:-1])
-    if any(unknown_in(word) for word in inner):
+    if any(is_mark(word) for word in words) and len(words) != 2:
+        # It may be any number of words; only -z and -n and a comparison with it do not mind, and they do not know.
         return None
-    if len(inner) == 2 and inner[0] in ("-z", "-n"):
-        return (inner[1] == "") == (inner[0] == "-z")
-    if len(inner) != 3 or "*" in inner[2]:
+    if not words:
+        return False
+    if len(words) == 1:
+        return nonempty(words[0])
+    if words[0] == "!":
+        return negated(condition(words[1:]))
+    if len(words) == 3 and words[1] in BINARY:
+        return compared(words[0], words[1], words[2])
+    if len(words) == 2:
+        return unary(words[0], words[1])
+    return None
+
+
+def nonempty(word: str) -> Truth:
+    """Whether a word has characters."""
+    if MARK not in word:
+        return word != ""
+    # With characters beside what is not known it is not empty.
+    return True if re.sub(f"{MARK}[^{MARK}]*{MARK}", "", word) else None
+
+
+def unary(operator: str, word: str) -> Truth:
+    """``-z word`` and ``-n word``; files, and everything else, are not known."""
+    if operator in ("-z", "-n"):
+        there = nonempty(word)
+        return negated(there) if operator == "-z" else there
+    return None
+
+
+def compared(left: str, operator: str, right: str) -> Truth:
+    """Two words, by text or by number."""
+    if unknown_in(left) or unknown_in(right):
         return None
-    equal = {"=": True, "==": True, "!=": False}
-    if inner[1] in equal:
-        return (inner[0] == inner[2]) == equal[inner[1]]
-    numbers = {"-eq": 0, "-ne": 0, "-gt": 1, "-ge": 1, "-lt": -1, "-le": -1}
-    if inner[1] not in numbers or not (inner[0].isdigit() and inner[2].isdigit()):
+    if operator in _NUMBERS:
+        if not (_INTEGER.fullmatch(left) and _INTEGER.fullmatch(right)):
+            return None
+        return _NUMBERS[operator](int(left), int(right))
+    if operator in ("=", "==", "!="):
+        return (left == right) == (operator != "!=")
+    return None
+
+
+def matches(text: str, pattern: Sequence[tuple[str, bool]]) -> Truth:
+    """Whether a text is of a pattern.
+
+    Args:
+        text: the text.
+        pattern: pieces, and whether each was quoted, so that its stars stand for themselves.
+    """
+    if unknown_in(text) or any(MARK in piece for piece, _ in pattern):
+        if not any(quoted for _, quoted in pattern) and "".join(piece for piece, _ in pattern) == "*":
+            return True
         return None
-    sign = (int(inner[0]) > int(inner[2])) - (int(inner[0]) < int(inner[2]))
-    if inner[1] == "-ne":
-        return sign != 0
-    return sign == numbers[inner[1]] or (sign == 0 and inner[1] in ("-ge", "-le"))
+    expression = pattern_expression(pattern)
+    return None if expression is None else re.fullmatch(expression, text, re.DOTALL) is not None
 
 
-@dataclass(slots=True)
-class _Block:
-    is_if: bool
-    branch: Branch = Branch.MAY_RUN
-    testing: bool = False
-    truth: bool | None = None
-    """Of the test, as far as it has been read."""
-    tested: bool = False
-    taken: bool | None = False
-    """Whether an earlier branch was taken; None: perhaps."""
-
-
-@dataclass(slots=True)
-class Blocks:
-    """The conditions and loops that are open at a place of a script."""
-
-    open: list[_Block] = field(default_factory=list)
-
-    @property
-    def branch(self) -> Branch:
-        """Whether commands here run."""
-        return max((block.branch for block in self.open), default=Branch.RUNS)
-
-    def keyword(self, word: str) -> None:
-        """Enter, go on in, or leave a block."""
-        if word in ("if", "for", "while", "until", "case", "select"):
-            self.open.append(_Block(is_if=word == "if", testing=word == "if"))
-        elif word in ("fi", "done", "esac"):
-            del self.open[-1:]
-        elif self.open and self.open[-1].is_if:
-            self._next(self.open[-1], word)
-
-    def command(self, words: Sequence[str], operator: str) -> None:
-        """A command; between ``if`` and ``then`` it is the test, or a part of it after && or ||."""
-        if not self.open or not self.open[-1].testing:
-            return
-        block, truth = self.open[-1], condition(words)
-        if not block.tested or operator not in ("&&", "||"):
-            # The last of several commands decides.
-            block.truth = truth
-        else:
-            decisive = operator == "||"
-            both = (block.truth, truth)
-            block.truth = decisive if decisive in both else None if None in both else not decisive
-        block.tested = True
-
-    @staticmethod
-    def _next(block: _Block, word: str) -> None:
-        if word == "elif":
-            block.testing, block.tested, block.branch = True, False, Branch.MAY_RUN
-        elif word in ("then", "else"):
-            truth = True if word == "else" else block.truth
-            block.testing = False
-            if block.taken or truth is False:
-                block.branch = Branch.DEAD
-            elif block.taken is None or truth is None:
-                block.branch, block.taken = Branch.MAY_RUN, None
+def pattern_expression(pattern: Sequence[tuple[str, bool]]) -> str | None:
+    """The regular expression of a shell's pattern; None: it is of a kind that is not understood."""
+    found, pieces = "", []
+    plain = "".join(piece for piece, quoted in pattern if not quoted)
+    if re.search(r"[@!?*+]\(", plain):
+        return None
+    for piece, quoted in pattern:
+        if quoted:
+            found += re.escape(piece)
+            continue
+        at = 0
+        while at < len(piece):
+            char = piece[at]
+            if char == "[" and (end := piece.find("]", at + 2)) > 0:
+                inner = piece[at + 1 : end]
+                if "[" in inner or "\\" in inner:
+                    return None
+                negation = "^" if inner[0] in "!^" else ""
+                found += f"[{negation}{inner[len(negation) :]}]"
+                at = end
+            elif char == "*":
+                pieces.append(found)
+                found = ""
             else:
-                block.branch, block.taken = Branch.RUNS, True
+                found += "." if char == "?" else re.escape(char)
+            at += 1
+    if "[" in plain and not re.search(r"\[[^]]+\]", plain):
+        return None
+    if not pieces:
+        return found
+    # Every star but the last takes as little as it can and never more: no search goes back.
+    return pieces[0] + "".join(f"(?>.*?{piece})" for piece in pieces[1:]) + ".*" + found
+
+
+def found_in(text: str, expression: str) -> Truth:
+    """``text =~ expression``; None for expressions beyond the simple ones."""
+    if unknown_in(text) or unknown_in(expression) or len(expression) > 200 or len(text) > 200:
+        return None
+    plain = re.sub(r"\[:(\w+):\]", lambda match: _CLASSES.get(match[1], "\\"), expression)
+    if (
+        "\\" in plain.replace("\\s", "")
+        or len(re.findall(r"[*+]|\{", plain)) > 3
+        or re.search(r"\(\?|\)[*+{]", plain)
+    ):
+        return None
+    try:
+        return re.search(plain.replace("$", r"\Z"), text) is not None
+    except re.error:
+        return None

@@ -1,18 +1,62 @@
-"""Marks in words for what only a running shell knows."""
+"""Marks in words for what a script does not decide: what it is, and which names would decide it."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 
 MARK = "\x00"
-_BLANK = "\x02"
+_MARKED = re.compile(f"{MARK}([0-9a-f]*){MARK}")
+_SHOWN = 120
 
 
-def marked(text: str) -> str:
-    """A mark for what is not known; blanks in it split no words."""
-    return MARK + re.sub(r"\s", _BLANK, text.replace(MARK, "")) + MARK
+def marked(text: str, names: Iterable[str] = ()) -> str:
+    """Make a mark, which no splitting and no second reading of its word takes apart.
+
+    Args:
+        text: what is not known, for people.
+        names: variables and script arguments (``1``, ``@``) whose values would decide it.
+    """
+    plain = " ".join(readable(text).split())
+    plain = plain if len(plain) <= _SHOWN else plain[:_SHOWN] + "..."
+    return MARK + json.dumps([plain, sorted(set(names))[:8]]).encode().hex() + MARK
 
 
 def unknown_in(word: str) -> tuple[str, ...]:
-    """What in a word only the running shell knows."""
-    return tuple(part.replace(_BLANK, " ") for part in word.split(MARK)[1::2])
+    """What in a word is not known, in people's words."""
+    return tuple(text for text, _ in _marks(word))
+
+
+def deciders_in(word: str) -> tuple[str, ...]:
+    """Variables and script arguments that would decide a word."""
+    return tuple(dict.fromkeys(name for _, names in _marks(word) for name in names))
+
+
+def readable(word: str) -> str:
+    """The word with its marks as people read them."""
+    return _MARKED.sub(lambda match: _decoded(match[1])[0], word).replace(MARK, "")
+
+
+def is_mark(word: str) -> bool:
+    """Whether a word is one mark and nothing else: it may stand for any number of words."""
+    return word.count(MARK) >= 2 and not _MARKED.sub("", word)
+
+
+def how_to_decide(words: Iterable[str]) -> str:
+    """The options that would decide some words, as a sentence."""
+    names = list(dict.fromkeys(name for word in words for name in deciders_in(word)))
+    sets = [f"--set {name}=VALUE" for name in names if not (name.isdigit() or name in "@#*")]
+    found = " and ".join(sets[:4])
+    if len(sets) < len(names):
+        found += (" and " if found else "") + '--args "..." (the arguments of the script; "" for none)'
+    return f"Say it with {found}." if found else "Write its value into the file."
+
+
+def _marks(word: str) -> list[tuple[str, list[str]]]:
+    return [_decoded(match[1]) for match in _MARKED.finditer(word)] if MARK in word else []
+
+
+def _decoded(text: str) -> tuple[str, list[str]]:
+    said, names = json.loads(bytes.fromhex(text))
+    return said, names

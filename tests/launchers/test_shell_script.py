@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.shell_marks import unknown_in
+from milpplan.launchers.shell_marks import deciders_in, unknown_in
 from milpplan.launchers.shell_script import script_commands
 
 SCRIPT = r"""#!/bin/bash
@@ -65,8 +65,9 @@ run --tp $TP --host "$(hostname -s)" --path ${DATA}/x --rank $((RANK + 1)) --pp 
 """
     words = words_of(text, "run")
     named = {word: unknown_in(value) for word, value in zip(words[1::2], words[2::2], strict=False)}
-    assert named["--tp"] == ("$TP (set in a condition or loop)",)
-    assert named["--pp"] == ("$PP (set in a condition or loop)",)
+    assert named["--tp"] == ('$TP (set in line 2: if [ -z "$FAST" ]; then)',)
+    assert named["--pp"] == ("$PP (set after &&, which may be reached)",)
+    assert {deciders_in(word) for word in words[2:3] + words[10:11]} == {("FAST",)}
     assert named["--host"] == ("$(hostname -s)",)
     assert named["--path"] == ("$DATA",)
     assert named["--rank"] == ("$((RANK + 1))",)
@@ -76,9 +77,13 @@ run --tp $TP --host "$(hostname -s)" --path ${DATA}/x --rank $((RANK + 1)) --pp 
 @settings(max_examples=40, deadline=None)
 @given(st.text(alphabet=" \n\\\"'$(){}[]#=|&;<>`ab1-", max_size=60))
 def test_any_text_is_read_to_its_end(text: str) -> None:
-    """Quotes that never close, brackets in any order: commands come out, and nothing hangs or fails."""
-    for command in script_commands(text):
-        assert command.words
+    """Quotes that never close, brackets in any order: commands come out or a line is named, and nothing hangs."""
+    try:
+        commands = script_commands(text)
+    except InvalidInputError as error:
+        assert "line" in error.seen
+    else:
+        assert all(command.words for command in commands)
 
 
 @pytest.mark.parametrize(
