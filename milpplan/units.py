@@ -60,6 +60,18 @@ def count_text(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(number: int | str, noun: str, plural: str | None = None) -> str:
+    """Write a number with its noun in the singular or the plural: 1 replica, 2 replicas, 1,024 GPUs.
+
+    Args:
+        number: How many, or several numbers as a text.
+        noun: One of them.
+        plural: Several of them, where an s does not make it.
+    """
+    text = number if isinstance(number, str) else f"{number:,}"
+    return f"{text} {noun if text == '1' else plural or noun + 's'}"
+
+
 def engineering_text(value: float) -> str:
     """A large number with all its digits and an exponent of a multiple of three: 120e9, 85.520809984e9, 80."""
     for limit, suffix in ((1e12, "e12"), (1e9, "e9"), (1e6, "e6")):

@@ -10,6 +10,7 @@ from milpplan.presets.catalog import load_hardware
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.problem import MAX_NODE_TYPES, NodeGroup
 from milpplan.specs.reading import shown
+from milpplan.units import counted
 
 MAX_DIGITS: Final = 9
 _GROUP: Final = re.compile(rf"(?P<name>.+):(?P<gpus>[0-9]{{1,{MAX_DIGITS}}})")
@@ -39,7 +40,7 @@ def cluster(text: str, gpus: str | None) -> tuple[HardwareSpec, tuple[NodeGroup,
     total = sum(count for _, count in groups)
     if gpus is not None and gpus != str(total):
         raise InvalidInputError(
-            f"--gpus is {shown(gpus)}, and the cluster {shown(text)} has {total} GPUs.",
+            f"--gpus is {shown(gpus)}, and the cluster {shown(text)} has {counted(total, 'GPU')}.",
             "Expected the sum of the numbers of the node types.",
             "Leave --gpus out, or correct a number.",
         )

@@ -31,6 +31,7 @@ from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import SPACES, Problem
+from milpplan.units import counted
 
 DECLARED = "declared"
 """The space of a plan file itself."""
@@ -124,7 +125,9 @@ def _check(files: Sequence[Path], source: Source, wanted: Wanted) -> None:
         )
     if len(files) > 1 and wanted.out is not None:
         raise InvalidInputError(
-            f"--out is given with {len(files)} plans.", "Expected one plan.", "Judge the plan by itself."
+            f"--out is given with {counted(len(files), 'plan')}.",
+            "Expected one plan.",
+            "Judge the plan by itself.",
         )
     if source.launcher is not None and source.hardware is None:
         raise InvalidInputError(

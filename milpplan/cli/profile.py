@@ -21,6 +21,7 @@ from milpplan.profiling.records import Measurements
 from milpplan.profiling.sweep import EXTENTS, sweep
 from milpplan.profiling.tables import document_text, report
 from milpplan.reports.files import check_writable
+from milpplan.units import counted
 
 
 def run(
@@ -71,7 +72,10 @@ def _measured(hardware: str, device: str | None, quick: bool, time_limit_s: floa
         told = status.update if console.is_terminal else None
         measurements = measure(machine, tasks, time_limit_s - (time.monotonic() - start_s), told)
     if measurements.stopped:
-        say(f"Stopped early ({measurements.stopped}) after {measurements.num_rows:,} measurements; they are kept.")
+        say(
+            f"Stopped early ({measurements.stopped}) after {counted(measurements.num_rows, 'measurement')}; "
+            "they are kept."
+        )
     if not measurements.num_rows and measurements.stopped == "interrupted":
         raise KeyboardInterrupt
     return measurements

@@ -22,7 +22,7 @@ from milpplan.reports.spaces import cost_model_text
 from milpplan.reports.trace import trace_text
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
-from milpplan.units import seconds_text
+from milpplan.units import counted, seconds_text
 from milpplan.version import __version__
 
 
@@ -51,7 +51,7 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float, w
     with within_range():
         if trace is not None:
             files[trace] = trace_text(
-                step_lanes(problem, plan), f"{problem.model.name} on {plan.layout.num_gpus:,} GPUs"
+                step_lanes(problem, plan), f"{problem.model.name} on {counted(plan.layout.num_gpus, 'GPU')}"
             )
         if out is not None:
             files[out] = _page(problem, plan, found, other, time_limit_s, within)

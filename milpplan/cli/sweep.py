@@ -26,7 +26,7 @@ from milpplan.studies.results import write_results
 from milpplan.studies.running import Runner, StudyProgress, Sweep, complete, resume
 from milpplan.studies.store import opened
 from milpplan.studies.tables import Row, rows, what_if_words
-from milpplan.units import count_text, gib_text, percent_text, printable, seconds_text
+from milpplan.units import count_text, counted, gib_text, percent_text, printable, seconds_text
 from milpplan.version import __version__
 
 QUIET_S = 10.0
@@ -73,8 +73,8 @@ def run(
         else:
             show(_summary(sweep, directory, files, table))
         if interrupted:
-            done = f"{len(table)} of {len(sweep.cells)}"
-            say(f"Stopped with {done} cells done. The same command continues from there.")
+            done = f"{len(table)} of {counted(len(sweep.cells), 'cell')}"
+            say(f"Stopped with {done} done. The same command continues from there.")
     return _code(sweep, interrupted)
 
 
@@ -155,7 +155,7 @@ def _summary(sweep: Sweep, directory: Path, files: list[Path], table: list[Row])
     """Counts, the cells with the least cost (or GPU-hours), messages of failed cells, and the files."""
     counts = ", ".join(f"{number:,} {status.replace('_', ' ')}" for status, number in sweep.counts().items())
     parts: list[RenderableType] = [
-        Text(f"{printable(sweep.study.name)}: {len(sweep.cells):,} cells, {counts}", "bold")
+        Text(f"{printable(sweep.study.name)}: {counted(len(sweep.cells), 'cell')}, {counts}", "bold")
     ]
     with_plan = [row for row in table if row["step_time_s"] is not None]
     if with_plan:

@@ -14,6 +14,7 @@ from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.page_template import require_jinja
 from milpplan.reports.traffic_page import traffic_page
 from milpplan.reports.traffic_text import traffic_document, traffic_tables
+from milpplan.units import counted
 
 
 def run(path: Path, algorithm: str, as_json: bool, out: Path | None, html: Path | None) -> ExitCode:
@@ -37,6 +38,6 @@ def run(path: Path, algorithm: str, as_json: bool, out: Path | None, html: Path 
         write_whole(out, document)
         say(f"Written to {out}.")
     if html is not None:
-        write_whole(html, traffic_page(report, f"{problem.model.name} on {plan.layout.num_gpus:,} GPUs"))
+        write_whole(html, traffic_page(report, f"{problem.model.name} on {counted(plan.layout.num_gpus, 'GPU')}"))
         say(f"Written to {html}.")
     return ExitCode.OPTIMAL

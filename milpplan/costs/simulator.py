@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs import pipeline, placement
-from milpplan.costs.agreement import check_job
+from milpplan.costs.agreement import Legality, check_job, check_plan_of_model, check_rules
 from milpplan.costs.columns import IntArray, LayoutColumns
 from milpplan.costs.covered import covered_by_pairs, saved_in_pairs_ns
 from milpplan.costs.flops import mfu
@@ -23,10 +23,9 @@ from milpplan.costs.pipeline import StepGraph, Term, Timeline
 from milpplan.costs.replica_costs import costs_of_replicas, view_plans
 from milpplan.costs.replica_report import check_replicas, joined_report
 from milpplan.costs.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
-from milpplan.costs.schedule import check_schedule, held_bytes, live_profiles
+from milpplan.costs.schedule import held_bytes, live_profiles
 from milpplan.costs.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages
 from milpplan.errors import IllegalPlanError
-from milpplan.specs.model import MixtureOfExperts
 from milpplan.specs.plan import SPLIT_SCHEDULES, Layout, Plan
 from milpplan.specs.problem import Problem
 from milpplan.units import NS_PER_S
@@ -88,28 +87,9 @@ def check_plan(problem: Problem, plan: Plan) -> None:
         for alone, own in view_plans(problem, plan):
             check_plan(alone, own)
         return
-    if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
-        raise IllegalPlanError(
-            f"The plan holds {plan.virtual_stages[-1].layers[1]} layers.",
-            f"{problem.model.name} has {problem.model.num_layers}.",
-            "Make the virtual stages cover every layer once.",
-        )
-    share = layout.dp * layout.micro_batch_size
-    if layout.global_batch_size % share:
-        raise IllegalPlanError(
-            f"global_batch_size={layout.global_batch_size} is not a multiple of dp={layout.dp} x "
-            f"micro_batch_size={layout.micro_batch_size}.",
-            "Every replica runs a whole number of micro-batches.",
-            "Change one of the three.",
-        )
-    _check_degrees(problem, layout)
+    check_plan_of_model(problem.model, plan)
+    check_rules(_job_rules(problem, layout))
     _check_forwards(problem, plan)
-    try:
-        check_schedule(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
-    except ValueError as error:
-        raise IllegalPlanError(
-            f"The schedule cannot run: {error}.", "", "Change the schedule, pp, vpp or the batch."
-        ) from error
 
 
 def _check_forwards(problem: Problem, plan: Plan) -> None:
@@ -125,33 +105,10 @@ def _check_forwards(problem: Problem, plan: Plan) -> None:
         )
 
 
-def _check_degrees(problem: Problem, layout: Layout) -> None:
-    """Degrees that leave a rank with a fraction of a head, a token or an expert."""
-    experts = [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
-    ranks = layout.tp * layout.cp * layout.dp
-    expert_ranks = f"ep={layout.ep} x etp={layout.etp}"
-    rules = [
-        (
-            kind.attention.num_attention_heads % layout.tp == 0,
-            f"tp={layout.tp}",
-            "tp divides the attention heads",
-        )
-        for kind in problem.model.kinds
-    ]
-    rules += [
-        (problem.job.sequence_length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length"),
-        (
-            bool(experts) or layout.ep * layout.etp == 1,
-            expert_ranks,
-            "ep and etp are 1 in a model without experts",
-        ),
-        (ranks % (layout.ep * layout.etp) == 0, expert_ranks, "ep x etp divides tp x cp x dp"),
-        (
-            not experts or bool(placement.stages_agree(LayoutColumns.of([layout]).mapping)[0]),
-            f"rank_order={layout.rank_order} with {expert_ranks}",
-            "every stage has the same ranks for experts and for the rest",
-        ),
-    ]
+def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
+    """Degrees that leave a rank with a fraction of a token, and what the hardware does not have."""
+    length = problem.job.sequence_length
+    rules = [(length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length")]
     rules += [
         (
             hardware.host_memory is not None or not layout.offloads,
@@ -160,21 +117,10 @@ def _check_degrees(problem: Problem, layout: Layout) -> None:
         )
         for hardware in problem.node_types
     ]
-    rules += [
-        (
-            layout.schedule not in SPLIT_SCHEDULES or not layout.offloads,
-            f"something offloaded with schedule {layout.schedule}",
-            "offloading goes with schedules that do not split the backward",
-        ),
-    ]
-    rules += _node_rules(problem, layout)
-    rules += [(moe.num_experts % layout.ep == 0, f"ep={layout.ep}", "ep divides the experts") for moe in experts]
-    for legal, seen, expected in rules:
-        if not legal:
-            raise IllegalPlanError(f"The layout has {seen}.", f"Expected: {expected}.", "Change the layout.")
+    return rules + _node_rules(problem, layout)
 
 
-def _node_rules(problem: Problem, layout: Layout) -> list[tuple[bool, str, str]]:
+def _node_rules(problem: Problem, layout: Layout) -> list[Legality]:
     """What several node types demand, as (legal, seen, expected)."""
     types, seen = len(problem.node_types), f"node_order={list(layout.node_order)}"
     if types == 1:

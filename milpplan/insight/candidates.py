@@ -12,6 +12,7 @@ from milpplan.optimize.deadline import Deadline
 from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.specs.problem import Problem
+from milpplan.units import counted
 
 Measure = Literal["cost", "gpu_hours", "s_per_token"]
 
@@ -97,7 +98,7 @@ def _measure(candidates: Sequence[Candidate]) -> Measure:
     objectives = {one.problem.job.objective for one in candidates}
     if len(candidates) < 2 or len(objectives) > 1 or "num_gpus" in objectives:
         raise InvalidInputError(
-            f"{len(candidates)} candidates with the objectives {', '.join(sorted(objectives))}.",
+            f"{counted(len(candidates), 'candidate')} with the objectives {', '.join(sorted(objectives))}.",
             "Expected at least two, all with step_time_per_token or all with gpu_hours.",
             "Correct the candidates.",
         )

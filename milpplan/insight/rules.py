@@ -79,6 +79,7 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
         f"pp x vpp must not exceed the {p.model.num_layers} layers (and ends)"
     ),
     "interleaving_needs_two_stages": lambda p: "vpp > 1 needs pp > 1",
+    "split_backward_needs_two_stages": lambda p: "a schedule that splits the backward needs pp > 1",
     "interleaved_micro_batches_divisible_by_pp": lambda p: "with vpp > 1, pp must divide the micro-batches",
     "layers_split_uniformly": lambda p: f"{p.model.num_layers} layers do not fill so many equal stages",
     "schedule_matches_vpp": lambda p: "interleaved needs vpp > 1, zb-v and dualpipe-v vpp = 2, others vpp = 1",

@@ -11,6 +11,7 @@ from milpplan.launchers.records import Refusal
 from milpplan.specs.model import ModelSpec
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
+from milpplan.units import counted
 
 
 def model_differences(one: ModelSpec, other: ModelSpec) -> list[str]:
@@ -112,7 +113,7 @@ def whole_nodes(problem: Problem, layout: Layout) -> tuple[int, int, list[Refusa
     """Nodes, processes on each, and what is wrong with them."""
     per_node = min(problem.hardware.gpus_per_node, layout.num_gpus)
     if layout.num_gpus % per_node:
-        why = f"{layout.num_gpus} GPUs are no whole nodes of {per_node} ({problem.hardware.name})"
+        why = f"{counted(layout.num_gpus, 'GPU')} are no whole nodes of {per_node} ({problem.hardware.name})"
         return 1, layout.num_gpus, [Refusal(why)]
     return layout.num_gpus // per_node, per_node, []
 
@@ -122,8 +123,9 @@ def title_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     layout, job = plan.layout, problem.job
     degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep", "etp", "pp", "dp", "vpp"))
     return (
-        f"{problem.model.name} on {layout.num_gpus} GPUs ({problem.hardware.name}), {layout.global_batch_size} "
-        f"sequences of {job.sequence_length} tokens a step.",
+        f"{problem.model.name} on {counted(str(layout.num_gpus), 'GPU')} ({problem.hardware.name}), "
+        f"{counted(str(layout.global_batch_size), 'sequence')} of {counted(str(job.sequence_length), 'token')} "
+        "a step.",
         f"Layout: {degrees}; ZeRO {layout.zero_stage}, {layout.schedule}.",
     )
 

@@ -6,6 +6,7 @@ import re
 import shlex
 
 from milpplan.launchers.records import Started
+from milpplan.units import counted
 
 WIDTH = 110
 
@@ -13,7 +14,8 @@ WIDTH = 110
 def header(launch: Started, version: str) -> list[str]:
     """Comment lines: who wrote it for what, the plan in words, and the notes; ``version`` is that of milpplan."""
     lines = [
-        f"{launch.target} ({launch.version}), {launch.num_nodes} nodes of {launch.gpus_per_node} GPUs. "
+        f"{launch.target} ({launch.version}), {counted(launch.num_nodes, 'node')} of "
+        f"{counted(launch.gpus_per_node, 'GPU')}. "
         f"Written by milpplan {version}.",
         *launch.title,
         *(f"Note: {note}" for note in launch.notes),

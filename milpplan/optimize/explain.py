@@ -19,7 +19,7 @@ from milpplan.optimize.replica_rules import REPLICA_SHARDING_RULES
 from milpplan.optimize.result import PlanResult
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Job, Problem, Range, Space
-from milpplan.units import gib_text, seconds_text
+from milpplan.units import counted, gib_text, seconds_text
 
 SECONDS_PER_HOUR = 3600.0
 _SHOWN_RULES = 5
@@ -130,7 +130,7 @@ def _too_large(
     problem: Problem, space: LayoutSpace, bounds: Floor, forbidden: Forbidden, effort: Effort
 ) -> InfeasibleError:
     usable, hardware = usable_memory_bytes(problem), max(problem.node_types, key=lambda one: one.usable_bytes)
-    layouts = f"over {len(space):,} layouts"
+    layouts = f"over {counted(len(space), 'layout')}"
     if bounds.memory_bytes > usable:
         peak = f"the smallest peak {layouts} is at least {gib_text(bounds.memory_bytes)}"
         seen = f"No plan fits: {peak} ({_layout_text(bounds.layout)})"
@@ -148,7 +148,7 @@ def _too_large(
     expected = f"Expected at most {gib_text(usable)} on every GPU{roomiest}."
     if enough.excluded:
         low, high = enough.excluded
-        counts = f"{low:,}" if low == high else f"{low:,} to {high:,} GPUs in steps of {enough.step}"
+        counts = f"{low:,}" if low == high else f"{low:,} to {counted(high, 'GPU')} in steps of {enough.step}"
         expected += f" The same bound excludes {counts}{' GPUs' if low == high else ''}."
 
     def fits(option: Problem) -> bool:
@@ -168,7 +168,7 @@ def _too_large(
 def _more_gpus_text(problem: Problem, forbidden: Forbidden, enough: alternatives.MoreGpus, effort: Effort) -> str:
     """Say how many GPUs are needed at least (proved), and for how many a plan was found."""
     assert enough.count is not None
-    text = f"at least {enough.count:,} GPUs"
+    text = f"at least {counted(enough.count, 'GPU')}"
     if problem.other_hardware:
         text += f" in all, the added ones {problem.hardware.name}"
     for option in alternatives.doublings(problem, enough.count):

@@ -45,11 +45,11 @@ def _schedule_matches_vpp(problem: Problem, c: Mapping[str, IntArray]) -> BoolAr
 
 
 def _plain_schedule(problem: Problem) -> int:
-    """Without a pipeline all schedules are gradient accumulation; one stands for them."""
-    for name in ("1f1b", "gpipe", "zb-h1"):
-        if name in problem.schedules:
-            return SCHEDULES.index(name)
-    return SCHEDULES.index("1f1b")
+    """Without a pipeline gpipe and 1f1b are both gradient accumulation, to the nanosecond; one stands for both.
+
+    Schedules that split the backward need a pipeline, whose bubble their weight gradients fill.
+    """
+    return SCHEDULES.index("gpipe" if "1f1b" not in problem.schedules and "gpipe" in problem.schedules else "1f1b")
 
 
 SPLIT_RULES: dict[str, Rule] = {
@@ -75,6 +75,8 @@ V_RULES: dict[str, Rule] = {
 """In place of the rule of the same name where the space has V schedules."""
 
 SPLIT_BACKWARD_RULES: dict[str, Rule] = {
+    # Weight gradients apart from the rest fill a bubble; no launcher splits backwards without a pipeline.
+    "split_backward_needs_two_stages": lambda p, c: ~_IS_SPLIT[c["schedule"]] | (c["pp"] > 1),
     "offload_needs_whole_backward": lambda p, c: ~_IS_SPLIT[c["schedule"]] | ~offloads(c),
 }
 """Besides, where the space has schedules that split the backward: no framework offloads what waits for a weight

@@ -11,6 +11,7 @@ from milpplan.errors import MilpplanError
 from milpplan.insight.records import NearBest, RuleOfThumb
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
+from milpplan.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +56,4 @@ class Overview:
     @property
     def title(self) -> str:
         """Model and number of GPUs."""
-        return f"{self.problem.model.name} on {self.plan.layout.num_gpus:,} GPUs"
+        return f"{self.problem.model.name} on {counted(self.plan.layout.num_gpus, 'GPU')}"

@@ -7,7 +7,7 @@ are classes (``c0`` to ``c9``) that the page's style gives a value for light and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -16,6 +16,8 @@ import numpy as np
 from milpplan.costs.columns import FloatArray
 
 NUM_COLOURS = 10
+MAX_DIGITS = 17
+"""No float has more."""
 BINS = 500
 """Places of a line from left to right: more nobody sees."""
 
@@ -63,9 +65,10 @@ def line_chart(
     low: float,
     high: float,
     label: str,
+    note: str = "",
 ) -> str:
-    """Step lines from place 0 to ``end`` and from ``low`` to ``high``; ``ticks`` and ``levels`` are places and
-    values with their texts."""
+    """Draw step lines from place 0 to ``end`` and from ``low`` to ``high``, every one with its key; ``ticks`` and
+    ``levels`` are places and values with their texts, ``note`` says beside the keys what is not drawn."""
     paths = "".join(
         f'<path class="line l{line.colour % NUM_COLOURS}{" dashed" if line.dashed else ""}" '
         f'd="{_path(line, end, low, high)}"><title>{escape(line.name)}</title></path>'
@@ -82,15 +85,35 @@ def line_chart(
     below = "".join(
         f'<span class="tick" style="left:{_percent(place, end)}">{escape(text)}</span>' for place, text in ticks
     )
-    keys = "".join(
-        f'<span class="key"><i class="c{line.colour % NUM_COLOURS}"></i>{escape(line.name)}</span>'
-        for line in lines
-    )
+    keys = "".join(f'<span class="key">{_swatch(line)}{escape(line.name)}</span>' for line in lines)
+    keys += f'<span class="key">({escape(note)})</span>' if note else ""
     return (
         f'<div class="chart"><div class="plot" role="img" aria-label="{escape(label)}">'
         f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">{rules}{paths}</svg>'
         f'{beside}</div><div class="ticks">{below}</div></div><div class="keys">{keys}</div>'
     )
+
+
+def _swatch(line: Line) -> str:
+    colour = line.colour % NUM_COLOURS
+    if not line.dashed:
+        return f'<i class="c{colour}"></i>'
+    return f'<svg viewBox="0 0 24 8" aria-hidden="true"><path class="line l{colour} dashed" d="M0 4H24"/></svg>'
+
+
+def distinct_texts(values: Sequence[float], write: Callable[[float, int], str], digits: int) -> list[str]:
+    """Write values with so many digits, or with as many more as tell them all apart.
+
+    Args:
+        values: Different numbers, such as the places of ticks.
+        write: A number and digits to a text.
+        digits: The fewest digits.
+    """
+    texts = [write(value, digits) for value in values]
+    while len(set(texts)) < len(set(values)) and digits < MAX_DIGITS:
+        digits += 1
+        texts = [write(value, digits) for value in values]
+    return texts
 
 
 def envelope(

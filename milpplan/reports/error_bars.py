@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milpplan.calibration.records import ErrorBar, Rival, Robustness
-from milpplan.units import percent_text, seconds_text
+from milpplan.units import counted, percent_text, seconds_text
 
 SHOWN_PARTS = 3
 
@@ -29,7 +29,7 @@ def robustness_text(robust: Robustness) -> str:
             "not checked at the ends of the uncertainty: the search simulated this plan only; --check-ends "
             "solves again at both"
         )
-    looked = f"the {robust.num_plans} other plans that the search kept"
+    looked = f"the {counted(robust.num_plans, 'other plan')} that the search kept"
     more = " (what bounds excluded was not simulated; --check-ends solves again)"
     if robust.solved:
         looked, more = "all plans of the space (solved again at both ends, each with its bound)", ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from milpplan.specs.records import Count, Record
-from milpplan.units import percent_text, seconds_text
+from milpplan.units import counted, percent_text, seconds_text
 from milpplan.validation.evidence import Evidence, TermEvidence
 
 LEAST_SHOWN = 0.005
@@ -83,13 +83,18 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
     """What measured runs say about a plan, for somebody who does not know the terms."""
     if not evidence.num_runs:
         return f"No measured run on {evidence.generation} is known: nothing of this plan is checked against one."
-    runs = f"{evidence.num_runs:,} measured runs on {evidence.generation}"
+    runs = f"{counted(evidence.num_runs, 'measured run')} on {evidence.generation}"
     if evidence.unexercised:
         share = f" ({percent_text(evidence.share, 0)} of the step)" if evidence.share else ""
         return f"The cost model was held to {runs}; none has this plan's {', '.join(evidence.unexercised)}{share}."
-    errors = [term.mean_abs_error for term in evidence.terms if term.mean_abs_error is not None]
-    error = f", with mean errors of at most {percent_text(max(errors), 0)}" if errors else ""
+    worst = worst_error(evidence.terms)
+    error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
     return f"The cost model was held to {runs}, which have every part of this plan{error}."
+
+
+def worst_error(terms: Sequence[TermDocument] | Sequence[TermEvidence]) -> float | None:
+    """Find the largest mean error of the runs of any term, as a fraction; None where no run has an error."""
+    return max((term.mean_abs_error for term in terms if term.mean_abs_error is not None), default=None)
 
 
 def evidence_text(evidence: Evidence) -> str:
@@ -115,10 +120,13 @@ def _terms_text(evidence: Evidence) -> str:
     if not evidence.terms:
         return text
     least = min(evidence.terms, key=lambda term: term.num_runs)
-    runs = "run" if least.num_runs == 1 else "runs"
-    sources = "source" if least.num_sources == 1 else "sources"
-    error = "" if least.mean_abs_error is None else f", mean error {percent_text(least.mean_abs_error, 0)}"
-    return f"{text}, {least.words} the least ({least.num_runs:,} {runs} of {least.num_sources} {sources}{error})"
+    runs, sources = counted(least.num_runs, "run"), counted(least.num_sources, "source")
+    text = f"{text}, {least.words} the least ({runs} of {sources})"
+    worst = worst_error(evidence.terms)
+    if worst is None:
+        return text
+    words = next(term.words for term in evidence.terms if term.mean_abs_error == worst)
+    return f"{text}; mean errors of at most {percent_text(worst, 0)} (of the runs that have {words})"
 
 
 def _share_text(term: TermEvidence) -> str:
@@ -130,7 +138,7 @@ def _share_text(term: TermEvidence) -> str:
 def _choice_texts(evidence: Evidence) -> Iterator[str]:
     """Whether the plan stays ahead of the others without the terms, and with them twice."""
     kept = "that the search kept"
-    others = f"the {evidence.num_plans} other plans {kept}"
+    others = f"the {counted(evidence.num_plans, 'other plan')} {kept}"
     beaten, lost_to = others, f"one of {others}"
     if evidence.num_plans == 1:
         beaten = lost_to = f"the other plan {kept}"

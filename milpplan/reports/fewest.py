@@ -12,7 +12,7 @@ from milpplan.reports.document import ResultDocument, result_document
 from milpplan.reports.terminal import solve_report
 from milpplan.specs.problem import MAX_GPUS
 from milpplan.specs.records import Record
-from milpplan.units import printable
+from milpplan.units import counted, printable
 from milpplan.version import __version__
 
 
@@ -57,7 +57,7 @@ def _headline(found: Fewest) -> Text:
         left = f"; {_spans(found)} open" if found.open else ""
         return Text(f"no number of GPUs with a plan was found{known}{left}", "bold yellow")
     if found.open:
-        text = Text(f"fits on {found.num_gpus:,} GPUs; {_spans(found)} open, of {tried}", "bold yellow")
+        text = Text(f"fits on {counted(found.num_gpus, 'GPU')}; {_spans(found)} open, of {tried}", "bold yellow")
         if most:
             text.append(
                 f": proved that the other {len(found.refused):,} smaller ones have no plan.", "bold yellow"
@@ -65,7 +65,8 @@ def _headline(found: Fewest) -> Text:
         if found.why is not None:
             text.append(printable(f"\nWith {most}: {found.why}"), "default")
         return text
-    text = Text(f"{found.num_gpus:,} GPUs are the fewest that have a plan, of {tried}", "bold green")
+    fewest = counted(found.num_gpus, "GPU is", "GPUs are")
+    text = Text(f"{fewest} the fewest that have a plan, of {tried}", "bold green")
     if most:
         text.append(f": proved of all {len(found.refused):,} smaller ones, up to {most}.\n", "bold green")
         if found.why is not None:

@@ -15,7 +15,7 @@ from milpplan.reports.charts import envelope
 from milpplan.reports.page_data import MAX_ITEMS, shown_ranks
 from milpplan.reports.plan_words import MEMORY_PARTS, TIME_PARTS
 from milpplan.reports.traffic_figures import require_plotly
-from milpplan.units import GIB, NS_PER_S
+from milpplan.units import GIB, NS_PER_S, counted
 
 COLOURS: Final = {
     "forward": "#2f77b4",
@@ -94,7 +94,7 @@ def timeline_figure(lanes: StepLanes) -> Any:
     count = sum(len(lane) for _, lane in works)
     if count > MAX_ITEMS:
         raise InvalidInputError(
-            f"The time line has {count:,} work items on {len(works)} stages.",
+            f"The time line has {count:,} work items on {counted(len(works), 'stage')}.",
             f"Expected at most {MAX_ITEMS:,}, which is what a notebook draws.",
             "Write the page (milpplan report), which shortens the steady part, or a trace (--trace).",
         )

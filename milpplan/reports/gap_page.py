@@ -40,7 +40,7 @@ from milpplan.reports.step_charts import (
     time_names,
 )
 from milpplan.specs.plan import Plan
-from milpplan.units import gib_text, percent_text, seconds_text
+from milpplan.units import counted, gib_text, percent_text, seconds_text
 
 NEAR_FRACTION: Final = 0.05
 """Plans up to this share slower than the fastest are listed."""
@@ -58,7 +58,7 @@ def gap_page(document: GapDocument, judged: Sequence[Judged]) -> str:
     """
     return rendered(
         "gap_page.html",
-        title=judged[0].name if len(judged) == 1 else f"Gaps of {len(judged)} plans",
+        title=judged[0].name if len(judged) == 1 else f"Gaps of {counted(len(judged), 'plan')}",
         summary=[_summary(one) for one in judged],
         failed=document.failed,
         plans=[_plan(one, said) for one, said in zip(judged, document.plans, strict=True)],
@@ -191,7 +191,8 @@ def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str
     if layouts is not None:
         fates = ", ".join(f"{layouts.fates[fate]:,} {WORDS[fate]}" for fate in WORDS if layouts.fates[fate])
         words = (
-            f"{layouts.enumerated:,} partial layouts were listed, {layouts.legal:,} layouts are legal: {fates}. "
+            f"{counted(layouts.enumerated, 'partial layout was', 'partial layouts were')} listed, "
+            f"{counted(layouts.legal, 'layout is', 'layouts are')} legal: {fates}. "
             f"Rules refused the others, most of them by {refused or 'none'}."
         )
     sealed = (
@@ -240,7 +241,8 @@ def _near_text(told: GapReport, whole: SpaceGapDocument) -> str:
     lost = whole.layouts.fates["does_not_fit"]
     rest = max(0, whole.layouts.legal - beyond - lost)
     return (
-        f"The fastest plans that the search simulated, one a layout. Of {whole.layouts.legal:,} legal layouts "
+        f"The fastest plans that the search simulated, one a layout. Of "
+        f"{counted(whole.layouts.legal, 'legal layout')} "
         f"{lost:,} are proved not to fit and {beyond:,} proved to be further away; of the other {rest:,} "
         "the search stopped looking once they could not be faster than the best, so some may be as close."
     )

@@ -15,7 +15,7 @@ from milpplan.reports.intervals import joined, range_text
 from milpplan.reports.spaces import scope_text
 from milpplan.reports.terminal import hanging, plan_report, report_table, would_be_headline
 from milpplan.specs.plan import Layout
-from milpplan.units import gib_text, percent_text, printable, rate_text, seconds_text
+from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
 
 SHOWN_STAGES = 4
 ALMOST_NOTHING = 0.001
@@ -82,13 +82,14 @@ def _limits(told: Explanation) -> Iterator[RenderableType]:
     yield Text("What binds", "bold")
     yield hanging("memory", _memory(told))
     bubble = (
-        f"{known.num_micro_batches:,} micro-batches on {told.plan.layout.pp} stages: the bubble is "
+        f"{counted(known.num_micro_batches, 'micro-batch', 'micro-batches')} on "
+        f"{counted(told.plan.layout.pp, 'stage')}: the bubble is "
         f"{percent_text(known.bubble_share)} of the step"
     )
     yield hanging("batch", bubble if told.plan.layout.pp > 1 else "no pipeline, no bubble")
     lines = [
         f"{one.part.replace('_', ' ')} {seconds_text(one.seconds)} ({percent_text(one.share)}), groups of "
-        f"{one.num_ranks} ranks over {printable(one.tier)}"
+        f"{counted(one.num_ranks, 'rank')} over {printable(one.tier)}"
         for one in known.exposed
         if one.share >= ALMOST_NOTHING
     ]
@@ -113,7 +114,7 @@ def _memory(told: Explanation) -> str:
     room = told.limits.headroom_bytes
     least = min(range(len(room)), key=lambda stage: room[stage])
     shown = ", ".join(gib_text(size) for size in room[:SHOWN_STAGES])
-    more = f", ... ({len(room)} stages)" if len(room) > SHOWN_STAGES else ""
+    more = f", ... ({counted(len(room), 'stage')})" if len(room) > SHOWN_STAGES else ""
     text = f"stage {least} is the fullest; left on each stage: {shown}{more}"
     unlimited = next((one for one in told.worth if one.name == "unlimited_memory"), None)
     if unlimited is None:

@@ -13,7 +13,7 @@ from milpplan.lengths.records import LengthGroup, LengthsResult, TeamTurn
 from milpplan.reports.document import tolerance_text
 from milpplan.reports.spaces import cost_model_text, narrowings
 from milpplan.reports.terminal import report_table
-from milpplan.units import bytes_text, gap_text, percent_text, seconds_text
+from milpplan.units import bytes_text, counted, gap_text, percent_text, seconds_text
 from milpplan.version import __version__
 
 MAX_TURNS = 40
@@ -43,7 +43,7 @@ def _space(result: LengthsResult) -> str:
     if result.unlike_replicas is not None:
         ways.append("unlike replicas")
     space = result.problem.space
-    same = [f"{result.num_candidates} strategies", "equal stages", "1f1b"]
+    same = [f"{counted(result.num_candidates, 'strategy', 'strategies')}", "equal stages", "1f1b"]
     # Where both are allowed, one is always taken (``lengths.candidates``).
     same += ["ZeRO 1"] if len(space.zero_stage) > 1 else []
     same += ["sequence parallelism"] if len(space.sequence_parallel) > 1 else []
@@ -66,7 +66,8 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
     yield Text(proof_sentence(result), "bold green" if result.status == "optimal" else "bold yellow")
     yield Text(
         f"Step {seconds_text(result.step_time_s)}, proved at least {seconds_text(result.lower_bound_s)} "
-        f"(gap {gap_text(result.gap)}): {result.num_sequences:,} sequences, {result.num_tokens:,} tokens "
+        f"(gap {gap_text(result.gap)}): {counted(result.num_sequences, 'sequence')}, "
+        f"{counted(result.num_tokens, 'token')} "
         f"(lengths in steps of {result.alignment}{_rules(result)})"
     )
     yield Text(

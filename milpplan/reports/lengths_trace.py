@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from milpplan.reports.lengths_file import EventRecord, LengthsFile, TurnRecord
 from milpplan.specs.reading import parse_json, read_text, validated
-from milpplan.units import NS_PER_S
+from milpplan.units import NS_PER_S, counted
 from milpplan.version import __version__
 
 US_PER_S: Final = NS_PER_S / 1000
@@ -48,7 +48,7 @@ def lengths_trace(result: LengthsFile) -> str:
 
 
 def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", 0, f"step of {result.num_sequences:,} sequences")
+    yield _named("process_name", 0, f"step of {counted(result.num_sequences, 'sequence')}")
     beside, turns = result.beside
     if beside:
         yield from _teams(result, turns)

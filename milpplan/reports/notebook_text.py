@@ -14,6 +14,7 @@ from milpplan.insight.gap_records import GapReport
 from milpplan.insight.records import Explanation
 from milpplan.lengths.records import LengthsResult
 from milpplan.reports.notebook import result_html
+from milpplan.units import counted
 
 WIDTH = 100
 """Columns, as in a file."""
@@ -67,6 +68,6 @@ def choice_html(choice: Choice) -> str:
 
 def fewest_html(found: Fewest) -> str:
     """The fewest accelerators, what fewer lack, and the plan."""
-    number = "no number with a plan was found" if found.num_gpus is None else f"{found.num_gpus:,} GPUs"
+    number = "no number with a plan was found" if found.num_gpus is None else f"{counted(found.num_gpus, 'GPU')}"
     lack = f" (proved: no plan on up to {found.refused[-1]:,}). {found.why}" if found.refused else ""
     return f"<p><b>Fewest: {escape(number)}</b>{escape(lack)}</p>{result_html(found.result)}"

@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from milpplan.reports.document import ResultDocument
 
 Section = dict[str, Any]
-LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6)
+LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6, 7, 8)
 """Of stages in the chart of memory over time; the grey that is left out shows too little."""
+SHOWN_STAGES: Final = 2 * len(LINE_COLOURS)
+"""Stages in the charts of memory: each colour solid, then dashed."""
 SHOWN_PLANS: Final = 20
 SHOWN_RULES: Final = 5
 HOURS_A_DAY: Final = 24
@@ -140,7 +142,7 @@ def time_section(overview: Overview) -> Section:
 
 
 def _ranks(overview: Overview) -> list[int]:
-    return shown_ranks(len(overview.report.stages), 16)
+    return shown_ranks(len(overview.report.stages), SHOWN_STAGES)
 
 
 def _name(overview: Overview, rank: int) -> str:
@@ -169,23 +171,30 @@ def memory_section(overview: Overview) -> Section:
 
 
 def _memory_chart(overview: Overview, high: float) -> str:
-    """Memory of some stages over the step, the fullest among them, and the limit."""
+    """Draw the memory of the stages over the step and the limit; of too many stages some, the fullest among
+    them."""
     lanes, report = overview.lanes, overview.report
     end = report.step_time_s
-    ranks = shown_ranks(len(lanes.ranks), len(LINE_COLOURS))
+    ranks = shown_ranks(len(lanes.ranks), SHOWN_STAGES)
     if report.tightest_stage not in ranks:
         ranks[len(ranks) // 2] = report.tightest_stage
     lines = []
-    for colour, rank in zip(LINE_COLOURS, ranks, strict=False):
+    for place, rank in enumerate(ranks):
+        repeated, colour = divmod(place, len(LINE_COLOURS))
         memory = lanes.ranks[rank].memory
         places, values = envelope(memory.time_s, memory.total_bytes.astype(np.float64), end)
-        lines.append(Line(_name(overview, rank), places, values, colour))
+        lines.append(Line(_name(overview, rank), places, values, LINE_COLOURS[colour], dashed=bool(repeated)))
     for limit in sorted({lanes.ranks[rank].usable_memory_bytes for rank in ranks}):
         held = np.array([float(limit)])
         lines.append(Line(f"limit {gib_text(limit)}", np.zeros(1), held, 9, dashed=True))
     levels = [(level * GIB, f"{level:g} GiB") for level in round_levels(0.0, high / GIB)]
     label = f"Memory of a GPU of each stage over the step, at most {gib_text(report.peak_memory_bytes)}"
-    return line_chart(lines, end, time_ticks(end), levels, 0.0, high, label)
+    some = (
+        ""
+        if len(ranks) == len(lanes.ranks)
+        else f"{len(ranks)} of {len(lanes.ranks)} stages, the fullest among them"
+    )
+    return line_chart(lines, end, time_ticks(end), levels, 0.0, high, label, some)
 
 
 def traffic_rows(report: TrafficReport | None) -> list[tuple[str, ...]]:

@@ -22,6 +22,7 @@ from milpplan.specs.plan import Layout, Plan, Recompute
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import parse_json, read_text, shown, validated
 from milpplan.specs.records import Count, Record
+from milpplan.units import counted
 
 Span = tuple[Count, Count]
 
@@ -110,7 +111,7 @@ def _by_virtual_stage(layout: Layout, given: tuple[StageDocument, ...], source: 
     held = [(len(stage.spans), len(stage.recomputes)) for stage in given]
     if len(held) != pp or any(counts != (vpp, vpp) for counts in held):
         raise InvalidInputError(
-            f"{source}: plan.stages has {len(held)} stages with {sorted({n for n, _ in held})} virtual "
+            f"{source}: plan.stages has {counted(len(held), 'stage')} with {sorted({n for n, _ in held})} virtual "
             f"stages and {sorted({n for _, n in held})} recompute entries each.",
             f"pp={shown(pp)} and vpp={shown(vpp)} need {shown(pp)} stages with {shown(vpp)} of both.",
             "Correct the stages or the layout.",

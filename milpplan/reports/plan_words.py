@@ -9,7 +9,7 @@ from milpplan.costs.report import StepReport
 from milpplan.reports.clusters import cluster_text, node_types_text, replicas_text
 from milpplan.specs.plan import Layout, Plan, Schedule
 from milpplan.specs.problem import Problem
-from milpplan.units import gib_text, percent_text, rate_text, seconds_text
+from milpplan.units import counted, gib_text, percent_text, rate_text, seconds_text
 
 TIME_PARTS: Final = {
     "compute": ("compute", "forward and backward work of the layers"),
@@ -81,9 +81,11 @@ def _job(problem: Problem, layout: Layout, report: StepReport) -> str:
     job = problem.job
     what = "reads" if problem.inference else "trains on"
     return (
-        f"{problem.model.name} on {layout.num_gpus:,} GPUs ({cluster_text(problem, layout.num_gpus)}), in "
+        f"{problem.model.name} on {counted(layout.num_gpus, 'GPU')} "
+        f"({cluster_text(problem, layout.num_gpus)}), in "
         f"{job.precision}. One step "
-        f"{what} {layout.global_batch_size:,} sequences of {job.sequence_length:,} tokens and takes "
+        f"{what} {counted(layout.global_batch_size, 'sequence')} of {counted(job.sequence_length, 'token')} "
+        "and takes "
         f"{seconds_text(report.step_time_s)}: {rate_text(report.tokens_per_s)} tokens a second, "
         f"{percent_text(report.mfu)} of the GPUs' peak (MFU)."
     )
@@ -111,10 +113,7 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
             f"Order of work: {SCHEDULES[layout.schedule]}."
         )
     number = " or ".join(f"{each:,}" for each in layout.replica_micro_batches or (layout.num_micro_batches,))
-    share = (
-        f"{number} micro-batch{'es' if layout.num_micro_batches > 1 else ''} of "
-        f"{layout.micro_batch_size} sequence{'s' if layout.micro_batch_size > 1 else ''}"
-    )
+    share = f"{counted(number, 'micro-batch', 'micro-batches')} of {counted(layout.micro_batch_size, 'sequence')}"
     if layout.dp > 1:
         holds = "" if problem.inference else f"; {ZERO[layout.zero_stage]}"
         yield (

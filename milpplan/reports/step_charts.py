@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from milpplan.costs.report import StepReport
-from milpplan.reports.charts import Line, Part, line_chart, round_levels, stacked_bar
+from milpplan.reports.charts import Line, Part, distinct_texts, line_chart, round_levels, stacked_bar
 from milpplan.reports.plan_words import MEMORY_PARTS, TIME_PARTS
 from milpplan.units import gib_text, seconds_text
 
@@ -110,6 +110,8 @@ def search_chart(log: Sequence[Moment], unit: str, judged: float | None = None) 
     most = max(float(line.values.max()) for line in lines)
     room = 0.08 * (most - least) or 0.01 * most
     low, high = least - room, most + room
-    levels = [(level, f"{level:,.6g}{unit}") for level in round_levels(low, high)]
+    places_of = round_levels(low, high)
+    texts = distinct_texts(places_of, lambda level, digits: f"{level:,.{digits}g}{unit}", 6)
+    levels = list(zip(places_of, texts, strict=True))
     label = "Best plan and proved bound over the search"
     return line_chart(lines, end, time_ticks(end), levels, low, high, label)

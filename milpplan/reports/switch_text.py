@@ -12,7 +12,7 @@ from rich.text import Text
 from milpplan.reports.terminal import report_table
 from milpplan.specs.plan import Layout, Plan
 from milpplan.switching.records import SwitchPlan
-from milpplan.units import bytes_text, percent_text, seconds_text, size_text
+from milpplan.units import bytes_text, counted, percent_text, seconds_text, size_text
 from milpplan.version import __version__
 
 NAMES = {"parameters": "parameters (bf16)", "gradients": "reduced gradients", "optimizer": "optimizer states"}
@@ -45,7 +45,7 @@ def _degrees(layout: Layout) -> str:
 def _parts(source: Plan, target: Plan, switches: Sequence[SwitchPlan]) -> Iterator[RenderableType]:
     first = switches[0]
     yield Text(
-        f"{_degrees(source.layout)} to {_degrees(target.layout)} on {first.num_gpus:,} GPUs "
+        f"{_degrees(source.layout)} to {_degrees(target.layout)} on {counted(first.num_gpus, 'GPU')} "
         f"({first.gpus_per_domain} in a fast domain), {first.senders} senders"
     )
     yield _moved(switches)

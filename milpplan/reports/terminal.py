@@ -25,7 +25,7 @@ from milpplan.reports.spaces import scope_text
 from milpplan.reports.targets import target_price_text
 from milpplan.specs.plan import Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem
-from milpplan.units import gap_text, gib_text, percent_text, printable, rate_text, seconds_text
+from milpplan.units import counted, gap_text, gib_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
 
 MAX_STAGE_ROWS = 16
@@ -194,12 +194,12 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
         degrees += f" ep={layout.ep} etp={layout.etp}"
     if layout.rank_order != Layout.model_fields["rank_order"].default:
         degrees += f" order={layout.rank_order}"
-    yield hanging("layout", f"{degrees} ({layout.num_gpus:,} GPUs)")
+    yield hanging("layout", f"{degrees} ({counted(layout.num_gpus, 'GPU')})")
     shares = " or ".join(f"{share:,}" for share in layout.replica_micro_batches or (layout.num_micro_batches,))
     yield hanging(
         "batch",
-        f"{layout.global_batch_size:,} sequences: {shares} micro-batches of "
-        f"{layout.micro_batch_size} on each of {layout.dp} replicas, schedule {layout.schedule}",
+        f"{counted(layout.global_batch_size, 'sequence')}: {counted(shares, 'micro-batch', 'micro-batches')} of "
+        f"{layout.micro_batch_size} on each of {counted(layout.dp, 'replica')}, schedule {layout.schedule}",
     )
     switches = {
         "sequence parallel": layout.sequence_parallel,
@@ -268,7 +268,7 @@ def _stage_tables(plan: Plan, report: StepReport) -> Iterator[Table]:
 def _stage_table(plan: Plan, report: StepReport) -> Table:
     pp, vpp = plan.layout.pp, plan.layout.vpp
     table = report_table(
-        "Stages" if vpp == 1 else f"Stages (of {vpp} virtual stages each, in order)",
+        "Stages" if vpp == 1 else f"Stages (of {counted(vpp, 'virtual stage')} each, in order)",
         *("stage", "layers", "number", "full recompute", "selective", "memory", "bubble"),
     )
     ranks = range(pp)

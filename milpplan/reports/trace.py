@@ -19,7 +19,7 @@ import numpy as np
 from milpplan.costs.columns import IntArray
 from milpplan.costs.lanes import LANES, SLICE_KINDS, Lane, RankLanes, StepLanes
 from milpplan.errors import InvalidInputError
-from milpplan.units import NS_PER_S
+from milpplan.units import NS_PER_S, counted
 from milpplan.version import __version__
 
 MAX_SLICES: Final = 2_000_000
@@ -49,7 +49,7 @@ def trace_text(lanes: StepLanes, title: str) -> str:
     """
     if lanes.num_slices > MAX_SLICES:
         raise InvalidInputError(
-            f"The step has {lanes.num_slices:,} slices on {len(lanes.ranks)} pipeline ranks.",
+            f"The step has {lanes.num_slices:,} slices on {counted(len(lanes.ranks), 'pipeline rank')}.",
             f"Expected at most {MAX_SLICES:,}, which is what viewers open.",
             "Trace a plan with fewer micro-batches: the steady part repeats.",
         )
@@ -69,7 +69,7 @@ def trace_events(lanes: StepLanes) -> Iterator[dict[str, Any]]:
 
 def _names(rank: RankLanes) -> Iterator[dict[str, Any]]:
     count = sum(rank.num_layers)
-    name = f"{rank.name} ({rank.num_gpus:,} GPUs, {count} layers)"
+    name = f"{rank.name} ({counted(rank.num_gpus, 'GPU')}, {counted(count, 'layer')})"
     yield _metadata(rank, "process_name", 0, name=name)
     yield _metadata(rank, "process_sort_index", 0, sort_index=rank.rank)
     for lane in rank.lanes:

@@ -11,7 +11,7 @@ from milpplan.costs.columns import FloatArray
 from milpplan.errors import InvalidInputError
 from milpplan.reports.traffic_rows import domain_edges, gpus_per_row, row_of_gpu, row_word
 from milpplan.reports.traffic_text import NAMES
-from milpplan.units import bytes_text, percent_text
+from milpplan.units import bytes_text, counted, percent_text
 
 HEIGHT: Final = 760
 DECADES: Final = 5
@@ -199,7 +199,7 @@ def _bandwidth(report: TrafficReport) -> Any:
             figures.Scatter(
                 x=[row.message_bytes for row in rows],
                 y=[row.bus_bandwidth_bytes_per_s for row in rows],
-                name=f"{num_gpus} GPUs, {where}",
+                name=f"{counted(num_gpus, 'GPU')}, {where}",
                 visible=operation == "all_reduce",
                 line={"dash": "solid" if tier == "inside" else "dot"},
             )

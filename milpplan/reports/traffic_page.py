@@ -15,7 +15,7 @@ from milpplan.reports.page_template import asset, rendered, script_json
 from milpplan.reports.step_charts import counted_rows, time_ticks
 from milpplan.reports.traffic_rows import MAX_PLACES
 from milpplan.reports.traffic_text import NAMES, cluster_words
-from milpplan.units import bytes_text, percent_text, seconds_text
+from milpplan.units import bytes_text, counted, percent_text, seconds_text
 
 OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
 HEAD: Final = ("parallelism", "all GPUs", "inside domains", "between", "pairs")
@@ -127,7 +127,7 @@ def _bandwidths(report: TrafficReport) -> list[dict[str, str]]:
     for row in report.bandwidths:
         of_type = f", {row.nodes}" if len(report.blocks) > 1 else ""
         lines = groups.setdefault(row.operation, {})
-        lines.setdefault(f"{row.num_gpus} GPUs, {row.where}{of_type}", []).append(row)
+        lines.setdefault(f"{counted(row.num_gpus, 'GPU')}, {row.where}{of_type}", []).append(row)
     return [
         {"name": name.replace("_", "-"), "chart_html": _bandwidth_chart(name, lines)}
         for name, lines in groups.items()

@@ -8,6 +8,7 @@ import numpy as np
 
 from milpplan.communication.records import TrafficReport
 from milpplan.costs.columns import IntArray
+from milpplan.units import counted
 
 MAX_PLACES: Final = 256
 """Most rows of a heat map; with more GPUs a row is a node, or several."""
@@ -30,7 +31,7 @@ def gpus_per_row(report: TrafficReport, most: int = MAX_PLACES) -> int:
 def row_word(report: TrafficReport, most: int = MAX_PLACES) -> str:
     """What a row of the heat map is."""
     nodes = nodes_per_row(report, most)
-    return "GPU" if not nodes else "node" if nodes == 1 else f"group of {nodes} nodes"
+    return "GPU" if not nodes else "node" if nodes == 1 else f"group of {counted(nodes, 'node')}"
 
 
 def row_of_gpu(report: TrafficReport, most: int = MAX_PLACES) -> IntArray:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.costs.columns import FloatArray
-from milpplan.units import bytes_text, percent_text, seconds_text
+from milpplan.units import bytes_text, counted, percent_text, seconds_text
 from milpplan.version import __version__
 
 NAMES = {
@@ -58,7 +58,7 @@ def _parts(report: TrafficReport) -> Iterator[RenderableType]:
 
 def cluster_words(report: TrafficReport) -> str:
     """``32 GPUs (8 in a fast domain)``; of several node types with those of each, in the order of their ranks."""
-    whole = f"{report.num_gpus:,} GPUs"
+    whole = f"{counted(report.num_gpus, 'GPU')}"
     if len(report.blocks) == 1:
         return f"{whole} ({report.gpus_per_domain} in a fast domain)"
     parts = [

@@ -38,6 +38,8 @@ SYMBOLS: Final = (
     "pentagon",
 )
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
+PERCENT: Final = "~%"
+"""As many digits as tell the ticks of an axis apart, and no more."""
 MAX_SHOWN: Final = 10
 """Lines that are there from the start; the others come by a click in the legend."""
 MAX_MENU: Final = 200
@@ -69,7 +71,7 @@ def scaling_figure(study: Study, table: Sequence[Row]) -> Any:
     ticks = {"tickvals": counts, "ticktext": [f"{count:,}" for count in counts]}
     figure.update_xaxes(title="GPUs", type="log", **ticks)
     figure.update_yaxes(title="tokens a second", type="log", dtick="D2", tickformat="~s", col=1)
-    figure.update_yaxes(title="efficiency", tickformat=".0%", col=2)
+    figure.update_yaxes(title="efficiency", tickformat=PERCENT, col=2)
     figure.update_layout(legend={"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0})
     figure = _finished(figure, menus, owners, 520 + 12 * len(names))
     figure.update_layout(margin={"b": 110 + 12 * len(names)})
@@ -197,7 +199,7 @@ def sensitivity_figure(table: Sequence[Row]) -> Any:
         figure.add_trace(_bars(bars, model == models[0]))
         owners.append(model)
     figure.add_vline(x=0, line={"color": "#444", "width": 1})
-    figure.update_xaxes(title="change of tokens a second and GPU", tickformat="+.0%", zeroline=False)
+    figure.update_xaxes(title="change of tokens a second and GPU", tickformat=f"+{PERCENT}", zeroline=False)
     figure.update_yaxes(autorange="reversed", automargin=True, title=None)
     figure.update_layout(showlegend=False)
     return _finished(figure, models, owners, 190 + 30 * most)

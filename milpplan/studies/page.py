@@ -10,6 +10,7 @@ from typing import Final
 from milpplan.errors import InvalidInputError
 from milpplan.studies.records import Study
 from milpplan.studies.tables import Row
+from milpplan.units import counted
 from milpplan.version import __version__
 
 STYLE: Final = (
@@ -76,12 +77,13 @@ def page(study: Study, table: Sequence[Row]) -> str:
 
 def _head(study: Study, table: Sequence[Row]) -> str:
     counts = Counter(str(row["status"]).replace("_", " ") for row in table)
-    counted = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
+    fates = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
     name = escape(study.name)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
         f"<style>{STYLE}</style></head><body>\n<h1>{name}</h1>\n"
-        f"<p>{len(table):,} cells: {counted}. <b>Optimal</b>: no plan of the declared space is faster by more "
+        f"<p>{counted(len(table), 'cell')}: {fates}. <b>Optimal</b>: no plan of the declared space is "
+        f"faster by more "
         f"than {study.solve.gap:g} (relative) under the cost model of milpplan {__version__}. <b>Infeasible</b>: "
         "proved that no plan fits. All numbers, and the plan of every cell, are in the files beside this page.</p>"
     )

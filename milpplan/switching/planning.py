@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from milpplan.costs.agreement import check_plan_of_model
 from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.specs.model import ModelSpec
@@ -59,9 +60,11 @@ def plan_switch(
     Raises:
         InvalidInputError: the plans have different numbers of GPUs, too many for the best senders, or several
             node types.
-        IllegalPlanError: a plan is not one of the model.
+        IllegalPlanError: a plan is not one of the model, or cannot run, as ``simulate`` would say.
     """
     _check_one_type(source, target)
+    for plan in (source, target):
+        check_plan_of_model(model, plan)
     moved = lots(model, source, target, what, grad_bytes, rules)
     routes, bound_s = chosen_routes(moved, links, senders)
     deliveries = deliveries_of(moved, routes)

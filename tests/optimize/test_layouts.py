@@ -17,7 +17,7 @@ from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun, Mixt
 from milpplan.specs.plan import RANK_ORDERS, Layout, Plan, VirtualStage
 from milpplan.specs.problem import Problem, Space
 from tests.amounts import long_but
-from tests.costs.cases import problem_of
+from tests.costs.cases import even_plan, problem_of
 from tests.costs.rank_listing import listed
 
 LAYERS = 5
@@ -253,6 +253,7 @@ BROKEN: list[tuple[str, int, dict[str, Any]]] = [
         {"pp": 2, "vpp": 2, "schedule": "interleaved", "micro_batch_size": 8},
     ),
     ("schedule_matches_vpp", 0, {"pp": 2, "schedule": "interleaved"}),
+    ("split_backward_needs_two_stages", 0, {"schedule": "zb-h1"}),
     ("offload_needs_whole_backward", 0, {"pp": 2, "schedule": "zb-h1", "offload_optimizer": True}),
     (
         "pairs_need_two_micro_batches_per_stage",
@@ -277,6 +278,23 @@ def test_rule_rejects_an_example(rule: str, experts: int, fields: dict[str, Any]
     opened = problem.model_copy(update={"space": Space(rank_order=RANK_ORDERS)})
     columns = layout_space(opened if layout.rank_order != RANK_ORDERS[0] else problem).columns
     assert layout not in [columns.at(row) for row in range(len(columns))]
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 7])
+@pytest.mark.parametrize(("tp", "dp", "zero_stage"), [(8, 1, 0), (2, 4, 0), (1, 8, 1), (2, 4, 2), (1, 8, 3)])
+def test_one_schedule_stands_for_those_that_are_the_same(
+    num_micro_batches: int, tp: int, dp: int, zero_stage: int
+) -> None:
+    """Without a pipeline gpipe and 1f1b have one report, to the nanosecond and the byte; of the schedules that
+    differ there is none to stand for."""
+    problem = problem_of("llama3-8b", "dgx-h100", sequence_length=2048)
+    sizes: dict[str, Any] = {"tp": tp, "dp": dp, "global_batch_size": dp * num_micro_batches}
+    sharded = {"zero_stage": zero_stage, "overlap_grad_reduce": zero_stage > 1}
+    found = [Layout(schedule=name, **sizes, **sharded) for name in ("1f1b", "gpipe")]  # type: ignore[arg-type]
+    first, second = (simulate(problem, even_plan(problem, layout)) for layout in found)
+    assert first == second
+    split = found[0].model_copy(update={"schedule": "zb-h1"})
+    assert "split_backward_needs_two_stages" in broken_rules(problem, split)
 
 
 def test_every_rule_has_an_example() -> None:

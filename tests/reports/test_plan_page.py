@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, solve, step_lanes
 from milpplan.costs.lanes import SLICE_KINDS
@@ -19,10 +21,12 @@ from milpplan.errors import IllegalPlanError
 from milpplan.launchers.records import Launch
 from milpplan.launchers.targets import TARGETS, Target
 from milpplan.overview.records import Missing
+from milpplan.reports.charts import distinct_texts, round_levels
 from milpplan.reports.document import result_document
 from milpplan.reports.evidence import EvidenceDocument, TermDocument, evidence_sentence
 from milpplan.reports.fates_chart import fates_chart
 from milpplan.reports.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
+from milpplan.reports.page_sections import memory_section
 from milpplan.reports.plan_page import plan_page
 from milpplan.reports.plan_words import TIME_PARTS, plan_sentences
 from milpplan.reports.targets import TargetDocument, TargetPriceDocument
@@ -343,3 +347,31 @@ def test_words_name_every_degree_and_node_type() -> None:
     two = even_plan(mixed, Layout(pp=2, dp=2, global_batch_size=8, node_order=(0, 1)))
     words = " ".join(plan_sentences(mixed, two, simulate(mixed, two)))
     assert "stages 0: dgx-h100; 1: dgx-a100-80" in words
+
+
+@pytest.mark.parametrize("pp", [4, 8, 16])
+def test_every_stage_has_a_line_and_a_key(pp: int) -> None:
+    """The chart of memory draws every stage; each line has its own key, told apart by colour and dashes."""
+    problem, plan = piped("1f1b", pp, 16)
+    chart = memory_section(plan_overview(problem, plan, time_limit_s=1.0))["chart_html"]
+    keys = re.findall(r'<span class="key">(.*?)</span>', chart)
+    looks = [re.sub(r">[^<>]*$", ">", key) for key in keys]
+    for stage in range(pp):
+        assert sum(key.endswith(f">stage {stage}") for key in keys) == 1
+        assert f"<title>stage {stage}</title>" in chart
+    assert len(set(looks[:pp])) == pp
+
+
+def test_a_chart_of_some_stages_says_so() -> None:
+    """Of 32 stages 16 have lines, and the keys say that."""
+    problem, plan = piped("1f1b", 32, 32)
+    chart = memory_section(plan_overview(problem, plan, time_limit_s=1.0))["chart_html"]
+    assert "(16 of 32 stages, the fullest among them)" in chart
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1e-9, 1.0))
+def test_ticks_that_differ_have_texts_that_differ(low: float, share: float) -> None:
+    """However narrow the range of a chart is, no two of its levels read the same."""
+    levels = round_levels(low, low * (1 + share))
+    texts = distinct_texts(levels, lambda level, digits: f"{level:,.{digits}g} s", 6)
+    assert len(set(texts)) == len(set(levels))

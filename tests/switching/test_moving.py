@@ -6,6 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from milpplan import Links, Plan, plan_switch
+from milpplan.costs.agreement import check_plan_of_model
+from milpplan.errors import IllegalPlanError
 from milpplan.switching.moving import boxes_of_ranks, held_of, move
 from milpplan.switching.ownership import WHATS, ShardRules, What, ownership
 from milpplan.switching.records import SENDERS, Senders
@@ -18,9 +20,19 @@ RULES = (ShardRules(), ShardRules(sharding_group=2), ShardRules(shards="hetu", p
 
 @st.composite
 def two_plans(draw: st.DrawFn) -> tuple[Plan, Plan]:
-    """Any two plans on the same GPUs."""
+    """Any two plans on the same GPUs that can run: a switch refuses others."""
     num_gpus = draw(st.sampled_from([2, 4, 8, 16]))
-    return draw(plans(MODEL, num_gpus)), draw(plans(MODEL, num_gpus))
+    runnable = plans(MODEL, num_gpus).filter(can_run)
+    return draw(runnable), draw(runnable)
+
+
+def can_run(plan: Plan) -> bool:
+    """Tell whether the model can be trained under a plan."""
+    try:
+        check_plan_of_model(MODEL, plan)
+    except IllegalPlanError:
+        return False
+    return True
 
 
 def check_moved(pair: tuple[Plan, Plan], what: What, senders: Senders, domain: int, rules: ShardRules) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan import Links, ModelSpec, Plan, load_hardware, plan_switch
-from milpplan.errors import InvalidInputError, UnknownNameError
+from milpplan.errors import IllegalPlanError, InvalidInputError, UnknownNameError
 from milpplan.switching import least_time, slices
 from milpplan.switching.blocks import blocks, most_variables
 from milpplan.switching.least_time import least_time_routes, priced_bound_s, receiving_bound_s
@@ -140,6 +142,25 @@ def test_nothing_moves_between_equal_plans() -> None:
     switch = plan_switch(MODEL, plan, plan, LINKS)
     assert (switch.total_bytes, switch.num_messages, switch.time_s, switch.lower_bound_s) == (0, 0, 0.0, 0.0)
     assert switch.to_dict()["messages"] == {"sender": [], "receiver": [], "bytes": [], "relay": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"global_batch_size": 3, "dp": 2, "tp": 1}, "not a multiple of dp=2"),
+        ({"tp": 3, "dp": 1}, "tp=3"),
+        ({"ep": 3, "dp": 3, "tp": 1}, "ep"),
+        ({"schedule": "zb-v"}, "two virtual stages"),
+    ],
+)
+def test_plans_that_cannot_run_are_refused_as_simulate_refuses_them(changes: dict[str, Any], words: str) -> None:
+    """A switch from or to a plan that simulate refuses is refused with its words."""
+    good = plan_of(MODEL, None, dp=2)
+    layout = good.layout.model_copy(update=changes)
+    bad = good.model_copy(update={"layout": layout})
+    for before, after in ((good, bad), (bad, good)):
+        with pytest.raises(IllegalPlanError, match=words):
+            plan_switch(MODEL, before, after, LINKS)
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.presets.catalog import load_hardware
 from milpplan.reports.document import document_text, simulation_document
-from milpplan.reports.evidence import evidence_document, evidence_text
+from milpplan.reports.evidence import evidence_document, evidence_sentence, evidence_text
 from milpplan.specs.problem import NodeGroup, Range
 from milpplan.validation.ablation import evidence
 from milpplan.validation.comparison import UNSCORED_FLAGS, compare
@@ -133,7 +133,27 @@ def test_terms_that_runs_exercise_have_their_error() -> None:
     assert [one.mean_abs_error for one in told(fitted, plan, (), known).terms] == [0.04] * 3
     text = evidence_text(found)
     assert "scored runs on Hopper exercise every term" in text
-    assert "tensor parallelism inside a domain the least (3 runs of 2 sources, mean error 20 %)" in text
+    assert "tensor parallelism inside a domain the least (3 runs of 2 sources)" in text
+    assert "mean errors of at most 20 %" in text
+
+
+def test_terminal_and_page_name_the_error_of_the_worst_term() -> None:
+    """With runs of every term, 34 % for the worst and 8 % for the term of the fewest runs, both say 34 %."""
+    problem, plan = case(tp=8)
+    found = told(
+        problem, plan, (), table("tensor_parallel_inside", "gradient_reduction_across", "parameter_gather")
+    )
+    errors = {"tensor_parallel_inside": 0.08, "gradient_reduction_across": 0.34}
+    terms = tuple(replace(one, mean_abs_error=errors.get(one.name, 0.01)) for one in found.terms)
+    found = replace(found, terms=terms)
+    text = evidence_text(found)
+    assert "tensor parallelism inside a domain the least" in text
+    worst = next(one.words for one in terms if one.name == "gradient_reduction_across")
+    assert f"mean errors of at most 34 % (of the runs that have {worst})" in text
+    assert "8 %" not in text
+    document = evidence_document(found, 1.0)
+    assert document is not None
+    assert "with mean errors of at most 34 %" in evidence_sentence(document)
 
 
 def test_a_term_that_no_run_exercises_is_told_with_its_share() -> None:
