@@ -78,16 +78,20 @@ class FewestSearch:
 
     def _others(self) -> None:
         """The best plan on the number found, and plans of any kind on the smaller ones."""
-        if self.best is not None and not self.message:
-            self._improve()
-        self._look(self._smaller(), self._share(QUICK_SHARE))
+        if self.options.time_limit_s is not None:
+            # Most of the smaller ones are refused by closed forms.
+            self._look(self._smaller(), self._share(QUICK_SHARE))
+        self._improve()
         # The largest ones are the likeliest to have a plan; one that has leaves fewer to be refused.
+        known = self._num_gpus
         self._look(self._smaller()[::-1], self.deadline.left_s())
+        if self._num_gpus != known:
+            self._improve()
 
     def _improve(self) -> None:
         """The best plan on the number found."""
-        assert self.best is not None
-        assert self.best.plan is not None
+        if self.best is None or self.best.plan is None or self.message:
+            return
         count, known = self.best.plan.layout.num_gpus, self.best.plan
         found = self._solved(on_gpus(self.problem, count), self.options.gap, self._share(BEST_SHARE), (known,))
         if found.plan is not None:
@@ -105,8 +109,6 @@ class FewestSearch:
             left = until.left_s()
             share = None if left is None else left / (len(counts) - number)
             self._ask(count, self.problem, ANY_PLAN, share)
-            if self._num_gpus == count:
-                self._improve()
 
     @property
     def _num_gpus(self) -> int | None:

@@ -54,7 +54,7 @@ class LookedAt:
     def grow(self, groups: IntArray) -> IntArray:
         """Look at the layouts of some groups one by one; returns their rows.
 
-        Ctrl-C may come between any two lines: the arrays grow first, and ``rows``, which says how much of them
+        Memory may run out between any two lines: the arrays grow first, and ``rows``, which says how much of them
         counts, last. The groups stay closed until the caller opens them: so no bound ever leaves a layout out.
         """
         found = self.frontier.layouts(groups)

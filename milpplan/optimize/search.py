@@ -20,6 +20,7 @@ from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bound
 from milpplan.optimize.objective import objective_weights, threshold
 from milpplan.optimize.offers import KEPT_PLANS, with_plan
 from milpplan.optimize.result import Progress
+from milpplan.optimize.solution import deferred
 from milpplan.optimize.uniform import uniform_plan
 from milpplan.optimize.uniform_steps import FIRST, GROWTH, MOST, KnownTables
 from milpplan.specs.plan import Plan
@@ -70,10 +71,12 @@ class Search(LookedAt):
 
     def open(self, groups: IntArray) -> None:
         """Look at the layouts of some groups one by one."""
-        rows = self.grow(groups)
-        fit = rows[self.fates[rows] != FATES.index("does_not_fit")]
-        self.candidates = np.concatenate([self.candidates, fit])
-        self.frontier.open(groups)
+        # No layout may be counted twice, or not at all.
+        with deferred():
+            rows = self.grow(groups)
+            fit = rows[self.fates[rows] != FATES.index("does_not_fit")]
+            self.candidates = np.concatenate([self.candidates, fit])
+            self.frontier.open(groups)
 
     def open_all(self) -> None:
         """Look at all layouts that may be below the threshold."""

@@ -249,6 +249,15 @@ def undisturbed() -> Iterator[list[int]]:
             signal.signal(one, handler)
 
 
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Let Ctrl-C, and every other signal that something is done about, come when the block has ended."""
+    with undisturbed() as heard:
+        yield
+    if heard:
+        signal.raise_signal(signal.Signals(heard[0]))
+
+
 def run_interruptibly(
     work: Callable[[], T],
     stop: Callable[[], None],

@@ -7,6 +7,7 @@ second. They prove how much uneven chunks can gain at most: no answer leaves ope
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,7 +30,8 @@ def bound_of_any_chunks(
     by its compute alone.
     """
     space = problem.space.model_copy(update={"interleaved_layers": "any"})
-    means = Means(options, backend(options.backend), [], deadline)
+    # Its progress is none of the solve, whose result is there.
+    means = Means(replace(options, callback=None), backend(options.backend), [], deadline)
     search = Search(problem.model_copy(update={"space": space}), even.space, means, time.monotonic(), (best,))
     search.bound()
     values = np.where(even.space.interleaved, search.result().bounds, even.bounds)

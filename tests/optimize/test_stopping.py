@@ -175,9 +175,10 @@ def test_an_interrupt_before_any_line_leaves_what_is_true(space: str, seed: int)
     with lines_counted(None) as lines:
         whole = solve(problem, options)
     for at in sorted(rng.sample(range(1, lines[0] + 1), min(10, lines[0]))):
-        with lines_counted(at):
+        with lines_counted(at) as reached:
             stopped = solve(problem, options)
-        assert stopped.message == "Interrupted."
+        # How often the progress is told depends on the clock, and a few lines on that.
+        assert (stopped.message == "Interrupted.") == (reached[0] >= at)
         check_stopped(stopped, whole)
 
 
