@@ -103,15 +103,16 @@ def started(solve: Solve) -> Worker:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process started inside ignores Ctrl-C: it is for us to end it, not for the terminal."""
-    if threading.current_thread() is not threading.main_thread():
+    """A process started inside does not hear Ctrl-C: it is for us to end it, not for the terminal. What comes in
+    the meantime comes to us afterwards."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ended(workers: list[Worker]) -> None:
