@@ -267,7 +267,7 @@ class Search(LookedAt):
     def _in_bulk(self) -> bool:
         """Whether uniform plans are priced many at once: all that are looked at are plans, and all ranks alike."""
         alike = not self.problem.other_hardware
-        return alike and self.problem.space.kind == "uniform"
+        return alike and self.problem.space.kind == "uniform" and not self.first_only
 
     def _in_batches(self, rows: IntArray, places: IntArray, values: FloatArray) -> None:
         """Simulate plans in the order given, which is that of their bounds ``values`` [n], as one by one."""
