@@ -103,7 +103,7 @@ def _checked(
     if crossing_costs is None or n == 1:
         return np.zeros(n - 1)
     crossing = cost_array(crossing_costs, (n - 1,), "crossing_costs")
-    if float(np.abs(crossing[np.isfinite(crossing)]).sum()) > MAX_SUM:
+    if sum(np.abs(crossing[np.isfinite(crossing)]).tolist()) > MAX_SUM:
         raise InvalidInputError(f"crossing_costs add up to more than {MAX_SUM:.0e}.", do="Use a larger unit.")
     return crossing
 

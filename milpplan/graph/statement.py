@@ -14,7 +14,7 @@ to nodes that follow another (the same index), and to tables of allowed pairs. A
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -65,18 +65,16 @@ class StrategyGraph:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(
-            self,
-            "node_costs",
-            tuple(cost_array(c, (-1,), f"node_costs[{i}]") for i, c in enumerate(self.node_costs)),
-        )
+        costs = _listed(self.node_costs, "node_costs")
+        put(self, "node_costs", tuple(cost_array(c, (-1,), f"node_costs[{i}]") for i, c in enumerate(costs)))
         if not self.node_costs:
             raise InvalidInputError("node_costs is empty.", "At least one node expected.")
         put(self, "edge_costs", self._matrices(self.edge_costs, "edge_costs"))
         allowed = self._matrices(self.allowed, "allowed")
         put(self, "allowed", {pair: table.astype(np.bool_) for pair, table in allowed.items()})
-        put(self, "follow", {self._node(i, "follow"): self._node(j, "follow") for i, j in self.follow.items()})
-        put(self, "peaks", tuple(self._group(group, g) for g, group in enumerate(self.peaks)))
+        follow = _mapping(self.follow, "follow").items()
+        put(self, "follow", {self._node(i, "follow"): self._node(j, "follow") for i, j in follow})
+        put(self, "peaks", tuple(self._group(group, g) for g, group in enumerate(_listed(self.peaks, "peaks"))))
         self._check_followers()
         self._take_memory()
         self._check_sums()
@@ -120,14 +118,12 @@ class StrategyGraph:
         """
         from milpplan.graph.solving import solve_graph
 
-        if time_limit_s is not None and not time_limit_s >= 0:
-            raise InvalidInputError(
-                f"time_limit_s is {time_limit_s!r}.", "Seconds of at least 0 expected, or None."
-            )
-        if not 0 <= relative_gap < math.inf:
-            raise InvalidInputError(f"relative_gap is {relative_gap!r}.", "A share of at least 0 expected.")
-        if not isinstance(seed, int) or not 0 <= seed < 2**31:
-            raise InvalidInputError(f"seed is {seed!r}.", "A whole number of at least 0 and below 2^31 expected.")
+        if time_limit_s is not None:
+            _require_number(time_limit_s, "time_limit_s", math.inf)
+        _require_number(relative_gap, "relative_gap", MAX_SUM)
+        _require_number(seed, "seed", 2**31 - 1, (int, np.integer))
+        if not isinstance(backend, str):
+            raise InvalidInputError(f"backend is {backend!r}.", "A name expected.")
         return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed, callback, cancelled)
 
     def objective_of(self, choice: npt.ArrayLike) -> float:
@@ -202,7 +198,9 @@ class StrategyGraph:
 
     def _matrices(self, matrices: Mapping[Pair, npt.ArrayLike], what: str) -> dict[Pair, FloatArray]:
         checked = {}
-        for pair, matrix in matrices.items():
+        for pair, matrix in _mapping(matrices, what).items():
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise InvalidInputError(f"{what} has the key {pair!r}.", "A pair of nodes expected.")
             i, j = self._node(pair[0], what), self._node(pair[1], what)
             if i == j:
                 raise InvalidInputError(
@@ -214,14 +212,17 @@ class StrategyGraph:
         return checked
 
     def _group(self, group: Sequence[Peak], index: int) -> tuple[Peak, ...]:
+        group = _listed(group, f"peaks[{index}]")
         if not group:
             raise InvalidInputError(f"peaks[{index}] is empty.", "At least one alternative expected.")
         made = []
         # Repeated layers share their arrays: each is checked once, and is held here, so that its id stays its own.
         known: dict[tuple[int, int], tuple[object, FloatArray]] = {}
         for one in group:
+            if not isinstance(one, Peak):
+                raise InvalidInputError(f"peaks[{index}] holds {one!r}.", "Alternatives of type Peak expected.")
             terms = {}
-            for i, costs in one.terms.items():
+            for i, costs in _mapping(one.terms, f"peaks[{index}]").items():
                 size = self.num_strategies(self._node(i, f"peaks[{index}]"))
                 if (id(costs), size) not in known:
                     checked = cost_array(costs, (size,), f"peaks[{index}] of node {i}")
@@ -262,27 +263,27 @@ class StrategyGraph:
             given = "memory_limit" if self.node_memory is None else "node_memory"
             raise InvalidInputError(f"Only {given} is given.", "Both node_memory and memory_limit expected.")
         if self.alive is not None:
-            put(self, "alive", tuple(tuple(sorted({self._node(i, "alive") for i in one})) for one in self.alive))
+            sets = [_listed(one, "alive") for one in _listed(self.alive, "alive")]
+            put(self, "alive", tuple(tuple(sorted({self._node(i, "alive") for i in one})) for one in sets))
         if self.node_memory is None or self.memory_limit is None:
             return
-        limits = np.atleast_1d(np.asarray(self.memory_limit, np.float64))
+        limits = np.atleast_1d(_doubles(self.memory_limit, "memory_limit"))
         if limits.ndim != 1 or not limits.size or np.isnan(limits).any() or (limits < 0).any():
             raise InvalidInputError(
                 f"memory_limit is {self.memory_limit!r}.", "Numbers of at least 0 expected, one per device."
             )
         put(self, "memory_limit", limits)
-        if len(self.node_memory) != self.num_nodes:
+        memory = _listed(self.node_memory, "node_memory")
+        if len(memory) != self.num_nodes:
             raise InvalidInputError(
-                f"node_memory has {len(self.node_memory)} entries for {self.num_nodes} nodes.",
+                f"node_memory has {len(memory)} entries for {self.num_nodes} nodes.",
                 "One each expected.",
             )
-        put(
-            self, "node_memory", tuple(self._memory(i, one, limits.size) for i, one in enumerate(self.node_memory))
-        )
+        put(self, "node_memory", tuple(self._memory(i, one, limits.size) for i, one in enumerate(memory)))
 
     def _memory(self, node: int, memory: npt.ArrayLike, devices: int) -> FloatArray:
         what, size = f"node_memory[{node}]", self.num_strategies(node)
-        array = np.asarray(memory)
+        array = _doubles(memory, what)
         array = array[:, None] if array.ndim == 1 else array
         checked = cost_array(array, (size, devices), what)
         if (checked < 0).any():
@@ -290,7 +291,10 @@ class StrategyGraph:
         return _finite(checked, what)
 
     def _checked_choice(self, choice: npt.ArrayLike) -> list[int]:
-        array = np.asarray(choice)
+        try:
+            array = np.asarray(choice)
+        except (TypeError, ValueError):
+            raise InvalidInputError(f"A choice is {choice!r}.", "One integer per node expected.") from None
         if array.shape != (self.num_nodes,) or array.dtype.kind not in "iu":
             raise InvalidInputError(
                 f"A choice has shape {array.shape} and type {array.dtype}.",
@@ -316,10 +320,7 @@ def _alternative(one: Peak, picked: Sequence[int]) -> list[float]:
 
 def cost_array(values: npt.ArrayLike, shape: tuple[int, ...], what: str) -> FloatArray:
     """A copy as doubles of the expected shape; no NaN, no minus infinity."""
-    try:
-        array = np.array(values, np.float64)
-    except (TypeError, ValueError):
-        raise InvalidInputError(f"{what} holds what is no number.", "Numbers expected.") from None
+    array = _doubles(values, what)
     expected = array.shape[:1] if shape == (-1,) else shape
     if array.shape != expected or array.size == 0:
         shown = "[strategies], at least one," if shape == (-1,) else str(shape)
@@ -335,6 +336,42 @@ def cost_array(values: npt.ArrayLike, shape: tuple[int, ...], what: str) -> Floa
         )
     array.flags.writeable = False
     return array
+
+
+def _doubles(values: npt.ArrayLike, what: str) -> FloatArray:
+    """A copy as doubles."""
+    try:
+        array = np.array(values)
+        if array.dtype.kind not in "biufO":
+            raise TypeError
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInputError(f"{what} holds what is no number.", "Numbers expected.") from None
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    """What a field lists."""
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
+        raise InvalidInputError(f"{what} is {values!r}.", "A sequence expected.")
+    try:
+        return list(values)
+    except TypeError:
+        raise InvalidInputError(f"{what} is {values!r}.", "A sequence expected.") from None
+
+
+def _mapping(values: Any, what: str) -> Mapping[Any, Any]:
+    if not isinstance(values, Mapping):
+        raise InvalidInputError(f"{what} is {values!r}.", "A mapping expected.")
+    return values
+
+
+def _require_number(
+    value: object, what: str, most: float, kinds: tuple[type, ...] = (int, float, np.integer)
+) -> None:
+    """Refuse what is no number from 0 to ``most``."""
+    if not isinstance(value, kinds) or not 0 <= value <= most:  # type: ignore[operator]
+        whole = "A whole number" if float not in kinds else "A number"
+        raise InvalidInputError(f"{what} is {value!r}.", f"{whole} from 0 to {most} expected.")
 
 
 def _finite(array: FloatArray, what: str) -> FloatArray:

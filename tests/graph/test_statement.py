@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -48,3 +49,39 @@ def test_unknown_backend() -> None:
     """A backend that does not exist is named, with those that do."""
     with pytest.raises(UnknownNameError, match="cpsat"):
         StrategyGraph(TWO).solve("cp-sat")
+
+
+ODD = (
+    5,
+    "a",
+    b"x",
+    [[1, 2], [3]],
+    {0: None},
+    {(0, 0, 0): 1},
+    [5],
+    [[5]],
+    object(),
+    [1j],
+    [10**400],
+    {"a": 1},
+    set(),
+)
+FIELDS = ("node_costs", "edge_costs", "node_memory", "memory_limit", "alive", "follow", "allowed", "peaks")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_value_of_a_field_is_a_traceback(field: str) -> None:
+    """Whatever a field is given, the graph is solved or refused in words."""
+    good = {"node_costs": TWO, "node_memory": TWO, "memory_limit": 9.0}
+    for value in ODD:
+        with contextlib.suppress(InvalidInputError):
+            solution = StrategyGraph(**{**good, field: value}).solve()  # type: ignore[arg-type]
+            assert solution.status in ("optimal", "infeasible")
+
+
+@pytest.mark.parametrize("option", ["backend", "time_limit_s", "hint", "relative_gap", "seed"])
+def test_no_value_of_an_option_is_a_traceback(option: str) -> None:
+    """Wrong types, negative numbers and NaN are refused in words."""
+    for value in (*ODD[1:], -1, float("nan"), -0.5, [0]):
+        with pytest.raises(MilpplanError):
+            StrategyGraph(TWO).solve(**{option: value})  # type: ignore[arg-type]
