@@ -62,7 +62,8 @@ class Scripts:
         outside = self.pick(*OUTSIDE)
         return self.pick(
             f'[ "${name}" = w{number} ]', f'[ -n "${name}" ]', f'[ -z "${outside}" ]', f'[ "${outside}" = full ]',
-            f'[[ ${name} == w* ]]', f"[[ ${outside} == f* || -n ${name} ]]", f"[ {number} -gt 5 ]", "true", "false",
+            f'[[ ${name} == w* ]]', f"[[ ${outside} == f* || -n ${name} ]]", f"[ {number} -gt 5 ]",
+            "true", "false",
             f"[[ {number} -lt 6 && -n ${outside} ]]", f"! [ {number} -eq 3 ]", "[ ${D0:-1} -eq 1 ]",
             f"(( {number} > 6 ))", f'[ "${outside}" = 1 ] && [ {number} -gt 4 ]', f"test -d /nowhere{number}",
         )  # fmt: skip
@@ -104,7 +105,8 @@ class Scripts:
             ),
             lambda: (
                 f"for {self.name()} in {self.word()} {self.word()}; do\n{self.block(level - 1)}\n"
-                f"{self.pick('', self.test() + ' && break', self.test() + ' && continue')}\n{self.command(0)}\ndone"
+                f"{self.pick('', self.test() + ' && break', self.test() + ' && continue')}\n"
+                f"{self.command(0)}\ndone"
             ),
             self.counted,
             lambda: f'while [ -n "$E1" ]; do\n{self.block(level - 1)}\nbreak\ndone',
@@ -153,7 +155,7 @@ class Scripts:
         flags = " ".join(self.word() for _ in range(3))
         train = f'pretrain_gpt.py "${{A0[@]}}" {flags} "$V0" $V1 "${{A1[@]}}" ${{A2[@]}}'
         wrapped = self.pick(
-            f"torchrun {train}", f"env X=1 torchrun {train}", f"GO=\"torchrun pretrain_gpt.py $V2 $V3\"; eval $GO",
+            f"torchrun {train}", f"env X=1 torchrun {train}", "GO=\"torchrun pretrain_gpt.py $V2 $V3\"; eval $GO",
             "export V0 V1; bash -c 'torchrun pretrain_gpt.py --q \"$V0\" $V1'", f"exec torchrun {train}",
             f"if ! torchrun {train}; then exit 1; fi", f"torchrun {train} 2>&1 | cat",
         )  # fmt: skip
@@ -215,7 +217,8 @@ def test_random_scripts_are_read_as_bash_runs_them(tmp_path: Path, count: int) -
         try:
             commands = script_commands(known + text, str(tmp_path / "run.sh"))
         except InvalidInputError as error:
-            assert "line" in error.seen, (seed, text, error)
+            seen = error.seen
+            assert "line" in seen, (seed, text, seen)
             refused += 1
             continue
         ours = [command.words for command in commands if "pretrain_gpt.py" in command.words]

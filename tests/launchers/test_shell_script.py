@@ -81,7 +81,8 @@ def test_any_text_is_read_to_its_end(text: str) -> None:
     try:
         commands = script_commands(text)
     except InvalidInputError as error:
-        assert "line" in error.seen
+        seen = error.seen
+        assert "line" in seen
     else:
         assert all(command.words for command in commands)
 
