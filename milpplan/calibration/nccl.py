@@ -16,6 +16,9 @@ from milpplan.specs.reading import shown
 
 PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """bus bandwidth = passes (n - 1) / n * bytes / time. Source: nccl-tests, doc/PERFORMANCE.md."""
+REDUCING: Final = frozenset({"all_reduce", "reduce_scatter"})
+SAME_FACTOR: Final = 0.02
+"""Two digits after the point of small bandwidths are no better."""
 MICRO: Final = 1e-6
 GIGA: Final = 1e9
 MAX_RANKS: Final = 1_048_576
@@ -27,6 +30,11 @@ _OPERATION = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\b")
 _GPUS = re.compile(r"\bnThread\s+(\d+)\s+nGpus\s+(\d+)\b")
 _COLUMNS = re.compile(r"^#\s+size\s+count\b")
+_TAG = re.compile(r"^\s*(?:\[[^\]\s]*(?: [^\]]*)?\](?:<std(?:out|err)>)?:?|[\w.-]+(?:\[\d+\])?:)(?=[\s#]|$)")
+"""What a launcher sets before a line: ``[0]`` (mpirun -prepend-rank), ``[1,0]<stdout>:`` (--tag-output), ``0:``
+(srun --label), ``node3:`` (pdsh), or a time in brackets."""
+_RANK_TAG = re.compile(r"\[\d+\]")
+"""A tag of a rank within a line, where the program wrote the line in parts."""
 _DO = "Give the whole output of all_reduce_perf, all_gather_perf, reduce_scatter_perf or alltoall_perf."
 
 
@@ -52,9 +60,20 @@ class _Section:
     columns: list[str] = field(default_factory=list)
 
 
+def untagged(text: str) -> list[str]:
+    """Split a text into lines, without the tags of a launcher where the header of the table has one."""
+    lines = text.splitlines()
+    if any(_COLUMNS.match(line) for line in lines):
+        return lines
+    bare = [_TAG.sub("", line) for line in lines]
+    if not any(_COLUMNS.match(line.lstrip()) for line in bare):
+        return lines
+    return [line if line.lstrip().startswith("#") else _RANK_TAG.sub(" ", line) for line in map(str.strip, bare)]
+
+
 def is_nccl_log(text: str) -> bool:
-    """Whether a text has the header of nccl-tests' table."""
-    return any(_COLUMNS.match(line) for line in text.splitlines())
+    """Tell whether a text has the header of nccl-tests' table."""
+    return any(_COLUMNS.match(line) for line in untagged(text))
 
 
 def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusLog]:
@@ -69,11 +88,11 @@ def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusL
     section = _Section(_operation_of(source.rsplit("/", 1)[-1]))
     rows: dict[tuple[str, int], dict[int, list[float]]] = {}
     pairs: dict[tuple[str, int], list[float]] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(untagged(text), start=1):
         if line.lstrip().startswith("#") or not line.lstrip()[:1].isdigit():
             _read_header(line.strip(), section)
         elif section.columns:
-            operation, ranks = _named(section, source, num_gpus)
+            operation, ranks = _named(section, source, num_gpus, line.split())
             size, rate = _row(line, section.columns, PASSES[operation] * (ranks - 1) / ranks, f"{source}:{number}")
             if rate > 0:
                 rows.setdefault((operation, ranks), {}).setdefault(size, []).append(rate)
@@ -125,21 +144,41 @@ def _read_header(line: str, section: _Section) -> None:
             section.operation = named
 
 
-def _named(section: _Section, source: str, num_gpus: int | None) -> tuple[str, int]:
-    if section.operation is None:
+def _recognised(section: _Section, ranks: int, words: list[str]) -> str | None:
+    """The collective whose bus bandwidth is so many times the algorithm's, of those that reduce or do not; None
+    where several are like that."""
+    try:
+        algorithm, bus = (float(words[section.columns.index(name)]) for name in ("algbw", "busbw"))
+        reduces = words[section.columns.index("redop")] != "none"
+    except (ValueError, IndexError):
+        return None
+    if not algorithm > 0 or ranks < 2:
+        return None
+    passes = bus / algorithm * ranks / (ranks - 1)
+    found = [
+        name
+        for name, factor in PASSES.items()
+        if abs(passes / factor - 1.0) < SAME_FACTOR and (name in REDUCING) == reduces
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _named(section: _Section, source: str, num_gpus: int | None, words: list[str]) -> tuple[str, int]:
+    ranks = len(section.ranks) or num_gpus or section.gpus or 0
+    operation = section.operation or _recognised(section, ranks, words)
+    if operation is None:
         raise InvalidInputError(
             f"{source} does not say which collective it measures.",
             f"Expected one of {', '.join(PASSES)} in its text or in its file name.",
             "Name the file after the program, for instance all_reduce_perf.txt.",
         )
-    ranks = len(section.ranks) or num_gpus or section.gpus or 0
     if not 2 <= ranks <= MAX_RANKS:
         raise InvalidInputError(
             f"{source} measures {ranks} ranks." if ranks else f"{source} does not say how many ranks took part.",
             "Expected lines `#  Rank  0 ...`, or `# nThread ... nGpus ...`, of at least 2 ranks.",
             "Give the whole output, or the number of ranks with --gpus-per-node.",
         )
-    return section.operation, ranks
+    return operation, ranks
 
 
 def _row(line: str, columns: list[str], factor: float, place: str) -> tuple[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from milpplan.presets.catalog import hardware_names, load_hardware
 from milpplan.specs.hardware import HardwareSpec
 from milpplan.specs.overlay import USUAL, Overlay, Provenance
 from milpplan.specs.reading import read_bytes, read_text, validated
+from milpplan.units import counted
 from milpplan.validation.reading import MAX_FILE_BYTES, is_packed, read_runs
 
 Kind = Literal["runs", "nccl", "gemm"]
@@ -51,12 +53,38 @@ def kind_of(path: Path) -> Kind:
         return "nccl"
     if is_gemm_csv(text):
         return "gemm"
+    if (steps := megatron_steps_s(text)) is not None:
+        raise _training_log(path, *steps)
     if text.lstrip()[:1] in ("[", "{"):
         return "runs"
     raise InvalidInputError(
         f"{path} is neither a list of runs nor an output of nccl-tests nor a table of products.",
         "Expected JSON, the table with `# size count type ...`, or a CSV whose first line names m, n and k.",
         "See docs/calibration.md for the three formats.",
+    )
+
+
+def megatron_steps_s(text: str) -> tuple[list[float], str | None] | None:
+    """Read the seconds of the steps in a log of Megatron-LM, and the global batch; None for other texts."""
+    found = _ITERATION.findall(text)
+    batch = _BATCH.search(text)
+    return ([float(one) / 1e3 for one in found], None if batch is None else batch[1]) if found else None
+
+
+_ITERATION = re.compile(r"\biteration\s+\d+/\s*\d+ \|.*?elapsed time per iteration \(ms\):\s*([\d.]+) \|")
+_BATCH = re.compile(r"\bglobal batch size:\s*(\d+) \|")
+
+
+def _training_log(path: Path, steps_s: list[float], batch: str | None) -> InvalidInputError:
+    step = f"{statistics.median(steps_s):.6g}"
+    size = "" if batch is None else f", global batch {batch}"
+    return InvalidInputError(
+        f"{path} is a training log of Megatron-LM: {counted(len(steps_s), 'line')} with an iteration time, in the "
+        f"median {step} s{size}; what was trained, on how many GPUs and under which degrees it does not say.",
+        "Expected runs as JSON, which say that beside the time, an output of nccl-tests, or a CSV of products.",
+        "Write a record of the run, "
+        '[{"id": "mine", "model": {"name": "llama3-8b"}, "hardware": {...}, "parallel": {"tp": 8, ...}, '
+        f'"measured": {{"step_time_s": {step}}}}}], as docs/validation.md describes, and calibrate with that.',
     )
 
 

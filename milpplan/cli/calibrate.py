@@ -10,6 +10,8 @@ from rich.console import Console
 from milpplan.calibration.overlay_file import write_overlay
 from milpplan.calibration.sources import calibrated
 from milpplan.calibration.tables import document_text, report
+from milpplan.cli.arguments import positive
+from milpplan.cli.interrupts import limited
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.reports.files import check_writable
@@ -23,12 +25,14 @@ def run(
     name: str | None,
     constants: list[str],
     gpus: int | None,
+    time_limit_s: float | None,
     as_json: bool,
 ) -> ExitCode:
     """Fit, print, write."""
+    positive(time_limit_s, "--time-limit", "number of seconds")
     check_writable(out)
     console = Console(file=sys.stderr)
-    with console.status("reading") as status, within_range():
+    with limited(time_limit_s), console.status("reading") as status, within_range():
         told = status.update if console.is_terminal else None
         result = calibrated(source, hardware, name, out, constants or USUAL, gpus, told)
     write_overlay(out, result.overlay)

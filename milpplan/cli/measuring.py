@@ -64,12 +64,16 @@ def calibrate(
             "--gpus-per-node", metavar="N", min=2, help="Ranks of an nccl-tests output that does not say them."
         ),
     ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", metavar="S", help="Give up after S seconds, without an overlay."),
+    ] = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Fit constants of hardware and software to your own measurements, as an overlay on a description."""
     from milpplan.cli import calibrate as calibration
 
-    code = calibration.run(source, hardware, out, name, constant or [], gpus_per_node, as_json)
+    code = calibration.run(source, hardware, out, name, constant or [], gpus_per_node, time_limit, as_json)
     raise typer.Exit(int(code))
 
 

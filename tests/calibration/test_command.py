@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from milpplan import load_hardware
 from milpplan.calibration.overlay_file import write_overlay
+from milpplan.cli import calibrate, interrupts
 from milpplan.reports.document import ResultDocument, SimulationDocument
 from milpplan.specs.overlay import Constants, Factor
 from tests.calibration.cases import Theta, measured_under, steps, varied
@@ -121,3 +124,36 @@ def test_other_mistakes(tmp_path: Path, runs_path: Path) -> None:
             *name,
         )
     )
+
+
+def test_a_training_log_is_named_and_its_step_read(tmp_path: Path) -> None:
+    """A log of Megatron-LM says how long a step takes and not of what: the message names both and the way on."""
+    lines = [
+        f"[2025-01-01 00:00:00] iteration {number:8}/     100 | consumed samples: {128 * number:12} | elapsed "
+        f"time per iteration (ms): {ms} | learning rate: 1.000E-05 | global batch size:   128 | lm loss: 1.1E+01 |"
+        for number, ms in enumerate((9100.5, 8512.3, 8500.1), start=10)
+    ]
+    source, out = tmp_path / "meg.log", tmp_path / "out.toml"
+    source.write_text("\n".join(lines))
+    told = refused(run("calibrate", str(source), "--hardware", "dgx-h100", "--out", str(out)))
+    for word in ("training log of Megatron-LM", "3 lines", "8.5123 s, global batch 128", '"step_time_s": 8.5123'):
+        assert word in told
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """A source or a hardware file that is a pipe is refused at once: nobody may ever write to it."""
+    pipe, out = tmp_path / "pipe", str(tmp_path / "out.toml")
+    os.mkfifo(pipe)
+    refused(run("calibrate", str(pipe), "--hardware", "dgx-h100", "--out", out))
+    refused(run("calibrate", str(tmp_path), "--hardware", str(pipe), "--out", out))
+
+
+def test_the_time_limit_ends_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit that would never end is left at the limit with the code of a command without an answer; no overlay."""
+    out = tmp_path / "out.toml"
+    monkeypatch.setattr(interrupts, "LATE_S", 0.0)
+    monkeypatch.setattr(calibrate, "calibrated", lambda *_: signal.pause())
+    words = ["calibrate", str(tmp_path), "--hardware", "dgx-h100", "--out", str(out)]
+    assert run(*words, "--time-limit", "0.1").exit_code == 5
+    assert not out.exists()
+    refused(run(*words, "--time-limit", "-1"))

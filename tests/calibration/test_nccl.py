@@ -153,3 +153,47 @@ def test_several_nodes_say_the_network() -> None:
     assert found.constants.scale_out_efficiency.value == pytest.approx(0.5, rel=1e-3)
     with pytest.raises(InvalidInputError, match="12 ranks"):
         fit_bus(parse_nccl(log(number=12), "log.txt"), base)
+
+
+TAGS = {
+    "mpirun -prepend-rank": "[0]",
+    "mpirun --tag-output": "[1,0]<stdout>:",
+    "mpirun --tag-output, later": "[1,0]<stdout>: ",
+    "srun --label": "0: ",
+    "srun --label of many": " 0: ",
+    "pdsh": "node-17: ",
+    "a time": "[2026-01-31 12:00:00] ",
+    "torchrun": "[default0]:",
+}
+
+
+@pytest.mark.parametrize("tag", TAGS.values(), ids=TAGS)
+@pytest.mark.parametrize("program", ["all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf"])
+def test_tags_of_a_launcher_change_nothing(tag: str, program: str) -> None:
+    """An output whose lines a launcher has tagged is read as without the tags."""
+    plain = log(program)
+    text = "".join(f"{tag}{line}\n" for line in plain.splitlines())
+    assert is_nccl_log(text)
+    assert parse_nccl(text, "log.txt") == parse_nccl(plain, "log.txt")
+
+
+def test_a_tag_within_a_line_is_no_number() -> None:
+    """Where the program wrote a row in two parts, mpirun has tagged both."""
+    text = "".join(f"[0]{line}\n" for line in log().replace("      -1 ", "      -1[0] ").splitlines())
+    assert "-1[0]" in text
+    assert parse_nccl(text, "log.txt") == parse_nccl(log(), "log.txt")
+
+
+@pytest.mark.parametrize(
+    ("redop", "factor", "operation"),
+    [("sum", 2 * 7 / 8, "all_reduce"), ("sum", 7 / 8, "reduce_scatter"), ("none", 7 / 8, None)],
+)
+def test_the_bandwidths_say_which_collective_it_was(redop: str, factor: float, operation: str | None) -> None:
+    """Without the program's name the bus bandwidth over the algorithm's tells those apart that reduce; gathering
+    and exchanging are alike, so that the name is asked for."""
+    text = log("perf", redop=redop).replace("    0.00    0.00      0", f"  100.00  {100 * factor:.2f}      0")
+    if operation is None:
+        with pytest.raises(InvalidInputError, match="does not say which collective"):
+            parse_nccl(text, "log.txt")
+    else:
+        assert [one.operation for one in parse_nccl(text, "log.txt")] == [operation]
