@@ -184,6 +184,13 @@ def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
     return np.asarray(_ns(seconds)[:, EXPOSED].sum(axis=1))
 
 
+def least_layer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
+    """Nanoseconds of a layer's kernels alone, [K, Phase, n]: no more than ``layer_durations_ns`` says, wherever
+    the groups of ranks lie. For our own times: another cost model may not tell kernels from communication."""
+    seconds = np.stack([layer_seconds(problem, kind, columns)[Part.COMPUTE] for kind in problem.model.kinds])
+    return np.asarray(np.floor(np.minimum(seconds * NS_PER_S, LARGEST)), dtype=np.int64)
+
+
 def layout_costs(problem: Problem, columns: LayoutColumns) -> CostTable:
     """Constants of every layout, computed once for each distinct combination of the keys that matter."""
     rows, place = distinct(columns, COST_KEYS, ("rank_order",))

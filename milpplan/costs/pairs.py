@@ -29,6 +29,8 @@ from milpplan.units import NS_PER_S
 
 LAYER_COMMUNICATION = (Part.TP, Part.CP, Part.EP, Part.TP_HIDDEN, Part.CP_HIDDEN)
 """Seconds of communication inside a layer, whether it is exposed when the layer runs alone or not."""
+PAIR_ROUNDING_NS = 2 * (len(Part) * len(Phase) + 1)
+"""By how much ``least_paired_ns`` may be below the kernels of both layers for the rounding of its parts."""
 WHOLE = (Phase.BACKWARD, Phase.WEIGHT)
 
 

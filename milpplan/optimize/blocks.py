@@ -36,17 +36,11 @@ class Blocks:
     shardings: Choices
 
     @staticmethod
-    def of_families(columns: Columns, like: Blocks | None) -> Blocks:
-        """Make every family a block, with the fields of the blocks that it is ``like``, at 0 where the families
-        lack them."""
-        size = len(columns["tp"])
-        if like is None:
-            return Blocks(columns, *(Choices.none(size) for _ in range(3)))
-        names = (*like.columns, *like.switches.table, *like.stages.table)
-        filled = columns | {name: np.zeros(size, dtype=np.int64) for name in names if name not in columns}
-        switches, stages = (Choices.of_rows(filled, list(own.table)) for own in (like.switches, like.stages))
-        own = {name: filled[name] for name in filled if name not in (*switches.table, *stages.table)}
-        return Blocks(own, switches, stages, Choices.none(size))
+    def of_families(columns: Columns, switches: Collection[str], stages: Collection[str]) -> Blocks:
+        """Make every family a block; ``switches`` and ``stages`` name the columns that are its choices."""
+        own = {name: values for name, values in columns.items() if name not in (*switches, *stages)}
+        none = Choices.none(len(columns["tp"]))
+        return Blocks(own, Choices.of_rows(columns, switches), Choices.of_rows(columns, stages), none)
 
     @staticmethod
     def joined(parts: Sequence[Blocks]) -> Blocks:

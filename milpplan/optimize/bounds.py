@@ -34,10 +34,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.costs.columns import FloatArray, IntArray, LayoutColumns
-from milpplan.costs.distinct import distinct_layers
-from milpplan.costs.layers import Phase
-from milpplan.costs.layout_costs import CostTable, layer_durations_ns, usable_memory_bytes
-from milpplan.costs.pairs import least_paired_ns
+from milpplan.costs.distinct import LAYER_KEYS, distinct, distinct_layers
+from milpplan.costs.layers import ONCE, Phase
+from milpplan.costs.layout_costs import CostTable, layer_durations_ns, least_layer_ns, usable_memory_bytes
+from milpplan.costs.pairs import PAIR_ROUNDING_NS, least_paired_ns
 from milpplan.optimize.counting import counted_bound
 from milpplan.optimize.pricing import (
     GPIPE,
@@ -68,8 +68,11 @@ class LayoutBounds:
     memory_bytes: FloatArray
 
 
-def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
+def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
     """Lower bounds of the step time from the layers' compute alone, nanoseconds [n].
+
+    ``placed``: with the communication inside the layers, which depends on where the groups of ranks lie; without
+    it, the bound is the same for all orders of ranks.
 
     No memory and no sharding, so only the distinct layers are costed. It is the mean over the ranks of the paths
     above, F and B being the forwards and backwards of the whole model: (m F + (m + P - 1) B) / P for 1f1b,
@@ -77,8 +80,8 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
     m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1
     (m F + (m + P - 1) B + (m - P) W) / P. Of the m micro-batches at most m - P are in pairs.
     """
-    rows, inverse = distinct_layers(problem, columns)
-    layers = layer_durations_ns(problem, columns.take(rows))
+    rows, inverse = rows_of_layers(problem, columns, placed)
+    layers = layers_ns(problem, columns.take(rows), placed)
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(layers)).astype(np.float64)
     forward = over_kinds(counts, layers[:, Phase.FORWARD].astype(np.float64))[inverse]
     backward = over_kinds(counts, layers[:, Phase.BACKWARD].astype(np.float64))[inverse]
@@ -92,12 +95,26 @@ def compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
         bound += np.where(split & deep, np.maximum(m - P, 0) * weight / P, 0.0)
         bound = np.maximum(bound, np.where(split, m * (forward + backward + weight) / P, 0.0))
         if columns.runs_pairs.any():
-            least = least_paired_ns(problem, columns.take(rows)).sum(axis=1).astype(np.float64)
+            if placed:
+                least = least_paired_ns(problem, columns.take(rows)).sum(axis=1).astype(np.float64)
+            else:
+                least = np.maximum(layers[:, ONCE].sum(axis=1) - PAIR_ROUNDING_NS, 0).astype(np.float64)
             paired = P * (forward + backward + weight) + (m - P) * over_kinds(counts, least)[inverse]
             return np.asarray(
                 np.where(columns.runs_pairs, paired / P, np.maximum(bound, forward + backward)) * SAFETY
             )
     return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
+
+
+def rows_of_layers(problem: Problem, columns: LayoutColumns, placed: bool) -> tuple[IntArray, IntArray]:
+    """Representatives and inverse (``unique_rows``) of the layouts whose layers differ, but for where they lie
+    unless they are ``placed``."""
+    return distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
+
+
+def layers_ns(problem: Problem, columns: LayoutColumns, placed: bool) -> IntArray:
+    """Durations of a layer of each kind, [K, Phase, n]; its kernels alone unless they are ``placed``."""
+    return layer_durations_ns(problem, columns) if placed else least_layer_ns(problem, columns)
 
 
 def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> LayoutBounds:

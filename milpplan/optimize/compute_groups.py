@@ -6,18 +6,23 @@ The bound from the layers' compute alone (``mixed_bounds.cluster_compute_bounds`
 same of these switches have the same bound: some twenty where all switches are open. It is computed once, and the
 rows of a group are only made where somebody looks at its layouts one by one.
 
-Blocks whose layers' states alone are too large for the device, whatever is sharded and offloaded, have no bounds:
-none of their layouts fits (``fitting_blocks``).
+Blocks whose layers' states alone are too large for the device, whatever is sharded and offloaded, have no groups:
+none of their layouts fits (``fitting_blocks``). Of large spaces not even the groups are all made: a bound without
+communication holds for all blocks that differ in nothing but the order of their ranks, whatever their switches
+(``BlockClasses``), and only blocks that it does not exclude are taken apart into groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns, constant
+from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns, constant, unique_rows
+from milpplan.costs.cost_models import has_own_times
 from milpplan.costs.distinct import LAYER_KEYS
 from milpplan.costs.layout_costs import usable_memory_bytes
 from milpplan.costs.states import STATE_OFFLOADS, least_held_bytes
@@ -28,50 +33,61 @@ from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.uniform import uniform_compute_bounds
 from milpplan.specs.problem import Problem
 
+BLOCK_KEYS = (
+    *("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "global_batch_size", "replica_micro_batches"),
+)
+"""What kernels, states and weights of a block's layouts depend on, besides its choices."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComputeGroups:
-    """The groups of a space.
+    """The groups of some blocks of a space.
 
     ``block``, ``switch`` (a row of ``alike.choices``) and ``stage`` (place among those of the block) say which
-    they are; ``weights`` and ``limits_ns`` are those of their steps, ``bounds_ns`` lower bounds of these (infinite
-    where no layout fits); all [g]. ``fits`` [b]: ``fitting_blocks``.
+    they are; ``bounds_ns`` are lower bounds of their steps; all [g].
     """
 
     space: LayoutSpace
     alike: Alike
-    block: IntArray
-    switch: IntArray
-    stage: IntArray
-    weights: FloatArray
-    limits_ns: FloatArray
+    block: npt.NDArray[np.int32]
+    switch: npt.NDArray[np.int32]
+    stage: npt.NDArray[np.int32]
     bounds_ns: FloatArray
-    fits: BoolArray
 
     @staticmethod
-    def of(problem: Problem, space: LayoutSpace) -> ComputeGroups:
-        """All groups of a space, block by block."""
-        alike = space.switches.alike(LAYER_KEYS)
+    def of(problem: Problem, space: LayoutSpace, alike: Alike, blocks: IntArray) -> ComputeGroups:
+        """All groups of some blocks, block by block; ``alike``: the space's switches by what computes alike."""
         seen = replace(space, switches=alike.choices)
-        block, place = within(seen.num_families)
+        number, place = within(seen.num_families[blocks])
+        block = blocks[number]
         switch, stage = chosen_rows(seen.switches, seen.stages, block, place)
-        fits = fitting_blocks(problem, space)
-        bounds = np.full(len(block), np.inf)
-        bounds[fits[block]] = _bounds_ns(problem, seen.families_of(np.flatnonzero(fits)))
-        weights, limits = (values[block] for values in objective_weights(problem, space.blocks))
-        return ComputeGroups(
-            space, alike, block, switch, stage - seen.stages.starts[block], weights, limits, bounds, fits
-        )
+        bounds = _bounds_ns(problem, seen.families_of(blocks))
+        stage = stage - seen.stages.starts[block]
+        return ComputeGroups(space, alike, _short(block), _short(switch), _short(stage), bounds)
 
-    @property
-    def values(self) -> FloatArray:
-        """Lower bounds of the objective of each group's layouts, [g]; infinite where none meets the deadline."""
-        return np.where(self.bounds_ns > self.limits_ns, np.inf, self.bounds_ns * self.weights)
+    @staticmethod
+    def none(space: LayoutSpace, alike: Alike) -> ComputeGroups:
+        """No groups."""
+        none = np.zeros(0, dtype=np.int32)
+        return ComputeGroups(space, alike, none, none, none, np.zeros(0))
+
+    @staticmethod
+    def joined(parts: Sequence[ComputeGroups]) -> ComputeGroups:
+        """The groups of several sets of blocks of a space, one after another."""
+        names = ("block", "switch", "stage", "bounds_ns")
+        own = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        return ComputeGroups(parts[0].space, parts[0].alike, *own)
 
     @property
     def sizes(self) -> IntArray:
         """Layouts of each group, [g]; where the space does not keep all of its rows, at most so many."""
         return np.asarray(self.alike.counts[self.switch] * self.space.shardings.counts[self.block])
+
+    @property
+    def interleaved(self) -> BoolArray:
+        """Whether the layouts of each group have several virtual stages a rank, [g]."""
+        stages = self.space.stages
+        return np.asarray(stages.table["vpp"][stages.starts[self.block] + self.stage] > 1)
 
     def layouts(self, groups: IntArray) -> tuple[IntArray, IntArray]:
         """The rows of the layouts of some groups, group by group, and the group of each."""
@@ -88,17 +104,62 @@ class ComputeGroups:
         return rows[there], group[there]
 
 
+def _short(places: IntArray) -> npt.NDArray[np.int32]:
+    """Places in half of the memory: there are millions."""
+    return places.astype(np.int32)
+
+
+def alike_switches(space: LayoutSpace) -> Alike:
+    """The switches of a space by those that the layers' compute depends on."""
+    return space.switches.alike(LAYER_KEYS)
+
+
 def fitting_blocks(problem: Problem, space: LayoutSpace) -> BoolArray:
     """Blocks with layouts that may fit, [b]: those whose layers' states leave room on the device with the best of
     the space's ways to shard and to offload them."""
+    return _may_fit(problem, space.blocks)
+
+
+def _may_fit(problem: Problem, blocks: LayoutColumns) -> BoolArray:
     if problem.other_hardware:
-        return np.ones(len(space.blocks), dtype=np.bool_)
-    blocks, own = space.blocks, problem.space
+        return np.ones(len(blocks), dtype=np.bool_)
+    own = problem.space
     away = {name: constant(True in getattr(own, name), len(blocks), np.bool_) for name in STATE_OFFLOADS}
     stages = (constant(stage, len(blocks)) for stage in own.zero_stage)
     ways: list[dict[str, Any]] = [{"zero_stage": stage, **away} for stage in stages]
     held = [least_held_bytes(problem, replace(blocks, **way)) for way in ways]
     return np.asarray(np.min(held, axis=0) * SAFETY <= usable_memory_bytes(problem))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockClasses:
+    """Blocks that differ in nothing but where their ranks lie: ``first`` [c] is a block of each class, ``key`` [b]
+    the class of each block."""
+
+    first: IntArray
+    key: IntArray
+
+    @staticmethod
+    def of(problem: Problem, space: LayoutSpace) -> BlockClasses:
+        """The classes of a space; every block by itself where a cost model is not ours."""
+        if not has_own_times(problem):
+            every = np.arange(len(space.blocks))
+            return BlockClasses(every, every)
+        columns = [getattr(space.blocks, name) for name in BLOCK_KEYS]
+        lists = [factor.lists()[3] for factor in (space.switches, space.stages)]
+        return BlockClasses(*unique_rows(*columns, *lists))
+
+    def least_ns(self, problem: Problem, space: LayoutSpace, classes: IntArray) -> FloatArray:
+        """Lower bounds of the steps of all layouts of some classes, nanoseconds [c], from the layers' kernels
+        alone; infinite where a block has no layouts."""
+        switches, stages = alike_switches(space).choices, space.stages.alike(("schedule",)).choices
+        seen = replace(space, switches=switches, stages=stages)
+        blocks = self.first[classes]
+        number, _ = within(seen.num_families[blocks])
+        bounds = cluster_compute_bounds(problem, seen.families_of(blocks), placed=not has_own_times(problem))
+        least = np.full(len(classes), np.inf)
+        np.minimum.at(least, number, bounds)
+        return least
 
 
 def _bounds_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:
@@ -115,8 +176,10 @@ def _bounds_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:
 def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
     """Lower bounds of the objective of every layout, [n], from the layers' compute alone; infinite where it cannot
     meet the deadline, or its states alone do not fit."""
-    groups = ComputeGroups.of(problem, space)
+    fits = np.flatnonzero(fitting_blocks(problem, space))
+    groups = ComputeGroups.of(problem, space, alike_switches(space), fits)
     rows, group = groups.layouts(np.arange(len(groups.block)))
-    values = np.empty(len(space))
-    values[rows] = groups.values[group]
+    weights, limits = (column[groups.block[group]] for column in objective_weights(problem, space.blocks))
+    bounds, values = groups.bounds_ns[group], np.full(len(space), np.inf)
+    values[rows] = np.where(bounds > limits, np.inf, bounds * weights)
     return values

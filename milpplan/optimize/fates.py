@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray
-from milpplan.optimize.compute_groups import compute_values, fitting_blocks
+from milpplan.optimize.compute_groups import compute_values
+from milpplan.optimize.frontier import Frontier
 from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.specs.problem import Problem
 
@@ -28,9 +29,8 @@ PRUNED: tuple[Fate, ...] = ("does_not_fit", "bounded", "relaxed")
 class LayoutFates:
     """The certificate: every legal layout, a proved lower bound on its objective, and what decided it.
 
-    Layouts that the search never looked at one by one are bounded by their compute alone, in groups that share
-    the bound, or do not fit with the rest of their block (``compute_groups``); the bounds of each are only listed
-    when somebody asks.
+    Of layouts that the search never looked at one by one, the ``frontier`` knows the bound of their group or
+    block; the bounds of each are only listed when somebody asks.
     """
 
     problem: Problem
@@ -39,8 +39,8 @@ class LayoutFates:
     """The layouts that were looked at."""
     own_bounds: FloatArray
     own_fates: npt.NDArray[np.int8]
-    closed_open: int
-    """Of the others, those whose bound is below the threshold."""
+    frontier: Frontier
+    """All others."""
     threshold: float
     """Layouts with a bound from here on are ``bounded``."""
     best: float | None = None
@@ -56,32 +56,41 @@ class LayoutFates:
     @cached_property
     def fates(self) -> npt.NDArray[np.int8]:
         """Indices into ``FATES``, [n]."""
-        open_, bounded = FATES.index("open"), FATES.index("bounded")
-        found = np.where(self.bounds >= self.threshold, bounded, open_).astype(np.int8)
-        found[~self._fits[self.space.block_of(np.arange(len(found)))]] = FATES.index("does_not_fit")
+        fits = self.frontier.fits[self.space.block_of(np.arange(len(self.space)))]
+        found = self._of_closed(self.bounds, fits)
         found[self.rows] = self.own_fates
         return found
 
-    @cached_property
-    def _fits(self) -> BoolArray:
-        """Blocks with layouts that may fit, [b]."""
-        return fitting_blocks(self.problem, self.space)
+    def _of_closed(self, values: FloatArray, fits: BoolArray) -> npt.NDArray[np.int8]:
+        """Fates of layouts that were not looked at by their bounds, and by whether they may fit, [n]."""
+        names: tuple[Fate, ...] = ("open", "bounded", "does_not_fit")
+        open_, bounded, too_large = (FATES.index(name) for name in names)
+        found = np.where(values >= self.threshold, bounded, open_)
+        return np.where(fits, found, too_large).astype(np.int8)
 
     @cached_property
-    def _too_large(self) -> int:
-        """Layouts that were not looked at because their whole block does not fit."""
-        per_block = np.bincount(self.space.block_of(self.rows), minlength=len(self._fits))
-        return int((self.space.sizes - per_block)[~self._fits].sum())
+    def parts(self) -> tuple[tuple[FloatArray, npt.NDArray[np.int8], IntArray], ...]:
+        """All layouts, those together that share a bound: bounds, fates, numbers of layouts, [n] in each part."""
+        closed = (
+            (piece.values, self._of_closed(piece.values, piece.fits), piece.sizes)
+            for piece in self.frontier.pieces()
+        )
+        return (self.own_bounds, self.own_fates, np.ones(len(self.rows), dtype=np.int64)), *closed
+
+    def least(self, interleaved: bool) -> float:
+        """Proved lower bound of the objective over the layouts with several virtual stages a rank, or over those
+        with one."""
+        own = (self.space.vpp_of(self.rows) > 1) == interleaved
+        found = [float(self.own_bounds[own].min(initial=np.inf))]
+        for piece in self.frontier.pieces():
+            among = piece.interleaved if interleaved else piece.plain
+            found.append(float(piece.values[among].min(initial=np.inf)))
+        return min(found)
 
     def count(self, fate: Fate) -> int:
         """Layouts with a fate."""
-        own = int((self.own_fates == FATES.index(fate)).sum())
-        if fate == "does_not_fit":
-            return own + self._too_large
-        if fate == "open":
-            return own + self.closed_open
-        others = len(self.space) - len(self.rows) - self._too_large - self.closed_open
-        return own + (others if fate == "bounded" else 0)
+        code = FATES.index(fate)
+        return sum(int(sizes[fates == code].sum()) for _, fates, sizes in self.parts)
 
     @property
     def pruned_fraction(self) -> float | None:

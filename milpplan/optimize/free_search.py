@@ -48,7 +48,7 @@ class FreeSearch:
         with free interleaved splits are branched a few nodes at a time, always the one with the least bound."""
         search = self.search
         self._queue()
-        branched = (search.space.take(search.queue).vpp > 1) & self._any_chunks
+        branched = (search.space.vpp_of(search.queue) > 1) & self._any_chunks
         rows = search.queue[~branched]
         for row in (self._roomiest_too(rows) if search.first_only else rows).tolist():
             if search.is_over() or (search.first_only and self.solver.counters.work_s > FIRST_PLAN_WORK_S):

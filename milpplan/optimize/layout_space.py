@@ -212,7 +212,9 @@ class LayoutSpace:
         }
         return replace(self.blocks.take(block, chosen), **chosen)
 
-    def first_rows(self, block: IntArray, switch: IntArray, stage: IntArray) -> tuple[IntArray, IntArray]:
+    def first_rows(
+        self, block: npt.NDArray[np.integer], switch: IntArray, stage: npt.NDArray[np.integer]
+    ) -> tuple[IntArray, IntArray]:
         """The first crossed row and the number of shardings of families by their blocks and the places of their
         switches and stages there, [n]."""
         shardings, start = self.shardings.counts[block], self._first[block]
@@ -246,9 +248,17 @@ class LayoutSpace:
         return crossed if self.kept is None else crossed[self.kept]
 
     @property
-    def interleaved(self) -> npt.NDArray[np.bool_]:
-        """Whether each layout has several virtual stages a rank, [n]."""
-        return self.spread(self.families.vpp > 1)
+    def is_interleaved(self) -> bool:
+        """Whether some layouts have several virtual stages a rank."""
+        return bool((self.stages.table["vpp"][self.stages.of(np.flatnonzero(self.sizes)).lists()[0]] > 1).any())
+
+    def vpp_of(self, rows: npt.NDArray[np.integer]) -> IntArray:
+        """Virtual stages a rank of some layouts, [n]."""
+        crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
+        block = np.searchsorted(self._ends, crossed, side="right")
+        family = (crossed - self._first[block]) // self.shardings.counts[block]
+        _, stage = chosen_rows(self.switches, self.stages, block, family)
+        return np.asarray(self.stages.table["vpp"][stage])
 
     def find(self, layout: Layout) -> int | None:
         """The row of a layout, None where the space does not hold it."""

@@ -188,7 +188,8 @@ def layout_space(
     stages = not problem.other_hardware or "stages" in problem.space.mixing
     parts = [_pipelines(problem, sieve)] if stages else []
     if problem.other_hardware and "replicas" in problem.space.mixing:
-        parts.append(Blocks.of_families(_different_replicas(problem, sieve), parts[0] if parts else None))
+        switches = ("sequence_parallel", *asked_switches(problem))
+        parts.append(Blocks.of_families(_different_replicas(problem, sieve), switches, ("vpp", "schedule")))
     return _shardings(problem, sieve, parts[0] if len(parts) == 1 else Blocks.joined(parts), forbidden)
 
 

@@ -14,6 +14,7 @@ from milpplan.optimize.bounds import SAFETY
 from milpplan.optimize.fates import FATES
 from milpplan.optimize.frontier import Frontier
 from milpplan.optimize.layout_space import LayoutSpace
+from milpplan.optimize.means import Means
 from milpplan.specs.problem import Problem
 
 
@@ -23,6 +24,7 @@ class LookedAt:
 
     problem: Problem
     whole: LayoutSpace
+    means: Means
     frontier: Frontier = field(init=False)
     """The groups of layouts that are not looked at one by one: no arrays hold them."""
     space: LayoutSpace = field(init=False)
@@ -42,7 +44,7 @@ class LookedAt:
     simulated: BoolArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.frontier = Frontier(self.problem, self.whole)
+        self.frontier = Frontier(self.problem, self.whole, self.means.budget)
         none = np.zeros(0, dtype=np.int64)
         self.space, self.memory = self.whole.only(none), np.zeros(0)
         self.weights, self.limits_ns, self.bounds_ns = np.zeros((3, 0))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from milpplan.errors import UnavailableError
 from milpplan.optimize.counters import Counters
+from milpplan.optimize.frontier import BUDGET, Budget
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solution import Backend, end_if
 
@@ -23,6 +24,7 @@ class Means:
     counters: Counters = field(default_factory=Counters)
     unavailable: dict[str, str] = field(default_factory=dict)
     """What could not run, by what it says of it: others went on without it."""
+    budget: Budget = BUDGET
 
     def without(self, error: UnavailableError) -> None:
         """Remember that something could not run."""

@@ -19,17 +19,18 @@ from collections.abc import Callable
 import numpy as np
 
 from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.costs.distinct import distinct_layers
 from milpplan.costs.layers import ONCE
-from milpplan.costs.layout_costs import CostTable, layer_durations_ns
+from milpplan.costs.layout_costs import CostTable
 from milpplan.costs.mixed_costs import AnyTable, ClusterTable, types_of_ranks
 from milpplan.costs.replica_costs import ReplicaTable
 from milpplan.optimize.bounds import (
     SAFETY,
     LayoutBounds,
     compute_bounds,
+    layers_ns,
     layout_bounds,
     path_coefficients,
+    rows_of_layers,
     tail,
 )
 from milpplan.optimize.pricing import (
@@ -48,29 +49,29 @@ from milpplan.specs.plan import order_of
 from milpplan.specs.problem import Problem
 
 
-def cluster_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """``bounds.compute_bounds`` for any cluster, nanoseconds [n].
+def cluster_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
+    """``bounds.compute_bounds`` for any cluster, nanoseconds [n]; ``placed`` as there.
 
     Several types: weights y_t of the ranks of type t, inversely as the whole model's work on it, and every kind
     of layer at its cheapest type: (F + B) + y ((m - P) F + (m - 1) B) for 1f1b, y m (F + B) in general. With
     weight gradients W apart, y m (F + B + W), and for zb-h1 y (m - P) W more than for 1f1b.
     """
     if not problem.other_hardware:
-        return compute_bounds(problem, columns)
+        return compute_bounds(problem, columns, placed)
     if not columns.any_of("replica_micro_batches"):
-        return _pipeline_compute_bounds(problem, columns)
+        return _pipeline_compute_bounds(problem, columns, placed)
     different, bound = columns.replica_micro_batches > 0, np.empty(len(columns))
-    bound[different] = replica_compute_bounds(problem, columns.take(different))
-    bound[~different] = _pipeline_compute_bounds(problem, columns.take(~different))
+    bound[different] = replica_compute_bounds(problem, columns.take(different), placed)
+    bound[~different] = _pipeline_compute_bounds(problem, columns.take(~different), placed)
     return bound
 
 
-def _pipeline_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
+def _pipeline_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool) -> FloatArray:
     """Of layouts whose replicas are alike."""
-    rows, inverse = distinct_layers(problem, columns)
+    rows, inverse = rows_of_layers(problem, columns, placed)
     part = columns.take(rows)
     types = range(len(problem.node_types))
-    layers = np.stack([layer_durations_ns(problem.on_type(t), part) for t in types]).astype(np.float64)
+    layers = np.stack([layers_ns(problem.on_type(t), part, placed) for t in types]).astype(np.float64)
     forward, backward, weight = (layers[:, :, phase][..., inverse] for phase in ONCE)
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=forward.shape[1]).astype(np.float64)
     m, P = columns.num_micro_batches, columns.pp
@@ -79,11 +80,11 @@ def _pipeline_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatA
     weights = (speed / (P * (share[:, None] * speed).sum(axis=0)))[:, None]
     deep = ((columns.schedule != INTERLEAVED) & ~columns.ends_meet & (m >= P)).astype(np.float64)
     apart = deep * columns.split_backward * (m - P)
-    placed = deep * (forward + backward) + weights * ((m - deep * P) * forward + (m - deep) * backward)
-    placed += weights * apart * weight
+    paths = deep * (forward + backward) + weights * ((m - deep * P) * forward + (m - deep) * backward)
+    paths += weights * apart * weight
     work = over_kinds(counts, (weights * m * (forward + backward + weight)).min(axis=0))
     once = over_kinds(counts, (forward + backward).min(axis=0))
-    return np.asarray(np.maximum.reduce([over_kinds(counts, placed.min(axis=0)), work, once]) * SAFETY)
+    return np.asarray(np.maximum.reduce([over_kinds(counts, paths.min(axis=0)), work, once]) * SAFETY)
 
 
 def cluster_bounds(problem: Problem, columns: LayoutColumns, costs: AnyTable) -> LayoutBounds:

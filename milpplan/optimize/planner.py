@@ -215,7 +215,7 @@ def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
     if deadline.passed:
         return result
     try:
-        if not layouts.space.interleaved.any():
+        if not layouts.space.is_interleaved:
             return replace(result, any_chunks_bound=result.objective_bound)
         bound = bound_of_any_chunks(problem, layouts, plan, options, deadline.until)
     except (KeyboardInterrupt, MemoryError):

@@ -16,10 +16,10 @@ from milpplan.optimize.uniform import UniformBounds, uniform_bounds
 from milpplan.specs.problem import Problem
 
 
-def replica_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """``bounds.compute_bounds`` of the slower view, nanoseconds [n]."""
+def replica_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
+    """``bounds.compute_bounds`` of the slower view, nanoseconds [n]; ``placed`` as there."""
     types = range(len(problem.node_types))
-    views = [compute_bounds(on_one_type(problem, t), view_columns(columns, t)) for t in types]
+    views = [compute_bounds(on_one_type(problem, t), view_columns(columns, t), placed) for t in types]
     return np.asarray(np.maximum.reduce(views))
 
 

@@ -14,7 +14,6 @@ from milpplan.optimize.evaluation import fitting_step_ns
 from milpplan.optimize.fates import FATES, LayoutFates
 from milpplan.optimize.known_costs import KnownCosts
 from milpplan.optimize.looked_at import LookedAt
-from milpplan.optimize.means import Means
 from milpplan.optimize.membership import in_space
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.objective import objective_weights, threshold
@@ -30,9 +29,6 @@ FIRST_CHUNK, FIRST_UNIFORM_CHUNK, CHUNK = 8_192, 2_048, 65_536
 """Layouts bounded together: few until there is an incumbent, fewer where bounds are near the plans' steps."""
 CHUNK_GROWTH = 8
 """Each time so many times as many as the time before."""
-MOST_LOOKED_AT = 6_000_000
-"""Layouts that are looked at one by one, at about 200 bytes each: the others keep the bounds of their groups, and
-are open where those do not suffice."""
 PROMISING = 5000
 """Layouts of the free space whose uniform plans are looked at for a first incumbent."""
 FIRST_PLANS = 12
@@ -43,7 +39,6 @@ FIRST_PLANS = 12
 class Search(LookedAt):
     """One run over a layout space. Objective = step time (ns) * weight of the layout."""
 
-    means: Means
     started: float
     starts: tuple[Plan, ...] = ()
     """Plans to start from, where the space has them."""
@@ -80,7 +75,15 @@ class Search(LookedAt):
 
     def open_all(self) -> None:
         """Look at all layouts that may be below the threshold."""
-        self.open(self.frontier.first(self.threshold(), int(self.frontier.sizes.sum())))
+        while len(groups := self._groups(len(self.whole))):
+            self.open(groups)
+
+    def _groups(self, layouts: int) -> IntArray:
+        """The groups to open next, with so many layouts or more, or as many as there is room for."""
+        room = self.means.budget.layouts - len(self.rows)
+        if room <= 0:
+            return np.zeros(0, dtype=np.int64)
+        return self.frontier.first(self.threshold(), min(layouts, room), self.means.out_of_time)
 
     def _bound_all(self) -> None:
         """Bounds with memory and sharding, in the order of the bounds without them, and uniform plans as
@@ -109,11 +112,9 @@ class Search(LookedAt):
         while True:
             rows = self.candidates[~self.detailed[self.candidates]]
             rows = self.by_value(rows, self.values(rows))
-            if len(self.rows) >= MOST_LOOKED_AT:
-                return rows[:size]
             # As many as it takes if as few of them fit as of those before.
             fit = max(1, len(self.candidates)) / max(1, len(self.rows))
-            groups = self.frontier.first(self.threshold(), int((size - len(rows)) / fit))
+            groups = self._groups(int((size - len(rows)) / fit))
             if len(rows) >= size or not len(groups):
                 return rows[:size]
             self.open(groups)
@@ -165,6 +166,7 @@ class Search(LookedAt):
     def bound(self) -> None:
         """The plans to start from, and closed-form bounds of all layouts."""
         self._warm_start()
+        self.frontier.prepare(self.means.out_of_time)
         self._bound_all()
 
     def is_over(self) -> bool:
@@ -194,8 +196,8 @@ class Search(LookedAt):
         undecided = (fates == FATES.index("open")) & (values >= self.threshold())
         fates[undecided] = FATES.index("bounded")
         best = self.best_value if self.best else None
-        closed = self.frontier.closed_below(self.threshold())
-        return LayoutFates(self.problem, self.whole, self.rows, values, fates, closed, self.threshold(), best)
+        found = self.problem, self.whole, self.rows, values, fates, self.frontier
+        return LayoutFates(*found, self.threshold(), best)
 
     def threshold(self) -> float:
         """Layouts with a bound from here on cannot improve the incumbent by more than the gap."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import numpy as np
-
 from milpplan.optimize.backends import backend
 from milpplan.optimize.fates import LayoutFates
 from milpplan.optimize.means import Means
@@ -33,6 +31,7 @@ def bound_of_any_chunks(
     # Its progress is none of the solve, whose result is there.
     means = Means(replace(options, callback=None), backend(options.backend), [], deadline)
     search = Search(problem.model_copy(update={"space": space}), even.space, means, time.monotonic(), (best,))
+    # What layers compute alone says nothing of chunks.
+    search.frontier = even.frontier.closed_again()
     search.bound()
-    values = np.where(even.space.interleaved, search.result().bounds, even.bounds)
-    return min(float(values.min()), search.best_value)
+    return min(search.result().least(interleaved=True), even.least(interleaved=False), search.best_value)

@@ -50,17 +50,16 @@ def bound_classes(layouts: LayoutFates, best: float | None) -> tuple[BoundClassD
     """The legal layouts that may fit, by class of their bound; ``best`` is the fastest plan known, in the unit of
     the bounds. Without it there are no multiples, and all classes are empty."""
     edges = (0.0, *EDGES, math.inf)
-    place = np.full(len(layouts.bounds), len(edges), dtype=np.int64)
-    if best is not None:
-        ratio = layouts.bounds / best
-        place = np.where(np.isfinite(ratio), np.searchsorted(np.array(edges), ratio, side="right") - 1, len(edges))
+    counts = np.zeros((len(FATES), len(edges)), dtype=np.int64)
+    for bounds, fates, sizes in layouts.parts:
+        finite = np.isfinite(bounds) & (best is not None)
+        place = np.searchsorted(np.array(edges), bounds[finite] / (best or 1.0), side="right") - 1
+        np.add.at(counts, (fates[finite], place), sizes[finite])
     return tuple(
         BoundClassDocument(
             low=low,
             high=high if math.isfinite(high) else None,
-            fates={
-                fate: int(((layouts.fates == code) & (place == number)).sum()) for code, fate in enumerate(FATES)
-            },
+            fates={fate: int(counts[code, number]) for code, fate in enumerate(FATES)},
         )
         for number, (low, high) in enumerate(pairwise(edges))
     )

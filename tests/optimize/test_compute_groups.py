@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from milpplan import load_hardware, load_model, simulate_many, solve
-from milpplan.costs.columns import LayoutColumns
+from milpplan.costs.columns import FloatArray, LayoutColumns
 from milpplan.costs.distinct import distinct_layers
 from milpplan.costs.layout_costs import layer_durations_ns, usable_memory_bytes
 from milpplan.costs.mixed_costs import cluster_costs
@@ -16,10 +17,19 @@ from milpplan.costs.states import least_held_bytes
 from milpplan.optimize.alternatives import with_space
 from milpplan.optimize.backends import backend
 from milpplan.optimize.bounds import SAFETY
-from milpplan.optimize.compute_groups import ComputeGroups, compute_values, fitting_blocks
+from milpplan.optimize.compute_groups import (
+    BlockClasses,
+    ComputeGroups,
+    alike_switches,
+    compute_values,
+    fitting_blocks,
+)
 from milpplan.optimize.fates import FATES
+from milpplan.optimize.frontier import Budget
 from milpplan.optimize.layout_solver import LayoutSolver
+from milpplan.optimize.layout_space import LayoutSpace
 from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.means import Means
 from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
@@ -81,7 +91,7 @@ def test_groups_of_a_space_with_all_switches(schedules: tuple[str, ...]) -> None
 def check_groups(problem: Problem, forbidden: tuple[dict[str, int], ...] = ()) -> tuple[int, int]:
     """Numbers of groups and of layouts, which agree."""
     space = layout_space(problem, forbidden)
-    groups = ComputeGroups.of(problem, space)
+    groups = ComputeGroups.of(problem, space, alike_switches(space), np.arange(len(space.blocks)))
     rows, group = groups.layouts(np.arange(len(groups.block)))
     assert np.array_equal(np.sort(rows), np.arange(len(space)))
     columns = space.columns
@@ -96,16 +106,35 @@ def check_groups(problem: Problem, forbidden: tuple[dict[str, int], ...] = ()) -
         steps = simulate_many(problem, columns.take(sample)).step_time_ns
         assert (sharper[sample] <= steps.min(axis=1)).all()
         own = sharper
-    fits = groups.fits[groups.block[group]]
-    assert np.array_equal(groups.bounds_ns[group], np.where(fits, own[rows], np.inf))
-    check_too_large(problem, columns.take(np.sort(rows[~fits])))
-    if space.kept is None:
-        assert np.array_equal(np.bincount(group, minlength=len(groups.block)), groups.sizes)
+    fits = fitting_blocks(problem, space)
+    assert np.array_equal(groups.bounds_ns[group], own[rows])
+    check_too_large(problem, columns.take(np.sort(rows[~fits[groups.block[group]]])))
+    assert np.array_equal(np.bincount(group, minlength=len(groups.block)), groups.sizes)
+    assert np.array_equal(groups.interleaved[group], columns.vpp[rows] > 1)
+    check_blocks(problem, space, own)
     assert np.array_equal(space.block_of(rows), groups.block[group])
     weights, limits = objective_weights(problem, columns)
-    values = np.where((own > limits) | ~groups.fits[space.block_of(np.arange(len(space)))], np.inf, own * weights)
+    values = np.where((own > limits) | ~fits[space.block_of(np.arange(len(space)))], np.inf, own * weights)
     assert np.array_equal(compute_values(problem, space), values)
     return len(groups.block), len(space)
+
+
+def check_blocks(problem: Problem, space: LayoutSpace, bounds: FloatArray) -> None:
+    """What is said of all blocks of a class is below what is said of each of their layouts (where the node types
+    differ the two are bounds of other kinds, and plans of either are above both)."""
+    classes = BlockClasses.of(problem, space)
+    assert np.array_equal(np.sort(classes.key[classes.first]), np.arange(len(classes.first)))
+    least = classes.least_ns(problem, space, np.arange(len(classes.first)))
+    of_layout = least[classes.key][space.block_of(np.arange(len(space)))]
+    assert (of_layout > 0).all()
+    if not problem.other_hardware:
+        assert (of_layout <= bounds).all()
+    uniform = with_space(problem, kind="uniform")
+    sample = np.random.default_rng(2).permutation(len(space))[:100]
+    steps = simulate_many(uniform, space.take(sample)).step_time_ns
+    assert (of_layout[sample] <= steps.min(axis=1)).all()
+    fits = fitting_blocks(problem, space)
+    assert np.array_equal(fits, fits[classes.first][classes.key])
 
 
 def check_too_large(problem: Problem, columns: LayoutColumns) -> None:
@@ -183,6 +212,58 @@ def test_all_that_may_be_below_a_value_is_opened() -> None:
     search.open_all()
     assert np.array_equal(np.sort(search.rows), np.flatnonzero(values < search.keep_below))
     assert search.frontier.bound >= search.keep_below
+
+
+SMALL = Budget(groups_at_once=40, blocks_at_once=3)
+"""No space is small, and little of one is done at once."""
+
+
+@pytest.mark.parametrize("seeds", long_but((8,), (8, 100)))
+@pytest.mark.parametrize("make", [random_problem, mixed_problem, with_execution])
+def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seeds: int) -> None:
+    """Where blocks are bounded together and few are taken apart at a time the optimum is the same; where there is
+    no room for all groups or layouts the bound stays below it, and every layout is still counted once."""
+    stopped = 0
+    for seed in range(seeds):
+        problem = with_space(make(seed), kind="uniform")
+        known = solve(problem)
+        rooms = (SMALL, replace(SMALL, groups=3), replace(SMALL, layouts=1))
+        for budget in rooms:
+            means = Means(SolveOptions(), backend("auto"), [], None, budget=budget)
+            search = Search(problem, layout_space(problem), means, 0.0)
+            search.run()
+            fates = search.result()
+            assert sum(fates.count(fate) for fate in FATES) == len(search.whole)
+            bound = min(search.global_bound(), search.best_value)
+            assert bound == min(fates.least(interleaved=True), fates.least(interleaved=False), search.best_value)
+            stopped += fates.count("open") > 0
+            scale = len(problem.job.global_batch_values) == 1
+            if known.report is None:
+                assert search.best is None
+            elif scale:
+                assert bound <= known.report.step_time_ns
+            if budget == SMALL and scale:
+                assert fates.count("open") == 0
+                step = None if known.report is None else known.report.step_time_ns
+                assert (None if search.best is None else search.best[0]) == step
+    assert stopped > 0
+
+
+def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
+    """With few groups made at once most blocks are excluded whole, and the answer is the same."""
+    problem = opened(model="llama2-7b", rank_order=RANK_ORDERS)
+    known = solve(problem, any_chunks=False)
+    means = Means(SolveOptions(), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
+    search = Search(problem, layout_space(problem), means, 0.0)
+    search.run()
+    assert search.best is not None
+    assert known.report is not None
+    assert search.best[0] == known.report.step_time_ns
+    assert search.frontier.whole.mean() > 0.5
+    assert search.result().count("open") == 0
+    again = search.frontier.closed_again()
+    assert not again.closed.opened.any()
+    assert again.bound <= search.global_bound()
 
 
 def test_a_search_without_time_says_so() -> None:
