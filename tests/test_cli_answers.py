@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from milpplan.cli.outcome import beyond_numbers
 from milpplan.reports.candidates import ChoiceDocument
 from milpplan.reports.fewest import FewestDocument
 from tests.test_cli import refused, run
@@ -90,3 +91,14 @@ PRICED = ["solve", "llama3-8b", "dgx-a100-80,dgx-h100", "--gpus", "16", *JOB, "-
 def test_what_makes_no_sense_is_refused(words: list[str], told: str) -> None:
     """Three parts each."""
     assert told in refused(run(*words))
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "files"), [(MemoryError(), "Memory ran out", False), (OverflowError("9e999"), "9e999", True)]
+)
+def test_memory_that_runs_out_is_not_called_a_wrong_number(error: BaseException, said: str, files: bool) -> None:
+    """An overflow blames the numbers given; memory that ran out says so, and to ask for less."""
+    found = beyond_numbers(error)
+    assert said in found.seen
+    assert ("numbers given" in found.seen) is files
+    assert ("less" in found.do) is not files

@@ -124,7 +124,14 @@ def say_error(error: MilpplanError) -> None:
 
 
 def beyond_numbers(error: BaseException) -> InvalidInputError:
-    """An overflow, or memory for numbers nobody has: the input holds something absurd."""
+    """An overflow, so that the input holds something absurd, or no memory left for what is asked."""
+    if isinstance(error, MemoryError):
+        return InvalidInputError(
+            f"Memory ran out{f' ({error})' if str(error) else ''}.",
+            "Expected what is asked to fit into the memory that is free here.",
+            "Ask for less (fewer numbers of GPUs and batches, --fix tp=8, fewer --allow and --schedule), or free "
+            "memory; where little is asked, look for an absurd number in the files.",
+        )
     return InvalidInputError(
         f"The numbers given are beyond what can be computed ({type(error).__name__}: {error}).",
         "Expected sizes, rates and counts of real models and clusters.",
