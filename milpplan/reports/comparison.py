@@ -15,7 +15,7 @@ from milpplan.reports.clusters import cluster_text
 from milpplan.reports.terminal import report_table
 from milpplan.specs.plan import Layout, Plan
 from milpplan.specs.problem import Problem
-from milpplan.specs.records import Count, Record
+from milpplan.specs.records import Computed, Record
 from milpplan.units import (
     SECONDS_PER_HOUR,
     gib_text,
@@ -66,9 +66,9 @@ class SideDocument(Record):
     step_time_s: float
     tokens_per_s: float
     mfu: float
-    num_gpus: Count
+    num_gpus: Computed
     gpu_hours_per_billion_tokens: float
-    peak_memory_bytes: Count
+    peak_memory_bytes: Computed
     fits: bool
     slower_fraction: float
     gap_to_bound: float | None

@@ -29,7 +29,7 @@ from milpplan.reports.targets import TargetDocument, target_document
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import parse_json, read_text, validated
-from milpplan.specs.records import Count, Record
+from milpplan.specs.records import Computed, Record
 from milpplan.validation.evidence import Evidence
 from milpplan.version import __version__
 
@@ -46,14 +46,14 @@ class LayoutsDocument(Record):
     their proved bound as a multiple of the best plan found; empty without one.
     """
 
-    enumerated: Count
-    legal: Count
-    rejected: dict[str, Count]
-    does_not_fit: Count
-    bounded: Count
-    relaxed: Count
-    solved: Count
-    open: Count
+    enumerated: Computed
+    legal: Computed
+    rejected: dict[str, Computed]
+    does_not_fit: Computed
+    bounded: Computed
+    relaxed: Computed
+    solved: Computed
+    open: Computed
     pruned_fraction: float | None = None
     bounds: tuple[BoundClassDocument, ...] = ()
 
@@ -80,7 +80,7 @@ class ProgressDocument(Record):
     wall_time_s: float
     incumbent: float | None
     bound: float | None
-    open_layouts: Count
+    open_layouts: Computed
 
 
 class InfeasibleDocument(Record):
@@ -118,7 +118,7 @@ class RobustnessDocument(Record):
     """Whether the best plan is still the fastest at both ends, and among what."""
 
     still_best: bool
-    num_plans: Count
+    num_plans: Computed
     """Other plans of the search that were simulated at both ends."""
     solved_again: bool
     ends: tuple[EndDocument, ...]
@@ -138,11 +138,11 @@ class SolverDocument(Record):
 
     backend: str
     versions: str
-    relaxations: Count
-    integer_programs: Count
-    witnessed: Count
-    paths: Count
-    simulations: Count
+    relaxations: Computed
+    integer_programs: Computed
+    witnessed: Computed
+    paths: Computed
+    simulations: Computed
     proof: Strength
     tolerance: float
 
@@ -163,17 +163,17 @@ class ResultDocument(Record):
     target: TargetDocument | None = None
     tokens_per_s: float | None
     mfu: float | None
-    peak_memory_bytes: Count | None
+    peak_memory_bytes: Computed | None
     usable_memory_bytes: int
-    context_bytes: Count | None = None
+    context_bytes: Computed | None = None
     """Reserve of context, libraries and communicators."""
-    fragmentation_bytes: Count | None = None
+    fragmentation_bytes: Computed | None = None
     """Reserve of what the caching allocator loses."""
     memory_margin_bytes: int | None = None
     """Usable memory less the peak."""
-    host_memory_bytes: Count = 0
+    host_memory_bytes: Computed = 0
     """The most that an accelerator has in the memory of the host, of ``host_capacity_bytes``."""
-    host_capacity_bytes: Count = 0
+    host_capacity_bytes: Computed = 0
     memory_verdict: MemoryVerdict | None = None
     """``tight``: the plan fits, but would not if its peak were 5 % larger."""
     wall_time_s: float
@@ -206,16 +206,16 @@ class SimulationDocument(Record):
     evidence: EvidenceDocument | None = None
     tokens_per_s: float
     mfu: float
-    peak_memory_bytes: Count
+    peak_memory_bytes: Computed
     usable_memory_bytes: int
-    context_bytes: Count = 0
-    fragmentation_bytes: Count = 0
+    context_bytes: Computed = 0
+    fragmentation_bytes: Computed = 0
     fits: bool
     memory_margin_bytes: int = 0
     """Usable memory less the peak; negative where the plan does not fit."""
-    host_memory_bytes: Count = 0
+    host_memory_bytes: Computed = 0
     """The most that an accelerator has in the memory of the host, of ``host_capacity_bytes``."""
-    host_capacity_bytes: Count = 0
+    host_capacity_bytes: Computed = 0
     memory_verdict: MemoryVerdict | None = None
     plan: PlanDocument
     breakdown: dict[str, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from milpplan.specs.records import Count, Record
+from milpplan.specs.records import Computed, Record
 from milpplan.units import counted, percent_text, seconds_text
 from milpplan.validation.evidence import Evidence, TermEvidence
 
@@ -16,8 +16,8 @@ class TermDocument(Record):
     """One term of the plan, and the scored runs that have it (docs/validation.md lists the terms)."""
 
     term: str
-    num_runs: Count
-    num_sources: Count
+    num_runs: Computed
+    num_sources: Computed
     mean_abs_error: float | None
     """Of the step times of these runs, as a fraction; null without runs."""
     share: float | None
@@ -29,7 +29,7 @@ class TermDocument(Record):
 class AblationDocument(Record):
     """All terms that no run has taken ``times`` times, in all plans: the plan beside the fastest other one."""
 
-    times: Count
+    times: Computed
     best_s: float
     rival_s: float | None
     still_best: bool
@@ -39,8 +39,8 @@ class EvidenceDocument(Record):
     """What scored runs on the hardware's generation say about the terms of the plan."""
 
     generation: str
-    num_runs: Count
-    num_memory_runs: Count
+    num_runs: Computed
+    num_memory_runs: Computed
     """Runs that say whether they fitted in memory."""
     terms: tuple[TermDocument, ...]
     unexercised: tuple[str, ...]
@@ -49,7 +49,7 @@ class EvidenceDocument(Record):
     """Of the step, in all of these at once: what is shorter without them; null where there are none."""
     elsewhere: tuple[str, ...]
     """Terms that no run has and only other plans of the search use."""
-    num_plans: Count
+    num_plans: Computed
     """Other plans of the search that were compared."""
     ablations: tuple[AblationDocument, ...]
 

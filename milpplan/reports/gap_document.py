@@ -18,7 +18,7 @@ from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.reports.spaces import cost_model_text, space_text
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
-from milpplan.specs.records import Count, Record
+from milpplan.specs.records import Computed, Record
 from milpplan.units import NS_PER_S
 from milpplan.version import __version__
 
@@ -47,8 +47,8 @@ class LayoutFatesDocument(Record):
     """What became of every layout of a space. ``rejected`` counts (partial) layouts by the rule that refused them;
     ``bounds`` are those of the legal layouts that may fit."""
 
-    enumerated: Count
-    legal: Count
+    enumerated: Computed
+    legal: Computed
     rejected: Fates
     fates: Fates
     bounds: tuple[BoundClassDocument, ...]
@@ -60,7 +60,7 @@ class TimedDocument(Record):
     wall_time_s: float
     incumbent_s: float | None
     bound_s: float | None
-    open_layouts: Count
+    open_layouts: Computed
 
 
 class SpaceGapDocument(Record):
@@ -94,7 +94,7 @@ class ChangeDocument(Record):
     fields: tuple[str, ...]
     effort: Effort
     step_time_s: float
-    peak_memory_bytes: Count
+    peak_memory_bytes: Computed
     saved: float
     closed: float | None
     plan: PlanDocument
@@ -104,7 +104,7 @@ class NearDocument(Record):
     """A plan that the search of the whole space simulated."""
 
     step_time_s: float
-    peak_memory_bytes: Count
+    peak_memory_bytes: Computed
     layout: Layout
 
 
@@ -129,7 +129,7 @@ class PlanGapDocument(Record):
     step_time_s: float
     fits: bool
     memory_verdict: MemoryVerdict
-    peak_memory_bytes: Count
+    peak_memory_bytes: Computed
     usable_memory_bytes: int
     breakdown: dict[str, float]
     hidden: dict[str, float]

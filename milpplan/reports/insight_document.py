@@ -18,7 +18,7 @@ from milpplan.insight.records import (
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
-from milpplan.specs.records import Count, Record
+from milpplan.specs.records import Computed, Record
 from milpplan.version import __version__
 
 
@@ -35,7 +35,7 @@ class OptimumDocument(Record):
 
     bounds: IntervalDocument
     infeasible: bool
-    peak_memory_bytes: Count | None
+    peak_memory_bytes: Computed | None
     layout: Layout | None
 
 
@@ -45,7 +45,7 @@ class ExposedDocument(Record):
     part: str
     seconds: float
     share: float
-    num_ranks: Count
+    num_ranks: Computed
     tier: str
 
 
@@ -54,7 +54,7 @@ class RuleDocument(Record):
     nothing."""
 
     rule: str
-    num_refused: Count
+    num_refused: Computed
     least_bound_s: float | None
     may_bind: bool
 
@@ -65,7 +65,7 @@ class LimitsDocument(Record):
 
     headroom_bytes: tuple[int, ...]
     bubble_share: float
-    num_micro_batches: Count
+    num_micro_batches: Computed
     exposed: tuple[ExposedDocument, ...]
     rules: tuple[RuleDocument, ...]
 
@@ -120,7 +120,7 @@ class ExplanationDocument(Record):
     fits: bool
     is_outside: bool
     """The plan is not in the declared space of the problem."""
-    peak_memory_bytes: Count
+    peak_memory_bytes: Computed
     usable_memory_bytes: int
     breakdown: dict[str, float]
     hidden: dict[str, float]

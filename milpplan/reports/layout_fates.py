@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from milpplan.optimize.fates import FATES, LayoutFates
-from milpplan.specs.records import Count, Record
+from milpplan.specs.records import Computed, Record
 from milpplan.units import percent_text
 
 EDGES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0)
@@ -22,7 +22,7 @@ WORDS: Final = {
     "open": "not decided",
 }
 """Fates in the words of the pages, in their order."""
-Fates = dict[str, Count]
+Fates = dict[str, Computed]
 
 
 class BoundClassDocument(Record):

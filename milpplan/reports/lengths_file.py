@@ -9,7 +9,7 @@ from pydantic import Field
 from milpplan.lengths.records import Beside, MicroBatches, RanGroup, RanStep, SequenceRules
 from milpplan.specs.plan import Layout, Recompute
 from milpplan.specs.problem import Problem
-from milpplan.specs.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record
+from milpplan.specs.records import Computed, NonNegativeFloat, PositiveFloat, PositiveInt, Record
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -41,7 +41,7 @@ class SwitchRecord(Record):
     source: str = Field(alias="from")
     target: str = Field(alias="to")
     what: Literal["parameters", "gradients"]
-    bytes: Count
+    bytes: Computed
     time_s: NonNegativeFloat
 
 
@@ -75,7 +75,7 @@ class TurnRecord(Record):
     """Micro-batches, as lengths, that run one after another on neighbouring GPUs."""
 
     strategy: str
-    first_gpu: Count
+    first_gpu: Computed
     num_gpus: PositiveInt
     start_s: NonNegativeFloat
     end_s: NonNegativeFloat
@@ -87,7 +87,7 @@ class SideBySideRecord(Record):
 
     step_time_s: PositiveFloat | None
     lower_bound_s: PositiveFloat | None
-    num_families: Count
+    num_families: Computed
     turns: tuple[TurnRecord, ...]
 
 
@@ -96,7 +96,7 @@ class UnlikeReplicasRecord(Record):
 
     step_time_s: PositiveFloat | None
     lower_bound_s: PositiveFloat | None
-    num_strategies: Count
+    num_strategies: Computed
     replicas: tuple[TurnRecord, ...]
 
 
@@ -128,8 +128,8 @@ class LengthsFile(Record):
     static: StaticRecord
     speedup: PositiveFloat
     max_strategies: PositiveInt | None = None
-    num_candidates: Count
-    num_sets: Count
+    num_candidates: Computed
+    num_sets: Computed
     cpu_time_s: NonNegativeFloat
     wall_time_s: NonNegativeFloat
     baselines: tuple[BaselineRecord, ...] = ()

@@ -21,7 +21,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.specs.plan import Layout, Plan, Recompute
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import parse_json, read_text, shown, validated
-from milpplan.specs.records import Count, Record
+from milpplan.specs.records import Computed, Count, Record
 from milpplan.units import counted
 
 Span = tuple[Count, Count]
@@ -30,14 +30,14 @@ Span = tuple[Count, Count]
 class MemoryDocument(Record):
     """Bytes at the moment of a stage's peak; the parts add up to ``peak_bytes``."""
 
-    weights_bytes: Count
-    gradients_bytes: Count
-    optimizer_bytes: Count
-    activations_bytes: Count
-    transient_bytes: Count
-    buffers_bytes: Count
-    peak_bytes: Count
-    host_bytes: Count = 0
+    weights_bytes: Computed
+    gradients_bytes: Computed
+    optimizer_bytes: Computed
+    activations_bytes: Computed
+    transient_bytes: Computed
+    buffers_bytes: Computed
+    peak_bytes: Computed
+    host_bytes: Computed = 0
     """In the memory of the host, at most; not a part of the peak."""
 
 
@@ -46,7 +46,7 @@ class StageDocument(Record):
 
     layers: Span | tuple[Span, ...]
     recompute: Recompute | tuple[Recompute, ...] = Recompute()
-    memory_bytes: Count | None = None
+    memory_bytes: Computed | None = None
     memory: MemoryDocument | None = None
     breakdown: dict[str, float] | None = None
     """Seconds of the step; they add up to the step time."""

@@ -15,6 +15,8 @@ class Record(BaseModel):
 
 PositiveInt = Annotated[int, Field(gt=0, le=10**15)]
 Count = Annotated[int, Field(ge=0, le=10**15)]
+Computed = Annotated[int, Field(ge=0)]
+"""A number of bytes or of things in an answer: what comes out is not held to the limits of what goes in."""
 PositiveFloat = Annotated[float, Field(gt=0, le=1e30)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=1e30)]
 Fraction = Annotated[float, Field(gt=0, le=1)]

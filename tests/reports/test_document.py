@@ -28,6 +28,7 @@ from milpplan.reports.document import (
 from milpplan.reports.files import write_whole
 from milpplan.reports.plan_file import PlanDocument, PlanFile, plan_document
 from milpplan.reports.terminal import solve_report
+from tests.costs.cases import even_plan, problem_of
 from tests.refusals import in_three_parts
 from tests.small import small_problem
 
@@ -218,3 +219,15 @@ def test_unwritable_paths_are_explained(name: str, tmp_path: Path) -> None:
 def test_tolerances_read_well(value: float, text: str) -> None:
     """Small ones in scientific notation without padding."""
     assert tolerance_text(value) == text
+
+
+def test_answers_hold_numbers_beyond_the_limits_of_inputs() -> None:
+    """A plan whose weights alone are 8e16 bytes is simulated: it does not fit, and the document says how much."""
+    problem = problem_of("llama3-8b", "dgx-h100")
+    run = problem.model.layers[0]
+    wide = run.model_copy(update={"mlp": run.mlp.model_copy(update={"intermediate_size": 10**11})})
+    problem = problem.model_copy(update={"model": problem.model.model_copy(update={"layers": (wide,)})})
+    plan = even_plan(problem, Layout(tp=1, pp=1, dp=1, global_batch_size=1))
+    document = simulation_document(problem, plan, simulate(problem, plan))
+    assert document.peak_memory_bytes > 10**15
+    assert type(document).model_validate_json(document_text(document)) == document
