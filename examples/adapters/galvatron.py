@@ -11,7 +11,7 @@ with C_i a stage's time without and R_i its layers' time with the gradients' red
 q = min(p, m) - 1 and w = max(0, m + 1 - p). Source: galvatron/core/cost_model and core/search_engine. Sequence
 boundaries between layers cost nothing in that final cost, so equal layers fold into counts.
 
-    python examples/adapters/galvatron.py [case]
+    python examples/adapters/galvatron.py [case [backend]]
 """
 
 from __future__ import annotations
@@ -314,10 +314,11 @@ def cases() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Solve the cases (or those whose names begin with the argument) and print one line each."""
+    """Solve the cases (or those whose names begin with the first argument) and print one line each."""
+    backend = sys.argv[2] if len(sys.argv) > 2 else "auto"
     for name, case in cases().items():
         if name.startswith(sys.argv[1] if len(sys.argv) > 1 else ""):
-            answer, theirs = search(case["inputs"]), case["galvatron"]
+            answer, theirs = search(case["inputs"], backend), case["galvatron"]
             print(f"{name}: {answer.time_s:.5f} s a step, bound {answer.bound_s:.5f};", end=" ")
             print(
                 f"{answer.cpu_s:.1f} s of CPU ({answer.wall_s:.1f} s wall), {answer.programs} programs;", end=" "
