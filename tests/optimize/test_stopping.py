@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import FrameType
@@ -20,10 +21,11 @@ import pytest
 import milpplan.optimize
 from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
-from milpplan.optimize import cbc, planner, search
+from milpplan.optimize import cbc, planner
 from milpplan.optimize.backends import backend
 from milpplan.optimize.doctor import random_program
 from milpplan.optimize.first_plan import first_plan
+from milpplan.optimize.frontier import Budget
 from milpplan.optimize.layouts import layout_space
 from milpplan.optimize.means import Means
 from milpplan.optimize.membership import in_space
@@ -212,7 +214,7 @@ def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.Mon
     """Memory is bounded: the others stay in their groups, and are open where these prove too little."""
     problem = problem_of("free", 3)
     whole = solve(problem)
-    monkeypatch.setattr(search, "MOST_LOOKED_AT", 0)
+    monkeypatch.setattr(planner, "Means", partial(Means, budget=Budget(layouts=0)))
     few = solve(problem)
     assert few.layouts is not None
     assert len(few.layouts.rows) == 0
