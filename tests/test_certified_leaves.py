@@ -24,6 +24,7 @@ from milpplan.reports.certificate import NOT_CERTIFIED, sealed
 from milpplan.reports.document import ResultDocument, document_text, read_result, result_document
 from milpplan.specs.overlay import Constants, Factor
 from milpplan.specs.reading import parse_json, validated
+from tests.amounts import long_but
 from tests.calibration.test_overlays import overlay
 from tests.optimize.mixed_problems import mixed_problem
 from tests.optimize.problems import random_problem
@@ -110,6 +111,9 @@ KINDS: Mapping[str, Callable[[Path], str]] = {
 }
 
 
+OFTEN = ("uniform, forbidden", "mixed cluster", "cost of a run", "infeasible", "a launcher's", "both ends")
+
+
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The text of a result of each kind, made once."""
@@ -135,8 +139,22 @@ def changes(value: Any) -> Iterator[Any]:
     if isinstance(value, bool):
         yield from (not value, int(value), None, "true")
     elif isinstance(value, int | float):
-        hair = (value + 1, value - 1) if isinstance(value, int) else (value * (1 + 1e-6), value * (1 - 1e-6))
-        yield from (*hair, value + 0.125, 2 * value, value / 2, -value, 0, None, str(value), True, [value], 1e300)
+        # Differences of shares below 1e-15 are rounding.
+        hair = 1 if isinstance(value, int) else max(1e-6 * abs(value), 1e-14)
+        yield from (
+            value + hair,
+            value - hair,
+            1.125 * value + 0.125,
+            2 * value,
+            value / 2,
+            -value,
+            0,
+            None,
+            str(value),
+            True,
+            [value],
+            1e300,
+        )
     elif isinstance(value, str):
         yield from (value + "x", value[:-1], "", None, 1, [value])
     elif value is None:
@@ -174,7 +192,7 @@ def verdict(data: Any, path: Path, proofs: SecondProofs, original: ResultDocumen
         with pytest.raises(MilpplanError):
             read_result(path)
         return "refused"
-    if document == original:
+    if original in (document, sealed(document)):
         return "same"
     document = sealed(document)
     path.write_text(document_text(document))
@@ -196,8 +214,8 @@ def mutations(text: str) -> Iterator[tuple[tuple[str | int, ...], Any]]:
             yield from ((place, other) for other in changes(value))
 
 
-def check(kind: str, text: str, path: Path, share: float) -> int:
-    """No change but of what is not certified passes; ``share`` of all are tried."""
+def found_out(kind: str, text: str, path: Path, share: float) -> tuple[int, list[Any]]:
+    """How many changes were tried, a ``share`` of all, and those of certified fields that pass."""
     path.write_text(text)
     original = read_result(path)
     rng, data, tried = random.Random(kind), json.loads(text), 0
@@ -215,8 +233,7 @@ def check(kind: str, text: str, path: Path, share: float) -> int:
             lower = name in WEAKER and other < original_value(data, place)
             if not allowed and not lower:
                 passed.append((name, original_value(data, place), other))
-    assert passed == []
-    return tried
+    return tried, passed
 
 
 def original_value(data: Any, place: tuple[str | int, ...]) -> Any:
@@ -226,14 +243,18 @@ def original_value(data: Any, place: tuple[str | int, ...]) -> Any:
     return data
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(OFTEN, KINDS))
 def test_some_changes_of_each_kind_are_found(kind: str, texts: Callable[[str], str], tmp_path: Path) -> None:
     """The result as it was written is certified; of all changes, a share is tried and none passes."""
-    assert check(kind, texts(kind), tmp_path / "changed.json", share=0.01) > 5
+    tried, passed = found_out(kind, texts(kind), tmp_path / "changed.json", share=0.01)
+    assert passed == []
+    assert tried > 5
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_changes_of_each_kind_are_found(kind: str, texts: Callable[[str], str], tmp_path: Path) -> None:
     """Every leaf, changed in every way."""
-    assert check(kind, texts(kind), tmp_path / "changed.json", share=1.0) > 500
+    tried, passed = found_out(kind, texts(kind), tmp_path / "changed.json", share=1.0)
+    assert passed == []
+    assert tried > 500

@@ -12,8 +12,9 @@ import pulp
 import pytest
 
 from milpplan import solve
-from milpplan.reports.certificate import CertificationDocument, sealed
-from milpplan.reports.document import ResultDocument, document_text, result_document
+from milpplan.optimize.layouts import layout_space
+from milpplan.reports.certificate import CertificationDocument, digest, sealed
+from milpplan.reports.document import ResultDocument, document_text, proof_sentence, result_document
 from tests.optimize.problems import random_problem
 from tests.test_cli import SOLVE, refused, run
 
@@ -59,6 +60,13 @@ def smaller(value: Any) -> Any:
     return value * 9 // 10 if isinstance(value, int) else value * 0.9
 
 
+def factor(data: dict[str, Any], times: float, *names: str) -> None:
+    """Multiply a number inside a document."""
+    for name in names[:-1]:
+        data = data[name]
+    data[names[-1]] *= times
+
+
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a step time": lambda d: d.update(step_time_s=smaller(d["step_time_s"])),
     "a bound": lambda d: d["objective"].update(bound=smaller(d["objective"]["bound"])),
@@ -75,6 +83,20 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "what was forbidden": lambda d: d["certificate"].update(forbid=[]),
     "the digest": lambda d: d["certificate"].update(layouts_sha256="0" * 64),
     "the tolerance": lambda d: d["solver"].update(tolerance=0.5),
+    "a bound of the step above the plan": lambda d: factor(d, 2.0, "lower_bound_s"),
+    "the gap": lambda d: d.update(gap=d["gap"] + 0.01),
+    "the objective": lambda d: (factor(d, 0.5, "objective", "value"), factor(d, 0.5, "objective", "bound")),
+    "the name of the objective": lambda d: d["objective"].update(name="gpu_hours"),
+    "a status without a plan": lambda d: d.update(plan=None),
+    "the digest of the problem": lambda d: d["certificate"].update(problem_sha256="0" * 64),
+    "the sentence": lambda d: d.update(proof="Optimal for every cost model and every plan there is."),
+    "the share of the peak": lambda d: factor(d, 1.000001, "mfu"),
+    "the rate": lambda d: factor(d, 1.000001, "tokens_per_s"),
+    "the peak": lambda d: d.update(peak_memory_bytes=d["peak_memory_bytes"] - 1),
+    "where the time goes": lambda d: factor(d, 1.000001, "breakdown", "compute"),
+    "a stage": lambda d: d["plan"]["stages"][0].update(memory_bytes=1),
+    "what the proof rests on": lambda d: d["solver"].update(proof="tolerance"),
+    "evidence that is left out": lambda d: d.update(evidence=None),
 }
 
 
@@ -90,6 +112,88 @@ def test_changed_files_are_refused(solved: Path, tmp_path: Path, name: str) -> N
     again = run("certify", str(path))
     assert again.exit_code == 2, again.output
     assert "Refuted" in again.stdout
+    assert data["proof"] not in again.stdout
+
+
+def resealed(data: dict[str, Any], path: Path) -> str:
+    """The path of a document that was sealed again."""
+    path.write_text(document_text(sealed(ResultDocument.model_validate(data))))
+    return str(path)
+
+
+def test_what_the_run_ran_on_is_not_confirmed_elsewhere(solved: Path, tmp_path: Path) -> None:
+    """With other libraries than are here nothing speaks against a result, but it is not certified."""
+    data = json.loads(solved.read_text())
+    data["certificate"]["versions"]["numpy"] = "1.0"
+    done = run("certify", resealed(data, tmp_path / "other.json"))
+    assert done.exit_code == 4
+    assert "numpy" in done.stdout
+    assert "Not certified" in done.stdout
+    data["milpplan_version"] = "9.9"
+    assert "9.9" in refused(run("certify", resealed(data, tmp_path / "other.json")))
+
+
+def test_keys_given_twice_are_refused(solved: Path, tmp_path: Path) -> None:
+    """Readers disagree which of the two counts, and the seal speaks about one of them."""
+    text, path = solved.read_text(), tmp_path / "twice.json"
+    path.write_text(text.replace('"status": "optimal"', '"status": "infeasible",\n  "status": "optimal"', 1))
+    for words in (("certify",), ("simulate",), ("report", "-o", str(tmp_path / "page.html"))):
+        assert "'status' twice" in refused(run(words[0], str(path), *words[1:]))
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_plan_outside_of_its_space_is_refuted(solved: Path, tmp_path: Path) -> None:
+    """A plan that is faster than all of the space, because it is not in it: all digests and fields agree."""
+    other = tmp_path / "wide.json"
+    assert run(*SOLVE, "--out", str(other)).exit_code == 0
+    data = json.loads(other.read_text())
+    layout = data["plan"]["layout"]
+    data["problem"]["space"]["zero_stage"] = [(layout["zero_stage"] + 1) % 3]
+    problem = ResultDocument.model_validate(data).problem
+    layouts = layout_space(problem)
+    data["certificate"] |= {"problem_sha256": digest(problem), "layouts_sha256": layouts.sha256()}
+    none = dict.fromkeys(("does_not_fit", "relaxed", "solved", "open"), 0)
+    data["layouts"] |= {"legal": len(layouts), "bounded": len(layouts), "pruned_fraction": 1.0} | none
+    data["layouts"] |= {"enumerated": layouts.enumerated, "rejected": dict(layouts.rejected)}
+    for one in data["layouts"]["bounds"]:
+        one["fates"] |= {"bounded": 0} | none
+    data["proof"] = proof_sentence("optimal", problem, 1e-4, ())
+    done = run("certify", resealed(data, tmp_path / "lie.json"))
+    assert done.exit_code == 2, done.output
+    assert "not a plan of the space" in done.stdout
+
+
+def test_readers_refuse_what_contradicts_itself(solved: Path, tmp_path: Path) -> None:
+    """Who only reads a result believes no bound above its plan, nor another sentence, however it is sealed."""
+    for name in ("a bound of the step above the plan", "the gap", "the sentence", "the digest of the problem"):
+        data = json.loads(solved.read_text())
+        CHANGES[name](data)
+        path = resealed(data, tmp_path / "lie.json")
+        assert "contradicts itself" in refused(run("compare", str(solved), path))
+        assert "contradicts itself" in refused(run("export", path, "--to", "accelerate"))
+        assert "contradicts itself" in refused(run("report", path, "-o", str(tmp_path / "page.html")))
+        assert "The file proves" not in run("explain", path, "--why-not", "tp=1", "--time-limit", "0.1").stderr
+
+
+def test_other_kinds_are_refused_by_name(solved: Path, tmp_path: Path) -> None:
+    """Documents without one proof say what they are and what to certify instead."""
+    pair, small = ("llama3-8b", "dgx-h100"), ("--global-batch", "8", "--space", "uniform", "--fix", "tp=1")
+    kinds = {
+        "simulated plan": ("simulate", str(solved)),
+        "comparison": ("compare", str(solved), str(solved)),
+        "certification": ("certify", str(solved)),
+        "min-gpus": ("min-gpus", *pair, *small),
+        "choice among": ("solve", "llama3-8b", "dgx-h100,dgx-a100-80", "--gpus", "8", *small),
+        "traffic": ("traffic", str(solved)),
+    }
+    path = tmp_path / "other.json"
+    for kind, words in kinds.items():
+        done = run(*words, "--json")
+        assert done.exit_code == 0, done.output
+        path.write_text(done.stdout)
+        message = refused(run("certify", str(path)))
+        assert kind in message or "a document of milpplan" in message
+        assert "Give " in message
 
 
 def test_bounds_that_no_plan_keeps_are_refuted(solved: Path, tmp_path: Path) -> None:

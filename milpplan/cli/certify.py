@@ -181,12 +181,15 @@ class Programs:
         )
 
 
+NOTHING = "Nothing."
+
+
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """A certification, and the certifier's own sentence on what it speaks about."""
+    """A certification, and the certifier's own sentence on what is certified."""
 
     certification: Certification
-    proof: str
+    proof: str = NOTHING
 
 
 def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Certified:
@@ -208,10 +211,16 @@ def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Ce
     if certificate.problem_sha256 != digest(document.problem):
         check = Check("digest of the problem", False, "not that of the certificate")
         done = Certification((check,), proofs.options.backend, None, "refuted")
-        return Certified(done, "nothing")
+        return Certified(done)
     if claim.plan is not None:
         check_plan_of_file(document.problem, claim.plan)
-    built = rebuilt(document, claim, source)
+    try:
+        built = rebuilt(document, claim, source)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        # A price of 1e300 has a cost that is no number, forbidden layouts may name fields that none has. Whatever
+        # a solve wrote can be built again, so a result that cannot be was not written by one.
+        check = Check("every field built again", False, "values that no result has")
+        return Certified(Certification((check,), proofs.options.backend, None, "refuted"))
     found = differences(document, built)
     unconfirmed = [one for one in found if one.field.startswith(UNCONFIRMED)]
     counts = miscounted(document)
@@ -220,14 +229,14 @@ def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Ce
         Check("counts of layouts add up", counts is None, counts or f"{document.layouts.legal:,} layouts"),
     )
     if not all(check.passed for check in before):
-        return Certified(Certification(before, proofs.options.backend, None, "refuted"), built.proof)
+        return Certified(Certification(before, proofs.options.backend, None, "refuted"))
     done = certify(document.problem, claim, proofs.options, proofs)
     done = replace(done, checks=(*before, *done.checks))
     if done.verdict == "certified":
         done = _with(done, _others_proved(document, claim, proofs))
     if done.verdict == "certified" and unconfirmed:
         done = _with(done, iter([(_unconfirmed(unconfirmed), "unproved")]))
-    return Certified(done, built.proof)
+    return Certified(done, built.proof if done.verdict == "certified" else NOTHING)
 
 
 def _with(done: Certification, more: Iterator[tuple[Check, Verdict]]) -> Certification:
@@ -240,16 +249,19 @@ def _with(done: Certification, more: Iterator[tuple[Check, Verdict]]) -> Certifi
 
 
 def _compared(found: list[Difference]) -> Check:
-    named = "; ".join(
-        f"{one.field} {shown(one.claimed)}, not {shown(one.built)}" for one in found[:SHOWN_DIFFERENCES]
-    )
+    named = "; ".join(_words_of(one) for one in found[:SHOWN_DIFFERENCES])
     more = f"; and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
     return Check("every field built again", not found, named + more or "all agree")
 
 
+def _words_of(one: Difference) -> str:
+    """A difference without the document's own words: nobody shall read these here."""
+    claimed = f" is {one.claimed}," if isinstance(one.claimed, int | float) else " is"
+    return f"{one.field}{claimed} not {shown(one.built)}"
+
+
 def _unconfirmed(found: list[Difference]) -> Check:
-    named = "; ".join(f"{one.field} {shown(one.claimed)}, here {shown(one.built)}" for one in found)
-    return Check("what the run ran on and advised", False, named)
+    return Check("what the run ran on and advised", False, "; ".join(_words_of(one) for one in found))
 
 
 def _check_claims(document: ResultDocument, source: str) -> None:
@@ -445,6 +457,8 @@ def _price(document: ResultDocument, result: PlanResult, claim: Claim, source: s
     plan = claimed.plan.restored(source)
     check_plan_of_file(whole, plan)
     space = layout_space(whole, claim.forbid)
+    if not 0 < claimed.objective_bound <= claimed.objective * (1.0 + ROUNDING):
+        return None
     known = space.find(plan.layout) is not None and in_space(whole, plan) and simulate(whole, plan).fits
     if not known or restrict(whole, target, document.problem.space.target_version) != document.problem:
         raise InvalidInputError(
@@ -480,9 +494,8 @@ def _bounded(
     """Prove that no plan of a problem is better than a bound."""
     gap = max(claim.tolerance, 1.0 - bound / value)
     again = proofs.of(problem, claim, claim.plan).reaching(lambda result: result.objective_bound, bound, gap)
-    seen = (
-        "no bound" if again.objective_bound is None else f"{again.objective_bound / bound - 1.0:+.2e} of its bound"
-    )
-    passed = again.objective_bound is not None and again.objective_bound >= bound * (1.0 - BOUND_SLACK)
+    found = again.objective_bound
+    seen = "no bound" if found is None else f"a bound of {found / value:.2%} of the plan"
+    passed = found is not None and found >= bound * (1.0 - BOUND_SLACK)
     below = again.objective is not None and again.objective < bound * (1.0 - ROUNDING)
     return Check(f"{name} proved again", passed, seen), "refuted" if below else "unproved"

@@ -155,13 +155,18 @@ def objective_of(problem: Problem, plan: Plan, report: StepReport) -> float:
 
 
 def _makes_sense(claim: Claim) -> Check:
-    """What is called optimal has a gap within the tolerance, and no bound is above the plan."""
+    """What is called optimal has a gap within the tolerance, and bounds lie between nothing and the plan."""
     gap, optimal = claim.gap, claim.status == "optimal"
     bounds = [bound for bound in (claim.bound, claim.any_chunks_bound) if bound is not None]
     above = claim.value is not None and any(bound > claim.value * (1.0 + ROUNDING) for bound in bounds)
-    sound = not above and (not optimal or (gap is not None and gap <= claim.tolerance + ROUNDING))
+    below = any(bound < 0 for bound in bounds)
+    sound = not above and not below and (not optimal or (gap is not None and gap <= claim.tolerance + ROUNDING))
     seen = claim.status if gap is None else f"{claim.status}, gap {gap_text(gap)}"
-    return Check("claim makes sense", sound, seen + (", bound above the plan" if above else ""))
+    return Check(
+        "claim makes sense",
+        sound,
+        seen + (", bound above the plan" if above else ", bound below nothing" if below else ""),
+    )
 
 
 def _layouts_again(space: LayoutSpace, claim: Claim) -> Check:

@@ -169,6 +169,10 @@ NOT_CERTIFIED: Final = (
         "who did how much work; another run does other work",
     ),
     (
+        ("solver.tolerance",),
+        "what was asked for: a proof sentence with a tolerance names it, one without needs none",
+    ),
+    (
         (
             *("layouts.does_not_fit", "layouts.bounded", "layouts.relaxed", "layouts.solved", "layouts.open"),
             "layouts.bounds[].fates",

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.fates import FATES, PRUNED
-from milpplan.reports.certificate import NOT_CERTIFIED, lacks_constants
-from milpplan.reports.document import LayoutsDocument, ResultDocument, read_result
+from milpplan.reports.certificate import NOT_CERTIFIED, digest, lacks_constants
+from milpplan.reports.document import LayoutsDocument, ResultDocument, proof_sentence, read_result
 from milpplan.reports.layout_fates import BoundClassDocument, empty_classes
 from milpplan.reports.spaces import cost_model_text
 from milpplan.specs.problem import Problem
@@ -30,7 +30,43 @@ def result_in(path: Path) -> ResultDocument | None:
     if not parse_json(read_text(path), str(path)).get("certificate"):
         return None
     found = read_result(path)
-    return None if _is_of_other_constants(found, path) else found
+    if _is_of_other_constants(found, path):
+        return None
+    _check_itself(found, path)
+    return found
+
+
+def _check_itself(document: ResultDocument, path: Path) -> None:
+    """Refuse a result whose own numbers contradict each other, however it is sealed. Whether they are true says
+    ``milpplan certify`` alone.
+
+    Raises:
+        InvalidInputError: it is one, by this version.
+    """
+    certificate, objective = document.certificate, document.objective
+    assert certificate is not None
+    if document.milpplan_version != __version__ or certificate.cost_model != cost_model_text(document.problem):
+        return
+    problem, tolerance = document.problem, document.solver.tolerance
+    gap = None
+    if objective.value is not None and objective.bound is not None:
+        gap = max(0.0, (objective.value - objective.bound) / objective.value)
+    pairs = ((objective.bound, objective.value), (document.lower_bound_s, document.step_time_s))
+    sound = {
+        "problem_sha256": certificate.problem_sha256 == digest(problem),
+        "gap": _agree("gap", document.gap, gap),
+        "status": document.status != "optimal" or (gap is not None and gap <= tolerance * (1 + ROUNDING)),
+        "proof": document.proof
+        == proof_sentence(document.status, problem, tolerance, certificate.forbid, document.gap, objective.bound),
+        "a lower bound": all(not least or (value and least <= value * (1 + ROUNDING)) for least, value in pairs),
+    }
+    wrong = [name for name, right in sound.items() if not right]
+    if wrong:
+        raise InvalidInputError(
+            f"{path} contradicts itself: {' and '.join(wrong)} cannot be what the rest of it says.",
+            "Expected a result that nobody has changed.",
+            "Take the original file, or solve again; `milpplan certify` checks all of it.",
+        )
 
 
 def written_by_another(path: Path) -> str | None:

@@ -6,17 +6,19 @@ Both documents carry their problem and their plan, so both are plan files (``mil
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
 
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.costs.report import MemoryVerdict, StepReport
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.insight.runs import RunTotals
 from milpplan.optimize.fates import FATES
-from milpplan.optimize.result import PlanResult, Strength
+from milpplan.optimize.result import PlanResult, Status, Strength
 from milpplan.reports import plan_file
 from milpplan.reports.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.evidence import EvidenceDocument, evidence_document
@@ -144,7 +146,7 @@ class SolverDocument(Record):
     paths: Computed
     simulations: Computed
     proof: Strength
-    tolerance: float
+    tolerance: Annotated[float, Field(ge=0, lt=1)]
 
 
 class ResultDocument(Record):
@@ -263,7 +265,9 @@ def result_document(
         host_capacity_bytes=report.host_capacity_bytes if report else 0,
         memory_verdict=report.memory_verdict if report else None,
         wall_time_s=result.wall_time_s,
-        proof=proof_sentence(result, tolerance),
+        proof=proof_sentence(
+            result.status, result.problem, tolerance, result.forbid, result.gap, result.objective_bound
+        ),
         infeasible=why,
         objective=ObjectiveDocument(
             name=result.objective_name, value=result.objective, bound=result.objective_bound
@@ -378,6 +382,32 @@ def read_plan(path: Path) -> tuple[Problem, Plan]:
     return plan_file.read_plan_file(path, frozenset().union(*(document.model_fields for document in known)))
 
 
+OTHER_KINDS: Final = (
+    ({"num_gpus", "refused", "result"}, "the answer of `milpplan min-gpus --json`", "what its --out wrote"),
+    ({"measure", "candidates"}, "a choice among several kinds of hardware", "what its --out wrote"),
+    ({"plans", "failed"}, "the gaps of some plans", "a result of `milpplan solve` for one of the problems"),
+    ({"verdict", "checks"}, "a certification itself", "the result that it is about"),
+    ({"fits", "plan"}, "one simulated plan, without a proof", "a result of `milpplan solve`"),
+    ({"above_best", "is_outside"}, "an explanation of a plan", "a result of `milpplan solve`"),
+    ({"plans", "same_problem"}, "a comparison of plans", "a result of `milpplan solve`"),
+    ({"study", "num_cells"}, "the summary of a sweep", "a result of `milpplan solve`"),
+    ({"problem"}, "a plan without a proof", "what `milpplan solve` writes, with this plan as --warm-start"),
+    ({"milpplan_version"}, "a document of milpplan without a proof", "a result of `milpplan solve`"),
+)
+"""What has no proof that can be made again, by keys that only it has: what it is, and what to certify instead."""
+
+
+def _refuse_other_kinds(data: Mapping[str, Any], path: Path) -> None:
+    plan_file.refuse_lengths(data, path)
+    if "status" in data:
+        return
+    for keys, kind, instead in OTHER_KINDS:
+        if keys <= set(data):
+            raise InvalidInputError(
+                f"{path} is {kind}.", "Expected the result of one solve, with its certificate.", f"Give {instead}."
+            )
+
+
 def read_result(path: Path) -> ResultDocument:
     """The result in a file, as it was when it was written.
 
@@ -386,7 +416,7 @@ def read_result(path: Path) -> ResultDocument:
     """
     text = read_text(path)
     data = parse_json(text, str(path))
-    plan_file.refuse_lengths(data, path)
+    _refuse_other_kinds(data, path)
     document = validated(ResultDocument, data, str(path))
     if document.certificate is None:
         raise InvalidInputError(
@@ -403,20 +433,27 @@ def read_result(path: Path) -> ResultDocument:
     return document
 
 
-def proof_sentence(result: PlanResult, tolerance: float) -> str:
+def proof_sentence(
+    status: Status,
+    problem: Problem,
+    tolerance: float,
+    forbid: Sequence[Mapping[str, object]] = (),
+    gap: float | None = None,
+    bound: float | None = None,
+) -> str:
     """What the status means: for which cost model, space and tolerance."""
-    model = scope_text(result.problem, result.forbid)
-    if result.status == "optimal":
+    model = scope_text(problem, forbid)
+    if status == "optimal":
         return f"Optimal within {tolerance_text(tolerance)} (relative) for {model}."
-    if result.status == "infeasible":
+    if status == "infeasible":
         return f"Infeasible: proved that no plan satisfies the request for {model}."
-    if result.status == "feasible" and result.gap is None:
+    if status == "feasible" and gap is None:
         return (
             f"Feasible: the plan fits. The search stopped before anything was proved of better ones, for {model}."
         )
-    if result.status == "feasible":
+    if status == "feasible":
         return f"Feasible: proved within the gap given, not within {tolerance_text(tolerance)}, for {model}."
-    proved = "nothing was proved" if result.objective_bound is None else "no plan is below the bound: proved"
+    proved = "nothing was proved" if bound is None else "no plan is below the bound: proved"
     return f"No plan was found before the search stopped; {proved}, for {model}."
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from milpplan.optimize.result import PlanResult, TargetPrice
+from milpplan.reports.certificate import digest
 from milpplan.reports.plan_file import PlanDocument, plan_document
 from milpplan.specs.problem import Problem, Space
 from milpplan.specs.records import Record
@@ -16,7 +17,7 @@ SAME_SHARE = 1e-3
 class TargetPriceDocument(Record):
     """What the restriction costs: the best of the whole space and its proved bound, in the objective's unit, and
     the shares that the launcher's best takes more, at least and at most. ``space`` is the whole one, ``plan`` its
-    best; a price without them cannot be certified."""
+    best, ``problem_sha256`` the digest of the problem with it; a price without these cannot be certified."""
 
     objective: float
     objective_bound: float
@@ -26,6 +27,7 @@ class TargetPriceDocument(Record):
     wall_time_s: float
     space: Space | None = None
     plan: PlanDocument | None = None
+    problem_sha256: str | None = None
 
 
 class TargetDocument(Record):
@@ -41,12 +43,12 @@ def target_document(result: PlanResult) -> TargetDocument | None:
     space, price = result.problem.space, result.target_price
     if space.target is None:
         return None
-    priced = None if price is None else target_price_document(price)
+    priced = None if price is None else target_price_document(result.problem, price)
     return TargetDocument(name=space.target, version=space.target_version, price=priced)
 
 
-def target_price_document(price: TargetPrice) -> TargetPriceDocument:
-    """Make the record of what a restriction costs."""
+def target_price_document(problem: Problem, price: TargetPrice) -> TargetPriceDocument:
+    """Make the record of what the restriction of a problem costs."""
     return TargetPriceDocument(
         objective=price.objective,
         objective_bound=price.objective_bound,
@@ -56,6 +58,7 @@ def target_price_document(price: TargetPrice) -> TargetPriceDocument:
         wall_time_s=price.wall_time_s,
         space=price.space,
         plan=plan_document(price.plan),
+        problem_sha256=digest(problem.model_copy(update={"space": price.space})),
     )
 
 
