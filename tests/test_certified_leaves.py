@@ -230,7 +230,7 @@ def found_out(kind: str, text: str, path: Path, share: float) -> tuple[int, list
         name = name_of(place)
         if verdict(with_value(data, place, other), path, proofs, original) == "certified":
             allowed = any(name == free or name.startswith((f"{free}.", f"{free}[")) for free in FREE)
-            lower = name in WEAKER and other < original_value(data, place)
+            lower = name in WEAKER and isinstance(other, float) and other < original_value(data, place)
             if not allowed and not lower:
                 passed.append((name, original_value(data, place), other))
     return tried, passed

@@ -325,7 +325,14 @@ def rebuilt(document: ResultDocument, claim: Claim, source: str) -> ResultDocume
     def claimed_end(there: Problem) -> tuple[Plan | None, float | None]:
         """What the document says of the solve at an end."""
         end = ends[next(name for name, _ in ENDS if joint_end(problem, name) == there)]
-        return None if end.solved is None else end.solved.restored(source), end.lower_bound_s
+        if end.solved is None or (end.lower_bound_s is None and has_one_step_time(problem)):
+            raise ValueError("an end that was solved again has a plan and a bound")
+        plan, known = end.solved.restored(source), (end.best_s, end.rival_s)
+        least = min(seconds for seconds in known if seconds is not None)
+        slower = simulate(there, plan).step_time_s > least * (1.0 + claim.tolerance)
+        if slower and has_one_step_time(problem):
+            raise ValueError("the best plan of an end is one of the plans looked at there")
+        return plan, end.lower_bound_s
 
     solved = document.robustness is not None and document.robustness.solved_again and len(ends) == len(ENDS)
     bar, robust = uncertainty(result, claimed_end if solved else None)
