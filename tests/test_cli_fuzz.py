@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from milpplan.cli.app import app
 from milpplan.errors import InfeasibleError
 from milpplan.reports.document import document_text
 from milpplan.reports.plan_file import PlanFile, plan_document
+from tests.amounts import long_but
+from tests.fuzz_seeds import LABELS, keys_of, seeds
+from tests.fuzzing import Case, broken, run, swaps
+from tests.launchers.test_fuzz import TARGETS
 from tests.small import small_hardware, small_model, small_problem
 
 Tree = dict[str, Any]
@@ -56,7 +61,7 @@ def place(draw: st.DrawFn, tree: Tree) -> tuple[Any, Any]:
         parent = parent[key]
 
 
-def broken(draw: st.DrawFn, tree: Tree) -> str:
+def changed(draw: st.DrawFn, tree: Tree) -> str:
     """The tree's text after one to three changes: values replaced, fields deleted or added, the text cut."""
     tree = copy.deepcopy(tree)
     for _ in range(draw(st.integers(1, 3))):
@@ -88,7 +93,7 @@ def ends_well(*words: str) -> int:
 def test_broken_plan_files(data: st.DataObject, tmp_path: Path) -> None:
     """A plan file with anything changed is simulated or refused."""
     path = tmp_path / "plan.json"
-    path.write_text(data.draw(st.composite(broken)(plan_tree())))
+    path.write_text(data.draw(st.composite(changed)(plan_tree())))
     ends_well("simulate", str(path))
 
 
@@ -113,8 +118,53 @@ def test_broken_models_and_hardware(which: str, tmp_path: Path, monkeypatch: pyt
     @settings(FUZZ, max_examples=15)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
-        path.write_text(data.draw(st.composite(broken)(tree)))
+        path.write_text(data.draw(st.composite(changed)(tree)))
         words = ["--gpus", "4", "--global-batch", "8", "--space", "uniform", "--time-limit", "2"]
         ends_well("solve", *pair, *words)
 
     check()
+
+
+def all_end_well(cases: list[Case], directory: Path) -> None:
+    """Run cases one after another; all that end wrongly are told, each kind once."""
+    wrong = {
+        ended.wrong[-80:]: ended.told()
+        for ended in (run(case, directory / "run") for case in cases)
+        if ended.wrong
+    }
+    assert not wrong, "\n\n".join(wrong.values())
+
+
+@pytest.mark.parametrize("number", long_but((10,), (10, 420)))
+@pytest.mark.parametrize("label", LABELS)
+def test_every_command_ends_well_whatever_is_in_its_file(
+    label: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of any type and size, fields lost or added, texts cut, repeated and nested: an exit code that
+    is promised, no traceback, ten seconds of processor time and 1 GiB at most."""
+    monkeypatch.chdir(tmp_path)
+    whole = seeds()[label]
+    cases = [broken(whole[draw % len(whole)], random.Random(draw)) for draw in range(number)]
+    all_end_well(cases, tmp_path)
+
+
+@pytest.mark.parametrize("number", long_but((10,), (10, 2_000)))
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_key_of_every_launcher_with_every_type(
+    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each setting of a file, and each that the launcher knows, with a value of every type: read or refused."""
+    monkeypatch.chdir(tmp_path)
+    cases = [case for seed in seeds()[f"import {name}"] for case in swaps(seed, keys_of(name))]
+    all_end_well(random.Random(name).sample(cases, min(number, len(cases))), tmp_path)
+
+
+def test_every_label_has_seeds_that_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is broken above is whole here: every file is read, and every command has one."""
+    monkeypatch.chdir(tmp_path)
+    assert set(seeds()) == set(LABELS)
+    for whole in seeds().values():
+        for seed in whole:
+            ended = run(seed.case(seed.text), tmp_path / "run")
+            assert not ended.wrong, ended.told()
+            assert ended.code in (0, 3, 4), ended.told()

@@ -123,8 +123,23 @@ def say_error(error: MilpplanError) -> None:
     say(f"  {error.do or 'See `milpplan --help` and `milpplan schema`.'}")
 
 
+def is_beyond_numbers(error: BaseException) -> bool:
+    """Tell whether an error comes from numbers, or depths, that nobody has: no bug, wherever they are noticed."""
+    if isinstance(error, ArithmeticError | MemoryError | RecursionError):
+        return True
+    # What pydantic says of a value outside the range of its field.
+    found = error.errors(include_url=False) if type(error).__name__ == "ValidationError" else ()  # type: ignore[attr-defined]
+    if found:
+        return all(one["type"] in _OUT_OF_RANGE for one in found)
+    # Python reads and prints no whole number of thousands of digits.
+    return isinstance(error, ValueError) and "set_int_max_str_digits" in str(error)
+
+
+_OUT_OF_RANGE = {"less_than", "less_than_equal", "greater_than", "greater_than_equal", "finite_number"}
+
+
 def beyond_numbers(error: BaseException) -> InvalidInputError:
-    """An overflow, so that the input holds something absurd, or no memory left for what is asked."""
+    """Build the error for an overflow, where the input holds something absurd, or for memory that ran out."""
     if isinstance(error, MemoryError):
         return InvalidInputError(
             f"Memory ran out{f' ({error})' if str(error) else ''}.",
@@ -132,8 +147,9 @@ def beyond_numbers(error: BaseException) -> InvalidInputError:
             "Ask for less (fewer numbers of GPUs and batches, --fix tp=8, fewer --allow and --schedule), or free "
             "memory; where little is asked, look for an absurd number in the files.",
         )
+    reason = str(error).split("\n  For further")[0]
     return InvalidInputError(
-        f"The numbers given are beyond what can be computed ({type(error).__name__}: {error}).",
+        f"The numbers given are beyond what can be computed ({type(error).__name__}: {reason}).",
         "Expected sizes, rates and counts of real models and clusters.",
         "Check the numbers in the files and on the command line.",
     )
@@ -165,8 +181,6 @@ class Commands(TyperGroup):
     def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (ArithmeticError, MemoryError) as error:
-            code = self._refuse(ctx, beyond_numbers(error))
         except MilpplanError as error:
             code = self._refuse(ctx, error)
         except KeyboardInterrupt:
@@ -177,7 +191,8 @@ class Commands(TyperGroup):
             if hasattr(error, "exit_code") or isinstance(error, typer.Abort):
                 _clean_usage(error)
                 raise
-            code = self._fail(ctx, error)
+            absurd = is_beyond_numbers(error)
+            code = self._refuse(ctx, beyond_numbers(error)) if absurd else self._fail(ctx, error)
         raise typer.Exit(int(code))
 
     @staticmethod
