@@ -167,18 +167,21 @@ def at(tree: Any, path: tuple[Any, ...]) -> Any:
     return tree
 
 
-def swaps(seed: Seed, keys: Mapping[str, Any] | None = None) -> Iterator[Case]:
-    """Every value of the file replaced by one of every type; dotted ``keys`` are added where they miss."""
+def swaps(seed: Seed, keys: Mapping[str, Any], draw: random.Random, each: int) -> Iterator[Case]:
+    """Every value of the file replaced by ``each`` of all types; dotted ``keys`` are added where they miss."""
     if seed.language == "text":
         for found in SETTING.finditer(seed.text):
             first, last = found.span("value")
-            yield from (seed.case(seed.text[:first] + junk + seed.text[last:]) for junk in WORDS)
+            yield from (
+                seed.case(seed.text[:first] + junk + seed.text[last:]) for junk in draw.sample(WORDS, each)
+            )
         return
     tree = parsed(seed)
     for path in places(tree):
-        yield from (seed.case(written(replaced(tree, path, junk), seed.language)) for junk in JUNK)
-    for key in keys or ():
-        for junk in JUNK:
+        for junk in draw.sample(JUNK, each):
+            yield seed.case(written(replaced(tree, path, junk), seed.language))
+    for key in keys:
+        for junk in draw.sample(JUNK, each):
             yield seed.case(written(_with_key(tree, key.split("."), junk), seed.language))
 
 

@@ -1,0 +1,183 @@
+"""Long commands that are ended or hindered: signals, killed workers, a full disk. The plan so far stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.amounts import first
+from tests.studies.cases import QUICK
+
+# Like a script that a shell starts with `&`: SIGINT is ignored there, and that is inherited.
+PROGRAM = [sys.executable, "-c", "from milpplan.cli import main; main()"]
+ANYWHERE = ("--space", "any", "--workers", "2", "--gap", "0")
+LONG = ("llama3-70b", "dgx-h100", "--gpus", "32", "--global-batch", "64", "--gap", "0", "--time-limit", "60")
+COMMANDS = {
+    "free": ("solve", *LONG, "--space", "free", "--out", "plan.json"),
+    "any": ("solve", *LONG[:-4], *ANYWHERE, "--time-limit", "60", "--out", "plan.json"),
+    "sweep": ("sweep", "study.toml", "--out", "results", "--workers", "2"),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def disturbed(
+    words: tuple[str, ...],
+    directory: Path,
+    disturb: Callable[[subprocess.Popen[str]], None],
+    background: bool = False,
+    room: int | None = None,
+) -> Ended:
+    """Run a command and disturb it while it is at work; ``room``: most bytes of a file that it may write."""
+
+    def before() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.SIG_DFL)
+        if room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    with subprocess.Popen(
+        [*PROGRAM, *words],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+        start_new_session=True,
+    ) as process:
+        timer = threading.Thread(target=disturb, args=(process,))
+        timer.start()
+        stdout, stderr = process.communicate()
+        timer.join()
+    return Ended(process.returncode, stdout, stderr)
+
+
+def cpu_s(process: int) -> float:
+    """Processor time that a process has used; infinity where there is none."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("inf")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def after(
+    seconds: float, then: Callable[[subprocess.Popen[str]], None]
+) -> Callable[[subprocess.Popen[str]], None]:
+    """Do something when the program has used so much processor time: that is the same moment on a busy machine."""
+
+    def disturb(process: subprocess.Popen[str]) -> None:
+        while process.poll() is None and cpu_s(process.pid) < seconds:
+            threading.Event().wait(0.02)
+        if process.poll() is None:
+            then(process)
+
+    return disturb
+
+
+def children(process: int) -> list[int]:
+    """Processes that a process has started."""
+    try:
+        return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def kill_workers(process: subprocess.Popen[str]) -> None:
+    """End all workers at once, as the system does when memory is short."""
+    for _ in range(200):
+        if children(process.pid) or process.poll() is not None:
+            break
+        threading.Event().wait(0.05)
+    for one in children(process.pid):
+        os.kill(one, signal.SIGKILL)
+
+
+def prepared(directory: Path) -> Path:
+    """A directory with a study."""
+    (directory / "study.toml").write_text(QUICK)
+    return directory
+
+
+def check(ended: Ended, directory: Path, name: str) -> None:
+    """It ended with a code that is promised, and what it had found is there."""
+    assert ended.code in (0, 3, 4, 5), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not [path for path in directory.rglob(".milpplan-*") if path.is_file()]
+    if name == "sweep":
+        for cell in (directory / "results" / "cells").glob("*.json"):
+            assert json.loads(cell.read_text())["key"] == cell.stem
+    elif ended.code in (0, 4):
+        assert json.loads((directory / "plan.json").read_text())["plan"] is not None
+    else:
+        assert ended.code == 5
+        assert not (directory / "plan.json").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", COMMANDS)
+def test_sigterm_at_a_random_moment(name: str, seed: int, background: bool, tmp_path: Path) -> None:
+    """In the foreground and with ``&``: the plan so far is written; without one the program says so."""
+    seconds = random.Random(f"{name}{seed}").uniform(0.3, 8)
+    disturb = after(seconds, lambda process: process.send_signal(signal.SIGTERM))
+    ended = disturbed(COMMANDS[name], prepared(tmp_path), disturb, background)
+    check(ended, tmp_path, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["any", "sweep"])
+def test_workers_that_are_killed_at_a_random_moment(name: str, seed: int, tmp_path: Path) -> None:
+    """The program goes on without them, or stops with the best plan so far."""
+    seconds = random.Random(seed).uniform(2, 8)
+    ended = disturbed(COMMANDS[name], prepared(tmp_path), after(seconds, kill_workers))
+    if name == "sweep" and ended.code == 2:
+        pytest.fail(ended.stderr)
+    check(ended, tmp_path, name)
+
+
+@pytest.mark.parametrize("room", first(1, [0, 200, 4_096, 20_000]))
+@pytest.mark.parametrize("background", [False, True])
+def test_a_disk_without_room(room: int, background: bool, tmp_path: Path) -> None:
+    """The result cannot be kept: the plan is printed all the same, the program says what is wrong, and what lay at
+    the file's place stays."""
+    (tmp_path / "plan.json").write_text("old")
+    words = ("solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "8", "--space", "uniform")
+    words += ("--out", "plan.json", "--json")
+    ended = disturbed(words, tmp_path, lambda _: None, background, room)
+    whole = room >= 20_000
+    assert ended.code in ((0,) if whole else (2,)), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert json.loads(ended.stdout)["plan"] is not None
+    assert whole or "cannot be written" in ended.stderr
+    assert ((tmp_path / "plan.json").read_text() == "old") != whole
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("room", [0, 100, 1_000, 3_000])
+def test_a_sweep_without_room(room: int, tmp_path: Path) -> None:
+    """It stops with an error, and the cells that are there are whole."""
+    ended = disturbed(COMMANDS["sweep"], prepared(tmp_path), lambda _: None, room=room)
+    assert ended.code == 2, ended.stderr
+    assert "cannot be written" in ended.stderr
+    check(Ended(0, ended.stdout, ended.stderr), tmp_path, "sweep")
