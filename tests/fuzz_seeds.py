@@ -94,7 +94,7 @@ def of_descriptions() -> list[Seed]:
         Seed("model", ("solve", FILE, "dgx-h100", *SOLVE), found["model"]),
         Seed("model", ("show", FILE), found["model"]),
         Seed("config.json", ("show", FILE), config),
-        Seed("config.json", ("show", FILE), (DATA / "hf_configs" / "deepseek-v3.json").read_text()),
+        Seed("config.json", ("show", FILE), (DATA / "hf_configs" / "mixtral-8x7b.json").read_text()),
         Seed("config.json", ("solve", FILE, "dgx-h100", *SOLVE), (DATA / "hf_configs" / "gpt2.json").read_text()),
         Seed("hardware", ("solve", "model.json", FILE, *SOLVE), found["hardware"], beside=beside),
         Seed("hardware", ("show", FILE), toml, "toml", "file.toml"),
