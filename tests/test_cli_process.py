@@ -22,7 +22,7 @@ SOLVE = ["solve", "llama3-8b", "dgx-h100", "--gpus", "16", "--global-batch", "32
 
 def program(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """The program in a process of its own."""
-    return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=300, **options)
 
 
 def test_the_version_and_quick_answers_need_no_solver() -> None:
@@ -33,7 +33,7 @@ def test_the_version_and_quick_answers_need_no_solver() -> None:
         "print([name for name in ('ortools', 'pulp', 'scipy', 'pandas') if name in sys.modules])"
     )
     for words in (["--help"], ["list", "models"]):
-        ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
+        ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=300)
         assert ended.stdout.splitlines()[-1] == "[]"
 
 
@@ -61,14 +61,14 @@ def test_standard_output_that_takes_nothing(words: list[str], tmp_path: Path) ->
     """Closed: nothing to say. A full disk: the result is lost, so the program says so and exits with 2; a plan
     file that was asked for is written all the same."""
     closed = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, *words], stderr=subprocess.PIPE, text=True, timeout=60
+        ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, *words], stderr=subprocess.PIPE, text=True, timeout=300
     )
     assert (closed.returncode, closed.stderr) == (0, "")
     out = tmp_path / "plan.json"
     asked = ["--out", str(out)] if "--json" in words else []
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [*PROGRAM, *words, *asked], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [*PROGRAM, *words, *asked], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300
         )
     assert ended.returncode == 2
     assert "error: The result cannot be written to standard output: No space left" in ended.stderr
@@ -80,7 +80,7 @@ def test_the_library_is_imported_when_it_is_asked_for() -> None:
     """The entry point is there before NumPy is, so that Ctrl-C has a meaning while the rest is imported; every
     public name is found, and others are not."""
     script = "import sys\nimport milpplan.cli\nprint('numpy' in sys.modules, 'pydantic' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert ended.stdout == "False False\n"
     names = milpplan.__all__
     assert {"Job", "solve", "simulate", "__version__"} <= set(names)
@@ -124,7 +124,7 @@ def test_ctrl_c_at_any_moment_is_a_message(seconds: float) -> None:
         assert process.stderr.readline() == "started\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=300)
     talk = [line for line in stderr.splitlines() if not line.startswith("Running the canary programs")]
     assert (process.returncode, stdout, talk) == (5, "", ["Interrupted before anything was found."])
 
@@ -142,7 +142,7 @@ def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it() -> None:
         assert process.stderr is not None
         assert process.stderr.readline() == "started\n"
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=20)
+        stdout, _ = process.communicate(timeout=300)
     assert (process.returncode, stdout) == (0, f"milpplan {milpplan.__version__}\n")
 
 
@@ -175,7 +175,7 @@ def test_ctrl_c_prints_the_best_plan_so_far(sent: signal.Signals, tmp_path: Path
         assert process.stderr is not None
         assert process.stderr.readline() == "ready\n"
         process.send_signal(sent)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 4
     assert "Traceback" not in stderr
     document = ResultDocument.model_validate_json(stdout, strict=True)
@@ -220,7 +220,7 @@ def test_what_a_script_has_put_in_the_background_keeps_its_plan() -> None:
         process.send_signal(signal.SIGINT)
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
-        stdout, stderr = process.communicate("\n" * 1000, timeout=60)
+        stdout, stderr = process.communicate("\n" * 1000, timeout=300)
     assert process.returncode == 4, stderr
     document = ResultDocument.model_validate_json(stdout, strict=True)
     assert document.plan is not None
@@ -314,7 +314,7 @@ def test_ctrl_c_while_solvers_are_imported_ends_the_program(sent: signal.Signals
         assert process.stderr is not None
         assert process.stderr.readline() == "loading\n"
         process.send_signal(sent)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout, stderr) == (5, "", "Interrupted before anything was found.\n")
 
 
@@ -354,5 +354,5 @@ main()
 
 def test_a_solver_that_cannot_be_stopped_does_not_abort_the_program() -> None:
     """One that comes back from C++ while Python winds up would: the result is out, so the program leaves."""
-    ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout, ended.stderr) == (4, "the best plan so far 2\n", "")

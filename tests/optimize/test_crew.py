@@ -295,7 +295,7 @@ def test_scripts_need_no_guard_and_leave_nobody(branched: Problem, killed: bool,
     script.write_text(SCRIPT.format(killed=killed, seed=seed))
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=environment
     )
     pid, *rest = done.stdout.split()
     assert (done.returncode, rest) == ((-signal.SIGKILL, []) if killed else (0, ["optimal"]))

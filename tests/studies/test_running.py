@@ -70,7 +70,7 @@ def test_a_stopped_sweep_continues_and_loses_nothing(how: signal.Signals, tmp_pa
             time.sleep(0.01)
         workers = children(process.pid)
         process.send_signal(how)
-        _, talk = process.communicate(timeout=60)
+        _, talk = process.communicate(timeout=300)
     assert all(gone(worker) for worker in workers)
     before = {file: file.stat().st_mtime_ns for file in out.glob("cells/*.json")}
     assert 3 <= len(done) <= len(before) < 12
