@@ -780,6 +780,7 @@ class _Reader:
         """What is not there to be read may have set any variable."""
         for key, value in list(self.state.items()):
             if _NAME.fullmatch(key) and key not in ("missing", "allexport") and f"pinned {key}" not in self.state:
+                self.spend(200)
                 mark = marked(f"${key} (perhaps set by {by})", (key,))
                 self.put(key, [mark] if isinstance(value, list) else mark)
         self.put("missing", by)

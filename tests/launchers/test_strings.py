@@ -82,11 +82,20 @@ def test_other_patterns_are_refused(text: str) -> None:
 
 def test_arithmetic_of_the_shell() -> None:
     """Whole numbers and known variables; anything else is not known."""
-    values = {"GPUS": "8", "NODES": "4", "WORD": "x"}
-    assert arithmetic("$GPUS * ${NODES} + 1", values) == 33
-    assert arithmetic("(GPUS - 1) / 2 % 3", values) == 0
-    for text in ("GPUS * RANK", "WORD + 1", "1 / 0", "2 ** 99", "", "GPUS << 1"):
-        assert arithmetic(text, values) is None
+    values = {"GPUS": "8", "NODES": "4", "WORD": "two words"}
+    assigned: dict[str, str] = {}
+
+    def value_of(text: str) -> int | None:
+        return arithmetic(text, values.get, assigned.__setitem__)
+
+    assert value_of("GPUS * NODES + 1") == 33
+    assert value_of("(GPUS - 1) / 2 % 3") == 0
+    # As bash has it: an empty expression is 0, shifts and choices are arithmetic.
+    assert (value_of(""), value_of("GPUS << 1"), value_of("(GPUS > 1) ? 1 : 0")) == (0, 16, 1)
+    assert value_of("i = GPUS + 1") == 9
+    assert assigned == {"i": "9"}
+    for text in ("GPUS * RANK", "WORD + 1", "1 / 0", "2 ** 99"):
+        assert value_of(text) is None
 
 
 @pytest.mark.parametrize(
