@@ -315,13 +315,14 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
     value, plan = search.best if search.best else (None, None)
     bound = min(search.global_bound(), search.best_value)
     report = None if plan is None else simulate(problem, plan)
-    gap = None if value is None else max(0.0, (value - bound) / value)
+    # Before the layouts have bounds nothing is proved.
+    gap = None if value is None or bound <= 0 else max(0.0, (value - bound) / value)
     status = _status(search, options, gap)
     if report is not None and value is not None:
         _cross_check(problem, search, report.step_time_ns, plan, value)
     scale, name = printed_unit(problem)
     single = has_one_step_time(problem)
-    known = np.isfinite(bound)
+    known = 0 < bound < np.inf
     return PlanResult(
         status=status,
         problem=problem,
@@ -351,6 +352,8 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
 def _status(search: Search, options: SolveOptions, gap: float | None) -> Status:
     if gap is not None:
         return "optimal" if gap <= options.gap * (1 + 1e-9) else "feasible"
+    if search.best is not None:
+        return "feasible"
     return "infeasible" if not np.isfinite(search.global_bound()) else "no_solution_found"
 
 

@@ -167,6 +167,8 @@ class Search(LookedAt):
         """The plans to start from, and closed-form bounds of all layouts."""
         self._warm_start()
         self.frontier.prepare(self.means.out_of_time)
+        if self.best is not None:
+            self.note(force=True)
         self._bound_all()
 
     def is_over(self) -> bool:
@@ -223,7 +225,8 @@ class Search(LookedAt):
     def note(self, force: bool = False, tell: bool = True) -> None:
         """Log the progress, and tell it, twice a second at most unless by ``force``."""
         now = time.monotonic() - self.started
-        if not force and now - self.last_log < 0.5:
+        # Before the layouts have bounds there is nothing to tell of them.
+        if (not force and now - self.last_log < 0.5) or (tell and not self.frontier.bounded):
             return
         self.last_log = now
         bound = self.global_bound()
@@ -231,7 +234,7 @@ class Search(LookedAt):
         undecided = (self.fates == 0)[self.candidates] & (self.values(self.candidates) < self.threshold())
         open_layouts = int(undecided.sum()) + self.frontier.closed_below(self.threshold())
         incumbent = self.best_value * self.scale if self.best else None
-        proved = bound * self.scale if np.isfinite(bound) else None
+        proved = bound * self.scale if 0 < bound < np.inf else None
         progress = Progress(now, incumbent, proved, open_layouts)
         self.log.append(progress)
         if tell and self.means.options.callback is not None:
