@@ -145,6 +145,57 @@ def test_recomputation_and_defaults() -> None:
     assert (layout.dp, layout.zero_stage, layout.overlap_grad_reduce) == (1, 0, False)
 
 
+SIZES = (
+    "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 50304 --seq-length 2048 "
+    "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 --attention-dropout 0 "
+    "--hidden-dropout 0"
+)
+START = "torchrun --nnodes 1 --nproc-per-node 8"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (f"{START} pretrain_bert.py {SIZES}", "a BERT"),
+        (f"{START} pretrain_mamba.py {SIZES}", "Mamba"),
+        (f"{START} train_mine.py {SIZES}", "--ignore train_mine.py"),
+        (f"{START} pretrain_gpt.py {SIZES} --fp8-format e4m3 --fp8-recipe mxfp8", "Blackwell"),
+        (f"{START} pretrain_gpt.py {SIZES} --fp8-format e4m3 --fp8-recipe custom", "custom"),
+        (f"{START} pretrain_gpt.py {SIZES} --checkpoint-activations --recompute-activations", "together"),
+        (
+            f'if [ "$AC" = full ]; then ac="--bf16"; else ac=""; fi\n{START} pretrain_gpt.py {SIZES} $ac',
+            "--set AC=",
+        ),
+        (f"{START} pretrain_gpt.py {SIZES} --codecarbon-dir $SCRATCH/cc", "--ignore codecarbon-dir"),
+        (f'{START} pretrain_gpt.py {SIZES} "$@"', "--args"),
+        (f"source sizes.sh\n{START} pretrain_gpt.py {SIZES} $SIZES", "sizes.sh"),
+        (f"{START} pretrain_gpt.py {SIZES} --group-query-attention", "--num-query-groups"),
+    ],
+)
+def test_nothing_is_priced_that_was_not_understood(text: str, named: str) -> None:
+    """Programs, recipes, groups and files that are not known are refused by name; no mark is in the message."""
+    with pytest.raises(InvalidInputError) as caught:
+        read(text)
+    assert named in str(caught.value)
+    assert "\0" not in str(caught.value)
+
+
+def test_the_program_that_trains_is_the_one_that_is_read() -> None:
+    """Data preparation beside it counts for nothing; another program is a GPT where the caller says so."""
+    plain = read(f"{START} pretrain_gpt.py {SIZES}")
+    assert read(f"python prepare_data.py --split train\n{START} pretrain_gpt.py {SIZES}").plan == plain.plan
+    mine = read(f"{START} train_mine.py {SIZES}", ignored=["train_mine.py"])
+    assert mine.plan == plain.plan
+    assert "train_mine.py" in mine.ignored_flags[0]
+
+
+def test_arguments_of_2021_recompute_everything() -> None:
+    """``--checkpoint-activations`` is full recomputation, and the note says so."""
+    found = read(f"{START} pretrain_gpt.py {SIZES} --checkpoint-activations --checkpoint-num-layers 1")
+    assert [stage.recompute.full for stage in found.plan.virtual_stages] == [32]
+    assert any("2021" in note for note in found.notes)
+
+
 def test_megatrons_own_refusals_are_quoted() -> None:
     """A launch that Megatron-LM would refuse is refused with its rule."""
     with pytest.raises(IllegalPlanError, match=r"batch_divides.*d98e8a64"):

@@ -105,14 +105,17 @@ class Scripts:
             ),
             lambda: (
                 f"for {self.name()} in {self.word()} {self.word()}; do\n{self.block(level - 1)}\n"
-                f"{self.pick('', self.test() + ' && break', self.test() + ' && continue')}\n"
-                f"{self.command(0)}\ndone"
+                f"{self.left()}\n{self.command(0)}\ndone"
             ),
             self.counted,
             lambda: f'while [ -n "$E1" ]; do\n{self.block(level - 1)}\nbreak\ndone',
             self.sourced,
         ]
         return self.random.choice(simple + (nested if level > 0 else []))()
+
+    def left(self) -> str:
+        """A way out of a loop, or none."""
+        return self.pick("", f"{self.test()} && break", f"{self.test()} && continue")
 
     def counted(self) -> str:
         """A loop with a counter."""
@@ -201,6 +204,7 @@ def test_random_scripts_are_read_as_bash_runs_them(tmp_path: Path, count: int) -
     stub.write_text(STUB)
     stub.chmod(0o755)
     told = decided = refused = 0
+    unclear: list[str] = []
     for seed in range(count):
         made = Scripts(seed, arguments=seed % 2 == 0)
         text = made.script()
@@ -217,8 +221,7 @@ def test_random_scripts_are_read_as_bash_runs_them(tmp_path: Path, count: int) -
         try:
             commands = script_commands(known + text, str(tmp_path / "run.sh"))
         except InvalidInputError as error:
-            seen = error.seen
-            assert "line" in seen, (seed, text, seen)
+            unclear.append(error.seen)
             refused += 1
             continue
         ours = [command.words for command in commands if "pretrain_gpt.py" in command.words]
@@ -232,6 +235,7 @@ def test_random_scripts_are_read_as_bash_runs_them(tmp_path: Path, count: int) -
                     f"seed {seed}, {values}\n{text}\n{made.files}\nbash: {run}\n"
                     f"read: {[[readable(word) for word in words] for words in ours]}"
                 )
+    assert all("line" in seen for seen in unclear)
     # The test says nothing of scripts that are all refused, or all marks.
     assert told >= 0.6 * count, refused
     assert decided >= 0.1 * count, decided
