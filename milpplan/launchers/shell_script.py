@@ -17,6 +17,7 @@ from pathlib import Path
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers import shell_syntax as syntax
+from milpplan.launchers import shell_tree as tree
 from milpplan.launchers.shell_arithmetic import arithmetic
 from milpplan.launchers.shell_conditions import (
     BINARY,
@@ -324,7 +325,7 @@ class _Reader:
 
     # Commands.
 
-    def sequence(self, node: syntax.Sequence) -> Truth:
+    def sequence(self, node: tree.Sequence) -> Truth:
         """Commands one after another; the status of the last."""
         status: Truth = True
         for place, part in enumerate(node.parts):
@@ -335,7 +336,7 @@ class _Reader:
                 status = self.node(part)
         return status
 
-    def own_shell(self, node: syntax.Node) -> Truth:
+    def own_shell(self, node: tree.Node) -> Truth:
         """A command whose assignments are lost."""
         with self.apart():
             try:
@@ -343,7 +344,7 @@ class _Reader:
             except (_ExitError, _ReturnError, _LoopError):
                 return None
 
-    def node(self, node: syntax.Node) -> Truth:
+    def node(self, node: tree.Node) -> Truth:
         """Follow a command."""
         self.spend(20)
         self.level += 1
@@ -354,42 +355,42 @@ class _Reader:
         finally:
             self.level -= 1
 
-    def _node(self, node: syntax.Node) -> Truth:
+    def _node(self, node: tree.Node) -> Truth:
         match node:
-            case syntax.Simple():
+            case tree.Simple():
                 return self.simple(node)
-            case syntax.Sequence():
+            case tree.Sequence():
                 return self.sequence(node)
-            case syntax.AndOr():
+            case tree.AndOr():
                 return self.and_or(node)
-            case syntax.Pipeline():
+            case tree.Pipeline():
                 for part in node.parts[:-1]:
                     self.own_shell(part)
                 last = node.parts[-1]
                 status = self.node(last) if len(node.parts) == 1 else self.own_shell(last)
                 return negated(status) if node.negated else status
-            case syntax.Group():
+            case tree.Group():
                 return self.own_shell(node.body) if node.own_shell else self.sequence(node.body)
-            case syntax.If():
+            case tree.If():
                 return self.conditional(node, 0)
-            case syntax.Case():
+            case tree.Case():
                 return self.choice(node)
-            case syntax.Loop():
+            case tree.Loop():
                 return self.loop(node)
-            case syntax.For():
+            case tree.For():
                 return self.over_words(node)
-            case syntax.Counted():
+            case tree.Counted():
                 return self.counted(node)
-            case syntax.Function():
+            case tree.Function():
                 self.put(f"fn {node.name}", node.body)
                 return True
-            case syntax.Test():
+            case tree.Test():
                 return self.test(list(node.tokens))
-            case syntax.Arithmetic():
+            case tree.Arithmetic():
                 found = self.number(node.text, assign=True)
                 return None if found is None else found != 0
 
-    def and_or(self, node: syntax.AndOr) -> Truth:
+    def and_or(self, node: tree.AndOr) -> Truth:
         """``a && b || c``."""
         self.seen = []
         status = self.node(node.parts[0])
@@ -397,7 +398,7 @@ class _Reader:
             if status is None:
                 names, results = list(self.seen), list[Truth]()
 
-                def way(part: syntax.Node = part, results: list[Truth] = results) -> None:
+                def way(part: tree.Node = part, results: list[Truth] = results) -> None:
                     results.append(self.node(part))
 
                 self.alternatives([way, lambda: None], f"set after {operator}, which may be reached", names)
@@ -410,7 +411,7 @@ class _Reader:
                 self.passed_over(part)
         return status
 
-    def conditional(self, node: syntax.If, at: int) -> Truth:
+    def conditional(self, node: tree.If, at: int) -> Truth:
         """``if``, from one of its branches on."""
         if at == len(node.branches):
             return True if node.otherwise is None else self.sequence(node.otherwise)
@@ -436,7 +437,7 @@ class _Reader:
         self.passed_over(body)
         return self.conditional(node, at + 1)
 
-    def choice(self, node: syntax.Case) -> Truth:
+    def choice(self, node: tree.Case) -> Truth:
         """``case``: the clauses that may match, up to one that surely does."""
         word = "".join(self.expanded(node.word, split=False))
         ways: list[Callable[[], object]] = []
@@ -460,7 +461,7 @@ class _Reader:
         self.alternatives(ways, f"set in line {node.line}: {node.said}", deciders_in(word))
         return None
 
-    def loop(self, node: syntax.Loop) -> Truth:
+    def loop(self, node: tree.Loop) -> Truth:
         """``while`` and ``until``."""
         while True:
             self.seen = []
@@ -478,7 +479,7 @@ class _Reader:
             if not truth or not self.round(node.body):
                 return True
 
-    def round(self, body: syntax.Sequence) -> bool:
+    def round(self, body: tree.Sequence) -> bool:
         """A round of a loop that surely runs; False: the loop ends."""
         self.loops.append(True)
         try:
@@ -516,7 +517,7 @@ class _Reader:
             del self.commands[told:]
         raise _too_much(self.source, "has a loop whose rounds are not told apart")
 
-    def over_words(self, node: syntax.For) -> Truth:
+    def over_words(self, node: tree.For) -> Truth:
         """``for name in words``."""
         if node.words is None:
             words = self.arguments()
@@ -538,7 +539,7 @@ class _Reader:
                 break
         return True
 
-    def counted(self, node: syntax.Counted) -> Truth:
+    def counted(self, node: tree.Counted) -> Truth:
         """``for ((start; test; step))``."""
         self.number(node.start, assign=True)
         while True:
@@ -558,7 +559,7 @@ class _Reader:
                 return True
             self.number(node.step, assign=True)
 
-    def passed_over(self, node: syntax.Node) -> None:
+    def passed_over(self, node: tree.Node) -> None:
         """A command that is surely not reached: variables that only it sets are the script's own, and not set."""
         for assign in _assigns(node):
             own = not any(re.search(rf"\b{assign.name}\b", part.text) for part in _parts(assign))
@@ -567,7 +568,7 @@ class _Reader:
 
     # Simple commands.
 
-    def simple(self, node: syntax.Simple) -> Truth:
+    def simple(self, node: tree.Simple) -> Truth:
         """Assignments, then a builtin, a function, or a program."""
         words = [one for word in node.words for one in self.expanded(word)]
         declares = bool(words) and words[0] in syntax.DECLARERS
@@ -589,7 +590,7 @@ class _Reader:
                 self.put(f"exported {one.name}", True)
         return status
 
-    def declared(self, words: list[str], options: str, node: syntax.Simple) -> None:
+    def declared(self, words: list[str], options: str, node: tree.Simple) -> None:
         """Names without values after ``export``, ``local`` and the like."""
         for name in words[1:]:
             name, equals, value = name.partition("=")
@@ -613,7 +614,7 @@ class _Reader:
         if self.frames:
             self.frames[-1].old.setdefault(name, self.state.get(name, _ABSENT))
 
-    def assignment(self, one: syntax.Assign, options: str) -> None:
+    def assignment(self, one: tree.Assign, options: str) -> None:
         """``name=value``."""
         old = self.variable(one.name)
         if "A" in options or "n" in options or "i" in options:
@@ -634,7 +635,7 @@ class _Reader:
         else:
             self.assign(one.name, (self.as_text(one.name, old) if one.append else "") + value)
 
-    def element(self, one: syntax.Assign, old: Value | object, value: str) -> None:
+    def element(self, one: tree.Assign, old: Value | object, value: str) -> None:
         """``name[index]=value``."""
         assert one.index is not None
         values = self.as_list(one.name, old)
@@ -664,7 +665,7 @@ class _Reader:
         missing = self.state.get("missing")
         return marked(f"${name}" + (f" (perhaps set by {missing})" if missing else ""), (name,))
 
-    def with_environment(self, node: syntax.Simple, words: list[str]) -> Truth:
+    def with_environment(self, node: tree.Simple, words: list[str]) -> Truth:
         """A command; assignments before it are for it alone."""
         if not node.assigns:
             return self.command(words, node.line)
@@ -707,7 +708,7 @@ class _Reader:
         self.seen += [one for word in words for one in deciders_in(word)]
         return None
 
-    def call(self, body: syntax.Node, arguments: list[str] | None) -> Truth:
+    def call(self, body: tree.Node, arguments: list[str] | None) -> Truth:
         """A function, or a sourced file; without arguments it has those of its caller."""
         before = self.state.get("@", _ABSENT)
         frame = _Frame(len(self.journals))
@@ -787,26 +788,26 @@ class _Reader:
 
     # Tests and numbers.
 
-    def test(self, tokens: list[syntax.Word | str]) -> Truth:
+    def test(self, tokens: list[tree.Word | str]) -> Truth:
         """``[[ ... ]]``, by the ranks of its operators."""
         found, at = self._or(tokens, 0)
         return found if at == len(tokens) else None
 
-    def _or(self, tokens: list[syntax.Word | str], at: int) -> tuple[Truth, int]:
+    def _or(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
         found, at = self._and(tokens, at)
         while at < len(tokens) and tokens[at] == "||":
             right, at = self._and(tokens, at + 1)
             found = joined("||", found, right)
         return found, at
 
-    def _and(self, tokens: list[syntax.Word | str], at: int) -> tuple[Truth, int]:
+    def _and(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
         found, at = self._not(tokens, at)
         while at < len(tokens) and tokens[at] == "&&":
             right, at = self._not(tokens, at + 1)
             found = joined("&&", found, right)
         return found, at
 
-    def _not(self, tokens: list[syntax.Word | str], at: int) -> tuple[Truth, int]:
+    def _not(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
         count = 0
         while at < len(tokens) and tokens[at] == "!":
             count, at = count + 1, at + 1
@@ -823,7 +824,7 @@ class _Reader:
             found, at = self._primary(tokens, at)
         return (negated(found) if count % 2 else found), at
 
-    def _primary(self, tokens: list[syntax.Word | str], at: int) -> tuple[Truth, int]:
+    def _primary(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
         end = at
         while end < len(tokens) and tokens[end] not in ("&&", "||", ")"):
             end += 1
@@ -854,7 +855,7 @@ class _Reader:
             return None
         return value is not None
 
-    def pattern(self, word: syntax.Word) -> list[tuple[str, bool]]:
+    def pattern(self, word: tree.Word) -> list[tuple[str, bool]]:
         """A word as a pattern: expansions outside quotes may hold stars of their own."""
         return [("".join(self.expanded((part,), split=False)), part.quoted) for part in word]
 
@@ -883,7 +884,7 @@ class _Reader:
 
     # Words.
 
-    def expanded(self, word: syntax.Word, split: bool = True) -> list[str]:
+    def expanded(self, word: tree.Word, split: bool = True) -> list[str]:
         """The fields of a word; one where it is not split."""
         plain = "".join("x" if part.quoted else part.text for part in word if part.kind == "text")
         if split and any("," in inner or ".." in inner for inner in _BRACES.findall(plain)):
@@ -925,7 +926,7 @@ class _Reader:
         found = self.state.get("@")
         return [marked("$@ (the arguments of the script)", ("@",))] if found is None else list(found)  # type: ignore[call-overload]
 
-    def parameter(self, found: _Fields, part: syntax.Part, split: bool) -> None:
+    def parameter(self, found: _Fields, part: tree.Part, split: bool) -> None:
         """``$NAME`` and ``${...}``."""
         match = _BRACED.fullmatch(part.text)
         if match is None:
@@ -1016,7 +1017,7 @@ class _Reader:
         many = index in ("@", "*") or name in ("@", "*")
         return str(len(values or ()) if many else len("".join(values or ())))
 
-    def operated(self, name: str, values: list[str] | None, rest: str, part: syntax.Part) -> list[str] | None:
+    def operated(self, name: str, values: list[str] | None, rest: str, part: tree.Part) -> list[str] | None:
         """What follows the name in ``${...}``; None: the word after it is taken."""
         operator = re.match(r":?[-=+?]", rest)
         plain = "" if values is None else "".join(values)
@@ -1046,7 +1047,7 @@ class _Reader:
             return []
         return [self.edited(one, rest, part) for one in self.sliced(name, values, rest, part)]
 
-    def sliced(self, name: str, values: list[str], rest: str, part: syntax.Part) -> list[str]:
+    def sliced(self, name: str, values: list[str], rest: str, part: tree.Part) -> list[str]:
         """``${@:2}``: some of the arguments, or elements."""
         if not rest.startswith(":") or not (name in ("@", "*") or re.match(r"\w+\[[@*]\]", part.text)):
             return values
@@ -1057,7 +1058,7 @@ class _Reader:
             return [marked(f"${{{part.text}}}", deciders_in("".join(values)) or (name,))]
         return values[at - shift :] if many is None else values[at - shift : at - shift + many]
 
-    def edited(self, value: str, rest: str, part: syntax.Part) -> str:
+    def edited(self, value: str, rest: str, part: tree.Part) -> str:
         """``${name%suffix}``, ``${name/old/new}``, ``${name:first:count}``, ``${name^^}``."""
         if MARK in value:
             return marked(f"${{{part.text}}}", deciders_in(value))
@@ -1089,7 +1090,7 @@ class _Reader:
         text = "".join(self.expanded(syntax.parsed_word(new, self.source, quoted=True), split=False))
         return value.replace(old, text) if everywhere else value.replace(old, text, 1)
 
-    def default(self, found: _Fields, rest: str, part: syntax.Part, split: bool) -> None:
+    def default(self, found: _Fields, rest: str, part: tree.Part, split: bool) -> None:
         """The word after ``:-`` and the like."""
         self.level += 1
         if self.level > 2 * syntax.MAX_LEVEL:
@@ -1111,7 +1112,7 @@ class _Reader:
                 self.assign(match[2], " ".join(fields))
         self.level -= 1
 
-    def unquoted(self, word: syntax.Word) -> list[str]:
+    def unquoted(self, word: tree.Word) -> list[str]:
         """The fields of a word whose own blanks split it."""
         pieces = _Fields()
         for part in word:
@@ -1130,15 +1131,15 @@ class _Reader:
         except InvalidInputError:
             return unknown
         only = node.parts[0] if len(node.parts) == 1 and not node.background else None
-        if isinstance(only, syntax.AndOr) and only.operators == ("&&",):
+        if isinstance(only, tree.AndOr) and only.operators == ("&&",):
             first, second = only.parts
-            if _says(first, "cd") and _says(second, "pwd") and isinstance(first, syntax.Simple):
+            if _says(first, "cd") and _says(second, "pwd") and isinstance(first, tree.Simple):
                 return self.printed(first) or unknown
-        if isinstance(only, syntax.Simple) and not only.assigns and only.words and not re.search(r"[<>]", text):
+        if isinstance(only, tree.Simple) and not only.assigns and only.words and not re.search(r"[<>]", text):
             return self.printed(only) or unknown
         return unknown
 
-    def printed(self, node: syntax.Simple) -> str | None:
+    def printed(self, node: tree.Simple) -> str | None:
         """What ``echo``, ``dirname``, ``basename``, ``seq`` and ``cd X && pwd`` print."""
         with self.apart():
             words = [one for word in node.words for one in self.expanded(word)]
@@ -1163,9 +1164,9 @@ class _Reader:
         return None
 
 
-def _says(node: syntax.Node, word: str) -> bool:
+def _says(node: tree.Node, word: str) -> bool:
     """Whether a command begins with a plain word."""
-    return isinstance(node, syntax.Simple) and bool(node.words) and [part.text for part in node.words[0]] == [word]
+    return isinstance(node, tree.Simple) and bool(node.words) and [part.text for part in node.words[0]] == [word]
 
 
 def _trimmed(value: str, mark: str, pattern: list[tuple[str, bool]]) -> str | None:
@@ -1185,30 +1186,30 @@ def _trimmed(value: str, mark: str, pattern: list[tuple[str, bool]]) -> str | No
     return value
 
 
-def _assigns(node: syntax.Node) -> Iterator[syntax.Assign]:
+def _assigns(node: tree.Node) -> Iterator[tree.Assign]:
     """Assignments anywhere in a command."""
     match node:
-        case syntax.Simple():
+        case tree.Simple():
             yield from node.assigns
-        case syntax.Sequence() | syntax.AndOr() | syntax.Pipeline():
+        case tree.Sequence() | tree.AndOr() | tree.Pipeline():
             for part in node.parts:
                 yield from _assigns(part)
-        case syntax.If():
+        case tree.If():
             for test, body in node.branches:
                 yield from _assigns(test)
                 yield from _assigns(body)
             if node.otherwise is not None:
                 yield from _assigns(node.otherwise)
-        case syntax.Loop() | syntax.For() | syntax.Counted() | syntax.Group():
+        case tree.Loop() | tree.For() | tree.Counted() | tree.Group():
             yield from _assigns(node.body)
-        case syntax.Case():
+        case tree.Case():
             for _, body, _ in node.clauses:
                 yield from _assigns(body)
         case _:
             return
 
 
-def _parts(one: syntax.Assign) -> Iterator[syntax.Part]:
+def _parts(one: tree.Assign) -> Iterator[tree.Part]:
     """The pieces of what is assigned."""
     if one.is_array:
         for word in one.value:

@@ -8,9 +8,28 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from milpplan.errors import InvalidInputError
+from milpplan.launchers.shell_tree import (
+    AndOr,
+    Arithmetic,
+    Assign,
+    Case,
+    Counted,
+    For,
+    Function,
+    Group,
+    If,
+    Loop,
+    Node,
+    Part,
+    Pipeline,
+    Sequence,
+    Simple,
+    Test,
+    Word,
+)
 
 MAX_CHARACTERS = 1_000_000
 MAX_LEVEL = 40
@@ -25,150 +44,6 @@ _FUNCTION = re.compile(r"([A-Za-z_][\w.:-]*)[ \t]*\([ \t]*\)")
 DECLARERS = frozenset({"export", "local", "readonly", "declare", "typeset"})
 _AHEAD = re.compile(r"[^\s;|&()<>\"'$`\\]+(?=[\s;|&()<>]|$)")
 _CLOSING = frozenset({"then", "else", "elif", "fi", "do", "done", "esac", "}"})
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a word: characters, or an expansion by its text without its marks."""
-
-    kind: Literal["text", "parameter", "command", "arithmetic", "process"]
-    text: str
-    quoted: bool
-
-
-Word = tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """``name[index]+=value`` or ``name=(elements)``."""
-
-    name: str
-    index: str | None
-    append: bool
-    value: Word | tuple[Word, ...]
-    is_array: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Simple:
-    """A command of words; ``assigns`` stand before them, or among the words of ``export`` and the like."""
-
-    assigns: tuple[Assign, ...]
-    words: tuple[Word, ...]
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Test:
-    """``[[ ... ]]``: words and operators in turn."""
-
-    tokens: tuple[Word | str, ...]
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """``(( ... ))``."""
-
-    text: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """Commands joined by ``|``."""
-
-    parts: tuple[Node, ...]
-    negated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AndOr:
-    """Commands joined by ``&&`` and ``||``; ``operators`` stand before all but the first."""
-
-    parts: tuple[Node, ...]
-    operators: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    """Commands one after another; those in ``background`` by their places."""
-
-    parts: tuple[Node, ...]
-    background: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class If:
-    """Tests with what follows each, and what is done otherwise."""
-
-    branches: tuple[tuple[Sequence, Sequence], ...]
-    otherwise: Sequence | None
-    line: int
-    said: str
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """``while``, or ``until``."""
-
-    until: bool
-    test: Node
-    body: Sequence
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class For:
-    """``for name in words``; without words over the script's own arguments."""
-
-    name: str
-    words: tuple[Word, ...] | None
-    body: Sequence
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """``for ((start; test; step))``."""
-
-    start: str
-    test: str
-    step: str
-    body: Sequence
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A word, and patterns with what is done at a match."""
-
-    word: Word
-    clauses: tuple[tuple[tuple[Word, ...], Sequence, str], ...]
-    line: int
-    said: str
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """``{ ... }``, or ``( ... )`` in a shell of its own."""
-
-    body: Sequence
-    own_shell: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A definition."""
-
-    name: str
-    body: Node
-
-
-Node = (
-    Simple | Test | Arithmetic | Pipeline | AndOr | Sequence | If | Loop | For | Counted | Case | Group | Function
-)
 
 
 def parsed(text: str, source: str, level: int = 0) -> Sequence:
