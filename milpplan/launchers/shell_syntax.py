@@ -11,25 +11,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.shell_tree import (
-    AndOr,
-    Arithmetic,
-    Assign,
-    Case,
-    Counted,
-    For,
-    Function,
-    Group,
-    If,
-    Loop,
-    Node,
-    Part,
-    Pipeline,
-    Sequence,
-    Simple,
-    Test,
-    Word,
-)
+from milpplan.launchers import shell_tree as tree
 
 MAX_CHARACTERS = 1_000_000
 MAX_LEVEL = 40
@@ -46,7 +28,7 @@ _AHEAD = re.compile(r"[^\s;|&()<>\"'$`\\]+(?=[\s;|&()<>]|$)")
 _CLOSING = frozenset({"then", "else", "elif", "fi", "do", "done", "esac", "}"})
 
 
-def parsed(text: str, source: str, level: int = 0) -> Sequence:
+def parsed(text: str, source: str, level: int = 0) -> tree.Sequence:
     """Parse a script.
 
     Args:
@@ -70,23 +52,16 @@ def parsed(text: str, source: str, level: int = 0) -> Sequence:
     return found
 
 
-def parsed_word(text: str, source: str, quoted: bool) -> Word:
+def parsed_word(text: str, source: str, quoted: bool) -> tree.Word:
     """Parse all of a text as one word, as ``${NAME:-text}`` holds one."""
     reader = _Parser(text, source)
     return reader.rest_as_word(quoted)
 
 
-def parsed_elements(text: str, source: str) -> tuple[Word, ...]:
-    """Parse a text of words, such as the elements of an array."""
-    reader = _Parser(text + ")", source)
-    found = reader.elements()
-    if reader.at < len(reader.text):
-        reader.refuse("a parenthesis is closed that none opened")
-    return found
-
-
 @dataclass(slots=True)
 class _Parser:
+    """Reads a text from its start to its end."""
+
     text: str
     source: str
     at: int = 0
@@ -167,12 +142,12 @@ class _Parser:
 
     # Commands.
 
-    def sequence(self, until: tuple[str, ...]) -> Sequence:
+    def sequence(self, until: tuple[str, ...]) -> tree.Sequence:
         """Commands up to a reserved word, a closing parenthesis or the end."""
         self.level += 1
         if self.level > MAX_LEVEL:
             self.refuse(f"more than {MAX_LEVEL} commands stand inside one another")
-        parts: list[Node] = []
+        parts: list[tree.Node] = []
         background = set()
         while True:
             self.skip_lines()
@@ -196,9 +171,9 @@ class _Parser:
             elif self.at < len(self.text) and self.text[self.at] not in ";\n)":
                 self.refuse(f"{self.text[self.at : self.at + 8]!r} follows a command")
         self.level -= 1
-        return Sequence(tuple(parts), frozenset(background))
+        return tree.Sequence(tuple(parts), frozenset(background))
 
-    def and_or(self) -> Node:
+    def and_or(self) -> tree.Node:
         """Commands joined by ``&&`` and ``||``."""
         parts = [self.pipeline()]
         operators = []
@@ -209,9 +184,9 @@ class _Parser:
             operators.append(operator)
             parts.append(self.pipeline())
             self.blanks()
-        return AndOr(tuple(parts), tuple(operators)) if operators else parts[0]
+        return tree.AndOr(tuple(parts), tuple(operators)) if operators else parts[0]
 
-    def pipeline(self) -> Node:
+    def pipeline(self) -> tree.Node:
         """Commands joined by ``|``."""
         negated = False
         self.blanks()
@@ -229,20 +204,20 @@ class _Parser:
             self.skip_lines()
             parts.append(self.command())
             self.blanks()
-        return Pipeline(tuple(parts), negated) if negated or len(parts) > 1 else parts[0]
+        return tree.Pipeline(tuple(parts), negated) if negated or len(parts) > 1 else parts[0]
 
-    def command(self) -> Node:
+    def command(self) -> tree.Node:
         """A compound command with its redirections, a definition, or a simple command."""
         start = self.at
         end = self.closed(self.at + 1, "(", ")") if self.text.startswith("((", self.at) else None
         if end is not None and self.text.startswith("))", end):
             self.at = end + 2
-            return self.redirected(Arithmetic(self.text[start + 2 : end], self.line(start)))
+            return self.redirected(tree.Arithmetic(self.text[start + 2 : end], self.line(start)))
         if self.text.startswith("(", self.at):
             self.at += 1
             body = self.sequence(())
             self.close(")")
-            return self.redirected(Group(body, True))
+            return self.redirected(tree.Group(body, True))
         ahead = self.word_ahead()
         if ahead in ("if", "while", "until", "for", "select", "case", "{", "[[", "function"):
             self.at += len(ahead)
@@ -254,7 +229,7 @@ class _Parser:
             self.refuse(f"{ahead} stands where a command begins")
         return self.simple()
 
-    def redirected(self, node: Node) -> Node:
+    def redirected(self, node: tree.Node) -> tree.Node:
         """The command, after where its output goes has been passed."""
         self.blanks()
         while match := _REDIRECTION.match(self.text, self.at):
@@ -269,7 +244,7 @@ class _Parser:
             self.refuse(f"{mark} is missing")
         self.at += len(mark)
 
-    def definition(self, name: str) -> Function:
+    def definition(self, name: str) -> tree.Function:
         """The body of a function."""
         self.skip_lines()
         self.level += 1
@@ -277,9 +252,9 @@ class _Parser:
             self.refuse(f"more than {MAX_LEVEL} commands stand inside one another")
         body = self.command()
         self.level -= 1
-        return Function(name, body)
+        return tree.Function(name, body)
 
-    def compound(self, word: str, start: int) -> Node:
+    def compound(self, word: str, start: int) -> tree.Node:
         """What follows the word that opens a compound command."""
         line = self.line(start)
         if word == "[[":
@@ -287,7 +262,7 @@ class _Parser:
         if word == "{":
             body = self.sequence(("}",))
             self.expect("}")
-            return Group(body, False)
+            return tree.Group(body, False)
         if word == "function":
             self.blanks()
             name = self.word_ahead()
@@ -303,7 +278,7 @@ class _Parser:
             return self.choice(start, line)
         if word in ("while", "until"):
             test = self.sequence(("do",))
-            return Loop(word == "until", test, self.body(), line)
+            return tree.Loop(word == "until", test, self.body(), line)
         self.blanks()
         if word == "for" and self.text.startswith("((", self.at):
             return self.counted(line)
@@ -322,10 +297,10 @@ class _Parser:
         over = () if words is None else words
         if word == "select":
             # Which element is taken somebody says at the keyboard.
-            over = ((Part("command", "select", True),),)
-        return For(name, None if words is None and word == "for" else over, self.body(), line)
+            over = ((tree.Part("command", "select", True),),)
+        return tree.For(name, None if words is None and word == "for" else over, self.body(), line)
 
-    def counted(self, line: int) -> Counted:
+    def counted(self, line: int) -> tree.Counted:
         """``for ((start; test; step))``."""
         end = self.closed(self.at + 1, "(", ")")
         if end is None or not self.text.startswith("))", end):
@@ -337,9 +312,9 @@ class _Parser:
         self.blanks()
         if self.text.startswith(";", self.at):
             self.at += 1
-        return Counted(three[0], three[1], three[2], self.body(), line)
+        return tree.Counted(three[0], three[1], three[2], self.body(), line)
 
-    def body(self) -> Sequence:
+    def body(self) -> tree.Sequence:
         """``do ... done``, or a group."""
         self.skip_lines()
         opening, closing = ("{", "}") if self.word_ahead() == "{" else ("do", "done")
@@ -348,9 +323,9 @@ class _Parser:
         self.expect(closing)
         return found
 
-    def conditional(self, start: int, line: int) -> If:
+    def conditional(self, start: int, line: int) -> tree.If:
         """``if ... fi``."""
-        branches: list[tuple[Sequence, Sequence]] = []
+        branches: list[tuple[tree.Sequence, tree.Sequence]] = []
         said = ""
         while True:
             test = self.sequence(("then",))
@@ -367,9 +342,9 @@ class _Parser:
             self.at += len(word)
             otherwise = self.sequence(("fi",))
         self.expect("fi")
-        return If(tuple(branches), otherwise, line, said)
+        return tree.If(tuple(branches), otherwise, line, said)
 
-    def choice(self, start: int, line: int) -> Case:
+    def choice(self, start: int, line: int) -> tree.Case:
         """``case ... esac``."""
         self.blanks()
         word = self.word()
@@ -403,11 +378,11 @@ class _Parser:
             if not ending and self.word_ahead() != "esac":
                 self.refuse("esac is missing")
         self.expect("esac")
-        return Case(word, tuple(clauses), line, said)
+        return tree.Case(word, tuple(clauses), line, said)
 
-    def test(self, line: int) -> Test:
+    def test(self, line: int) -> tree.Test:
         """``[[ ... ]]``."""
-        tokens: list[Word | str] = []
+        tokens: list[tree.Word | str] = []
         while True:
             self.skip_lines()
             if self.at >= len(self.text):
@@ -415,7 +390,7 @@ class _Parser:
             two = self.text[self.at : self.at + 2]
             if self.word_ahead() == "]]":
                 self.at += 2
-                return Test(tuple(tokens), line)
+                return tree.Test(tuple(tokens), line)
             if two in ("&&", "||"):
                 tokens.append(two)
                 self.at += 2
@@ -432,9 +407,9 @@ class _Parser:
                     self.refuse(f"{self.text[self.at]} stands in [[ ]]")
                 tokens.append(word)
 
-    def regular_expression(self) -> Word:
+    def regular_expression(self) -> tree.Word:
         """A word in which parentheses and bars belong to the expression."""
-        found: list[Part] = []
+        found: list[tree.Part] = []
         level = 0
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -442,7 +417,7 @@ class _Parser:
                 level += {"(": 1, ")": -1}.get(char, 0)
                 if level < 0:
                     break
-                found.append(Part("text", char, False))
+                found.append(tree.Part("text", char, False))
                 self.at += 1
             elif char in " \t\n":
                 break
@@ -453,11 +428,11 @@ class _Parser:
                     break
         return tuple(found)
 
-    def simple(self) -> Simple:
+    def simple(self) -> tree.Simple:
         """Assignments, words and redirections up to the end of the command."""
         start = self.at
-        assigns: list[Assign] = []
-        words: list[Word] = []
+        assigns: list[tree.Assign] = []
+        words: list[tree.Word] = []
         while True:
             self.blanks()
             if self.at >= len(self.text) or self.text[self.at] in "\n;|)":
@@ -478,45 +453,41 @@ class _Parser:
             words.append(word)
         if not words and not assigns and self.at == start:
             self.refuse("a command is missing")
-        return Simple(tuple(assigns), tuple(words), self.line(start))
+        return tree.Simple(tuple(assigns), tuple(words), self.line(start))
 
     @staticmethod
-    def declares(word: Word) -> bool:
+    def declares(word: tree.Word) -> bool:
         """Whether assignments follow this first word of a command."""
         return len(word) == 1 and word[0].kind == "text" and word[0].text in DECLARERS
 
-    def assignment(self, match: re.Match[str]) -> Assign:
+    def assignment(self, match: re.Match[str]) -> tree.Assign:
         """``name=value``, of which the name has been seen."""
         self.at = match.end()
         index = None if match[2] is None else match[2][1:-1]
         if self.text.startswith("(", self.at):
             self.at += 1
-            return Assign(match[1], index, bool(match[3]), self.elements(), True)
-        return Assign(match[1], index, bool(match[3]), self.word(), False)
+            return tree.Assign(match[1], index, bool(match[3]), self.elements(), True)
+        return tree.Assign(match[1], index, bool(match[3]), self.word(), False)
 
-    def elements(self) -> tuple[Word, ...]:
+    def elements(self) -> tuple[tree.Word, ...]:
         """Words up to a closing parenthesis."""
-        found: list[Word] = []
+        found: list[tree.Word] = []
         while True:
             self.skip_lines()
+            found += self.words()
             if self.at >= len(self.text):
                 self.refuse(") is missing")
             if self.text[self.at] == ")":
                 self.at += 1
                 return tuple(found)
-            word = self.word()
-            if not word:
+            if self.text[self.at] != "\n":
                 self.refuse(f"{self.text[self.at]} stands in an array")
-            found.append(word)
 
-    def words(self) -> tuple[Word, ...]:
+    def words(self) -> tuple[tree.Word, ...]:
         """Words up to the end of a line or command."""
-        found: list[Word] = []
+        found: list[tree.Word] = []
         self.blanks()
-        while self.at < len(self.text) and self.text[self.at] not in "\n;":
-            word = self.word()
-            if not word:
-                self.refuse(f"{self.text[self.at]} stands among words")
+        while word := self.word():
             found.append(word)
             self.blanks()
         return tuple(found)
@@ -534,20 +505,20 @@ class _Parser:
 
     # Words.
 
-    def word(self) -> Word:
+    def word(self) -> tree.Word:
         """A word; empty where none begins."""
-        parts: list[Part] = []
+        parts: list[tree.Part] = []
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in "<>" and self.text.startswith("(", self.at + 1):
                 end = self.closed(self.at + 1, "(", ")")
                 if end is None:
                     self.refuse(f"{char}( is not closed")
-                parts.append(Part("process", self.text[self.at : end + 1], True))
+                parts.append(tree.Part("process", self.text[self.at : end + 1], True))
                 self.at = end + 1
             elif char in " \t\n\r;|&()<>":
                 if char == "\r" and not self.text.startswith("\n", self.at + 1):
-                    parts.append(Part("text", char, False))
+                    parts.append(tree.Part("text", char, False))
                     self.at += 1
                     continue
                 if char == "(" and parts and parts[-1].text[-1:] in tuple("@!?*+") and not parts[-1].quoted:
@@ -559,20 +530,20 @@ class _Parser:
                 parts += self.double()
             elif char == "\\":
                 if not self.text.startswith("\\\n", self.at):
-                    parts.append(Part("text", self.text[self.at + 1 : self.at + 2], True))
+                    parts.append(tree.Part("text", self.text[self.at + 1 : self.at + 2], True))
                 self.at += 2
             elif char in "$`":
                 parts += self.expansion(quoted=False)
             else:
                 match = _PLAIN.match(self.text, self.at)
                 text = match[0] if match else char
-                parts.append(Part("text", text, False))
+                parts.append(tree.Part("text", text, False))
                 self.at += len(text)
         return tuple(parts)
 
-    def rest_as_word(self, quoted: bool) -> Word:
+    def rest_as_word(self, quoted: bool) -> tree.Word:
         """All of the text as one word; ``quoted``: it stands between double quotes."""
-        parts: list[Part] = []
+        parts: list[tree.Part] = []
         while self.at < len(self.text):
             char = self.text[self.at]
             if char == "'" and not quoted:
@@ -582,29 +553,29 @@ class _Parser:
             elif char == "\\":
                 following = self.text[self.at + 1 : self.at + 2]
                 kept = char if quoted and following not in '"\\$`}\n' else ""
-                parts.append(Part("text", kept + following.replace("\n", ""), True))
+                parts.append(tree.Part("text", kept + following.replace("\n", ""), True))
                 self.at += 2
             elif char in "$`":
                 parts += self.expansion(quoted)
             else:
-                parts.append(Part("text", char, quoted))
+                parts.append(tree.Part("text", char, quoted))
                 self.at += 1
         return tuple(parts)
 
-    def single(self) -> Part:
+    def single(self) -> tree.Part:
         """Between single quotes."""
         end = self.text.find("'", self.at + 1)
         if end < 0:
             self.refuse("a single quote is not closed")
-        found = Part("text", self.text[self.at + 1 : end], True)
+        found = tree.Part("text", self.text[self.at + 1 : end], True)
         self.at = end + 1
         return found
 
-    def double(self) -> list[Part]:
+    def double(self) -> list[tree.Part]:
         """Between double quotes."""
         start = self.at
         self.at += 1
-        parts: list[Part] = []
+        parts: list[tree.Part] = []
         while True:
             if self.at >= len(self.text):
                 self.at = start
@@ -612,21 +583,21 @@ class _Parser:
             char = self.text[self.at]
             if char == '"':
                 self.at += 1
-                return parts or [Part("text", "", True)]
+                return parts or [tree.Part("text", "", True)]
             if char == "\\":
                 following = self.text[self.at + 1 : self.at + 2]
                 plain = "" if following == "\n" else following if following in '"\\$`' else char + following
-                parts.append(Part("text", plain, True))
+                parts.append(tree.Part("text", plain, True))
                 self.at += 2
             elif char in "$`":
                 parts += self.expansion(quoted=True)
             else:
                 end = re.compile(r"[\"\\$`]").search(self.text, self.at)
                 stop = end.start() if end else len(self.text)
-                parts.append(Part("text", self.text[self.at : stop], True))
+                parts.append(tree.Part("text", self.text[self.at : stop], True))
                 self.at = stop
 
-    def expansion(self, quoted: bool) -> list[Part]:
+    def expansion(self, quoted: bool) -> list[tree.Part]:
         """What ``$`` or a backquote begins."""
         text, at = self.text, self.at
         if text[at] == "`":
@@ -634,35 +605,34 @@ class _Parser:
             if end is None:
                 self.refuse("a backquote is not closed")
             self.at = end.end()
-            return [Part("command", re.sub(r"\\([`$\\])", r"\1", text[at + 1 : self.at - 1]), quoted)]
+            return [tree.Part("command", re.sub(r"\\([`$\\])", r"\1", text[at + 1 : self.at - 1]), quoted)]
         end_at = self.closed(at + 2, "(", ")") if text.startswith("$((", at) else None
         if end_at is not None and text.startswith("))", end_at):
             self.at = end_at + 2
-            return [Part("arithmetic", text[at + 3 : end_at], quoted)]
+            return [tree.Part("arithmetic", text[at + 3 : end_at], quoted)]
         if text.startswith("$(", at):
             end_at = self.closed(at + 1, "(", ")")
             if end_at is None:
                 self.refuse("$( is not closed")
             self.at = end_at + 1
-            return [Part("command", text[at + 2 : end_at], quoted)]
+            return [tree.Part("command", text[at + 2 : end_at], quoted)]
         if text.startswith("${", at):
             end_at = self.closed(at + 1, "{", "}", quoted)
             if end_at is None:
                 self.refuse("${ is not closed")
             self.at = end_at + 1
-            return [Part("parameter", text[at + 2 : end_at], quoted)]
+            return [tree.Part("parameter", text[at + 2 : end_at], quoted)]
         if text.startswith("$'", at) and not quoted:
             self.at += 1
-            part = self.ansi_single()
-            return [part]
+            return [self.ansi_single()]
         if text.startswith('$"', at) and not quoted:
             self.at += 1
             return self.double()
         match = _PARAMETER.match(text, at + 1)
         self.at = match.end() if match else at + 1
-        return [Part("parameter", match[0], quoted) if match else Part("text", "$", True)]
+        return [tree.Part("parameter", match[0], quoted) if match else tree.Part("text", "$", True)]
 
-    def ansi_single(self) -> Part:
+    def ansi_single(self) -> tree.Part:
         """``$'...'``: single quotes with escapes."""
         match = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL).match(self.text, self.at)
         if match is None:
@@ -671,7 +641,7 @@ class _Parser:
         if any(escape not in simple for escape in re.findall(r"\\(.)", match[1], re.DOTALL)):
             self.refuse("an escape between $' and ' is not understood")
         self.at = match.end()
-        return Part("text", re.sub(r"\\(.)", lambda one: simple[one[1]], match[1], flags=re.DOTALL), True)
+        return tree.Part("text", re.sub(r"\\(.)", lambda one: simple[one[1]], match[1], flags=re.DOTALL), True)
 
     def closed(self, at: int, opening: str, closing: str, quoted: bool = False) -> int | None:
         """The place of the mark that closes the one at a place, past quotes and expansions; None: there is none.
