@@ -74,13 +74,21 @@ def init(
 
 @command()
 def doctor() -> None:
-    """Check the installed solvers on small programs that broken ones have got wrong."""
+    """Check the installed solvers on small programs that broken ones have got wrong. Exits with 6 if one gives a
+    wrong answer, with 2 if one cannot run here and none is wrong."""
     from milpplan.optimize.doctor import run_canaries
     from milpplan.reports.canaries import canary_table
 
     say("Running the canary programs; this takes a few seconds.")
     results = run_canaries()
     show(canary_table(results))
-    failed = sum(not result.passed for result in results)
-    say(f"{failed} of {len(results)} checks failed." if failed else f"All {len(results)} checks passed.")
-    raise typer.Exit(int(ExitCode.INTERNAL_FAILURE if failed else ExitCode.OPTIMAL))
+    wrong = sum(result.answered and not result.passed for result in results)
+    unanswered = sum(not result.answered for result in results)
+    if wrong:
+        say(f"{wrong} of {len(results)} checks failed.")
+    if unanswered:
+        say(f"{unanswered} of {len(results)} checks could not run here.")
+    if not wrong and not unanswered:
+        say(f"All {len(results)} checks passed.")
+    code = ExitCode.INTERNAL_FAILURE if wrong else ExitCode.BAD_INPUT if unanswered else ExitCode.OPTIMAL
+    raise typer.Exit(int(code))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from importlib import import_module
 from typing import Final
 
@@ -64,6 +63,7 @@ LATE_S: Final = 1.0
 """How long after its time limit a plug-in is waited for."""
 PROBE_S: Final = 20.0
 """Most time that a solver gets for a program of two variables."""
+PROBE_OPTIMUM: Final = 10
 
 
 class AutoBackend:
@@ -160,24 +160,10 @@ class PluginBackend:
         return check_solution(program, replace(solution, backend=self.name))
 
 
-def available_backends() -> tuple[str, ...]:
-    """Names of the backends that solve a program of two variables here, found by letting them."""
-    return tuple(name for name in backend_names() if not why_unusable(name))
-
-
-@cache
-def why_unusable(name: str) -> str:
-    """Why a backend does not solve a program of two variables here; empty where it does."""
+def probed(name: str) -> Solution:
+    """The answer of a backend to a program of two variables, whose optimum is ``PROBE_OPTIMUM``."""
     builder = ProgramBuilder("probe")
     pair = builder.add_variables(("a", "b"), 0, 3)
     builder.add_row("cover", pair, (2, 3), lower=7)
     builder.minimize(pair, (3, 4))
-    try:
-        solution = backend(name).solve(builder.build(), Limits(time_limit_s=PROBE_S))
-    except MilpplanError as error:
-        return str(error)
-    except (ImportError, OSError, AttributeError, MemoryError) as error:
-        return f"{type(error).__name__}: {error}"
-    if solution.status == "optimal" and solution.objective == 10:
-        return ""
-    return f"it answers {solution.status} {solution.objective}, not optimal 10"
+    return backend(name).solve(builder.build(), Limits(time_limit_s=PROBE_S))

@@ -75,7 +75,7 @@ def _executable() -> str:
 
     path = str(pulp.PULP_CBC_CMD.pulp_cbc_path)
     if not Path(path).is_file():
-        raise SolverError(
+        raise UnavailableError(
             f"PuLP {pulp.__version__} bundles no CBC at {path}.", do="Install pulp>=3.3,<4, or use highs."
         )
     return path
@@ -97,12 +97,23 @@ def _solve(program: Program, limits: Limits, presolve: bool) -> Solution:
                 "Expected room for its files in the temporary folder.",
                 "Let TMPDIR name a folder with room, or use another backend.",
             )
-        with answer.open(encoding="ascii", errors="replace") as lines:
-            raw = lines.readline().partition(" - objective value")[0].strip()
+        first, newline, _ = answer.read_text(encoding="ascii", errors="replace").partition("\n")
+        if not newline:
+            raise _cut_off(answer)
+        raw = first.partition(" - objective value")[0].strip()
         status = _status(raw, program)
         found = status in ("optimal", "feasible")
         values = _values(directory / "answer.bin", program) * scaling.columns if found else None
     return _solution(program, status, values, raw, log, time.perf_counter() - start)
+
+
+def _cut_off(path: Path) -> UnavailableError:
+    """Build the error for an answer that breaks off, as a full disk leaves it."""
+    return UnavailableError(
+        f"The answer that CBC has written is cut off after {path.stat().st_size} bytes.",
+        "Expected room for its files in the temporary folder.",
+        "Let TMPDIR name a folder with room, or use another backend.",
+    )
 
 
 def _options(limits: Limits, presolve: bool) -> list[str]:
@@ -174,11 +185,7 @@ def _values(path: Path, program: Program) -> FloatArray:
         num_rows, num_columns = struct.unpack_from("=ii", data)
         values = np.frombuffer(data, np.float64, num_columns, offset=16 + 16 * num_rows).copy()
     except (struct.error, ValueError) as error:
-        raise UnavailableError(
-            f"The answer that CBC has written is cut off after {len(data)} bytes.",
-            "Expected room for its files in the temporary folder.",
-            "Let TMPDIR name a folder with room, or use another backend.",
-        ) from error
+        raise _cut_off(path) from error
     if num_columns != program.num_variables:
         raise SolverError(f"CBC gave {num_columns} values for {program.num_variables} variables.")
     return values

@@ -9,32 +9,38 @@ from typing import Any, Final
 
 import numpy as np
 
-from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize.backends import available_backends, backend, backend_names, why_unusable
+from milpplan.errors import InvalidInputError, MilpplanError, SolverError, UnavailableError
+from milpplan.optimize.backends import PROBE_OPTIMUM, backend, backend_names, probed
 from milpplan.optimize.program import MINUS_INFINITY, Program, ProgramBuilder
 from milpplan.optimize.solution import Limits, Solution, run_interruptibly
 from milpplan.optimize.violations import violations
 
 NUM_RANDOM_PROGRAMS: Final = 20
+CANARY_S: Final = 5.0
+"""Most time that a solver gets for a canary, of which each takes a fraction of a second."""
 _MAX_ENUMERATED: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """Outcome of one check; ``meaning`` tells the user what a failure would mean."""
+    """Outcome of one check; ``meaning`` tells the user what a failure would mean. Where the solver could not run,
+    or ran out of time, it gave no answer at all: ``answered`` is false, and ``seen`` is the cause."""
 
     name: str
     passed: bool
     expected: str
     seen: str
     meaning: str
+    answered: bool = True
 
 
 def run_canaries() -> tuple[CanaryResult, ...]:
-    """All checks; takes a few seconds. A check that raises has failed."""
-    working = available_backends()
-    results = [_availability(name, name in working) for name in backend_names()]
-    checks: list[tuple[str, Callable[[], CanaryResult]]] = [("cpsat: published wrong optimum", _cpsat_published)]
+    """Run all checks, which takes a few seconds; a solver that cannot run here is asked nothing else."""
+    results = [_guarded(f"{name}: available", _availability(name)) for name in backend_names()]
+    working = [name for name, result in zip(backend_names(), results, strict=True) if result.passed]
+    checks: list[tuple[str, Callable[[], CanaryResult]]] = []
+    if "cpsat" in working:
+        checks += [("cpsat: published wrong optimum", _cpsat_published)]
     if "cbc" in working:
         checks += [("cbc: a time limit is not optimal", _cbc_time_limit)]
     if "highs" in working:
@@ -126,22 +132,48 @@ def _settle(
     return bool((point <= program.upper).all())
 
 
-def _availability(name: str, works: bool) -> CanaryResult:
-    version = backend(name).version() if works else f"not usable: {why_unusable(name)}"
-    return CanaryResult(
-        f"{name}: available",
-        works,
-        "solves a program of two variables",
-        version,
-        f"Without it, `{name}` cannot be used.",
-    )
+def _availability(name: str) -> Callable[[], CanaryResult]:
+    def check() -> CanaryResult:
+        solution = probed(name)
+        right = _answer(solution) == _shown(PROBE_OPTIMUM)
+        return CanaryResult(
+            f"{name}: available",
+            right,
+            _shown(PROBE_OPTIMUM),
+            backend(name).version() if right else _answer(solution),
+            f"It cannot solve a program of two variables; `{name}` cannot be used.",
+        )
+
+    return check
 
 
 def _guarded(name: str, check: Callable[[], CanaryResult]) -> CanaryResult:
+    """Run a check. What the system refuses to a solver is no wrong answer; one that the exact check refutes is."""
     try:
         return check()
-    except (SolverError, ImportError, OSError) as error:
-        return CanaryResult(name, False, "an answer", f"{type(error).__name__}: {error}", "The solver fails here.")
+    except (MilpplanError, ImportError, OSError, MemoryError, AttributeError) as error:
+        refuted = isinstance(error, SolverError) and not isinstance(error, UnavailableError)
+        meaning = "The solver fails here." if refuted else f"`{name.partition(':')[0]}` cannot be relied on here."
+        seen = f"{type(error).__name__}: {error}"
+        if isinstance(error, MilpplanError):
+            seen, meaning = error.seen.rstrip("."), f"{error.do} {meaning}".lstrip()
+        return CanaryResult(name, False, "an answer", seen, meaning, answered=refuted)
+
+
+def _solved(name: str, program: Program) -> Solution:
+    """Solve within a few seconds.
+
+    Raises:
+        UnavailableError: the machine was too slow for an answer, which says nothing of the solver.
+    """
+    solution = backend(name).solve(program, Limits(time_limit_s=CANARY_S))
+    if solution.limit_reached:
+        raise UnavailableError(
+            f"No answer to {program.name} within {CANARY_S:g} s.",
+            "Expected a machine that is not overloaded.",
+            "Run `milpplan doctor` again when less else runs here.",
+        )
+    return solution
 
 
 def _cpsat_published() -> CanaryResult:
@@ -227,7 +259,7 @@ def _highs_gap() -> CanaryResult:
             key = min(330, have + int(weight[j]))
             step[key] = min(step.get(key, 10**12), spent + int(cost[j]))
         table = step
-    solution = backend("highs").solve(program, Limits(time_limit_s=5))
+    solution = _solved("highs", program)
     return CanaryResult(
         "highs: relative gap zero",
         solution.status == "optimal" and solution.objective == table[330],
@@ -245,7 +277,7 @@ def _large_units(name: str) -> Callable[[], CanaryResult]:
         for seed in range(8):
             program = nanosecond_program(seed)
             expected = brute_force(program)
-            solution = backend(name).solve(program, Limits(time_limit_s=5))
+            solution = _solved(name, program)
             if _answer(solution) != _shown(expected):
                 wrong.append(f"{program.name}: {_answer(solution)} instead of {_shown(expected)}")
         return CanaryResult(
@@ -284,7 +316,7 @@ def _random_programs(name: str) -> Callable[[], CanaryResult]:
         for seed in range(NUM_RANDOM_PROGRAMS):
             program = random_program(seed)
             expected = _shown(brute_force(program))
-            answer = _answer(backend(name).solve(program, Limits(time_limit_s=5)))
+            answer = _answer(_solved(name, program))
             if answer != expected:
                 wrong.append(f"{program.name}: {answer} instead of {expected}")
         return CanaryResult(

@@ -19,6 +19,8 @@ def canary_table(results: Sequence[CanaryResult]) -> RenderableType:
         table.add_column(column)
     for result in results:
         verdict = Text("ok", "green") if result.passed else Text("FAILED", "bold red")
+        if not result.answered:
+            verdict = Text("not usable", "yellow")
         table.add_row(Text(result.name), verdict, Text(result.seen))
     failures = [
         Text(f"{result.name}: expected {result.expected}, got {result.seen}. {result.meaning}")

@@ -1,13 +1,14 @@
 """The canaries: all sing here, and a broken solver silences one."""
 
+import errno
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from milpplan.errors import InvalidInputError
-from milpplan.optimize import doctor
+from milpplan.errors import InvalidInputError, SolverError
+from milpplan.optimize import cbc, doctor
 from milpplan.optimize.cbc import CbcBackend
 from milpplan.optimize.doctor import brute_force, run_canaries
 from milpplan.optimize.program import Program, ProgramBuilder
@@ -52,6 +53,45 @@ def test_a_wrong_solver_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     result = doctor._random_programs("cbc")()
     assert not result.passed
     assert "instead of" in result.seen
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device", "/tmp"), MemoryError()])
+def test_a_solver_without_room_is_not_wrong(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full temporary folder or memory that is short costs CBC its canaries, with the cause; no answer is called
+    wrong, and the others are asked all the same."""
+
+    def full(*args: object, **options: object) -> object:
+        raise error
+
+    monkeypatch.setattr(doctor, "NUM_RANDOM_PROGRAMS", 2)
+    monkeypatch.setattr(cbc.tempfile, "TemporaryDirectory", full)
+    failed = {result.name: result for result in run_canaries() if not result.passed}
+    assert set(failed) == {"cbc: available"}
+    assert not failed["cbc: available"].answered
+    assert "CBC could not run: " in failed["cbc: available"].seen
+
+
+def test_a_solver_that_comes_to_no_end_in_time_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An overloaded machine leaves a canary without an answer, which is not a wrong one."""
+    monkeypatch.setattr(doctor, "random_program", lambda _: doctor.hard_program())
+    monkeypatch.setattr(doctor, "brute_force", lambda _: 1)
+    monkeypatch.setattr(doctor, "CANARY_S", 0.2)
+    result = doctor._guarded("cbc: random programs", doctor._random_programs("cbc"))
+    assert not result.passed
+    assert not result.answered
+    assert "No answer to market_split within 0.2 s" in result.seen
+
+
+def test_an_answer_that_the_exact_check_refutes_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver whose values break a row has given a wrong answer."""
+
+    def refuted(*args: object) -> Solution:
+        raise SolverError("its answer breaks a row")
+
+    monkeypatch.setattr(CbcBackend, "solve", refuted)
+    result = next(result for result in run_canaries() if result.name == "cbc: available")
+    assert not result.passed
+    assert result.answered
 
 
 def test_brute_force_on_a_program_solved_by_hand() -> None:

@@ -252,12 +252,12 @@ def test_answers_that_a_full_disk_has_cut_off_are_none(monkeypatch: pytest.Monke
     """CBC is unavailable then, whatever is left of its files."""
     programs = map(random_program, range(20))
     program = next(one for one in programs if backend("cbc").solve(one, Limits()).status == "optimal")
-    for length in (0, 3, 12, 40):
+    for whole, length in product((Path.read_bytes, Path.read_text), (0, 3, 12)):
 
-        def cut(path: Path, length: int = length, read: Any = Path.read_bytes) -> bytes:
-            return bytes(read(path)[:length])
+        def cut(path: Path, *, length: int = length, read: Any = whole, **options: Any) -> Any:
+            return read(path, **options)[:length]
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "read_bytes", cut)
+            patch.setattr(Path, whole.__name__, cut)
             with pytest.raises(UnavailableError, match="cut off"):
                 backend("cbc").solve(program, Limits())
