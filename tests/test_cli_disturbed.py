@@ -122,8 +122,9 @@ def kill_workers(process: subprocess.Popen[str]) -> None:
 
 
 def prepared(directory: Path) -> Path:
-    """A directory with a study."""
+    """A directory with a study, and what an earlier run has written."""
     (directory / "study.toml").write_text(QUICK)
+    (directory / "plan.json").write_text("old")
     return directory
 
 
@@ -139,7 +140,7 @@ def check(ended: Ended, directory: Path, name: str) -> None:
         assert json.loads((directory / "plan.json").read_text())["plan"] is not None
     else:
         assert ended.code == 5
-        assert not (directory / "plan.json").exists()
+        assert (directory / "plan.json").read_text() == "old"
 
 
 @pytest.mark.long

@@ -197,8 +197,12 @@ def within_range() -> np.errstate:
 
 
 def _written(out: Path | None, text: str, code: ExitCode) -> ExitCode:
-    """Write the document; a failure is told, after the result has been printed."""
+    """Write the document; a failure is told, after the result has been printed. Where there is no plan, and no
+    proof that there is none, a plan of an earlier run is worth more."""
     if out is None:
+        return code
+    if code == ExitCode.STOPPED_WITHOUT_PLAN:
+        say(f"Not written to {out}: there is no plan.")
         return code
     try:
         write_whole(out, text)
