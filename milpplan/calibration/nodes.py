@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import lsq_linear
+from scipy.linalg import cho_factor, cho_solve
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -18,6 +18,10 @@ NOISE: Final = 0.03
 ROUNDS: Final = 5
 LEAST, MOST = 1e-4, 1.5
 """Efficiencies of nodes stay within these."""
+MOST_STEPS: Final = 100
+"""Of a projected Newton method, which takes about ten."""
+OPTIMAL: Final = 1e-10
+"""A gradient this small, relative to the right-hand side, is none."""
 
 
 def hat_weights(*axes: tuple[tuple[float, ...], FloatArray]) -> FloatArray:
@@ -39,17 +43,49 @@ def corrected(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) ->
     """
     common = float(np.median(efficiency / (weights @ nodes)))
     start = np.clip(nodes * common, LEAST, MOST)
+    # A node beside which nothing was measured keeps the mean correction.
+    beside = weights.any(axis=0)
     # Normal equations: many measurements on a few hundred nodes.
-    rows = weights * start / efficiency[:, None]
+    rows = (weights * start / efficiency[:, None])[:, beside]
+    low, high = (LEAST / start)[beside], np.maximum(MOST / start, 1.001)[beside]
     trust = np.ones(len(efficiency))
-    correction = np.ones(len(start))
+    near = np.ones(len(low))
     for _ in range(ROUNDS):
         scaled = rows * trust[:, None] / NOISE
-        matrix = scaled.T @ scaled + np.eye(len(start)) / SMOOTHNESS**2
-        right = scaled.T @ (trust / NOISE) + np.ones(len(start)) / SMOOTHNESS**2
-        root = np.linalg.cholesky(matrix)
-        target = np.linalg.solve(root, right)
-        correction = lsq_linear(root.T, target, bounds=(LEAST / start, np.maximum(MOST / start, 1.001))).x
+        matrix = scaled.T @ scaled + np.eye(len(low)) / SMOOTHNESS**2
+        right = scaled.T @ (trust / NOISE) + np.ones(len(low)) / SMOOTHNESS**2
+        near = least_within(matrix, right, low, high)
         # Weights of soft_l1; their roots multiply the rows.
-        trust = (1.0 + ((rows @ correction - 1.0) / NOISE) ** 2) ** -0.25
+        trust = (1.0 + ((rows @ near - 1.0) / NOISE) ** 2) ** -0.25
+    correction = np.ones(len(start))
+    correction[beside] = near
     return np.clip(start * correction, LEAST, MOST)
+
+
+def least_within(matrix: FloatArray, right: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    """Minimise x'Ax/2 - b'x between bounds, ``matrix`` A being positive definite.
+
+    Source: Bertsekas, "Projected Newton methods for optimization problems with simple constraints", SIAM J.
+    Control Optim. 20 (1982), section 2: Newton steps over the variables that no bound holds, shortened until they
+    descend.
+    """
+
+    def value(at: FloatArray) -> float:
+        return float(at @ (matrix @ at) / 2 - right @ at)
+
+    found = np.clip(np.ones(len(low)), low, high)
+    for _ in range(MOST_STEPS):
+        gradient = matrix @ found - right
+        held = ((found <= low) & (gradient > 0)) | ((found >= high) & (gradient < 0))
+        free = ~held
+        if not free.any() or np.abs(gradient[free]).max() <= OPTIMAL * np.abs(right).max():
+            break
+        step = np.zeros(len(low))
+        step[free] = cho_solve(cho_factor(matrix[np.ix_(free, free)]), gradient[free])
+        before, length = value(found), 1.0
+        while value(np.clip(found - length * step, low, high)) >= before and length > OPTIMAL:
+            length /= 2
+        if length <= OPTIMAL:
+            break
+        found = np.clip(found - length * step, low, high)
+    return found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import lsq_linear
 
 from milpplan import load_hardware
 from milpplan.calibration.gemm_table import fit_gemm, is_gemm_csv, parse_gemm
+from milpplan.calibration.nodes import least_within
 from milpplan.costs.compute import gemm_s
 from milpplan.errors import InvalidInputError
 from milpplan.presets.overlays import with_constants
@@ -90,3 +92,19 @@ def test_products_that_only_move_memory_say_nothing() -> None:
     """Shorter than their memory traffic: the unit is wrong."""
     with pytest.raises(InvalidInputError, match="memory traffic"):
         fit_gemm(parse_gemm("m,n,k,time_s\n4096,4096,4096,1e-9\n", "x.csv"), load_hardware("dgx-h100"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_corrections_are_the_least_squares_within_their_bounds(seed: int) -> None:
+    """The projected Newton steps end where SciPy's bounded least squares do, whichever bounds hold."""
+    draw = np.random.default_rng(seed)
+    size = int(draw.integers(1, 30))
+    factor = draw.normal(size=(size + 5, size))
+    matrix = factor.T @ factor + 0.1 * np.eye(size)
+    right = draw.normal(size=size) * 10
+    low, high = draw.uniform(0.0, 1.0, size), draw.uniform(1.001, 1.5, size)
+    root = np.linalg.cholesky(matrix)
+    best = lsq_linear(root.T, np.linalg.solve(root, right), bounds=(low, high), tol=1e-14).x
+    found = least_within(matrix, right, low, high)
+    assert np.all((low <= found) & (found <= high))
+    assert found == pytest.approx(best, abs=1e-6)
