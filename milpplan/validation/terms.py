@@ -5,7 +5,8 @@ plan is laid out, so measured runs may have them or not (``milpplan.validation.e
 
 Scaling a term changes the layout's constants, from which the step is simulated as ever. Exposed time is
 multiplied; doubled communication beside compute is covered by no more than now, so a doubled step is an upper
-bound there. Waits for the host stay as they are. A pipeline's bubble is subtracted from the step or added to it.
+bound there. What is offloaded is moved beside the work that a layer then has: less work covers less of it. A
+pipeline's bubble is the share of the step that it is now, taken off or added.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import numpy as np
 
 from milpplan.costs.collectives import members_per_domain
 from milpplan.costs.columns import IntArray, LayoutColumns
+from milpplan.costs.distinct import OFFLOADS
 from milpplan.costs.layers import Part, Phase, layer_seconds
 from milpplan.costs.layout_costs import LayoutCosts, layout_costs
+from milpplan.costs.offload import offloaded
 from milpplan.costs.simulator import simulate, step_times_ns
 from milpplan.costs.stages import durations, plan_stages
 from milpplan.specs.model import DenseMlp, LayerRun, MixtureOfExperts
@@ -29,6 +32,8 @@ from milpplan.units import NS_PER_S
 
 Scale = Callable[[Problem, Layout, LayoutCosts, int], LayoutCosts]
 BEYOND_ANY_RATE: Final = 1e6
+HOST_TRAFFIC: Final = "host_traffic"
+"""The name of the term that scales the transfers themselves, and not the work that they run beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +63,25 @@ def step_doubled_s(problem: Problem, plan: Plan, terms: Iterable[Term]) -> float
 
 
 def _step_s(problem: Problem, plan: Plan, terms: Iterable[Term], times: int) -> float:
-    layout = plan.layout
-    costs = layout_costs(problem, LayoutColumns.of([layout])).at(0)
-    bubble_s = 0.0
-    for term in (term for term in terms if term.used(problem, plan)):
+    layout, used = plan.layout, [term for term in terms if term.used(problem, plan)]
+    # Work is scaled before the transfers of the host are laid beside it: with them, a replay that waits less than
+    # the layer without one is a negative number, of which twice is more than the layer has.
+    on_device = layout.model_copy(update=dict.fromkeys(OFFLOADS, False))
+    costs = layout_costs(problem, LayoutColumns.of([on_device])).at(0)
+    bubble_fraction = 0.0
+    for term in used:
         if term.scaled is None:
-            bubble_s = simulate(problem, plan).breakdown_s["bubble"]
+            report = simulate(problem, plan)
+            # Its seconds could be more than the step that other terms leave.
+            bubble_fraction = report.breakdown_s["bubble"] / report.step_time_s
         else:
             costs = term.scaled(problem, layout, costs, times)
+    if layout.offloads:
+        moved = _with_slower_host(problem, times) if BY_NAME[HOST_TRAFFIC] in used else problem
+        costs = offloaded(moved, LayoutColumns.of([layout]), costs)
     stages = plan_stages(costs, problem.model.layer_kinds, plan)
-    return int(step_times_ns(layout, costs, durations(stages))) / NS_PER_S + (times - 1) * bubble_s
+    step_s = int(step_times_ns(layout, costs, durations(stages))) / NS_PER_S
+    return step_s * (1 + (times - 1) * bubble_fraction)
 
 
 def _communication(exposed: Part, hidden: Part | None = None) -> Scale:
@@ -147,21 +161,13 @@ def _recomputation(phase: Phase) -> Scale:
     return scaled
 
 
-def _host_traffic(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
-    """Transfers from and to the host that take so many times what they do; twice, compute covers more of them."""
+def _with_slower_host(problem: Problem, times: int) -> Problem:
+    """Make the transfers from and to the host take so many times what they do."""
     host = problem.hardware.host_memory
     assert host is not None
     rate = host.bandwidth_bytes_per_s * (BEYOND_ANY_RATE if times == 0 else 1 / times)
     other = host.model_copy(update={"bandwidth_bytes_per_s": rate})
-    hardware = problem.hardware.model_copy(update={"host_memory": other})
-    columns = LayoutColumns.of([layout])
-    own, moved = (
-        layout_costs(one, columns).at(0) for one in (problem, problem.model_copy(update={"hardware": hardware}))
-    )
-    names = ("duration_ns", "replayed_forward_ns", "optimizer_ns")
-    return replace(
-        costs, **{name: getattr(costs, name) + getattr(moved, name) - getattr(own, name) for name in names}
-    )
+    return problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"host_memory": other})})
 
 
 def _pairs(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
@@ -317,10 +323,10 @@ TERMS: Final = (
         _pairs,
     ),
     Term(
-        "host_traffic",
+        HOST_TRAFFIC,
         "transfers of what is offloaded to the host",
         lambda problem, plan: plan.layout.offloads,
-        _host_traffic,
+        _as_it_is,
     ),
     Term(
         "several_node_types",

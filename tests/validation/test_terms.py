@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, load_hardware, load_model, simulate
+from milpplan.costs.distinct import OFFLOADS
+from milpplan.optimize.layouts import layout_space
 from milpplan.specs.problem import Job
 from milpplan.validation.terms import BY_NAME, TERMS, step_doubled_s, step_without_s, used_terms
+from tests.amounts import long_but
+from tests.optimize.problems import random_plan, random_problem
 
 DENSE = {"tensor_parallel_inside", "gradient_reduction_across", "parameter_gather"}
 
@@ -98,6 +103,22 @@ def test_without_a_term_a_step_is_no_longer(name: str) -> None:
         else:
             assert without == step == doubled
     assert 0 < step_without_s(problem, plan, TERMS) < step < step_doubled_s(problem, plan, TERMS)
+
+
+@pytest.mark.parametrize("seed", long_but((7, 14, 192), range(200)))
+def test_terms_of_random_plans_with_something_on_the_host(seed: int) -> None:
+    """Where a layer that recomputes nothing waits for its transfers, a replay alone may take less than nothing,
+    and a bubble may be longer than the step that other terms leave. No term at zero adds to the step for that, no
+    doubled one takes from it, and no step is negative, with one term or with all."""
+    rng, problem = random.Random(seed), random_problem(seed)
+    columns = layout_space(problem).columns
+    for row in range(min(len(columns), 4)):
+        switches = {name: rng.random() < 0.7 for name in OFFLOADS}
+        plan = random_plan(rng, problem, columns.at(row).model_copy(update=switches))
+        step = simulate(problem, plan).step_time_s
+        assert step_without_s(problem, plan, ()) == step
+        for terms in (*((term,) for term in used_terms(problem, plan)), TERMS):
+            assert 0 <= step_without_s(problem, plan, terms) <= step <= step_doubled_s(problem, plan, terms)
 
 
 @pytest.mark.parametrize(
