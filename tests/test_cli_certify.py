@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from milpplan.optimize.layouts import layout_space
 from milpplan.reports.certificate import CertificationDocument, digest, sealed
 from milpplan.reports.document import ResultDocument, document_text, proof_sentence, result_document
 from tests.optimize.problems import random_problem
+from tests.small import small_problem
 from tests.test_cli import SOLVE, refused, run
 
 
@@ -37,6 +39,9 @@ def test_honest_results_are_certified(solved: Path) -> None:
         "critical path summed",
         "proved again",
         "Second proof by cpsat",
+        "Compared: Every field",
+        "Proved again: Optimal within 1e-4",
+        "Not certified:",
     ):
         assert words in result.stdout
     assert "cost model milpplan" in result.stdout
@@ -44,6 +49,10 @@ def test_honest_results_are_certified(solved: Path) -> None:
     assert document.verdict == "certified"
     assert all(check.passed for check in document.checks)
     assert document.backend == "cpsat"
+    assert document.compared.startswith("Every field")
+    told = " ".join(result.stdout.split())
+    for listed in (*document.bounds_only, *document.not_certified):
+        assert f"{', '.join(listed.fields)}: {listed.why}." in told
 
 
 def test_the_certificate_says_what_was_proved(solved: Path) -> None:
@@ -53,6 +62,18 @@ def test_the_certificate_says_what_was_proved(solved: Path) -> None:
     assert certificate["cost_model"].startswith("milpplan ")
     assert set(certificate["versions"]) == {"python", "ortools", "pulp", "numpy"}
     assert {len(certificate[name]) for name in ("sha256", "problem_sha256", "layouts_sha256")} == {64}
+
+
+def test_shares_and_orders_that_were_forbidden_are_certified(tmp_path: Path) -> None:
+    """Lists are values of forbidden layouts too: the result is written, and its sentence has them so."""
+    path = tmp_path / "result.json"
+    clusters = ("solve", "llama3-8b", "dgx-a100-80:8+dgx-h100:8", "--global-batch", "16", "--space", "uniform")
+    left_out = ("--forbid", "replica_micro_batches=5-11", "--forbid", "node_order=1-0")
+    done = run(*clusters, "--fix", "tp=8,micro_batch_size=1", "--allow", "replicas", *left_out, "--out", str(path))
+    assert done.exit_code == 0, done.output
+    assert "without replica_micro_batches 5-11, or node_order 1-0" in json.loads(path.read_text())["proof"]
+    done = run("certify", str(path))
+    assert done.exit_code == 0, done.output
 
 
 def smaller(value: Any) -> Any:
@@ -205,6 +226,29 @@ def test_bounds_that_no_plan_keeps_are_refuted(solved: Path, tmp_path: Path) -> 
     result = run("certify", str(path))
     assert result.exit_code == 2
     assert "Refuted" in result.stdout
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_results_that_prove_nothing_are_refused(listed: bool, tmp_path: Path) -> None:
+    """A search that was stopped before it had a bound, or before it had a plan: there is nothing to certify, and
+    the answer says what to do. Before its layouts were listed, a result has no certificate either."""
+    found = solve(small_problem())
+    layouts, work = found.layouts if listed else None, replace(found.work, proof="none")
+    stopped = replace(
+        found, status="feasible", objective_bound=None, lower_bound_s=None, gap=None, layouts=layouts
+    )
+    none = replace(stopped, status="no_solution_found", plan=None, report=None, objective=None)
+    path = tmp_path / "stopped.json"
+    for result, seen, do in (
+        (stopped, "proves nothing", "--warm-start"),
+        (none, "neither a plan nor a proof", "--time-limit"),
+    ):
+        document = result_document(replace(result, layouts=layouts, work=work), 1e-4)
+        assert (document.certificate is not None) == listed
+        path.write_text(document_text(document))
+        message = refused(run("certify", str(path)))
+        assert seen in message
+        assert do in message
 
 
 def test_what_is_no_result_is_refused(solved: Path, tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from milpplan.insight.runs import run_totals
 from milpplan.launchers.restriction import restrict
 from milpplan.optimize.backends import AUTO, backend_names
 from milpplan.optimize.certify import (
-    BOUND_SLACK,
     ROUNDING,
     SecondProofs,
     certify,
@@ -55,8 +54,10 @@ from milpplan.optimize.result import (
     TargetPrice,
     proof_strength,
 )
+from milpplan.optimize.sieve import check_forbidden
 from milpplan.optimize.solution import undisturbed
 from milpplan.reports.certificate import (
+    NOTHING,
     certificate_for,
     certification_document,
     certification_report,
@@ -67,6 +68,7 @@ from milpplan.reports.document import (
     ResultDocument,
     document_text,
     read_result,
+    refuse_unproved,
     result_document,
     with_parts,
 )
@@ -181,9 +183,6 @@ class Programs:
         )
 
 
-NOTHING = "Nothing."
-
-
 @dataclass(frozen=True, slots=True)
 class Certified:
     """A certification, and the certifier's own sentence on what is certified."""
@@ -219,7 +218,7 @@ def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Ce
     except (ArithmeticError, LookupError, TypeError, ValueError):
         # A price of 1e300 has a cost that is no number, forbidden layouts may name fields that none has. Whatever
         # a solve wrote can be built again, so a result that cannot be was not written by one.
-        check = Check("every field built again", False, "values that no result has")
+        check = Check("every field computed again", False, "values that no result has")
         return Certified(Certification((check,), proofs.options.backend, None, "refuted"))
     found = differences(document, built)
     unconfirmed = [one for one in found if one.field.startswith(UNCONFIRMED)]
@@ -251,7 +250,7 @@ def _with(done: Certification, more: Iterator[tuple[Check, Verdict]]) -> Certifi
 def _compared(found: list[Difference]) -> Check:
     named = "; ".join(_words_of(one) for one in found[:SHOWN_DIFFERENCES])
     more = f"; and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
-    return Check("every field built again", not found, named + more or "all agree")
+    return Check("every field computed again", not found, named + more or "all agree")
 
 
 def _words_of(one: Difference) -> str:
@@ -276,13 +275,15 @@ def _check_claims(document: ResultDocument, source: str) -> None:
                 f"Expected {expected}, which this is.",
                 "Install that version, or solve the problem again with this one.",
             )
+    refuse_unproved(document, source)
     backend = document.solver.backend
-    if document.status == "no_solution_found" or backend not in (AUTO, *backend_names()):
+    if backend not in (AUTO, *backend_names()):
         raise InvalidInputError(
-            f"{source} claims nothing (status {document.status}, backend {shown(backend)}).",
-            "Expected a result with a plan and a bound, or one that is proved infeasible.",
-            "Solve the problem with more time.",
+            f"{source} is by the backend {shown(backend)}, which is not here.",
+            f"Expected one of {', '.join((AUTO, *backend_names()))}.",
+            "Install the plug-in that has it, or solve the problem again.",
         )
+    check_forbidden(certificate.forbid)
 
 
 def claim_of(document: ResultDocument, source: str) -> Claim:
@@ -503,6 +504,6 @@ def _bounded(
     again = proofs.of(problem, claim, claim.plan).reaching(lambda result: result.objective_bound, bound, gap)
     found = again.objective_bound
     seen = "no bound" if found is None else f"a bound of {found / value:.2%} of the plan"
-    passed = found is not None and found >= bound * (1.0 - BOUND_SLACK)
+    passed = found is not None and found >= bound * (1.0 - ROUNDING)
     below = again.objective is not None and again.objective < bound * (1.0 - ROUNDING)
     return Check(f"{name} proved again", passed, seen), "refuted" if below else "unproved"

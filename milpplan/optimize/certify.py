@@ -33,8 +33,6 @@ from milpplan.units import NS_PER_S, gap_text, seconds_text
 
 ROUNDING = 1e-9
 """Seconds and objectives in files are rounded to doubles, and so are their ratios."""
-BOUND_SLACK = 1e-6
-"""By how much less than the claimed bound the second proof may reach: solvers stop at their own tolerances."""
 
 
 def other_backend(name: str) -> str:
@@ -69,12 +67,19 @@ class SecondProof:
             wanted: how high it shall be, in the unit of the objective.
             gap: the tolerance.
         """
-        again = self.within(min(gap, 0.999))
-        seen = bound(again)
-        if again.status != "optimal" or again.objective is None or (seen is not None and _reached(seen, wanted)):
-            return again
-        further = self.within(max(1.0 - wanted / again.objective, BOUND_SLACK))
-        return again if further.objective_bound is None else further
+        gap = min(gap, 0.999)
+        again = self.within(gap)
+        while again.status == "optimal" and again.objective is not None:
+            seen = bound(again)
+            if seen is not None and _reached(seen, wanted):
+                break
+            # A better plan than the claimed one may have been found on the way, so the share left is another.
+            closer = max(1.0 - wanted / again.objective, 0.0)
+            further = self.within(closer) if closer < gap else again
+            if closer >= gap or further.objective_bound is None:
+                break
+            gap, again = closer, further
+        return again
 
 
 @dataclass(slots=True)
@@ -163,7 +168,7 @@ def _makes_sense(claim: Claim) -> Check:
     sound = not above and not below and (not optimal or (gap is not None and gap <= claim.tolerance + ROUNDING))
     seen = claim.status if gap is None else f"{claim.status}, gap {gap_text(gap)}"
     return Check(
-        "claim makes sense",
+        "status, bound and plan agree",
         sound,
         seen + (", bound above the plan" if above else ", bound below nothing" if below else ""),
     )
@@ -192,7 +197,7 @@ def _plan_again(problem: Problem, space: LayoutSpace, claim: Claim) -> Check:
         "another objective": not _same(objective_of(problem, plan, report), claim.value),
     }
     found = [words for words, wrong in faults.items() if wrong]
-    seen = ", ".join([seconds_text(report.step_time_s), *(found or ["fits"])])
+    seen = ", ".join([seconds_text(report.step_time_s), *(found or ["fits in memory"])])
     return Check("plan simulated again", not found, seen)
 
 
@@ -246,7 +251,7 @@ def _proofs_again(problem: Problem, claim: Claim, proofs: SecondProofs) -> Itera
     if claim.strength == "exact":
         results = [result for proof in used for result in proof.found.values()]
         programs = sum(result.work.integer_programs for result in results)
-        seen = f"by {programs:,} integer programs" if programs else "without integer programs"
+        seen = f"{programs:,} integer programs decided" if programs else "no integer program decided"
         yield Check("proof is exact", not programs, seen), "unproved", results[-1]
 
 
@@ -267,12 +272,14 @@ def _on_its_gpus(problem: Problem, claim: Claim) -> tuple[Problem, Claim]:
 
 def _proved_again(claim: Claim, proof: SecondProof) -> Step:
     """No plan is faster than the claimed bound, by a proof that comes as far."""
-    name, tolerance = "proved again", claim.tolerance if claim.gap is None else max(claim.tolerance, claim.gap)
+    infeasible = claim.status == "infeasible"
+    name = "no plan exists, proved again" if infeasible else "bound proved again"
+    tolerance = claim.tolerance if claim.gap is None else max(claim.tolerance, claim.gap)
     wanted = 0.0 if claim.bound is None else claim.bound
     again = proof.reaching(lambda result: result.objective_bound, wanted, tolerance)
     if again.status == "no_solution_found":
         return Check(name, False, "stopped with nothing proved"), "unproved", again
-    if claim.status == "infeasible" or again.status == "infeasible":
+    if infeasible or again.status == "infeasible":
         return Check(name, claim.status == again.status, again.status), "refuted", again
     assert again.objective is not None
     assert claim.value is not None
@@ -280,7 +287,7 @@ def _proved_again(claim: Claim, proof: SecondProof) -> Step:
         share = 1.0 - again.objective / claim.value
         seen = f"a plan is {share:.2%} below the claimed one, below its bound"
         return Check(name, False, seen), "refuted", again
-    seen = f"within {gap_text(again.gap or 0.0)}" if again.gap is not None else "no bound"
+    seen = "no bound" if again.gap is None else f"the plan is within {gap_text(again.gap)} of the optimum"
     if again.objective_bound is not None and _reached(again.objective_bound, wanted):
         return Check(name, True, seen), "certified", again
     return Check(name, False, f"{seen}, claimed {gap_text(claim.gap or 0.0)}"), "unproved", again
@@ -288,7 +295,7 @@ def _proved_again(claim: Claim, proof: SecondProof) -> Step:
 
 def _reached(bound: float, wanted: float) -> bool:
     """Tell whether a second bound is as high as a claimed one."""
-    return bound >= wanted * (1.0 - BOUND_SLACK)
+    return bound >= wanted * (1.0 - ROUNDING)
 
 
 def _any_chunks_again(claim: Claim, proof: SecondProof) -> Step:
@@ -298,6 +305,6 @@ def _any_chunks_again(claim: Claim, proof: SecondProof) -> Step:
     tolerance = claim.tolerance if claim.gap is None else max(claim.tolerance, claim.gap)
     again = proof.reaching(lambda result: result.any_chunks_bound, wanted, tolerance)
     bound = again.any_chunks_bound
-    seen = "no bound" if again.any_chunks_gap is None else f"at most {again.any_chunks_gap:.2%} to gain"
+    seen = "no bound" if again.any_chunks_gap is None else f"they gain at most {again.any_chunks_gap:.2%}"
     verdict: Verdict = "unproved" if again.message or again.status != "optimal" else "refuted"
     return Check(name, bound is not None and _reached(bound, wanted), seen), verdict, again

@@ -40,9 +40,11 @@ class Claim:
         Raises:
             InvalidInputError: it says nothing: no plan, no bound and no proof that there is none.
         """
-        if result.layouts is None or result.status == "no_solution_found":
+        unproved = result.status == "feasible" and result.objective_bound is None
+        if result.layouts is None or result.status == "no_solution_found" or unproved:
+            bound = ", without a bound" if unproved else ""
             raise InvalidInputError(
-                f"The result claims nothing (status {result.status}).",
+                f"The result claims nothing (status {result.status}{bound}).",
                 "Expected one with a plan and a bound, or one that is proved infeasible.",
                 "Solve the problem with more time.",
             )

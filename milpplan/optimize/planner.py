@@ -32,10 +32,11 @@ from milpplan.optimize.objective import (
 )
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status, proof_strength
 from milpplan.optimize.search import Search
+from milpplan.optimize.sieve import check_forbidden
 from milpplan.optimize.solution import undisturbed
 from milpplan.optimize.wider import bound_of_any_chunks
 from milpplan.optimize.witnesses import witnesses
-from milpplan.specs.plan import Layout, Plan
+from milpplan.specs.plan import Plan
 from milpplan.specs.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.specs.reading import plain_reason
 
@@ -163,14 +164,7 @@ def _check(options: SolveOptions) -> None:
         raise InvalidInputError(
             f"workers={options.workers}.", "Expected at least 1, which is this process.", "Leave it out."
         )
-    for partial in options.forbid:
-        unknown = set(partial) - set(Layout.model_fields)
-        if unknown or not partial:
-            raise InvalidInputError(
-                f"forbid names {sorted(unknown) or 'nothing'}.",
-                f"Expected fields of a layout: {', '.join(Layout.model_fields)}.",
-                "Check the spelling.",
-            )
+    check_forbidden(options.forbid)
 
 
 def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) -> PlanResult:

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from milpplan.costs.columns import BoolArray, IntArray, column_value
+from milpplan.errors import InvalidInputError
 from milpplan.optimize.crossing import Columns, Crossed
 from milpplan.optimize.execution_rules import Rule
+from milpplan.specs.plan import Layout
 from milpplan.specs.problem import Problem
+from milpplan.specs.reading import plain_reason, shown
 
 STANDS_FOR = "stands_for"
 
@@ -52,6 +56,33 @@ class Sieve:
             if lost:
                 rows = rows.where(legal)
         return rows
+
+
+def check_forbidden(forbidden: Collection[Mapping[str, Any]]) -> None:
+    """Refuse partial layouts with fields or values that no layout has.
+
+    Raises:
+        InvalidInputError: names the field, and what a value of it is.
+    """
+    for partial in forbidden:
+        unknown = set(partial) - set(Layout.model_fields)
+        if unknown or not partial:
+            raise InvalidInputError(
+                f"forbid names {sorted(unknown) or 'nothing'}.",
+                f"Expected fields of a layout: {', '.join(Layout.model_fields)}.",
+                "Check the spelling.",
+            )
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in partial.items()}
+        try:
+            Layout.model_validate({"global_batch_size": 1} | values, strict=True)
+        except ValidationError as error:
+            finding = error.errors(include_url=False)[0]
+            said = f" {finding['loc'][0]}={shown(partial[str(finding['loc'][0])])}" if finding["loc"] else ""
+            raise InvalidInputError(
+                f"forbid{said} makes no sense: {plain_reason(finding)}.",
+                "Expected values that a layout can have.",
+                "Correct the value; `milpplan schema plan` describes the fields of a layout.",
+            ) from error
 
 
 def not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]) -> BoolArray:

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeVar
 from pydantic import BaseModel
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -35,7 +36,7 @@ class CertificateDocument(Record):
     cost_model: str
     problem_sha256: str
     layouts_sha256: str
-    forbid: tuple[dict[str, int | bool | str], ...] = ()
+    forbid: tuple[dict[str, int | bool | str | tuple[int, ...]], ...] = ()
     """Layouts that the user forbade."""
     versions: dict[str, str] = {}
     parts: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class CheckDocument(Record):
 
 
 class NotCertifiedDocument(Record):
-    """Fields of a result that no second proof can speak about, and why not."""
+    """Fields of a result that a second proof cannot speak about, or not wholly, and why not."""
 
     fields: tuple[str, ...]
     why: str
@@ -72,7 +73,12 @@ class CertificationDocument(Record):
     gap: float | None
     wall_time_s: float | None
     proof: str
-    """What the claim speaks about, in the certifier's own words: cost model, space and tolerance."""
+    """What was proved again, in the certifier's own words: cost model, space and tolerance. ``Nothing.`` unless
+    the result is certified."""
+    compared: str
+    """What was computed again and compared; ``Nothing.`` unless the result is certified."""
+    bounds_only: tuple[NotCertifiedDocument, ...]
+    """Bounds that may be lower than what the run had proved."""
     not_certified: tuple[NotCertifiedDocument, ...]
 
 
@@ -155,37 +161,64 @@ def certification_document(done: Certification, claimed_gap: float | None, proof
         gap=again.gap if again else None,
         wall_time_s=again.wall_time_s if again else None,
         proof=proof,
+        compared=COMPARED if done.verdict == "certified" else NOTHING,
+        bounds_only=tuple(NotCertifiedDocument(fields=fields, why=why) for fields, why in BOUNDS_ONLY),
         not_certified=tuple(NotCertifiedDocument(fields=fields, why=why) for fields, why in NOT_CERTIFIED),
     )
 
 
+NOTHING: Final = "Nothing."
+"""What is certified of a result that is not."""
+
 NOT_CERTIFIED: Final = (
-    (("wall_time_s", "target.price.wall_time_s", "log"), "how long the run took and what it said meanwhile"),
+    (
+        ("wall_time_s", "target.price.wall_time_s", "log"),
+        "how long the run took and how it progressed: another run takes another time",
+    ),
     (
         (
             *("solver.backend", "solver.versions", "solver.relaxations", "solver.integer_programs"),
             *("solver.witnessed", "solver.paths", "solver.simulations"),
         ),
-        "who did how much work; another run does other work",
+        "which solver did how much work: another run does other work",
     ),
     (
         ("solver.tolerance",),
-        "what was asked for: a proof sentence with a tolerance names it, one without needs none",
+        "the tolerance that was asked for (--gap): a proof that depends on it names it, and that sentence is "
+        "compared",
     ),
     (
         (
             *("layouts.does_not_fit", "layouts.bounded", "layouts.relaxed", "layouts.solved", "layouts.open"),
             "layouts.bounds[].fates",
         ),
-        "which layout was decided by what depends on the run; that the counts add up is checked",
+        "by what each layout was decided, which depends on the run; that the counts add up to the legal layouts "
+        "is checked",
     ),
 )
 """Fields that a run alone knows, and why. Everything else is built anew and compared."""
 
+BOUNDS_ONLY: Final = (
+    (
+        ("lower_bound_s of the fewest GPUs", "robustness.ends[].lower_bound_s"),
+        "that no plan takes less time is proved again; the run may have proved a higher bound, which no other "
+        "field repeats",
+    ),
+)
+"""Bounds that are certified from one side, and why: one that is lower than what was proved is true as well."""
+
+COMPARED: Final = (
+    "Every field of the file but those named below was computed again from the problem and the plan in it, and is "
+    "the same (numbers to 1e-9)."
+)
+
 WORDS = {
-    "certified": ("Certified", "green", "everything but what is named below was built again and agrees."),
-    "refuted": ("Refuted", "bold red", "the result is not what it says."),
-    "unproved": ("Not certified", "yellow", "nothing speaks against the result, but not all of it was confirmed."),
+    "certified": ("Certified", "green", "the result is what it says it is."),
+    "refuted": ("Refuted", "bold red", "the result is not what it says it is: see the check that failed."),
+    "unproved": (
+        *("Not certified", "yellow"),
+        "nothing speaks against the result, but the check that failed could not confirm it.",
+    ),
 }
 
 
@@ -202,5 +235,17 @@ def certification_report(done: Certification, proof: str) -> RenderableType:
     verdict = Text.assemble((word, style), f": {reason}{who}")
     if done.verdict != "certified":
         return Group(table, verdict)
-    left = [Text(f"  {', '.join(fields)}: {why}.") for fields, why in NOT_CERTIFIED]
-    return Group(table, verdict, Text(f"What is certified: {proof}"), Text("Not certified:"), *left)
+    return Group(
+        table,
+        verdict,
+        Text(f"Compared: {COMPARED}"),
+        Text(f"Proved again: {proof}"),
+        *_fields_and_reasons("Certified as bounds only:", BOUNDS_ONLY),
+        *_fields_and_reasons("Not certified:", NOT_CERTIFIED),
+    )
+
+
+def _fields_and_reasons(title: str, listed: Sequence[tuple[tuple[str, ...], str]]) -> list[RenderableType]:
+    """A title, and a line for all fields that have a reason in common."""
+    lines = [Padding(Text(f"{', '.join(fields)}: {why}."), (0, 0, 0, 2)) for fields, why in listed]
+    return [Text(title), *lines]

@@ -419,6 +419,7 @@ def read_result(path: Path) -> ResultDocument:
     _refuse_other_kinds(data, path)
     document = validated(ResultDocument, data, str(path))
     if document.certificate is None:
+        refuse_unproved(document, str(path))
         raise InvalidInputError(
             f"{path} has no certificate.",
             "Expected the result of `milpplan solve --out` or `--json`.",
@@ -431,6 +432,27 @@ def read_result(path: Path) -> ResultDocument:
             "Take the original file, or solve again; a plan of your own needs no certificate: delete that field.",
         )
     return document
+
+
+def refuse_unproved(document: ResultDocument, source: str) -> None:
+    """Refuse a result that says nothing of the plans that it does not have.
+
+    Raises:
+        InvalidInputError: its search was stopped before it proved anything.
+    """
+    if document.status == "no_solution_found":
+        raise InvalidInputError(
+            f"{source} has neither a plan nor a proof that there is none: its search was stopped before.",
+            "Expected a result with a plan and a bound, or one that is proved infeasible.",
+            "Solve the problem again with more time (--time-limit), then certify that result.",
+        )
+    if document.status == "feasible" and document.objective.bound is None:
+        raise InvalidInputError(
+            f"{source} proves nothing: its search was stopped before it had a bound, so no plan is ruled out.",
+            "Expected a result with a plan and a bound, or one that is proved infeasible.",
+            "Solve the problem again with more time (--time-limit), with this file as --warm-start, then certify "
+            "that result; `milpplan simulate` checks the plan alone.",
+        )
 
 
 def proof_sentence(

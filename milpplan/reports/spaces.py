@@ -20,9 +20,14 @@ def cost_model_text(problem: Problem) -> str:
 
 def scope_text(problem: Problem, forbid: Sequence[Mapping[str, object]] = ()) -> str:
     """What a proof speaks about: the cost model, and the declared space without the forbidden layouts."""
-    left_out = [" and ".join(f"{name} {value}" for name, value in partial.items()) for partial in forbid]
+    left_out = [" and ".join(f"{name} {_value_text(value)}" for name, value in one.items()) for one in forbid]
     without = f" without {', or '.join(left_out)}" if left_out else ""
     return f"cost model {cost_model_text(problem)}, {space_text(problem)}{without}"
+
+
+def _value_text(value: object) -> str:
+    """A value as options of the command line have it."""
+    return "-".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
 
 
 def space_text(problem: Problem) -> str:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
 from milpplan.costs.layout_costs import layout_costs
+from milpplan.errors import InvalidInputError
 from milpplan.optimize.layouts import layout_space
 from milpplan.specs.problem import Problem, Range
 from tests.amounts import few_or_many, long_but
@@ -208,6 +209,19 @@ def test_forbidden_layouts_are_left_out(count: int) -> None:
         forbid = (best.plan.layout.model_dump(),)
         result = solve(problem, gap=EXACT, forbid=forbid)
         assert_optimal(problem, result, brute_force(problem, others))
+
+
+@pytest.mark.parametrize(
+    "partial",
+    [
+        *({"tp": "8"}, {"tp": True}, {"tp": 8.5}, {"tp": [1]}, {"sequence_parallel": 1}, {"schedule": "1f1c"}),
+        *({"node_order": 3}, {"replica_micro_batches": (1,)}, {"tpp": 1}, {}, {"global_batch_size": None}),
+    ],
+)
+def test_forbidden_values_that_no_layout_has_are_refused(partial: dict[str, Any]) -> None:
+    """A proof names what was left out, so that is what a layout can have: not the text of a number."""
+    with pytest.raises(InvalidInputError, match="forbid"):
+        solve(random_problem(14), forbid=(partial,))
 
 
 @pytest.mark.parametrize("count", long_but((2,), (2, 7)))
