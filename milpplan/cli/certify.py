@@ -76,6 +76,7 @@ from milpplan.reports.spaces import cost_model_text
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
 from milpplan.specs.reading import shown
+from milpplan.units import counted
 from milpplan.version import __version__
 
 OF_VERDICT = {
@@ -178,8 +179,8 @@ class Programs:
             return f"No integer program was needed: bounds and relaxations decided all; {self.folder} is empty."
         lost = f" {self.num_too_fine} with numbers above 1e12 were not written." if self.num_too_fine else ""
         return (
-            f"{self.num_written} integer programs written to {self.folder}: each says that nothing lies below a "
-            f"bound, so every solver must call it infeasible.{lost}"
+            f"{counted(self.num_written, 'integer program')} written to {self.folder}: each says that nothing "
+            f"lies below a bound, so every solver must call it infeasible.{lost}"
         )
 
 
@@ -225,7 +226,7 @@ def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Ce
     counts = miscounted(document)
     before = (
         _compared([one for one in found if one not in unconfirmed]),
-        Check("counts of layouts add up", counts is None, counts or f"{document.layouts.legal:,} layouts"),
+        Check("counts of layouts add up", counts is None, counts or counted(document.layouts.legal, "layout")),
     )
     if not all(check.passed for check in before):
         return Certified(Certification(before, proofs.options.backend, None, "refuted"))

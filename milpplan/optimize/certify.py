@@ -29,7 +29,7 @@ from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.specs.plan import Plan
 from milpplan.specs.problem import Problem
-from milpplan.units import NS_PER_S, gap_text, seconds_text
+from milpplan.units import NS_PER_S, counted, gap_text, seconds_text
 
 ROUNDING = 1e-9
 """Seconds and objectives in files are rounded to doubles, and so are their ratios."""
@@ -177,7 +177,7 @@ def _makes_sense(claim: Claim) -> Check:
 def _layouts_again(space: LayoutSpace, claim: Claim) -> Check:
     """The legal layouts are those that the result was proved over."""
     same = len(space) == claim.legal and space.sha256() == claim.layouts_sha256
-    seen = f"{len(space):,} legal layouts" + ("" if same else f", not the {claim.legal:,} that were claimed")
+    seen = counted(len(space), "legal layout") + ("" if same else f", not the {claim.legal:,} that were claimed")
     return Check("layouts listed again", same, seen)
 
 
@@ -215,7 +215,7 @@ def _path_again(problem: Problem, plan: Plan) -> Check:
     else:
         path, length = _critical(problem, plan, costs_of(problem, plan.layout))
     step = simulate(problem, plan).step_time_ns
-    passed = f"{int(path.counts.sum()):,} durations and {path.num_transfers:,} transfers"
+    passed = f"{counted(int(path.counts.sum()), 'duration')} and {counted(int(path.num_transfers), 'transfer')}"
     return Check("critical path summed", length == step, f"{passed}: {seconds_text(length / NS_PER_S)}")
 
 
@@ -251,14 +251,14 @@ def _proofs_again(problem: Problem, claim: Claim, proofs: SecondProofs) -> Itera
     if claim.strength == "exact":
         results = [result for proof in used for result in proof.found.values()]
         programs = sum(result.work.integer_programs for result in results)
-        seen = f"{programs:,} integer programs decided" if programs else "no integer program decided"
+        seen = f"{counted(programs, 'integer program')} decided" if programs else "no integer program decided"
         yield Check("proof is exact", not programs, seen), "unproved", results[-1]
 
 
 def _none_again(count: int, again: PlanResult) -> Step:
     """No plan on fewer GPUs."""
     name, none = "fewer GPUs have no plan", again.status == "infeasible"
-    seen = f"{count:,} GPUs: {again.status.replace('_', ' ')}"
+    seen = f"{counted(count, 'GPU')}: {again.status.replace('_', ' ')}"
     return Check(name, none, seen), "refuted" if again.plan is not None else "unproved", again
 
 
