@@ -22,7 +22,7 @@ MODULES = {
 
 Node = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef
 MAX_MODULE_LINES = 700
-MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES = 80
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager"}
 
 BASE = ("milpplan.errors", "milpplan.units", "milpplan.plugins")
@@ -302,7 +302,7 @@ def test_modules_are_one_idea() -> None:
 
 
 def test_functions_are_short() -> None:
-    """No function is longer than 60 lines, docstring included."""
+    """No function is longer than 80 lines, docstring included."""
     long = [
         f"{name}.{f.name}"
         for name, path in MODULES.items()

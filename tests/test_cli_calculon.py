@@ -19,7 +19,7 @@ from milpplan.presets.calculon import calculon_run, notes, read_calculon
 from milpplan.reports.document import ResultDocument, SimulationDocument
 from tests.launchers.test_fuzz import JUNK, WORD
 from tests.refusals import in_three_parts
-from tests.test_cli_fuzz import FUZZ, broken, ends_well
+from tests.test_cli_fuzz import FUZZ, changed, ends_well
 
 DATA = Path(__file__).parent / "data" / "calculon"
 PATHS = tuple(DATA / f"{name}.json" for name in ("model", "execution", "system"))
@@ -82,7 +82,7 @@ def test_broken_files_never_crash(tmp_path_factory: pytest.TempPathFactory, data
     """Whatever is done to one of the files, the command ends with a message."""
     which = data.draw(st.integers(0, 2))
     path = tmp_path_factory.mktemp("fuzz") / "broken.json"
-    path.write_text(data.draw(st.composite(broken)(json.loads(PATHS[which].read_text()))))
+    path.write_text(data.draw(st.composite(changed)(json.loads(PATHS[which].read_text()))))
     words = [str(path if index == which else good) for index, good in enumerate(PATHS)]
     ends_well("simulate", "--calculon", *words)
 

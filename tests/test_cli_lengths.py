@@ -254,7 +254,7 @@ TAKEN = {
     *("backend", "time_limit", "gap", "seed", "workers", "lengths", "max_strategies", "tokens_per_step", "align"),
     *("padding", "mask", "buckets", "bucket_count", "baselines", "side_by_side", "unlike_replicas", "hetu", "out"),
     # Only --target has a price.
-    *("as_json", "price_limit"),
+    *("as_json", "price_limit", "ignore"),
 }
 """Options that lengths know."""
 

@@ -18,7 +18,7 @@ from milpplan.reports.plan_file import PlanFile, plan_document
 from milpplan.specs.problem import Job
 from tests.small import small_problem
 from tests.switching.cases import plan_of
-from tests.test_cli_fuzz import FUZZ, broken, ends_well, plan_tree
+from tests.test_cli_fuzz import FUZZ, changed, ends_well, plan_tree
 
 
 def run(*words: object) -> Result:
@@ -117,7 +117,7 @@ def test_plans_that_do_not_belong_together_are_refused(paths: tuple[Path, Path],
 def test_broken_plan_files(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever was done to a plan file, the command ends with a message."""
     files = tmp_path / "broken.json", tmp_path / "whole.json"
-    files[0].write_text(data.draw(st.composite(broken)(plan_tree())))
+    files[0].write_text(data.draw(st.composite(changed)(plan_tree())))
     files[1].write_text(json.dumps(plan_tree()))
     first, second = (data.draw(st.sampled_from(files)) for _ in range(2))
     ends_well("switch", str(first), str(second), "--json")
