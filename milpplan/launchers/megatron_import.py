@@ -122,7 +122,7 @@ def _check_program(program: str, source: str, ignored: Collection[str]) -> None:
         raise InvalidInputError(
             f"{source} starts {shown(program)}, which trains {other}.",
             f"Expected a program that trains the GPT of its arguments, such as {PROGRAMS[0]}.",
-            "Describe the model in a .toml file, and solve for it.",
+            "Import a script of one: such models are not priced yet.",
         )
     if program and program not in (*PROGRAMS, *map(_program_of, ignored)):
         raise InvalidInputError(
