@@ -126,7 +126,7 @@ def read_files(text: str, source: str) -> Read:
     """
     if source.lower().endswith((".yaml", ".yml")):
         return Read(named(flat(load_yaml(text, source))), None)
-    started = {launched for c in script_commands(text) if (launched := _launched(c.words)) is not None}
+    started = {launched for c in script_commands(text, source) if (launched := _launched(c.words)) is not None}
     if len(started) != 1:
         raise InvalidInputError(
             f"{source} has {len(started)} different commands `accelerate launch ... PROGRAM.py ...`.",

@@ -92,7 +92,7 @@ def _command(text: str, source: str) -> tuple[tuple[str, ...], int | None, str]:
         InvalidInputError: there is no such command, or several differ.
     """
     found = {}
-    commands = script_commands(text)
+    commands = script_commands(text, source)
     for command in commands:
         at = program_place(command.words)
         after = command.words[0 if at is None else at + 1 :]

@@ -10,15 +10,17 @@ from typing import Any
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Values
 from milpplan.launchers.shell_marks import MARK, how_to_decide, is_mark, marked, readable, unknown_in
-from milpplan.launchers.shell_script import Command, script_commands
+from milpplan.launchers.shell_script import script_commands
+from milpplan.launchers.shell_state import Command
 from milpplan.specs.reading import shown
 
+_COUNT = re.compile(r"[0-9]{1,9}")
 _PROCESSES = {"nnodes": "nodes", "nproc_per_node": "per_node"}
 MAX_YAML_CHARACTERS = 300_000
 _SLURM = (
-    ("nodes", r"(?:--nodes|-N)[=\s]+(\d+)\s*$"),
-    ("per_node", r"--(?:gpus-per-node|gres)[=\s]+(?:\w+:)*(\d+)\s*$"),
-    ("per_node", r"--ntasks-per-node[=\s]+(\d+)\s*$"),
+    ("nodes", r"(?:--nodes|-N)[=\s]+([0-9]{1,9})\s*$"),
+    ("per_node", r"--(?:gpus-per-node|gres)[=\s]+(?:\w+:)*([0-9]{1,9})\s*$"),
+    ("per_node", r"--ntasks-per-node[=\s]+([0-9]{1,9})\s*$"),
 )
 
 
@@ -123,24 +125,23 @@ def pairs_of(words: Sequence[str]) -> tuple[list[tuple[str, Values]], tuple[str,
     A word that is all unknown may be any number of flags: it is the value of a flag that has none yet (whether the
     flag takes one is decided by whoever knows it), else it belongs to no flag.
     """
-    pairs: list[tuple[str, Values]] = []
+    pairs: list[tuple[str, list[str]]] = []
     stray: list[str] = []
     for word in words:
         if not word.strip():
             continue
         if _FLAG.match(word):
             name, equals, value = word.partition("=")
-            pairs.append((name, (value,) if equals else ()))
-        elif not pairs or (is_mark(word) and not _takes(pairs[-1])):
+            pairs.append((name, [value] if equals else []))
+        elif not pairs or (is_mark(word) and not _takes(*pairs[-1])):
             stray.append(word)
         else:
-            pairs[-1] = (pairs[-1][0], (*pairs[-1][1], word))
-    return pairs, tuple(stray)
+            pairs[-1][1].append(word)
+    return [(name, tuple(values)) for name, values in pairs], tuple(stray)
 
 
-def _takes(pair: tuple[str, Values]) -> bool:
+def _takes(name: str, values: Sequence[str]) -> bool:
     """Whether an unknown word is the next value of a flag."""
-    name, values = pair
     return not values or (name in _WEIGHTED and re.fullmatch(r"[\d.]+", values[-1]) is not None)
 
 
@@ -149,7 +150,7 @@ def world_of(words: Iterable[str], text: str) -> int | None:
     found: dict[str, int] = {}
     for flag, values in pairs_of(tuple(words))[0]:
         role = _PROCESSES.get(flag.lstrip("-").replace("-", "_"))
-        if role and values and values[0].isdigit():
+        if role and values and _COUNT.fullmatch(values[0]):
             found.setdefault(role, int(values[0]))
     for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
         for role, pattern in _SLURM:
@@ -184,7 +185,7 @@ def from_yaml(text: str, source: str) -> Given:
         (f"--{str(name).lstrip('-').replace('_', '-')}", _yaml_values(value, f"{source}: {shown(name)}"))
         for name, value in [*data.items(), *rest.items()]
     ]
-    world = next((int(v[0]) for name, v in pairs if name == "--world-size" and v and v[0].isdigit()), None)
+    world = next((int(v[0]) for name, v in pairs if name == "--world-size" and v and _COUNT.fullmatch(v[0])), None)
     named = [(name, values) for name, values in pairs if values is not None and name != "--world-size"]
     return Given(tuple((name, values) for name, values in named if values is not None), world, ())
 

@@ -14,7 +14,7 @@ _BINARY = (
 )  # fmt: skip
 """Operators of two sides, loosest first."""
 _ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
-_MAX_TOKENS, _MAX_DEPTH = 2_000, 12
+_MAX_TOKENS, _MAX_DEPTH, _MAX_DIGITS = 2_000, 12, 22
 _WORD = 2**64
 
 
@@ -50,7 +50,9 @@ def _tokens(text: str) -> list[str]:
         match = _TOKEN.match(text, at)
         if match is None or match.end() == at or len(found) > _MAX_TOKENS:
             return ["?"] if text[at:].strip() else found
-        if match[1] and (match[1].startswith("0") and len(match[1]) > 1):
+        if match[1] and len(match[1]) > _MAX_DIGITS:
+            found.append("?")
+        elif match[1] and match[1].startswith("0") and len(match[1]) > 1:
             # Octal numbers; and 16#ff, 0xff end at a token that nothing here takes.
             found.append(str(int(match[1], 8)) if set(match[1]) <= set("01234567") else "?")
         else:

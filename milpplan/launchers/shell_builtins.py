@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from milpplan.launchers import shell_tree as tree
@@ -12,9 +13,9 @@ from milpplan.launchers.shell_conditions import (
     condition,
     found_in,
     joined,
-    matches,
     negated,
     nonempty,
+    search_effort,
     unary,
 )
 from milpplan.launchers.shell_marks import deciders_in, is_mark, marked
@@ -74,10 +75,11 @@ class DoubleBrackets:
         if len(group) == 2:
             return (self.shell.is_set(texts[1]) if texts[0] == "-v" else unary(texts[0], texts[1])), end
         if operator in ("=", "==", "!=") and not isinstance(group[2], str):
-            found = matches(texts[0], self.words.pattern(group[2]))
+            found = self.words.matched(texts[0], group[2])
             return (negated(found) if operator == "!=" else found), end
         if operator == "=~" and not isinstance(group[2], str):
             quoted = any(part.quoted and part.text for part in group[2])
+            self.shell.spend(search_effort(texts[0], texts[2]))
             return (None if quoted else found_in(texts[0], texts[2])), end
         if operator in BINARY and operator.startswith("-"):
             left, right = self.words.number(texts[0]), self.words.number(texts[2])
@@ -100,7 +102,7 @@ def _return(words: Words, given: list[str], line: int) -> Truth:
 
 
 def _break(words: Words, given: list[str], line: int) -> Truth:
-    levels = int(given[1]) if len(given) > 1 and given[1].isdigit() else 1
+    levels = int(given[1]) if len(given) > 1 and re.fullmatch("[0-9]{1,9}", given[1]) else 1
     levels = min(max(levels, 1), max(len(words.shell.loops), 1))
     if words.shell.loops:
         words.shell.leave_loops(given[0] == "break", levels, line)

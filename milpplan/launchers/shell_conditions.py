@@ -17,6 +17,7 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-le": lambda a, b: a <= b,
 }
 BINARY = (*_NUMBERS, "=", "==", "!=", "<", ">", "-nt", "-ot", "-ef", "=~")
+_MAX_WORDS = 200
 _INTEGER = re.compile(r"\s*[-+]?\d{1,18}\s*")
 _CLASSES = {
     "alpha": "A-Za-z",
@@ -43,6 +44,8 @@ def joined(operator: str, left: Truth, right: Truth) -> Truth:
 
 def condition(words: Sequence[str]) -> Truth:
     """The truth of the words between ``[`` and ``]``, as POSIX reads them by their number."""
+    if len(words) > _MAX_WORDS:
+        return None
     if "-a" in words[1:-1] or "-o" in words[1:-1]:
         for operator, name in (("-o", "||"), ("-a", "&&")):
             if operator in words[1:-1] and not {"(", ")"} & set(words):
@@ -105,8 +108,17 @@ def matches(text: str, pattern: Sequence[tuple[str, bool]]) -> Truth:
         if not any(quoted for _, quoted in pattern) and "".join(piece for piece, _ in pattern) == "*":
             return True
         return None
+    matcher = pattern_matcher(pattern)
+    return None if matcher is None else matcher.fullmatch(text) is not None
+
+
+def pattern_matcher(pattern: Sequence[tuple[str, bool]]) -> re.Pattern[str] | None:
+    """Compile a shell's pattern; None: it is of a kind that is not understood."""
     expression = pattern_expression(pattern)
-    return None if expression is None else re.fullmatch(expression, text, re.DOTALL) is not None
+    try:
+        return None if expression is None else re.compile(expression, re.DOTALL)
+    except re.error:
+        return None
 
 
 def pattern_expression(pattern: Sequence[tuple[str, bool]]) -> str | None:
@@ -141,6 +153,11 @@ def pattern_expression(pattern: Sequence[tuple[str, bool]]) -> str | None:
         return found
     # Every star but the last takes as little as it can and never more: no search goes back.
     return pieces[0] + "".join(f"(?>.*?{piece})" for piece in pieces[1:]) + ".*" + found
+
+
+def search_effort(text: str, expression: str) -> int:
+    """Estimate the microseconds that a search takes: every part that repeats may go back to every place."""
+    return int(min(len(text), 200) ** (1 + min(len(re.findall(r"[*+{]", expression)), 3)) // 1000)
 
 
 def found_in(text: str, expression: str) -> Truth:

@@ -16,7 +16,7 @@ from pathlib import Path
 from milpplan.launchers import shell_syntax as syntax
 from milpplan.launchers import shell_tree as tree
 from milpplan.launchers.shell_builtins import BUILTINS, DoubleBrackets
-from milpplan.launchers.shell_conditions import Truth, joined, matches, negated
+from milpplan.launchers.shell_conditions import Truth, joined, negated
 from milpplan.launchers.shell_marks import MARK, deciders_in, is_mark, marked, readable
 from milpplan.launchers.shell_state import (
     ABSENT,
@@ -195,7 +195,7 @@ class _Reader:
         word = "".join(self.words.expanded(node.word, split=False))
         ways: list[Callable[[], object]] = []
         for patterns, body, ending in node.clauses:
-            truths = [matches(word, self.words.pattern(one)) for one in patterns]
+            truths = [self.words.matched(word, one) for one in patterns]
             if ending in (";&", ";;&") and any(truth is not False for truth in truths):
                 self.shell.seen = list(deciders_in(word))
                 raise self.shell.undecided(node.line, f"{ending} of case is not understood")
@@ -315,6 +315,7 @@ class _Reader:
     def passed_over(self, node: tree.Node) -> None:
         """A command that is surely not reached: variables that only it sets are the script's own, and not set."""
         for assign in _assigns(node):
+            self.shell.spend(4)
             own = not any(re.search(rf"\b{assign.name}\b", part.text) for part in _parts(assign))
             if own and self.shell.variable(assign.name) is ABSENT and "missing" not in self.shell.state:
                 self.shell.assign(assign.name, None)
@@ -481,6 +482,7 @@ class _Reader:
         if at + 1 >= len(words) or not words[at].startswith("-"):
             return
         text, rest = words[at + 1], words[at + 2 :]
+        self.shell.spend(len(self.shell.state))
         with self.shell.apart():
             for key, value in list(self.shell.state.items()):
                 if key.startswith("fn "):
@@ -577,6 +579,3 @@ def _parts(one: tree.Assign) -> Iterator[tree.Part]:
 def _is_beside(place: Path, directory: Path) -> bool:
     """Whether a file is in the script's folder, one above it, or below these."""
     return directory.resolve().parent in place.resolve().parents
-
-
-__all__ = ["Command", "script_commands"]

@@ -248,7 +248,10 @@ class Shell:
         """A variable as an array."""
         if value is ABSENT:
             return [] if "missing" not in self.state else [self.unset(name)]
-        return list(value) if isinstance(value, list) else [] if value is None else [str(value)]
+        if isinstance(value, list):
+            self.spend(len(value) // 4)
+            return list(value)
+        return [] if value is None else [str(value)]
 
     def as_text(self, name: str, value: Value | object) -> str:
         """A variable as text."""
@@ -287,4 +290,7 @@ class Shell:
     def arguments(self) -> list[str]:
         """The script's own arguments, or those of the function at hand."""
         found = self.state.get("@")
-        return [marked("$@ (the arguments of the script)", ("@",))] if found is None else list(found)  # type: ignore[call-overload]
+        if not isinstance(found, list):
+            return [marked("$@ (the arguments of the script)", ("@",))]
+        self.spend(len(found) // 8)
+        return list(found)

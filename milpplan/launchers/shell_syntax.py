@@ -19,7 +19,9 @@ MAX_LEVEL = 40
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]\n]*\])?(\+?)=")
-_PLAIN = re.compile(r"[^\s\\'\"$`;|&()<>#!?*\[{}~]+|[#!?*\[{}~]")
+_PLAIN = re.compile(r"[^\s\\'\"$`;|&()<>]+")
+_REST = {True: re.compile(r'[^"\\$`]+'), False: re.compile(r"[^'\"\\$`]+")}
+"""Plain characters of a text that is all one word, between double quotes or not."""
 _REDIRECTION = re.compile(r"(?:\{\w+\}|[0-9]+)?(?:<<<|<<-?|<>|>\||>>|[<>]&|&>>?|<(?!\()|>(?!\())")
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!_-]")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.:-]*)[ \t]*\([ \t]*\)")
@@ -558,8 +560,10 @@ class _Parser:
             elif char in "$`":
                 parts += self.expansion(quoted)
             else:
-                parts.append(tree.Part("text", char, quoted))
-                self.at += 1
+                match = _REST[quoted].match(self.text, self.at)
+                assert match is not None
+                parts.append(tree.Part("text", match[0], quoted))
+                self.at = match.end()
         return tuple(parts)
 
     def single(self) -> tree.Part:

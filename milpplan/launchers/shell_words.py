@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers import shell_syntax as syntax
 from milpplan.launchers import shell_tree as tree
 from milpplan.launchers.shell_arithmetic import arithmetic
-from milpplan.launchers.shell_conditions import matches, nonempty
+from milpplan.launchers.shell_conditions import Truth, matches, nonempty, pattern_matcher
 from milpplan.launchers.shell_marks import MARK, deciders_in, is_mark, marked
 from milpplan.launchers.shell_state import ABSENT, NAME, Shell, Value
 
+_LONG_TRIM = 2_000
 _BRACED = re.compile(r"(!?)([A-Za-z_]\w*|[0-9]+|[@*#?$!_-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_LONG_SUM = 4_000
+"""Characters of an expression beyond which nothing is evaluated."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
-@dataclass(slots=True)
 class _Fields:
-    """Fields that a word becomes; the last one is open while ``begun``."""
+    """Collects the fields that a word becomes; the last one is open while ``begun``."""
 
-    fields: list[str] = field(default_factory=list)
-    begun: bool = False
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.pieces: list[list[str]] = []
+        self.begun = False
 
     def add(self, text: str) -> None:
         """Characters of the field at hand."""
+        self.shell.spend(len(text) + 1)
         if not self.begun:
-            self.fields.append("")
+            self.pieces.append([])
             self.begun = True
-        self.fields[-1] += text
+        self.pieces[-1].append(text)
+
+    def joined(self) -> list[str]:
+        """The fields."""
+        return ["".join(one) for one in self.pieces]
 
     def add_split(self, text: str) -> None:
         """The value of a variable outside quotes: blanks end fields."""
@@ -65,6 +73,11 @@ class Words:
         """A word as a pattern: expansions outside quotes may hold stars of their own."""
         return [("".join(self.expanded((part,), split=False)), part.quoted) for part in word]
 
+    def matched(self, text: str, word: tree.Word) -> Truth:
+        """Whether a text is of the pattern that a word is."""
+        self.shell.spend(len(text))
+        return matches(text, self.pattern(word))
+
     def number(self, text: str, assign: bool = False) -> int | None:
         """The value of an arithmetic expression; None: not known. ``assign``: variables may be set by it."""
         whole = "".join(self.expanded(syntax.parsed_word(text, self.shell.source, quoted=True), split=False))
@@ -73,8 +86,10 @@ class Words:
         def value(name: str) -> str | None:
             found = self.shell.as_text(name, self.shell.variable(name))
             self.shell.seen += deciders_in(found)
+            self.shell.spend(10 * min(len(found), _LONG_SUM))
             return None if MARK in found else found
 
+        self.shell.spend(10 * min(len(whole), _LONG_SUM))
         self.shell.seen += deciders_in(whole)
         found = None if MARK in whole else arithmetic(whole, value, lambda *pair: set_here.append(pair))
         if found is None:
@@ -90,10 +105,11 @@ class Words:
 
     def expanded(self, word: tree.Word, split: bool = True) -> list[str]:
         """The fields of a word; one where it is not split."""
+        self.shell.spend(4)
         plain = "".join("x" if part.quoted else part.text for part in word if part.kind == "text")
         if split and any("," in inner or ".." in inner for inner in _BRACES.findall(plain)):
             return [marked("".join(part.text for part in word) + " (braces)")]
-        found = _Fields()
+        found = _Fields(self.shell)
         for part in word:
             if part.kind == "text":
                 found.add(part.text) if part.text or part.quoted else None
@@ -111,14 +127,13 @@ class Words:
                 else:
                     text = marked(part.text)
                 found.add_split(text) if split and not part.quoted else found.add(text)
-        fields = found.fields
+        fields = found.joined()
         if split and any(part.kind == "text" and not part.quoted for part in word):
             fields = [
                 re.sub(r"^~(?=/|$)", lambda _: marked("~"), one) if one[:1] == "~" else one for one in fields
             ]
         if not split and not fields:
             fields = [""]
-        self.shell.spend(sum(map(len, fields)) + 4)
         return fields
 
     def parameter(self, found: _Fields, part: tree.Part, split: bool) -> None:
@@ -168,11 +183,11 @@ class Words:
         if name == "#":
             words = self.shell.arguments()
             return [marked("$#", deciders_in("".join(words)))] if any(map(is_mark, words)) else [str(len(words))]
-        if name.isdigit():
+        if name.isdecimal():
             if name == "0":
                 return [self.shell.source if self.shell.directory else marked("$0")]
             words = self.shell.arguments()
-            at = int(name) - 1
+            at = int(name[:9]) - 1
             if any(map(is_mark, words[: at + 1])):
                 return [marked(f"${name} (an argument of the script)", deciders_in("".join(words)) or ("@",))]
             return [words[at]] if at < len(words) else None
@@ -257,6 +272,7 @@ class Words:
         """``${name%suffix}``, ``${name/old/new}``, ``${name:first:count}``, ``${name^^}``."""
         if MARK in value:
             return marked(f"${{{part.text}}}", deciders_in(value))
+        self.shell.spend(len(value) // 8)
         cases = {"^^": str.upper, ",,": str.lower}
         if rest in cases:
             return cases[rest](value)
@@ -271,6 +287,7 @@ class Words:
                 found = value[at:] if many is None else value[at : at + many]
         elif mark := re.match(r"##?|%%?", rest):
             word = syntax.parsed_word(rest[mark.end() :], self.shell.source, quoted=False)
+            self.shell.spend(10 * min(len(value), _LONG_TRIM))
             found = _trimmed(value, mark[0], self.pattern(word))
         elif rest[0] == "/":
             found = self.replaced(value, rest)
@@ -306,14 +323,14 @@ class Words:
 
     def unquoted(self, word: tree.Word) -> list[str]:
         """The fields of a word whose own blanks split it."""
-        pieces = _Fields()
+        pieces = _Fields(self.shell)
         for part in word:
             if part.kind == "text" and not part.quoted:
                 pieces.add_split(part.text)
             else:
                 inner = self.expanded((part,), split=True)
                 pieces.add_each(inner, split=False)
-        return pieces.fields
+        return pieces.joined()
 
     def output(self, text: str) -> str:
         """The output of a command, where it is one that can only say one thing."""
@@ -363,16 +380,15 @@ def _says(node: tree.Node, word: str) -> bool:
 
 def _trimmed(value: str, mark: str, pattern: list[tuple[str, bool]]) -> str | None:
     """The value without the shortest or longest end that a pattern matches."""
-    if len(value) > 2_000:
+    known = len(value) <= _LONG_TRIM and not any(MARK in one for one, _ in pattern)
+    matcher = pattern_matcher(pattern) if known else None
+    if matcher is None:
         return None
     ends = range(len(value) + 1)
     cut_front = mark[0] == "#"
     longest = len(mark) == 2
     for size in reversed(ends) if longest else ends:
         piece = value[:size] if cut_front else value[len(value) - size :]
-        truth = matches(piece, pattern)
-        if truth is None:
-            return None
-        if truth:
+        if matcher.fullmatch(piece):
             return value[size:] if cut_front else value[: len(value) - size]
     return value

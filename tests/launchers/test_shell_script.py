@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -86,15 +88,62 @@ def test_any_text_is_read_to_its_end(text: str) -> None:
     assert "line" in seen
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A$A$A\n" * 30,
-        "A=(1 2 3 4)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
-        "run " + "${A:-" * 20_000,
-    ],
-)
-def test_scripts_that_grow_without_end_are_refused(text: str) -> None:
-    """Values that double, arrays that double, expansions in expansions: a message, not all of the memory."""
-    with pytest.raises(InvalidInputError, match="Write the command out"):
-        script_commands(text)
+GROWING = {
+    "doubled": "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A$A$A\n" * 30,
+    "doubled array": "A=(1 2 3 4)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
+    "nested defaults": "run " + "${A:-" * 20_000,
+    "variables": "run " + "$a" * 300_000,
+    "replaced": f"A={'x' * 500_000}\nrun " + "${A//x/y}" * 40_000,
+    "trimmed": f"A={'x' * 1999}\nrun " + "${A##*x*x*x*x*x*x*x*y}" * 10_000,
+    "cut": f"A={'x' * 500_000}\nrun " + "${A:1:2}" * 60_000,
+    "elements cut": f"A=({'x ' * 200_000})\nrun " + '"${A[@]:1:2}" ' * 40_000,
+    "appended": "A=()\n" + "A+=(x)\n" * 120_000,
+    "shifted": f"set -- {'x ' * 200_000}\n" + "shift\n" * 80_000,
+    "matched": f"A={'x' * 100_000}\ncase $A in " + "*x*x*x*x*y) run;; " * 4_000 + " esac",
+    "searched": f"[[ {'a' * 190} =~ a*a*a*b ]]\n" * 4_000,
+    "numbers": "for i in $(seq 1 999999); do run; done",
+    "sums": f"A={'1+' * 900}1\nrun " + "$((A))" * 100_000,
+    "sums of sums": "".join(f"A{i}='{'+'.join([f'A{i + 1}'] * 300)}'\n" for i in range(3)) + "A3=1\nrun $((A0))",
+    "calls": "f() { f; f; }\nf",
+    "calls perhaps": "f() { if [ $X ]; then f; f; fi; }\nf",
+    "texts run": 'A=\'A=$A$A; eval "$A"\'\neval "$A"',
+    "sourced": "source ./run.sh\nsource ./run.sh",
+    "shells": "".join(f"V{i}=1\n" for i in range(20_000)) + "bash -c a\n" * 20_000,
+    "loop": "while true; do :; done",
+    "passed over": f"f() {{ if false; then {'A=1;' * 60_000}fi; }}\n" + "f\n" * 20_000,
+}
+READ = {
+    "braces": "run " + "{," * 400_000,
+    "range": "run {1..999999999}",
+    "power": "run $((2**99999999)) $((" + "9" * 100_000 + ")) $((0" + "7" * 100_000 + "))",
+    "printf": "run $(printf '%099999999d' 1)\nprintf -v A '%999999999d' 1\nrun $A",
+    "here document": "cat <<E\n" + "$a\n" * 300_000,
+    "test": "[ " + "a -a " * 100_000 + "a ]",
+    "range of letters": "case x in [z-a]) A=1;; esac\nA=${A%[z-a]}\nbreak \u00b2\nrun ${99999999999999999999}",
+    "values": "python a.py --x " + "v " * 100_000,
+}
+"""Large scripts that are read, what is too much in them marked."""
+
+
+@pytest.mark.parametrize("name", [*GROWING, *READ])
+def test_large_scripts_are_read_or_refused_with_little_effort(name: str, tmp_path: Path) -> None:
+    """Values that grow, operators over long values, calls and loops without end: a message, not all of the time
+    and memory. Each takes a few seconds of the processor, of which the limit here is far more, so that it fails
+    only where effort is not counted."""
+    file = tmp_path / "run.sh"
+    file.write_text(GROWING.get(name) or READ[name])
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
+        "from pathlib import Path\n"
+        "from milpplan.errors import InvalidInputError\n"
+        "from milpplan.launchers.launch_text import pairs_of\n"
+        "from milpplan.launchers.shell_script import script_commands\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
+        "try:\n"
+        "    for one in script_commands(Path(sys.argv[1]).read_text(), sys.argv[1]): pairs_of(one.words)\n"
+        "except InvalidInputError as error:\n"
+        "    print(error.do)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Write the command out") == (name in GROWING)
