@@ -244,6 +244,8 @@ RULES: Mapping[str, tuple[str, Check]] = {
     "fsdp_checkpoints": ("A:1150-1170, A:1684", _fsdp),
     "latent_attention_has_no_groups": ("A:1973", _excludes("--multi-latent-attention", "--group-query-attention")),
     "one_number_format": ("A:1195", _excludes("--fp16", "--bf16")),
+    "one_activation": ("A, core_transformer_config_from_args", lambda s: _excludes("--swiglu", "--quick-geglu")(s)
+        or _excludes("--swiglu", "--squared-relu")(s)),
     "loss_fusion": (
         "A:1697-1702", lambda s: "--cross-entropy-fusion-impl te is switched off"
         if s.given.given("--cross-entropy-loss-fusion") and s.given.text("--cross-entropy-fusion-impl") == "te"

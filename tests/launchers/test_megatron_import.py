@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.megatron_flags import megatron_flags
+from milpplan.launchers.megatron_flags import Flag, megatron_flags
 from milpplan.launchers.megatron_import import Imported, imported
 from milpplan.launchers.megatron_roles import is_quiet
 from tests.costs.cases import shipped_hardware, shipped_model
@@ -286,3 +287,73 @@ def test_kept_scripts_parse_as_bash() -> None:
     assert len(files) == 8
     for file in files:
         subprocess.run(["bash", "-n", str(file)], check=True)
+
+
+EXPERTS = (DATA / "deepseek-v3-experts.sh").read_text(encoding="utf-8").rstrip() + " MORE\n"
+BASES = {"dense": SCRIPT, "experts": EXPERTS}
+ALIKE = {
+    "--sequence-parallel": "one rank of tensor parallelism",
+    "--attention-backend": "auto takes a flash kernel, too",
+    "--kv-channels": "latent attention has sizes of its own",
+    "--fp8-format": "e4m3 has as many bytes as hybrid",
+    "--fp8-recipe": "without --fp8-format, or the default",
+    "--softmax-type": "off-by-one is a constant in the sum",
+    "--window-attn-skip-freq": "without --window-size",
+    "--cp-comm-type": "without context parallelism",
+    "--microbatch-group-size-per-virtual-pipeline-stage": "without virtual stages",
+    "--no-overlap-p2p-communication": "without virtual stages",
+    "--accumulate-allreduce-grads-in-fp32": "the default with bf16",
+    "--data-parallel-sharding-strategy": "no_shard is the default",
+    "--moe-grouped-gemm": "the default of its dispatcher",
+}
+"""Flags that are read and whose value in this test changes nothing in these scripts, with the reason."""
+
+
+NEEDS = {
+    "--num-experts": "the message names --moe-router-topk, which must come with it",
+    "--recompute-activations": "the message names the modules that it would recompute",
+    "--transformer-impl": "the message names the recomputed modules, which need its kernels",
+}
+"""Flags that are refused through what they change, and what the message names in their place."""
+
+
+def words_of(flag: Flag) -> str:
+    """Write a flag with values of its kind that are not its default."""
+    if flag.kind != "value":
+        return flag.name
+    count = 1 if flag.nargs in (None, "+", "*") else int(flag.nargs)
+    other = {"int": "4" if flag.default == "2" else "2", "float": "0.25", "str": "other"}[flag.type]
+    value = next((one for one in flag.choices if one != flag.default), other)
+    return " ".join([flag.name, *[value] * count])
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_every_flag_is_priced_listed_or_refused(base: str) -> None:
+    """Each of Megatron-LM's flags changes the answer, or is on the list of those that change nothing, or is
+    refused by its name or a quoted rule of Megatron-LM's; then ``--ignore`` takes it, gives the answer without it,
+    and names it."""
+    plain = read(BASES[base].replace("MORE", ""))
+    silent, seen = [], {"priced": 0, "quiet": 0, "refused": 0}
+    for flag in dict.fromkeys(megatron_flags().values()):
+        words = words_of(flag)
+        if any(re.search(rf"{one}\b(?!-)", BASES[base]) for one in flag.spellings):
+            # The script itself has it.
+            continue
+        text = BASES[base].replace("MORE", words)
+        try:
+            found = read(text)
+        except MilpplanError as error:
+            seen["refused"] += 1
+            named = isinstance(error, IllegalPlanError) or flag.name in str(error) or flag.name in NEEDS
+            silent += [f"{words}: {error}"] * (not named)
+            left = read(text, ignored=(flag.name,))
+            told = [one.split()[0] for one in left.ignored_flags] == [flag.name]
+            same = (left.problem, left.plan, left.notes) == (plain.problem, plain.plan, plain.notes)
+            silent += [f"--ignore {words}"] * (not (told and same))
+            continue
+        changed = (found.problem, found.plan, found.notes) != (plain.problem, plain.plan, plain.notes)
+        seen["priced" if changed else "quiet"] += 1
+        silent += [words] * (changed == is_quiet(flag.name) and flag.name not in ALIKE)
+    assert not silent, silent
+    assert sum(seen.values()) > 770
+    assert min(seen.values()) > 2, seen

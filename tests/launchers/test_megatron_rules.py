@@ -66,6 +66,7 @@ BREAKING = {
     "fsdp_checkpoints": (64, DENSE + "--use-megatron-fsdp"),
     "latent_attention_has_no_groups": (64, EXPERTS + "--group-query-attention"),
     "one_number_format": (64, DENSE + "--bf16 --fp16"),
+    "one_activation": (64, DENSE + "--squared-relu"),
     "loss_fusion": (64, DENSE + "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"),
 }  # fmt: skip
 
