@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -284,3 +285,12 @@ def test_what_the_user_should_know_is_told() -> None:
     assert found.problem.job.sequence_length == 8192
     assert any("max_length" in note for note in found.notes)
     assert not any("max_length" in note for note in read(text.replace("8192\n", "8192 --packing\n")).notes)
+
+
+def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
+    """What a script sources counts as if it stood there."""
+    (tmp_path / "sizes.sh").write_text("LENGTH=8192\n")
+    file = tmp_path / "run.sh"
+    file.write_text("source sizes.sh\n" + script(COMMAND.replace("8192", "$LENGTH")))
+    found = imported(file.read_text(), str(file), shipped_hardware("dgx-h100"), model=shipped_model("llama3-8b"))
+    assert (found.problem, found.plan) == (read(script()).problem, read(script()).plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,17 @@ def test_any_override_can_be_ignored() -> None:
     found = bridge_import.imported(text, "run.sh", problem.hardware, model=problem.model, ignored=names)
     assert found.plan == plan
     assert len(found.ignored_flags) == 4
+
+
+def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
+    """What a script sources counts as if it stood there."""
+    problem, plan = without_ring(llama_uneven())
+    text = script_of(problem, plan)
+    setting = re.search(r"model\.tensor_model_parallel_size=\d+", text)
+    assert setting is not None
+    (tmp_path / "sizes.sh").write_text(f"SIZE={setting[0].partition('=')[2]}\n")
+    file = tmp_path / "run.sh"
+    body = text.replace(setting[0], "model.tensor_model_parallel_size=$SIZE")
+    file.write_text(body.replace("\n", "\nsource sizes.sh\n", 1))
+    found = bridge_import.imported(file.read_text(), str(file), problem.hardware, model=problem.model)
+    assert_same(problem, plan, found.problem, found.plan)
