@@ -482,7 +482,7 @@ class _Reader:
         if at + 1 >= len(words) or not words[at].startswith("-"):
             return
         text, rest = words[at + 1], words[at + 2 :]
-        self.shell.spend(len(self.shell.state))
+        self.shell.spend(2 * len(self.shell.state))
         with self.shell.apart():
             for key, value in list(self.shell.state.items()):
                 if key.startswith("fn "):

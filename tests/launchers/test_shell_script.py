@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.shell_marks import deciders_in, unknown_in
 from milpplan.launchers.shell_script import script_commands
+from tests.amounts import long_but
 
 SCRIPT = r"""#!/bin/bash
 # A comment with --flags
@@ -125,7 +126,11 @@ READ = {
 """Large scripts that are read, what is too much in them marked."""
 
 
-@pytest.mark.parametrize("name", [*GROWING, *READ])
+SLOW = ("shells", "passed over", "elements cut", "shifted", "appended", "texts run", "doubled array")
+"""Those that take more than a second."""
+
+
+@pytest.mark.parametrize("name", long_but({*GROWING, *READ} - {*SLOW}, [*GROWING, *READ]))
 def test_large_scripts_are_read_or_refused_with_little_effort(name: str, tmp_path: Path) -> None:
     """Values that grow, operators over long values, calls and loops without end: a message, not all of the time
     and memory. Each takes a few seconds of the processor, of which the limit here is far more, so that it fails
