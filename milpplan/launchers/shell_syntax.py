@@ -19,7 +19,7 @@ MAX_LEVEL = 40
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]\n]*\])?(\+?)=")
-_PLAIN = re.compile(r"[^\s\\'\"$`;|&()<>]+")
+_PLAIN = re.compile(r"[^ \t\n\r\\'\"$`;|&()<>]+")
 _REST = {True: re.compile(r'[^"\\$`]+'), False: re.compile(r"[^'\"\\$`]+")}
 """Plain characters of a text that is all one word, between double quotes or not."""
 _REDIRECTION = re.compile(r"(?:\{\w+\}|[0-9]+)?(?:<<<|<<-?|<>|>\||>>|[<>]&|&>>?|<(?!\()|>(?!\())")
@@ -537,10 +537,7 @@ class _Parser:
             elif char in "$`":
                 parts += self.expansion(quoted=False)
             else:
-                match = _PLAIN.match(self.text, self.at)
-                text = match[0] if match else char
-                parts.append(tree.Part("text", text, False))
-                self.at += len(text)
+                parts.append(self.plain(_PLAIN, False))
         return tuple(parts)
 
     def rest_as_word(self, quoted: bool) -> tree.Word:
@@ -560,11 +557,15 @@ class _Parser:
             elif char in "$`":
                 parts += self.expansion(quoted)
             else:
-                match = _REST[quoted].match(self.text, self.at)
-                assert match is not None
-                parts.append(tree.Part("text", match[0], quoted))
-                self.at = match.end()
+                parts.append(self.plain(_REST[quoted], quoted))
         return tuple(parts)
+
+    def plain(self, pattern: re.Pattern[str], quoted: bool) -> tree.Part:
+        """Characters that stand for themselves, of which there is at least one."""
+        match = pattern.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+        return tree.Part("text", match[0], quoted)
 
     def single(self) -> tree.Part:
         """Between single quotes."""
@@ -596,10 +597,7 @@ class _Parser:
             elif char in "$`":
                 parts += self.expansion(quoted=True)
             else:
-                end = re.compile(r"[\"\\$`]").search(self.text, self.at)
-                stop = end.start() if end else len(self.text)
-                parts.append(tree.Part("text", self.text[self.at : stop], True))
-                self.at = stop
+                parts.append(self.plain(_REST[True], True))
 
     def expansion(self, quoted: bool) -> list[tree.Part]:
         """What ``$`` or a backquote begins."""
