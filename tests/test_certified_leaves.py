@@ -139,7 +139,7 @@ def changes(value: Any) -> Iterator[Any]:
         yield from (not value, int(value), None, "true")
     elif isinstance(value, int | float):
         # Differences of shares below 1e-15 are rounding.
-        hair = 1 if isinstance(value, int) else max(1e-6 * abs(value), 1e-14)
+        hair = 1 if isinstance(value, int) else max(1e-8 * abs(value), 1e-14)
         yield from (
             value + hair,
             value - hair,

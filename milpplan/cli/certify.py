@@ -256,8 +256,9 @@ def _compared(found: list[Difference]) -> Check:
 
 def _words_of(one: Difference) -> str:
     """A difference without the document's own words: nobody shall read these here."""
-    claimed = f" is {one.claimed}," if isinstance(one.claimed, int | float) else " is"
-    return f"{one.field}{claimed} not {shown(one.built)}"
+    number = isinstance(one.claimed, int | float)
+    claimed = f"is {one.claimed} in the file" if number else "is something else in the file"
+    return f"{one.field} {claimed}, {shown(one.built)} computed again"
 
 
 def _unconfirmed(found: list[Difference]) -> Check:

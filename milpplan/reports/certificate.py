@@ -217,7 +217,8 @@ WORDS = {
     "refuted": ("Refuted", "bold red", "the result is not what it says it is: see the check that failed."),
     "unproved": (
         *("Not certified", "yellow"),
-        "nothing speaks against the result, but the check that failed could not confirm it.",
+        "nothing speaks against the result, but the check that failed could not confirm it. A proof that was "
+        "stopped needs more time.",
     ),
 }
 
