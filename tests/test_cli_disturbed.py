@@ -28,6 +28,20 @@ COMMANDS = {
     "any": ("solve", *LONG[:-4], *ANYWHERE, "--time-limit", "60", "--out", "plan.json"),
     "sweep": ("sweep", "study.toml", "--out", "results", "--workers", "2"),
 }
+CLUSTER = ("llama3-70b", "dgx-h100", "--global-batch", "64")
+OTHERS = {
+    "certify": ("certify", "given.json", "--time-limit", "60", "--json"),
+    "explain": ("explain", "given.json", "--time-limit", "60", "--json"),
+    "gap": ("gap", "given.json", "--time-limit", "60", "--gap", "0", "--json"),
+    "report": ("report", "given.json", "-o", "page.html", "--time-limit", "60"),
+    "min-gpus": ("min-gpus", *CLUSTER, "--time-limit", "60", "--json"),
+    "lengths": ("solve", *CLUSTER, "--gpus", "32", "--lengths", "lengths.txt", "--time-limit", "60", "--json"),
+    "candidates": (
+        *("solve", "llama3-70b", "dgx-h100,dgx-a100-80", "--gpus", "32", "--global-batch", "64", "--gap", "0"),
+        *("--time-limit", "60", "--json"),
+    ),
+}
+"""Long commands whose answer is printed."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +167,39 @@ def test_sigterm_at_a_random_moment(name: str, seed: int, background: bool, tmp_
     disturb = after(seconds, lambda process: process.send_signal(signal.SIGTERM))
     ended = disturbed(COMMANDS[name], prepared(tmp_path), disturb, background)
     check(ended, tmp_path, name)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a result and lengths."""
+    directory = tmp_path_factory.mktemp("given")
+    solve = ("solve", *LONG, "--space", "uniform", "--fix", "tp=8", "--out", "given.json")
+    assert disturbed(solve, directory, lambda _: None).code in (0, 4)
+    draw = random.Random(1)
+    lengths = "\n".join(str(draw.randint(100, 9_000)) for _ in range(2_000))
+    (directory / "lengths.txt").write_text(lengths)
+    return directory
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", OTHERS)
+def test_sigterm_of_commands_that_answer(
+    name: str, seed: int, background: bool, given: Path, tmp_path: Path
+) -> None:
+    """One document, or a message that there is none; never half of one."""
+    for file in given.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    seconds = random.Random(f"{name}{seed}").uniform(0.0, 8)
+    disturb = after(seconds, lambda process: process.send_signal(signal.SIGTERM))
+    ended = disturbed(OTHERS[name], tmp_path, disturb, background)
+    assert ended.code in (0, 3, 4, 5), ended.stderr
+    assert "Traceback" not in ended.stderr
+    if "--json" in OTHERS[name] and ended.code != 5:
+        assert isinstance(json.loads(ended.stdout), dict)
+    assert bool(ended.stdout or ended.stderr)
+    assert not [path for path in tmp_path.rglob(".milpplan-*") if path.is_file()]
 
 
 @pytest.mark.long
