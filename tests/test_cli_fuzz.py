@@ -160,6 +160,7 @@ def test_every_key_of_every_launcher_with_other_types(
     all_end_well(draw.sample(cases, min(most, len(cases))), tmp_path)
 
 
+@pytest.mark.long
 def test_every_label_has_seeds_that_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is broken above is whole here: every file is read, and every command has one."""
     monkeypatch.chdir(tmp_path)

@@ -40,6 +40,7 @@ def bounds_of(sets: list[Left]) -> dict[int, float]:
     return {one.number: one.bound_ns for one in sets}
 
 
+@pytest.mark.long
 def test_slices_raise_the_bounds_that_ways_do_here() -> None:
     """Of a copy of what is known: the bounds of the sets that were asked for are those that looking at all of them
     here gives, of which more is known the more slices; others are not looked at."""

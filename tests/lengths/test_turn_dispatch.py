@@ -20,6 +20,7 @@ from milpplan.lengths.candidates import candidates, grain_problem
 from milpplan.lengths.hotspa import check_model
 from milpplan.lengths.records import SequenceRules
 from milpplan.lengths.turn_dispatch import TurnDispatch, TurnDispatcher
+from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, workload
 from tests.small import small_problem
 
@@ -48,7 +49,7 @@ def batch(number: int, seed: int) -> list[int]:
     return [int(one) for one in random.integers(50, 3_000, number - 1)] + [20_000]
 
 
-@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("pp", long_but((1,), (1, 2)))
 def test_every_sequence_runs_once_and_a_solve_of_the_batch_agrees(pp: int) -> None:
     """Indices are those of the batch, micro-batches fit; a solve of the same strategies' space, which has more
     choices, proves no more than the time; the batch that was solved takes as long as the solve said, nearly, and
