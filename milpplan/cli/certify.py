@@ -289,7 +289,7 @@ def _check_claims(document: ResultDocument, source: str) -> None:
 
 
 def claim_of(document: ResultDocument, source: str) -> Claim:
-    """What a document claims.
+    """Read the claims of a document.
 
     Raises:
         InvalidInputError: its plan is not well-formed.
@@ -326,7 +326,7 @@ def rebuilt(document: ResultDocument, claim: Claim, source: str) -> ResultDocume
     ends = {} if document.robustness is None else {end.end: end for end in document.robustness.ends}
 
     def claimed_end(there: Problem) -> tuple[Plan | None, float | None]:
-        """What the document says of the solve at an end."""
+        """Return what the document says of the solve at an end."""
         end = ends[next(name for name, _ in ENDS if joint_end(problem, name) == there)]
         if end.solved is None or (end.lower_bound_s is None and has_one_step_time(problem)):
             raise ValueError("an end that was solved again has a plan and a bound")

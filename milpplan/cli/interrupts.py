@@ -74,7 +74,7 @@ def leaving() -> Iterator[None]:
 
 @contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """What is inside ends a little after its time limit, whatever it does: then as by Ctrl-C."""
+    """End what is inside a little after its time limit, whatever it does, as Ctrl-C would."""
     main = threading.current_thread() is threading.main_thread()
     if seconds is None or not main or not hasattr(signal, "setitimer"):
         yield
@@ -100,12 +100,12 @@ def keeping(found: Sized) -> Iterator[None]:
 
 
 def asked_to_stop() -> bool:
-    """Whether a signal has come: an exception may get lost in a destructor or an import."""
+    """Tell whether a signal has come: an exception may get lost in a destructor or an import."""
     return "signal" in _last
 
 
 def message() -> str:
-    """What to say where nothing was found."""
+    """Return what to say where nothing was found."""
     return OVER if "limit" in _last and "signal" not in _last else MESSAGE
 
 

@@ -97,7 +97,7 @@ class _Told:
 
 
 def _add(told: _Told, options: SolveOptions, deadline: Deadline, asked: Asked) -> None:
-    """What is asked for beside the result, in the time that is left."""
+    """Return what is asked for beside the result, in the time that is left."""
     result = told.result
     if result.status == "infeasible":
         # Without what would help, if nobody waits for that.

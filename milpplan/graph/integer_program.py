@@ -107,13 +107,13 @@ class GraphProgram:
 
     @property
     def num_parts(self) -> int:
-        """How many terms of a total are open before all is chosen: rounding takes less than a unit of each."""
+        """Say how many terms of a total are open before all is chosen: rounding takes less than a unit of each."""
         nodes = sum(costs.size > 1 for costs in self.instance.costs.values())
         return nodes + sum(matrix.size > 1 for matrix in self.instance.edges.values()) + 1
 
     @property
     def bound(self) -> int:
-        """What is proved of every cost, in the instance's units."""
+        """Return what is proved of every cost, in the instance's units."""
         last = self.levels[-1]
         return last.base + last.value * last.unit
 

@@ -350,7 +350,7 @@ def _doubles(values: npt.ArrayLike, what: str) -> FloatArray:
 
 
 def _listed(values: Any, what: str) -> list[Any]:
-    """What a field lists."""
+    """Return what a field lists."""
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
         raise InvalidInputError(f"{what} is {values!r}.", "A sequence expected.")
     try:

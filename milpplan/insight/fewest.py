@@ -85,7 +85,7 @@ def _spans(per_node: int) -> Iterator[Range]:
 
 
 def _reason(problem: Problem, count: int, options: SolveOptions, deadline: Deadline) -> str:
-    """What a number that was refused lacks."""
+    """Return what a number that was refused lacks."""
     job = _on(problem, count).job.model_copy(update={"objective": "step_time_per_token"})
     return explain(
         problem.model_copy(update={"job": job}), options.forbid, Effort(REASON_LAYOUTS, deadline.until)

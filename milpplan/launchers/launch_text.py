@@ -91,7 +91,7 @@ def _flags(words: Sequence[str]) -> bool:
 
 
 def _launches(command: Command) -> bool:
-    """Whether a command starts Python, or may, as it is not known."""
+    """Tell whether a command starts Python, or may, as it is not known."""
     names = {program_name(word) for word in command.words[:12]}
     return is_mark(command.words[0]) or any(
         re.fullmatch(r"torchrun|python[\d.]*|deepspeed|accelerate|srun|mpirun", name) for name in names
@@ -141,7 +141,7 @@ def pairs_of(words: Sequence[str]) -> tuple[list[tuple[str, Values]], tuple[str,
 
 
 def _takes(name: str, values: Sequence[str]) -> bool:
-    """Whether an unknown word is the next value of a flag."""
+    """Tell whether an unknown word is the next value of a flag."""
     return not values or (name in _WEIGHTED and re.fullmatch(r"[\d.]+", values[-1]) is not None)
 
 

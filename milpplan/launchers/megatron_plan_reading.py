@@ -181,7 +181,7 @@ _HOPPER = re.compile(r"\bG?H(?:20|100|200|800)\b")
 
 
 def recipe_note(given: Arguments, accelerator: Accelerator) -> str:
-    """What of an fp8 recipe is counted.
+    """Return what of an fp8 recipe is counted.
 
     Raises:
         InvalidInputError: the accelerator has no such arithmetic, or the recipe is not priced.

@@ -69,7 +69,7 @@ def condition(words: Sequence[str]) -> Truth:
 
 
 def nonempty(word: str) -> Truth:
-    """Whether a word has characters."""
+    """Tell whether a word has characters."""
     if MARK not in word:
         return word != ""
     # With characters beside what is not known it is not empty.
@@ -98,7 +98,7 @@ def compared(left: str, operator: str, right: str) -> Truth:
 
 
 def matches(text: str, pattern: Sequence[tuple[str, bool]]) -> Truth:
-    """Whether a text is of a pattern.
+    """Tell whether a text is of a pattern.
 
     Args:
         text: the text.

@@ -24,7 +24,7 @@ def marked(text: str, names: Iterable[str] = ()) -> str:
 
 
 def unknown_in(word: str) -> tuple[str, ...]:
-    """What in a word is not known, in people's words."""
+    """Return what in a word is not known, in people's words."""
     return tuple(text for text, _ in _marks(word))
 
 
@@ -39,7 +39,7 @@ def readable(word: str) -> str:
 
 
 def is_mark(word: str) -> bool:
-    """Whether a word is one mark and nothing else: it may stand for any number of words."""
+    """Tell whether a word is one mark and nothing else: it may stand for any number of words."""
     return word.count(MARK) >= 2 and not _MARKED.sub("", word)
 
 

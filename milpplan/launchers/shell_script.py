@@ -577,5 +577,5 @@ def _parts(one: tree.Assign) -> Iterator[tree.Part]:
 
 
 def _is_beside(place: Path, directory: Path) -> bool:
-    """Whether a file is in the script's folder, one above it, or below these."""
+    """Tell whether a file is in the script's folder, one above it, or below these."""
     return directory.resolve().parent in place.resolve().parents

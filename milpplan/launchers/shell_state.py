@@ -265,7 +265,7 @@ class Shell:
         return marked(f"${name}" + (f" (perhaps set by {missing})" if missing else ""), (name,))
 
     def anything_set(self, by: str) -> None:
-        """What is not there to be read may have set any variable."""
+        """Mark every variable: a file that is not there to be read may have set it."""
         for key, value in list(self.state.items()):
             if NAME.fullmatch(key) and key not in ("missing", "allexport") and f"pinned {key}" not in self.state:
                 self.spend(200)
@@ -274,7 +274,7 @@ class Shell:
         self.put("missing", by)
 
     def is_set(self, name: str) -> Truth:
-        """Whether a variable is set; one that the script never set may come from outside."""
+        """Tell whether a variable is set; one that the script never set may come from outside."""
         value = self.variable(name)
         if value is ABSENT or deciders_in(str(value)):
             self.seen.append(name)

@@ -88,7 +88,7 @@ class _Parser:
         return bisect_left(self.lines, self.at if at is None else at) + 1
 
     def at_end(self) -> bool:
-        """Whether everything is read."""
+        """Tell whether everything is read."""
         self.skip_lines()
         return self.at >= len(self.text)
 
@@ -257,7 +257,7 @@ class _Parser:
         return tree.Function(name, body)
 
     def compound(self, word: str, start: int) -> tree.Node:
-        """What follows the word that opens a compound command."""
+        """Read what follows the word that opens a compound command."""
         line = self.line(start)
         if word == "[[":
             return self.test(line)
@@ -459,7 +459,7 @@ class _Parser:
 
     @staticmethod
     def declares(word: tree.Word) -> bool:
-        """Whether assignments follow this first word of a command."""
+        """Tell whether assignments follow this first word of a command."""
         return len(word) == 1 and word[0].kind == "text" and word[0].text in DECLARERS
 
     def assignment(self, match: re.Match[str]) -> tree.Assign:
@@ -600,7 +600,7 @@ class _Parser:
                 parts.append(self.plain(_REST[True], True))
 
     def expansion(self, quoted: bool) -> list[tree.Part]:
-        """What ``$`` or a backquote begins."""
+        """Read what ``$`` or a backquote begins."""
         text, at = self.text, self.at
         if text[at] == "`":
             end = re.compile(r"(?:[^`\\]|\\.)*`", re.DOTALL).match(text, at + 1)

@@ -74,7 +74,7 @@ class Words:
         return [("".join(self.expanded((part,), split=False)), part.quoted) for part in word]
 
     def matched(self, text: str, word: tree.Word) -> Truth:
-        """Whether a text is of the pattern that a word is."""
+        """Tell whether a text is of the pattern that a word is."""
         self.shell.spend(len(text))
         return matches(text, self.pattern(word))
 
@@ -228,7 +228,7 @@ class Words:
         return str(len(values or ()) if many else len("".join(values or ())))
 
     def operated(self, name: str, values: list[str] | None, rest: str, part: tree.Part) -> list[str] | None:
-        """What follows the name in ``${...}``; None: the word after it is taken."""
+        """Read what follows the name in ``${...}``; None: the word after it is taken."""
         operator = re.match(r":?[-=+?]", rest)
         plain = "" if values is None else "".join(values)
         value = self.shell.variable(name) if NAME.fullmatch(name) else values
@@ -349,7 +349,7 @@ class Words:
         return unknown
 
     def printed(self, node: tree.Simple) -> str | None:
-        """What ``echo``, ``dirname``, ``basename``, ``seq`` and ``cd X && pwd`` print."""
+        """Return what ``echo``, ``dirname``, ``basename``, ``seq`` and ``cd X && pwd`` print."""
         with self.shell.apart():
             words = [one for word in node.words for one in self.expanded(word)]
         if not words or any(MARK in word for word in words) or f"fn {words[0]}" in self.shell.state:
@@ -374,7 +374,7 @@ class Words:
 
 
 def _says(node: tree.Node, word: str) -> bool:
-    """Whether a command begins with a plain word."""
+    """Tell whether a command begins with a plain word."""
     return isinstance(node, tree.Simple) and bool(node.words) and [part.text for part in node.words[0]] == [word]
 
 

@@ -194,7 +194,7 @@ class _Classes:
         return rows[::-1]
 
     def _ask(self, problem: Problem, rule: Rule, number: IntArray, rows: list[IntArray]) -> BoolArray:
-        """Whether the rule allows each combination, by its class and the rows of the axes' tables."""
+        """Tell whether the rule allows each combination, by its class and the rows of the axes' tables."""
         names = {*self.names}
         columns = {n: v[self.first[number]] for n, v in self.blocks.columns.items() if n in names}
         others = list(self.blocks.columns)

@@ -85,7 +85,7 @@ class ComputeGroups:
 
     @property
     def interleaved(self) -> BoolArray:
-        """Whether the layouts of each group have several virtual stages a rank, [g]."""
+        """Tell whether the layouts of each group have several virtual stages a rank, [g]."""
         stages = self.space.stages
         return np.asarray(stages.table["vpp"][stages.starts[self.block] + self.stage] > 1)
 

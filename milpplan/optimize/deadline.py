@@ -31,5 +31,5 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether it is over."""
+        """Tell whether it is over."""
         return self.until is not None and time.monotonic() >= self.until

@@ -191,7 +191,7 @@ class FewestSearch:
         )
 
     def _work(self, result: PlanResult, status: Status) -> SolverWork:
-        """What the solvers did on the number found, with the integer programs of all."""
+        """Return what the solvers did on the number found, with the integer programs of all."""
         proof = proof_strength(status, self.programs)
         return replace(result.work, integer_programs=self.programs, proof=proof)
 

@@ -108,7 +108,7 @@ class Frontier:
         self.closed = self._closed(groups, np.zeros(0, dtype=np.bool_), whole, values)
 
     def closed_again(self) -> Frontier:
-        """The same blocks and groups with nothing opened."""
+        """Return the same blocks and groups with nothing opened."""
         again, own = copy(self), self.closed
         again.closed = self._closed(own.groups, np.zeros_like(own.opened), own.whole, own.block_values)
         return again
@@ -233,7 +233,7 @@ class Frontier:
     def _closed(
         self, groups: ComputeGroups, opened: BoolArray, whole: BoolArray, block_values: FloatArray
     ) -> Closed:
-        """What is known with some groups, with their values and order from their bounds."""
+        """Return what is known with some groups, with their values and order from their bounds."""
         bounds = groups.bounds_ns
         values = np.where(bounds > self.limits_ns[groups.block], np.inf, bounds * self.weights[groups.block])
         values = np.where(opened, np.inf, values)
@@ -251,7 +251,7 @@ class Frontier:
         self.values[groups] = np.inf
 
     def pieces(self) -> Iterator[Piece]:
-        """What is known of all closed layouts."""
+        """Return what is known of all closed layouts."""
         closed = np.flatnonzero(~self.closed.opened)
         several = self.groups.interleaved[closed]
         sizes, fit = self.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)

@@ -249,7 +249,7 @@ class LayoutSolver(Means):
         return "open"
 
     def _answer(self, solver: Backend, program: Program, limits: Limits) -> Solution | None:
-        """What a solver says, or, where it cannot run, one of the others; None where none can."""
+        """Return what a solver says, or, where it cannot run, one of the others; None where none can."""
         for number, asked in enumerate((solver, *map(backend, ("highs", "cbc", "cpsat")))):
             if number and (asked.name == solver.name or self.out_of_time()):
                 continue

@@ -69,7 +69,7 @@ class Choices:
         return Choices(self.table, self.starts[blocks], self.counts[blocks])
 
     def shared(self) -> Choices:
-        """The same with one list for all blocks whose lists have the same rows."""
+        """Return the same with one list for all blocks whose lists have the same rows."""
         if not self.table:
             return self
         rows, number, first, group = self.lists()
@@ -249,7 +249,7 @@ class LayoutSpace:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether some layouts have several virtual stages a rank."""
+        """Tell whether some layouts have several virtual stages a rank."""
         return bool((self.stages.table["vpp"][self.stages.of(np.flatnonzero(self.sizes)).lists()[0]] > 1).any())
 
     def vpp_of(self, rows: npt.NDArray[np.integer]) -> IntArray:

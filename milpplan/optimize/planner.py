@@ -290,7 +290,7 @@ def _unsearched(problem: Problem, means: Means, starts: Sequence[Plan], started:
 
 
 def _work(means: Means, status: Status) -> SolverWork:
-    """What the solvers did."""
+    """Return what the solvers did."""
     counters = means.counters
     return SolverWork(
         backend=means.options.backend,
@@ -305,7 +305,7 @@ def _work(means: Means, status: Status) -> SolverWork:
 
 
 def _result(problem: Problem, options: SolveOptions, search: Search, started: float) -> PlanResult:
-    """What a search has found and proved, ended or not."""
+    """Return what a search has found and proved, ended or not."""
     value, plan = search.best if search.best else (None, None)
     bound = min(search.global_bound(), search.best_value)
     report = None if plan is None else simulate(problem, plan)

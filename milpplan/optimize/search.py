@@ -172,7 +172,7 @@ class Search(LookedAt):
         self._bound_all()
 
     def is_over(self) -> bool:
-        """Whether the time limit has passed, or a plan is there and no other is wanted."""
+        """Tell whether the time limit has passed, or a plan is there and no other is wanted."""
         return self.means.out_of_time() or (self.first_only and self.best is not None)
 
     @property

@@ -162,7 +162,7 @@ def require_exact_floats(program: Program, backend: str) -> None:
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """What the system refuses to a solver makes the solver unavailable, not the solve impossible.
+    """Make a solver unavailable, not the solve impossible, where the system refuses it something.
 
     Raises:
         UnavailableError: there is no room for files, no memory, or no process; the cause is named.
@@ -190,7 +190,7 @@ def running(what: str) -> Iterator[None]:
 
 @contextmanager
 def printing_aside() -> Iterator[None]:
-    """What is printed inside, by whatever means, goes to stderr: stdout is for the result."""
+    """Send what is printed inside, by whatever means, to stderr: stdout is for the result."""
     before, kept = sys.stdout, None
     with suppress(OSError, ValueError, AttributeError):
         before.flush()

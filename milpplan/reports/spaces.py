@@ -19,7 +19,7 @@ def cost_model_text(problem: Problem) -> str:
 
 
 def scope_text(problem: Problem, forbid: Sequence[Mapping[str, object]] = ()) -> str:
-    """What a proof speaks about: the cost model, and the declared space without the forbidden layouts."""
+    """Name the cost model and the declared space, without the forbidden layouts, of a proof."""
     left_out = [" and ".join(f"{name} {_value_text(value)}" for name, value in one.items()) for one in forbid]
     without = f" without {', or '.join(left_out)}" if left_out else ""
     return f"cost model {cost_model_text(problem)}, {space_text(problem)}{without}"

@@ -95,7 +95,7 @@ def simulation_report(
 
 
 def _left_out(problem: Problem) -> Iterator[RenderableType]:
-    """What the user left out of the model: the answer is without it."""
+    """Name what the user left out of the model: the answer is without it."""
     if problem.model.ignored_keys:
         keys = ", ".join(problem.model.ignored_keys)
         yield hanging("ignored", printable(f"{keys} of the model's config: what they add is not priced"))
@@ -359,7 +359,7 @@ def _proof(result: PlanResult) -> Iterator[RenderableType]:
 
 
 def _fates(result: PlanResult) -> Iterator[RenderableType]:
-    """What happened to the layouts, and which rules refused most."""
+    """Say what happened to the layouts, and which rules refused most."""
     layouts = layouts_document(result)
     fates = (
         f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "

@@ -43,7 +43,7 @@ class Fields:
         return InvalidInputError(f"{self.source}: {seen}", expected, DO)
 
     def there(self, key: str) -> bool:
-        """Whether the file has the key, be it null."""
+        """Tell whether the file has the key, be it null."""
         return any(name in self.values for name in (key, *self.aliases.get(key, ())))
 
     def unused(self, *keys: str) -> None:
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def drops(self, *keys: str) -> bool:
-        """Whether dropout of one of these probabilities keeps a mask."""
+        """Tell whether dropout of one of these probabilities keeps a mask."""
         found = False
         for key in keys:
             value = self.value(key)

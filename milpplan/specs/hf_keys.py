@@ -157,5 +157,5 @@ def without_effect(family: str) -> Mapping[str, str]:
 
 
 def outer_without_effect() -> Mapping[str, str]:
-    """The same of the keys around a ``text_config``: what numbers tokens of images and sounds have."""
+    """Return the same of the keys around a ``text_config``: what numbers tokens of images and sounds have."""
     return {**without_effect(""), **dict.fromkeys(_MULTIMODAL.split(), "numbers of tokens of other media")}

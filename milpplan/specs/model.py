@@ -128,12 +128,12 @@ class ModelSpec(Record):
 
     @property
     def drops_embedding(self) -> bool:
-        """Whether the embedding keeps a dropout mask."""
+        """Tell whether the embedding keeps a dropout mask."""
         return self.dropout if self.embedding_dropout is None else self.embedding_dropout
 
     @property
     def drops_scores(self) -> bool:
-        """Whether unfused attention keeps dropout masks."""
+        """Tell whether unfused attention keeps dropout masks."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
