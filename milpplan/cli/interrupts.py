@@ -91,7 +91,7 @@ def limited(seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def keeping(found: Sized) -> Iterator[None]:
-    """What interrupts the block ends it; where something is ``found`` by then, the command goes on with that."""
+    """End the block at an interrupt; where something is ``found`` by then, the command goes on with that."""
     try:
         yield
     except KeyboardInterrupt:

@@ -44,7 +44,7 @@ INTERRUPTED: Final = InfeasibleError(
     "Expected a problem with a plan.",
     "The search for what would help was interrupted; run it again to know.",
 )
-"""What is said where nobody waited for the explanation."""
+"""Explanation where nobody waited for the explanation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from milpplan.specs.plan import SPLIT_SCHEDULES, Layout, Plan
 from milpplan.specs.problem import Job, Range
 
 Legality = tuple[bool, str, str]
-"""Whether a layout is legal, what is seen, and what is expected."""
+"""Legality of a layout, what is seen, and what is expected."""
 
 
 def check_rules(rules: Iterable[Legality]) -> None:

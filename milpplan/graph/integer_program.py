@@ -1,4 +1,4 @@
-"""What structure leaves open, as programs that every backend can be trusted with.
+"""State what structure leaves open as programs that every backend can be trusted with.
 
 Variables: y[i, s] = 1 if node i takes strategy s (a count where equal nodes are folded); e[i, j, s, t] for pairs.
 A total T[k] belongs to every combination k of alternatives of the peaks; without peaks there is one. Minimise

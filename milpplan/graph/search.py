@@ -16,7 +16,7 @@ from milpplan.optimize.solution import Limits, end_if
 
 
 class BoundRefutedError(SolverError):
-    """What was said to be proved is not true: a legal choice disproves it."""
+    """A bound that was called proved is false: a legal choice disproves it."""
 
 
 LOGGER: Final = logging.getLogger("milpplan.graph")

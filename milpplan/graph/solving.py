@@ -54,7 +54,7 @@ AUTO_ORDER: Final = ("highs", "cbc", "cpsat")
 WITNESSES: Final = ("cpsat", "cbc", "highs")
 """Who confirms a bound, in turn, but for the solver that gave it: first the one that counts in integers."""
 EFFORTS: Final[tuple[Mapping[str, float], ...]] = ({"cbc": 1e3, "cpsat": 1.0}, {"cbc": 1e6, "cpsat": 500.0})
-"""What a witness may take, in its own unit of work (nodes of CBC, CP-SAT's deterministic seconds; HiGHS has none):
+"""Effort of a witness, in its own unit of work (nodes of CBC, CP-SAT's deterministic seconds; HiGHS has none):
 all are asked with the first before any with the second, since which solver is fast differs from graph to graph."""
 # How a backend that is of no use here says so.
 FAILURES: Final = (SolverError, ImportError, OSError)

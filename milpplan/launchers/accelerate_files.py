@@ -38,7 +38,7 @@ _TARGET = re.compile(r"(?<![<>&0-9])>\s*['\"]?([^\s'\"<>|;&]+)")
 _EMPTY = "\x01"
 """Stands for an empty word, which is a value like any other."""
 _TRUE, _FALSE = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
-"""What HfArgumentParser takes for true and false."""
+"""Words that HfArgumentParser takes for true and false."""
 
 
 @dataclass(frozen=True, slots=True)

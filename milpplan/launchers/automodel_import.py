@@ -51,7 +51,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "distributed.mp_policy._target_": ("MixedPrecisionPolicy",),
     "loss_fn._target_": ("MaskedCrossEntropy", "TEParallelCrossEntropy", "CrossEntropyLoss", "cross_entropy"),
 }
-"""What decides the model, the training and the update: the last parts of the names that are priced."""
+"""Names that decide the model, the training and the update: the last parts of the names that are priced."""
 
 
 def imported(

@@ -26,7 +26,7 @@ _SLURM = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a file says before anybody knows what it means. ``stray``: words that belong to no flag; ``program``:
+    """Words of a file before anybody knows what it means. ``stray``: words that belong to no flag; ``program``:
     what is started with the flags, empty where only they are there."""
 
     pairs: tuple[tuple[str, Values], ...]

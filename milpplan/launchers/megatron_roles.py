@@ -80,7 +80,7 @@ OTHERS: dict[str, str] = {
     "train_rl": "reinforcement learning, with rollouts between its steps",
     "finetune_retriever": "a retriever",
 }
-"""What other programs of Megatron-LM train, by how their names begin."""
+"""Models that other programs of Megatron-LM train, by how their names begin."""
 
 
 def is_quiet(flag: str) -> bool:

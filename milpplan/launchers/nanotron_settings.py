@@ -40,7 +40,7 @@ QUIET: Mapping[str, str] = {
 }
 """Settings that change nothing that is priced, with the reason."""
 CLASSES = ("is_llama_config", "is_qwen2_config")
-"""What tells nanotron the class of a model_config: LlamaConfig or Qwen2Config."""
+"""Keys that tell nanotron the class of a model_config: LlamaConfig or Qwen2Config."""
 
 
 def known() -> Known:

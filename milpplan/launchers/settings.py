@@ -17,7 +17,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.specs.reading import shown
 
 Known = Mapping[str, tuple[Any, ...]]
-"""What a launcher knows: name to its default, and behind it the choices (a list) or the kind (a text)."""
+"""Schema of a launcher: name to its default, and behind it the choices (a list) or the kind (a text)."""
 
 MAX_DEPTH, MAX_SETTINGS, MAX_WORDS = 16, 100_000, 10_000
 """Of tables in tables, of settings, and of words behind a program: aliases of YAML and variables of the shell may

@@ -34,7 +34,7 @@ _HALVINGS = 3
 
 @dataclass(slots=True)
 class Effort:
-    """What may still be spent on looking for what would help.
+    """Effort left for looking for what would help.
 
     Layouts are counted, not seconds, so that a problem gets the same advice on every machine; the ``deadline`` (of
     ``time.monotonic``) is that of the caller.

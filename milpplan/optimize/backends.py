@@ -60,7 +60,7 @@ def load_solvers() -> None:
 BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
 AUTO: Final = "auto"
 LATE_S: Final = 1.0
-"""How long after its time limit a plug-in is waited for."""
+"""Seconds that a plug-in is waited for after its time limit."""
 PROBE_S: Final = 20.0
 """Most time that a solver gets for a program of two variables."""
 PROBE_OPTIMUM: Final = 10

@@ -36,7 +36,7 @@ from milpplan.specs.problem import Problem
 BLOCK_KEYS = (
     *("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "global_batch_size", "replica_micro_batches"),
 )
-"""What kernels, states and weights of a block's layouts depend on, besides its choices."""
+"""Fields that kernels, states and weights of a block's layouts depend on, besides its choices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 LEAST_S: Final = 0.01
-"""What a solve gets that begins after the end: solvers want more than nothing."""
+"""Seconds that a solve gets that begins after the end: solvers want more than nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which layouts a search looks at one by one: those of the groups that may improve its incumbent.
+"""Choose the layouts that a search looks at one by one: those of the groups that may improve its incumbent.
 
 Layouts are looked at in three steps, always those with the least bound first: blocks of which one bound without
 communication is known, the groups of a block (``compute_groups``), the layouts of a group. What is not taken apart
@@ -21,7 +21,7 @@ from milpplan.optimize.objective import objective_weights
 from milpplan.specs.problem import Problem
 
 Stop = Callable[[], bool]
-"""Whether time is up."""
+"""Tells that time is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Frontier:
     """Of the steps of the blocks' layouts, [b]."""
     closed: Closed = field(init=False)
     bounded: bool = False
-    """Whether every block has a bound."""
+    """True once every block has a bound."""
 
     def __post_init__(self) -> None:
         blocks = self.space.blocks

@@ -23,7 +23,7 @@ class Means:
     deadline: float | None
     counters: Counters = field(default_factory=Counters)
     unavailable: dict[str, str] = field(default_factory=dict)
-    """What could not run, by what it says of it: others went on without it."""
+    """Solvers that could not run, by what it says of it: others went on without it."""
     budget: Budget = BUDGET
 
     def without(self, error: UnavailableError) -> None:

@@ -257,7 +257,7 @@ def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[
 
 
 def _unsearched(problem: Problem, means: Means, starts: Sequence[Plan], started: float) -> PlanResult:
-    """What is known before the layouts of the space are: the best of some plans of the space, and no bound."""
+    """Return the result before the layouts of the space are: the best of some plans of the space, and no bound."""
     best: tuple[float, Plan, StepReport] | None = None
     for plan in starts:
         report = simulate(problem, plan)

@@ -56,7 +56,7 @@ class Search(LookedAt):
     queue: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts about to be looked at, in order."""
     first_only: bool = False
-    """Whether the search ends with its first plan."""
+    """True where the search ends with its first plan."""
     known: KnownCosts = field(init=False)
     tables: KnownTables = field(init=False)
 

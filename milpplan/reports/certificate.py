@@ -76,7 +76,7 @@ class CertificationDocument(Record):
     """What was proved again, in the certifier's own words: cost model, space and tolerance. ``Nothing.`` unless
     the result is certified."""
     compared: str
-    """What was computed again and compared; ``Nothing.`` unless the result is certified."""
+    """Fields computed again and compared; ``Nothing.`` unless the result is certified."""
     bounds_only: tuple[NotCertifiedDocument, ...]
     """Bounds that may be lower than what the run had proved."""
     not_certified: tuple[NotCertifiedDocument, ...]
@@ -168,7 +168,7 @@ def certification_document(done: Certification, claimed_gap: float | None, proof
 
 
 NOTHING: Final = "Nothing."
-"""What is certified of a result that is not."""
+"""Statement for a result that is not."""
 
 NOT_CERTIFIED: Final = (
     (

@@ -37,7 +37,7 @@ from milpplan.version import __version__
 
 LINE_WIDTH = 110
 OPTIONAL_PARTS = ("error_bar", "robustness", "evidence", "any_chunks", "infeasible", "run", "runners_up")
-"""What a result may be without: it was not asked for, or the run was interrupted before it."""
+"""Parts that a result may be without: it was not asked for, or the run was interrupted before it."""
 
 
 class LayoutsDocument(Record):

@@ -15,7 +15,7 @@ from milpplan.specs.reading import shown
 from milpplan.units import cleaned
 
 TEMPORARY: Final = (".milpplan-", ".tmp")
-"""How the name of a temporary file starts and ends."""
+"""Start and end of the name of a temporary file."""
 _EXCLUSIVE: Final = (
     os.O_WRONLY
     | os.O_CREAT

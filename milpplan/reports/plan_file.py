@@ -135,7 +135,7 @@ class ImportedFile(PlanFile):
     """A plan file of a plan that was read out of a launcher's files, with what was not looked at."""
 
     unknown_flags: tuple[str, ...] = ()
-    """What the launcher does not know."""
+    """Flags that the launcher does not know."""
     ignored_flags: tuple[str, ...] = ()
     """Settings whose effect on the cost the caller accepted not to see."""
     notes: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ class Fields:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other spellings of a key that the family's class takes."""
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """What the class assumes, and we with it, where a key is absent."""
+    """Values that the class assumes, and we with it, where a key is absent."""
     class_sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes that the class assumes and we do not: a message names them."""
     read: set[str] = field(default_factory=set)
