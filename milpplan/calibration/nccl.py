@@ -31,7 +31,7 @@ _RANK = re.compile(r"^#\s+Rank\s+(\d+)\b")
 _GPUS = re.compile(r"\bnThread\s+(\d+)\s+nGpus\s+(\d+)\b")
 _COLUMNS = re.compile(r"^#\s+size\s+count\b")
 _TAG = re.compile(r"^\s*(?:\[[^\]\s]*(?: [^\]]*)?\](?:<std(?:out|err)>)?:?|[\w.-]+(?:\[\d+\])?:)(?=[\s#]|$)")
-"""What a launcher sets before a line: ``[0]`` (mpirun -prepend-rank), ``[1,0]<stdout>:`` (--tag-output), ``0:``
+"""Marks of a launcher before a line: ``[0]`` (mpirun -prepend-rank), ``[1,0]<stdout>:`` (--tag-output), ``0:``
 (srun --label), ``node3:`` (pdsh), or a time in brackets."""
 _RANK_TAG = re.compile(r"\[\d+\]")
 """A tag of a rank within a line, where the program wrote the line in parts."""

@@ -456,7 +456,7 @@ def _other_plans(document: ResultDocument, claim: Claim, source: str) -> tuple[P
 
 
 def _price(document: ResultDocument, result: PlanResult, claim: Claim, source: str) -> TargetPrice | None:
-    """What the restriction to a launcher costs, from the best plan and the bound that are claimed without it."""
+    """Price the restriction to a launcher from the best plan and the bound that are claimed without it."""
     claimed = None if document.target is None else document.target.price
     target = document.problem.space.target
     if claimed is None or target is None or result.objective is None or result.objective_bound is None:

@@ -1,4 +1,4 @@
-"""Whether a plan is one for its problem: as many GPUs and sequences a step as the job asks for, and a layout and
+"""Check that a plan fits its problem: as many GPUs and sequences a step as the job asks for, and a layout and
 stages that the model can be trained under."""
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class GraphProgram:
         return (upper - last.base) // last.unit
 
     def tolerance(self, units: int) -> int:
-        """What the tolerances of backends took from a bound, in the instance's units, once all digits are stated;
+        """Loss that tolerances of backends took from a bound, in the instance's units, once all digits are stated;
         0 before: then it is the unit that is too coarse."""
         last = self.levels[-1]
         return units * last.unit if last.unit == self._common else 0

@@ -215,7 +215,7 @@ class _Classes:
 
 
 class _Left:
-    """What a rule leaves of classes of blocks: as it was where ``first_part`` is negative, else parts with lists
+    """Remainder of classes of blocks: as it was where ``first_part`` is negative, else parts with lists
     of their own on some axes."""
 
     def __init__(self, factors: list[Choices], classes: int) -> None:

@@ -160,7 +160,7 @@ def objective_of(problem: Problem, plan: Plan, report: StepReport) -> float:
 
 
 def _makes_sense(claim: Claim) -> Check:
-    """What is called optimal has a gap within the tolerance, and bounds lie between nothing and the plan."""
+    """Check: an optimum has a gap within the tolerance, and bounds lie between nothing and the plan."""
     gap, optimal = claim.gap, claim.status == "optimal"
     bounds = [bound for bound in (claim.bound, claim.any_chunks_bound) if bound is not None]
     above = claim.value is not None and any(bound > claim.value * (1.0 + ROUNDING) for bound in bounds)

@@ -26,7 +26,7 @@ Stop = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much a search of layouts holds at once, and looks at before it asks for the time. What there is no room
+    """Limits of what a search holds at once, and looks at before it asks for the time. What there is no room
     for keeps the bound that is proved of it.
 
     ``layouts``: looked at one by one, some 100 to 200 bytes each and, in the uniform space, what their
@@ -65,7 +65,7 @@ class Piece(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """What a frontier knows of groups [g] and blocks [b]; replaced as a whole, as Ctrl-C may come between any two
+    """A frontier's state of groups [g] and blocks [b]; replaced as a whole, as Ctrl-C may come between any two
     lines, and no bound may ever leave a layout out.
 
     ``opened``: groups whose layouts are looked at one by one; ``values`` are infinite there. ``order``: all

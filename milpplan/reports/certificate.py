@@ -73,7 +73,7 @@ class CertificationDocument(Record):
     gap: float | None
     wall_time_s: float | None
     proof: str
-    """What was proved again, in the certifier's own words: cost model, space and tolerance. ``Nothing.`` unless
+    """The proved statement, in the certifier's own words: cost model, space and tolerance. ``Nothing.`` unless
     the result is certified."""
     compared: str
     """Fields computed again and compared; ``Nothing.`` unless the result is certified."""

@@ -1,4 +1,4 @@
-"""What of a file may be believed: its proof, where this version wrote it and nobody has changed it since; and
+"""Parts of a file to believe: its proof, where this version wrote it and nobody has changed it since; and
 where a result differs from the one that was built again from its problem and its plan."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Hugging Face class assumes when its ``config.json`` lacks a key: what we assume too, and what we do not.
+"""Values a Hugging Face class takes when its ``config.json`` lacks a key: what we assume too, and what we do not.
 
 ``CLASS_DEFAULTS`` are settings that the Hub's files often omit because they equal the class default, above all
 ``tie_word_embeddings``. ``CLASS_SIZES`` are sizes: a file without one is refused instead of becoming some other
