@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,10 @@ settings.load_profile("milpplan")
 # Each worker has one core: threads of the linear algebra would wait for each other and take two to three times the
 # processor time. To be said before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# A shell that starts the suite in the background has Ctrl-C ignored in it. Tests send it to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Rewriting the assertions of all files takes each worker longer than importing everything: once is enough, even
 # where PYTHONDONTWRITEBYTECODE would have every run do it anew. What is kept is in __pycache__, which git ignores.

@@ -356,3 +356,33 @@ def test_a_solver_that_cannot_be_stopped_does_not_abort_the_program() -> None:
     """One that comes back from C++ while Python winds up would: the result is out, so the program leaves."""
     ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout, ended.stderr) == (4, "the best plan so far 2\n", "")
+
+
+INSIDE_NUMPY = """
+import signal, sys
+import numpy as np
+from numpy._core import _internal
+from milpplan.cli import interrupts
+
+def promoted(one, other, promote=_internal._promote_fields):
+    signal.raise_signal(signal.SIGINT)
+    return promote(one, other)
+
+promoted.__globals__["__name__"] = "numpy._core._internal"
+_internal._promote_fields = promoted
+ours = {"__name__": "ours", "np": np}
+exec("def rows():\\n for _ in range(3): np.unique(np.array([[1, 2], [3, 4], [1, 2]]), axis=0)", ours)
+
+interrupts.leave_at_once()
+try:
+    with interrupts.raised():
+        ours["rows"]()
+except KeyboardInterrupt:
+    print("heard", sys.gettrace())
+"""
+
+
+def test_an_interrupt_inside_numpy_is_not_replaced_by_an_error() -> None:
+    """NumPy's C code makes a TypeError of what is raised in its Python code: Ctrl-C comes through nevertheless."""
+    ended = subprocess.run([sys.executable, "-c", INSIDE_NUMPY], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "heard None\n", "")

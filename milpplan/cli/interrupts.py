@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, Final
 
 MESSAGE: Final = "Interrupted before anything was found."
@@ -131,12 +132,37 @@ def _raise(signum: int, frame: Any) -> None:
     repeated = now - _last.get("signal", -REPEATED_S) < REPEATED_S
     _last["signal"] = now
     if not repeated:
-        raise KeyboardInterrupt
+        _interrupt(frame)
 
 
 def _raise_over(signum: int, frame: Any) -> None:
     _last["limit"] = time.monotonic()
-    raise KeyboardInterrupt
+    _interrupt(frame)
+
+
+def _interrupt(frame: FrameType | None) -> None:
+    """Raise ``KeyboardInterrupt``, but not inside NumPy: where its C code calls Python (to compare rows), it
+    replaces what is raised there by an error of its own. The next line of its caller raises then.
+
+    Args:
+        frame: What the signal interrupted.
+
+    Raises:
+        KeyboardInterrupt: the interrupted code is not NumPy's.
+    """
+    caller = frame
+    while caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] == "numpy":
+        caller = caller.f_back
+    if caller is frame or caller is None or sys.gettrace() is not None:
+        raise KeyboardInterrupt
+
+    def next_line(frame: FrameType, event: str, arg: object) -> Any:
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+    # Frames that run already are traced where they have a function for it, once any tracing is on.
+    caller.f_trace = next_line
+    sys.settrace(lambda frame, event, arg: None)
 
 
 def _leave(signum: int, frame: Any) -> None:
