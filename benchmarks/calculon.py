@@ -36,7 +36,7 @@ from benchmarks.calculon_side import (
 )
 from benchmarks.tables import markdown_table, measured_on
 from milpplan import MilpplanError
-from milpplan.presets.calculon import calculon_run
+from milpplan.problem.calculon.translation import calculon_run
 from milpplan.units import percent_text
 
 DIFFERS = 0.10

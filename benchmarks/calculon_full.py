@@ -26,12 +26,12 @@ from benchmarks import calculon_space
 from benchmarks.calculon_side import Checkout, Tree, files_of, search_problem
 from benchmarks.calculon_space import Task
 from milpplan import Layout, Problem, Space, simulate_many, solve
-from milpplan.costs.columns import IntArray, LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.uniform import uniform_bounds
-from milpplan.presets.calculon import SWITCHES, calculon_run
-from milpplan.specs.plan import TP_OVERLAPS
+from milpplan.optimize.bounds.uniform_plans import uniform_bounds
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.calculon.translation import SWITCHES, calculon_run
+from milpplan.problem.plan import TP_OVERLAPS
+from milpplan.simulation.layout_columns import IntArray, LayoutColumns
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.units import NS_PER_S
 
 CASES = {

@@ -30,8 +30,8 @@ from benchmarks.calculon_growth_figure import growth_figure
 from benchmarks.calculon_side import Checkout, Tree, load, search_problem
 from benchmarks.calculon_space import Cost, cost_of, drawn, each_s
 from benchmarks.tables import markdown_table, measured_on
-from milpplan.costs.columns import FloatArray
 from milpplan.reports.files import write_whole
+from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import seconds_text
 
 GROWTH = (64, 256, 1024, 4096, 16384)

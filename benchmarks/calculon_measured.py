@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks.calculon_side import PLAIN, Checkout, Tree, files_of, load, without_memory_limit
 from benchmarks.tables import markdown_table
 from milpplan import Plan, Problem, load_hardware, simulate
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.costs.tally import Phase
-from milpplan.presets.calculon import calculon_run
+from milpplan.problem.calculon.translation import calculon_run
+from milpplan.simulation.layers.tally import Phase
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.units import NS_PER_S, percent_text
 
 SYSTEM = "a100_80g"

@@ -20,8 +20,8 @@ from benchmarks.calculon_side import (
 from benchmarks.calculon_space import NETWORKS
 from benchmarks.tables import layout_text
 from milpplan import Layout, Plan, PlanResult, Problem, Space, simulate
-from milpplan.presets.calculon import calculon_run
-from milpplan.specs.plan import SCHEDULES
+from milpplan.problem.calculon.translation import calculon_run
+from milpplan.problem.plan import SCHEDULES
 from milpplan.units import GIB
 
 OPTIMA = Path(__file__).parent / "data" / "calculon_optima.json"

@@ -41,11 +41,11 @@ from benchmarks.calculon_side import (
 )
 from benchmarks.tables import markdown_table, measured_on
 from milpplan import Problem, Space, simulate, simulate_many
-from milpplan.costs.bulk import BulkSteps
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.uniform import uniform_bounds, uniform_plan
+from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.simulation.bulk.simulate_many import BulkSteps
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.units import rate_text
 
 SPACES = ("plain", "switches")

@@ -17,12 +17,12 @@ from types import ModuleType
 from typing import Any
 
 from milpplan import Layout, Plan, Problem, Space, simulate
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.costs.tally import Part, Phase
-from milpplan.presets.calculon import SWITCHES, CalculonFiles, calculon_problem
-from milpplan.specs.calculon import CalculonExecution, CalculonModel, CalculonSystem
-from milpplan.specs.reading import validated
+from milpplan.problem.calculon.fields import CalculonExecution, CalculonModel, CalculonSystem
+from milpplan.problem.calculon.translation import SWITCHES, CalculonFiles, calculon_problem
+from milpplan.problem.reading import validated
+from milpplan.simulation.layers.tally import Part, Phase
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.units import GIB, NS_PER_S
 
 Tree = dict[str, Any]

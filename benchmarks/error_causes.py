@@ -15,12 +15,12 @@ from math import sqrt
 from statistics import fmean, median
 
 from benchmarks.tables import markdown_table
-from milpplan.costs.simulator import simulate
-from milpplan.presets.catalog import load_overlay
-from milpplan.presets.overlays import applied
+from milpplan.problem.apply_overlay import applied
+from milpplan.problem.catalog import load_overlay
+from milpplan.simulation.simulator import simulate
 from milpplan.validation.comparison import Comparison, scored
 from milpplan.validation.ranking import Sweep, competitions, sweeps
-from milpplan.validation.recognition import framework_of, stack_of
+from milpplan.validation.runs.recognition import framework_of, stack_of
 
 WORST_AIM = 0.12
 FAR_TOO_FAST = -0.3

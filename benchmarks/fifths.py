@@ -25,10 +25,10 @@ from benchmarks.fit_stacks import FLAGGED, parts
 from benchmarks.leave_out import figures
 from benchmarks.tables import markdown_table, replace_section
 from milpplan.calibration import Observation, fit
-from milpplan.presets.catalog import stack_names
+from milpplan.problem.catalog import stack_names
 from milpplan.validation.comparison import Comparison, compare, scored
-from milpplan.validation.frameworks import PLAIN_STACK
-from milpplan.validation.reading import read_runs
+from milpplan.validation.runs.frameworks import PLAIN_STACK
+from milpplan.validation.runs.reader import read_runs
 
 NUM_PARTS: Final = 5
 HEADER: Final = ("generation", "source", "scored runs", "held out", "as fitted", "held out, error")

@@ -31,7 +31,8 @@ from pathlib import Path
 
 import numpy as np
 
-from milpplan.costs.compute import (
+from milpplan.problem.hardware import Accelerator, GemmTable, HardwareSpec, Precision
+from milpplan.simulation.layers.kernels import (
     FloatArray,
     GemmPrecision,
     engine_of,
@@ -39,7 +40,6 @@ from milpplan.costs.compute import (
     grid_position,
     interpolate_table,
 )
-from milpplan.specs.hardware import Accelerator, GemmTable, HardwareSpec, Precision
 
 M_AXIS = (128, 256, 512, 1024, 4096, 16384)
 N_AXIS = M_AXIS

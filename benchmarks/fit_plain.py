@@ -27,13 +27,13 @@ from benchmarks.leave_out import errors, figures
 from benchmarks.tables import markdown_table, replace_section
 from milpplan.calibration import Fit, Observation, fit, observations
 from milpplan.calibration.overlay_file import write_overlay
-from milpplan.presets.overlays import with_constants
-from milpplan.specs.overlay import Factor, Overlay
+from milpplan.problem.apply_overlay import with_constants
+from milpplan.problem.overlay import Factor, Overlay
 from milpplan.units import percent_text
-from milpplan.validation.clusters import generation_of
-from milpplan.validation.frameworks import PLAIN_STACK
-from milpplan.validation.reading import read_runs
-from milpplan.validation.recognition import framework_of
+from milpplan.validation.runs.clusters import generation_of
+from milpplan.validation.runs.frameworks import PLAIN_STACK
+from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.runs.recognition import framework_of
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
 CONSTANT: Final = "memory_efficiency"

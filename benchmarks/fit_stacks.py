@@ -26,13 +26,13 @@ from benchmarks.leave_out import left_out, tables
 from benchmarks.tables import replace_section
 from milpplan.calibration import Observation, fit, observations
 from milpplan.calibration.overlay_file import write_overlay
-from milpplan.presets.catalog import load_overlay
-from milpplan.presets.overlays import applied
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.overlay import Overlay
+from milpplan.problem.apply_overlay import applied
+from milpplan.problem.catalog import load_overlay
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.overlay import Overlay
 from milpplan.validation.comparison import UNSCORED_FLAGS
-from milpplan.validation.reading import read_runs
-from milpplan.validation.variants import VARIANTS
+from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.runs.variants import VARIANTS
 
 TARGET = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
 CONSTANTS = (

@@ -21,7 +21,7 @@ from milpplan.errors import MilpplanError
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import TARGETS
 from milpplan.optimize.result import PlanResult
-from milpplan.specs.problem import SPACES
+from milpplan.problem.problem import SPACES
 from milpplan.version import __version__
 
 PAIRS = (

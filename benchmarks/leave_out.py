@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from benchmarks.tables import markdown_table
 from milpplan.calibration import Observation, fit
-from milpplan.costs.simulator import simulate
-from milpplan.presets.overlays import applied
-from milpplan.specs.overlay import Overlay
+from milpplan.problem.apply_overlay import applied
+from milpplan.problem.overlay import Overlay
+from milpplan.simulation.simulator import simulate
 from milpplan.units import percent_text
-from milpplan.validation.clusters import generation_of
+from milpplan.validation.runs.clusters import generation_of
 
 FloatArray = npt.NDArray[np.float64]
 Constants = Callable[[str], Sequence[str]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from milpplan import Job, Problem, load_hardware, load_model
-from milpplan.specs.problem import SPACES
+from milpplan.problem.problem import SPACES
 
 Kind = Literal["uniform", "free", "any"]
 """Spaces as `milpplan solve --space` names them; "any": free, with interleaved chunks of any size."""

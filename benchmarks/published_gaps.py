@@ -24,12 +24,12 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.tables import layout_text, markdown_table, measured_on, replace_section
-from milpplan.insight.gap import Solves, gap
-from milpplan.specs.problem import SPACES, Space
+from milpplan.explain.judge.gap import Solves, gap
+from milpplan.problem.problem import SPACES, Space
 from milpplan.units import percent_text, seconds_text
 from milpplan.validation.comparison import Comparison, compare
 from milpplan.validation.ranking import competitions, kendall_tau
-from milpplan.validation.reading import read_runs
+from milpplan.validation.runs.reader import read_runs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gap.md"
 BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)

@@ -30,17 +30,17 @@ import numpy as np
 from benchmarks.problems import CASES, Case, Kind
 from benchmarks.tables import markdown_table, measured_on
 from milpplan import Layout, Plan, Problem, load_hardware, load_model, simulate
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.costs.simulator import step_times_ns
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.bounds import layout_bounds
-from milpplan.optimize.layout_space import LayoutSpace
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.uniform import uniform_bounds, uniform_plan
-from milpplan.specs.problem import Job
+from milpplan.optimize.bounds.closed_form import layout_bounds
+from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
+from milpplan.optimize.space.layout_space import LayoutSpace
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Job
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import layout_costs
+from milpplan.simulation.simulator import step_times_ns
+from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import rate_text, seconds_text
-from tests.costs import event_simulation
+from tests.simulation import event_simulation
 
 CHUNK = 100_000
 """Layouts bounded at a time."""

@@ -28,7 +28,7 @@ from milpplan import (
     best_order,
     switch_costs,
 )
-from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun
+from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun
 from milpplan.switching.ownership import ShardRules
 from milpplan.switching.records import GradientRoute
 from milpplan.units import bytes_text

@@ -20,7 +20,7 @@ from benchmarks.length_jobs import K, Wikipedia
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import Job, Problem, load_hardware, load_model
 from milpplan.groups.strategies import Int64Array
-from milpplan.lengths.team_dispatch import TeamDispatch, TeamDispatcher
+from milpplan.lengths.side_by_side.team_dispatch import TeamDispatch, TeamDispatcher
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "dispatch.md"
 SIZES = (64, 512, 2048)

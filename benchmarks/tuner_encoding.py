@@ -29,16 +29,16 @@ from typing import Any, Literal
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
-from milpplan.costs.columns import IntArray, LayoutColumns
-from milpplan.costs.distinct import COST_KEYS
-from milpplan.costs.flops import mfu
-from milpplan.costs.layout_costs import CostTable, layout_costs, usable_memory_bytes
-from milpplan.costs.simulator import rank_memory, step_times_ns
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.layout_space import SHARDING
-from milpplan.optimize.layouts import SHARDING_RULES, layout_space
-from milpplan.optimize.splits import even_splits
-from milpplan.optimize.uniform import uniform_plan
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.space.layer_splits import even_splits
+from milpplan.optimize.space.layout_space import SHARDING
+from milpplan.optimize.space.layout_table import SHARDING_RULES, layout_space
+from milpplan.simulation.bulk.cache_keys import COST_KEYS
+from milpplan.simulation.layers.flops import mfu
+from milpplan.simulation.layout_columns import IntArray, LayoutColumns
+from milpplan.simulation.layout_costs import CostTable, layout_costs, usable_memory_bytes
+from milpplan.simulation.simulator import rank_memory, step_times_ns
+from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S
 
 Picking = Literal["choice", "order", "share"]

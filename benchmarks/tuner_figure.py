@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from benchmarks.tuner_search import TunerRun
-from milpplan.costs.columns import FloatArray
+from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import percent_text
 
 Panel = tuple[str, float, Mapping[str, Sequence[TunerRun]]]

@@ -23,7 +23,7 @@ from milpplan.validation.comparison import Comparison, compare
 from milpplan.validation.exercised import FILE, Exercise, ExercisedTerms
 from milpplan.validation.exercising import table_of
 from milpplan.validation.families import FamilyErrors, families, family_errors
-from milpplan.validation.reading import read_runs
+from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.terms import TERMS
 
 TARGET = Path(__file__).resolve().parents[1] / "milpplan" / "validation" / FILE

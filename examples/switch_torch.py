@@ -24,7 +24,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from milpplan import Layout, Links, ModelSpec, Plan, SwitchPlan, VirtualStage, plan_switch
-from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun
+from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun
 from milpplan.switching.moving import Held, boxes_of_ranks, held_of, keep, view
 from milpplan.switching.ownership import ownership
 from milpplan.switching.records import SENDERS, Senders

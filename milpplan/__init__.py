@@ -10,41 +10,41 @@ from milpplan.version import __version__ as __version__
 if TYPE_CHECKING:
     from milpplan.communication.records import TrafficReport as TrafficReport
     from milpplan.communication.traffic import traffic as traffic
-    from milpplan.costs.bulk import BulkSteps as BulkSteps
-    from milpplan.costs.bulk import simulate_many as simulate_many
-    from milpplan.costs.report import StepReport as StepReport
-    from milpplan.costs.simulator import simulate as simulate
-    from milpplan.costs.step_lanes import step_lanes as step_lanes
     from milpplan.errors import MilpplanError as MilpplanError
+    from milpplan.explain.explain_plan import explain_plan as explain_plan
+    from milpplan.explain.judge.gap import gap as gap
+    from milpplan.explain.judge.records import GapReport as GapReport
+    from milpplan.explain.overview import plan_overview as plan_overview
+    from milpplan.explain.overview_records import Overview as Overview
+    from milpplan.explain.records import Explanation as Explanation
     from milpplan.graph import StrategyGraph as StrategyGraph
-    from milpplan.groups.workload import Workload as Workload
-    from milpplan.groups.workload import read_lengths as read_lengths
-    from milpplan.groups.workload import workload_of as workload_of
-    from milpplan.insight.explaining import explain_plan as explain_plan
-    from milpplan.insight.gap import gap as gap
-    from milpplan.insight.gap_records import GapReport as GapReport
-    from milpplan.insight.records import Explanation as Explanation
+    from milpplan.groups.workload.workload import Workload as Workload
+    from milpplan.groups.workload.workload import read_lengths as read_lengths
+    from milpplan.groups.workload.workload import workload_of as workload_of
     from milpplan.lengths.records import LengthsResult as LengthsResult
-    from milpplan.lengths.solving import solve_lengths as solve_lengths
-    from milpplan.optimize.planner import fixed as fixed
-    from milpplan.optimize.planner import solve as solve
+    from milpplan.lengths.solve_lengths import solve_lengths as solve_lengths
     from milpplan.optimize.result import PlanResult as PlanResult
     from milpplan.optimize.result import Progress as Progress
     from milpplan.optimize.result import SolveOptions as SolveOptions
-    from milpplan.overview.gathering import plan_overview as plan_overview
-    from milpplan.overview.records import Overview as Overview
-    from milpplan.presets.catalog import load_hardware as load_hardware
-    from milpplan.presets.catalog import load_model as load_model
-    from milpplan.specs.hardware import HardwareSpec as HardwareSpec
-    from milpplan.specs.model import ModelSpec as ModelSpec
-    from milpplan.specs.plan import Layout as Layout
-    from milpplan.specs.plan import Plan as Plan
-    from milpplan.specs.plan import Recompute as Recompute
-    from milpplan.specs.plan import VirtualStage as VirtualStage
-    from milpplan.specs.problem import Job as Job
-    from milpplan.specs.problem import Problem as Problem
-    from milpplan.specs.problem import Range as Range
-    from milpplan.specs.problem import Space as Space
+    from milpplan.optimize.solve import fixed as fixed
+    from milpplan.optimize.solve import solve as solve
+    from milpplan.problem.catalog import load_hardware as load_hardware
+    from milpplan.problem.catalog import load_model as load_model
+    from milpplan.problem.hardware import HardwareSpec as HardwareSpec
+    from milpplan.problem.model import ModelSpec as ModelSpec
+    from milpplan.problem.plan import Layout as Layout
+    from milpplan.problem.plan import Plan as Plan
+    from milpplan.problem.plan import Recompute as Recompute
+    from milpplan.problem.plan import VirtualStage as VirtualStage
+    from milpplan.problem.problem import Job as Job
+    from milpplan.problem.problem import Problem as Problem
+    from milpplan.problem.problem import Range as Range
+    from milpplan.problem.problem import Space as Space
+    from milpplan.simulation.bulk.simulate_many import BulkSteps as BulkSteps
+    from milpplan.simulation.bulk.simulate_many import simulate_many as simulate_many
+    from milpplan.simulation.pipeline.step_lanes import step_lanes as step_lanes
+    from milpplan.simulation.report import StepReport as StepReport
+    from milpplan.simulation.simulator import simulate as simulate
     from milpplan.switching.links import Links as Links
     from milpplan.switching.order import best_order as best_order
     from milpplan.switching.order import switch_costs as switch_costs

@@ -10,27 +10,27 @@ from typing import Any, Final
 HOMES: Final[dict[str, tuple[str, ...]]] = {
     "milpplan.communication.records": ("TrafficReport",),
     "milpplan.communication.traffic": ("traffic",),
-    "milpplan.costs.bulk": (
+    "milpplan.simulation.bulk.simulate_many": (
         "BulkSteps",
         "simulate_many",
     ),
-    "milpplan.costs.report": ("StepReport",),
-    "milpplan.costs.simulator": ("simulate",),
-    "milpplan.costs.step_lanes": ("step_lanes",),
+    "milpplan.simulation.report": ("StepReport",),
+    "milpplan.simulation.simulator": ("simulate",),
+    "milpplan.simulation.pipeline.step_lanes": ("step_lanes",),
     "milpplan.errors": ("MilpplanError",),
     "milpplan.graph": ("StrategyGraph",),
-    "milpplan.groups.workload": (
+    "milpplan.groups.workload.workload": (
         "Workload",
         "read_lengths",
         "workload_of",
     ),
-    "milpplan.insight.explaining": ("explain_plan",),
-    "milpplan.insight.gap": ("gap",),
-    "milpplan.insight.gap_records": ("GapReport",),
-    "milpplan.insight.records": ("Explanation",),
+    "milpplan.explain.explain_plan": ("explain_plan",),
+    "milpplan.explain.judge.gap": ("gap",),
+    "milpplan.explain.judge.records": ("GapReport",),
+    "milpplan.explain.records": ("Explanation",),
     "milpplan.lengths.records": ("LengthsResult",),
-    "milpplan.lengths.solving": ("solve_lengths",),
-    "milpplan.optimize.planner": (
+    "milpplan.lengths.solve_lengths": ("solve_lengths",),
+    "milpplan.optimize.solve": (
         "fixed",
         "solve",
     ),
@@ -39,21 +39,21 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Progress",
         "SolveOptions",
     ),
-    "milpplan.overview.gathering": ("plan_overview",),
-    "milpplan.overview.records": ("Overview",),
-    "milpplan.presets.catalog": (
+    "milpplan.explain.overview": ("plan_overview",),
+    "milpplan.explain.overview_records": ("Overview",),
+    "milpplan.problem.catalog": (
         "load_hardware",
         "load_model",
     ),
-    "milpplan.specs.hardware": ("HardwareSpec",),
-    "milpplan.specs.model": ("ModelSpec",),
-    "milpplan.specs.plan": (
+    "milpplan.problem.hardware": ("HardwareSpec",),
+    "milpplan.problem.model": ("ModelSpec",),
+    "milpplan.problem.plan": (
         "Layout",
         "Plan",
         "Recompute",
         "VirtualStage",
     ),
-    "milpplan.specs.problem": (
+    "milpplan.problem.problem": (
         "Job",
         "Problem",
         "Range",
@@ -76,15 +76,15 @@ NAMES: Final = sorted([*(name for names in HOMES.values() for name in names), "_
 
 # Records know nothing of reports; who imports the library sees them drawn in a notebook.
 DRAWN: Final[dict[str, dict[str, str]]] = {
-    "milpplan.costs.report": {"StepReport": "milpplan.reports.notebook.step_html"},
-    "milpplan.optimize.result": {"PlanResult": "milpplan.reports.notebook.result_html"},
-    "milpplan.specs.plan": {"Plan": "milpplan.reports.notebook.plan_html"},
-    "milpplan.communication.records": {"TrafficReport": "milpplan.reports.notebook_text.traffic_html"},
-    "milpplan.insight.candidates": {"Choice": "milpplan.reports.notebook_text.choice_html"},
-    "milpplan.insight.fewest": {"Fewest": "milpplan.reports.notebook_text.fewest_html"},
-    "milpplan.insight.gap_records": {"GapReport": "milpplan.reports.notebook_text.gap_html"},
-    "milpplan.insight.records": {"Explanation": "milpplan.reports.notebook_text.explanation_html"},
-    "milpplan.lengths.records": {"LengthsResult": "milpplan.reports.notebook_text.lengths_html"},
+    "milpplan.simulation.report": {"StepReport": "milpplan.reports.notebook.html.step_html"},
+    "milpplan.optimize.result": {"PlanResult": "milpplan.reports.notebook.html.result_html"},
+    "milpplan.problem.plan": {"Plan": "milpplan.reports.notebook.html.plan_html"},
+    "milpplan.communication.records": {"TrafficReport": "milpplan.reports.notebook.text.traffic_html"},
+    "milpplan.explain.candidates": {"Choice": "milpplan.reports.notebook.text.choice_html"},
+    "milpplan.explain.fewest": {"Fewest": "milpplan.reports.notebook.text.fewest_html"},
+    "milpplan.explain.judge.records": {"GapReport": "milpplan.reports.notebook.text.gap_html"},
+    "milpplan.explain.records": {"Explanation": "milpplan.reports.notebook.text.explanation_html"},
+    "milpplan.lengths.records": {"LengthsResult": "milpplan.reports.notebook.text.lengths_html"},
 }
 """Modules, their records, and what draws them."""
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 import pytest
 
 from milpplan.groups import search
-from milpplan.lengths import unlike_program, whole_replicas
-from milpplan.optimize.solution import Limits
+from milpplan.lengths.heterogeneous import count_program as unlike_program
+from milpplan.lengths.single import replica_feasibility
+from milpplan.optimize.milp.solution import Limits
 
 TICK_S: Final = 3e-3
 """Seconds between two readings: about what a search takes on one idle core."""
@@ -33,7 +34,7 @@ def counted_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     begin, readings = time.time(), itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: TICK_S * next(readings))
     monkeypatch.setattr(time, "time", lambda: begin + TICK_S * next(readings))
-    for module in (search, unlike_program, whole_replicas):
+    for module in (search, unlike_program, replica_feasibility):
         monkeypatch.setattr(module, "Limits", _without_time)
 
 

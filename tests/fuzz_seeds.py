@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import milpplan
 from milpplan.cli.app import app
-from milpplan.presets.catalog import preset_text
-from milpplan.reports.document import document_text
-from milpplan.reports.plan_file import PlanFile, plan_document
+from milpplan.problem.catalog import preset_text
+from milpplan.reports.documents.document import document_text
+from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.calibration.test_gemm_table import products
 from tests.calibration.test_nccl import log
 from tests.fuzzing import FILE, Language, Seed

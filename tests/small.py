@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from milpplan import Job, Problem, Space, load_hardware
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun, ModelSpec
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, ModelSpec
 
 GIB = 2**30
 

@@ -26,28 +26,31 @@ MAX_FUNCTION_LINES = 80
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager"}
 
 BASE = ("milpplan.errors", "milpplan.units", "milpplan.plugins")
-SOLVER_ROOM = ("milpplan.optimize.program", "milpplan.optimize.solution", "milpplan.optimize.backends")
+SOLVER_ROOM = (
+    "milpplan.optimize.milp.program",
+    "milpplan.optimize.milp.solution",
+    "milpplan.optimize.milp.backends",
+)
 ALLOWED = {
     "milpplan.errors": (),
     "milpplan.units": (),
     "milpplan.version": (),
     "milpplan.plugins": ("milpplan.errors",),
-    "milpplan.specs": (*BASE, "milpplan.specs"),
-    "milpplan.presets": (*BASE, "milpplan.specs", "milpplan.presets"),
-    "milpplan.costs": (*BASE, "milpplan.specs", "milpplan.costs"),
-    "milpplan.communication": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.communication"),
+    "milpplan.problem": (*BASE, "milpplan.problem"),
+    "milpplan.simulation": (*BASE, "milpplan.problem", "milpplan.simulation"),
+    "milpplan.communication": (*BASE, "milpplan.problem", "milpplan.simulation", "milpplan.communication"),
     "milpplan.switching": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.costs",
+        "milpplan.problem",
+        "milpplan.simulation",
         "milpplan.communication.rank_lists",
         "milpplan.switching",
     ),
     # What launchers can run is declared once, and restricts spaces as well as exports.
     "milpplan.optimize": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.costs",
+        "milpplan.problem",
+        "milpplan.simulation",
         "milpplan.launchers.capabilities",
         "milpplan.launchers.space_rules",
         "milpplan.reports.files",
@@ -57,116 +60,119 @@ ALLOWED = {
     # Programs and backends only: groups know strategies by their times, not how a model has them.
     "milpplan.groups": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.optimize.program",
-        "milpplan.optimize.relaxation",
-        "milpplan.optimize.solution",
-        "milpplan.optimize.backends",
+        "milpplan.problem",
+        "milpplan.optimize.milp.program",
+        "milpplan.optimize.milp.linear_relaxation",
+        "milpplan.optimize.milp.solution",
+        "milpplan.optimize.milp.backends",
         "milpplan.groups",
     ),
     # Where groups meet the cost model: their tables, plans of theirs at exact times, and a program of its own.
     "milpplan.lengths": (
         *BASE,
         *SOLVER_ROOM,
-        "milpplan.specs",
-        "milpplan.costs",
+        "milpplan.problem",
+        "milpplan.simulation",
         "milpplan.switching",
         "milpplan.groups",
-        "milpplan.optimize.cpsat",
-        "milpplan.optimize.layouts",
-        "milpplan.optimize.uniform",
-        "milpplan.optimize.worker_process",
+        "milpplan.optimize.milp.cpsat",
+        "milpplan.optimize.space.layout_table",
+        "milpplan.optimize.bounds.uniform_plans",
+        "milpplan.optimize.search.worker_process",
         "milpplan.lengths",
     ),
-    "milpplan.insight": (*BASE, "milpplan.specs", "milpplan.costs", "milpplan.optimize", "milpplan.insight"),
-    "milpplan.launchers": (*BASE, "milpplan.specs", "milpplan.launchers"),
+    "milpplan.launchers": (*BASE, "milpplan.problem", "milpplan.launchers"),
     "milpplan.validation": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.costs",
-        "milpplan.presets",
+        "milpplan.problem",
+        "milpplan.simulation",
         "milpplan.reports.files",
-        "milpplan.reports.terminal",
+        "milpplan.reports.text.terminal",
         "milpplan.version",
         "milpplan.validation",
     ),
     "milpplan.calibration": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.costs",
-        "milpplan.presets",
+        "milpplan.problem",
+        "milpplan.simulation",
         "milpplan.validation",
         "milpplan.reports.files",
-        "milpplan.reports.terminal",
+        "milpplan.reports.text.terminal",
         "milpplan.version",
         "milpplan.calibration",
     ),
     "milpplan.profiling": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.costs",
-        "milpplan.presets",
+        "milpplan.problem",
+        "milpplan.simulation",
         "milpplan.calibration",
         "milpplan.reports.files",
-        "milpplan.reports.terminal",
+        "milpplan.reports.text.terminal",
         "milpplan.version",
         "milpplan.profiling",
     ),
     "milpplan.studies": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.presets",
+        "milpplan.problem",
         "milpplan.optimize",
         "milpplan.reports.files",
-        "milpplan.reports.plan_file",
+        "milpplan.reports.documents.plan_file",
         "milpplan.version",
         "milpplan.studies",
     ),
-    "milpplan.overview": (
+    "milpplan.explain": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.costs",
+        "milpplan.problem",
+        "milpplan.simulation",
         "milpplan.communication",
         "milpplan.optimize",
-        "milpplan.insight",
+        "milpplan.explain",
         "milpplan.launchers",
         "milpplan.version",
-        "milpplan.overview",
     ),
     "milpplan.reports": (
         *BASE,
-        "milpplan.specs",
-        "milpplan.costs.report",
-        "milpplan.costs.lanes",
+        "milpplan.problem",
+        "milpplan.simulation.report",
+        "milpplan.simulation.pipeline.lanes",
         "milpplan.communication.records",
         "milpplan.switching.records",
         "milpplan.lengths.records",
-        "milpplan.costs.columns",
-        "milpplan.costs.parameters",
-        "milpplan.optimize.fates",
+        "milpplan.simulation.layout_columns",
+        "milpplan.simulation.layers.parameters",
+        "milpplan.optimize.search.prune_reasons",
         "milpplan.optimize.result",
-        "milpplan.optimize.claim",
-        "milpplan.optimize.doctor",
-        "milpplan.insight.records",
-        "milpplan.insight.candidates",
-        "milpplan.insight.fewest",
-        "milpplan.insight.runs",
-        "milpplan.overview.records",
-        "milpplan.insight.gap_records",
+        "milpplan.optimize.certificate",
+        "milpplan.optimize.milp.solver_self_test",
+        "milpplan.explain.records",
+        "milpplan.explain.candidates",
+        "milpplan.explain.fewest",
+        "milpplan.explain.run_totals",
+        "milpplan.explain.overview_records",
+        "milpplan.explain.judge.records",
         "milpplan.calibration.records",
         "milpplan.validation.evidence",
-        "milpplan.presets",
         "milpplan.version",
         "milpplan.reports",
     ),
 }
 """What the modules of a room may import of the package; the front door (cli, __init__) may import all."""
 
-SOLVER_SIDE = ("program", "violations", "solution", "scaling", "cpsat", "cbc", "highs", "relaxation", "export")
+SOLVER_SIDE = (
+    "program",
+    "violations",
+    "solution",
+    "scaling",
+    "cpsat",
+    "cbc",
+    "highs",
+    "linear_relaxation",
+    "write_program",
+)
 SOLVER_SIDE_ALLOWED = {
     "milpplan.errors",
     "milpplan.reports.files",
-    *(f"milpplan.optimize.{name}" for name in SOLVER_SIDE),
+    *(f"milpplan.optimize.milp.{name}" for name in SOLVER_SIDE),
 }
 """Programs and backends: they know no GPUs. Writing a file whole is everybody's."""
 
@@ -218,7 +224,7 @@ def room(name: str) -> str | None:
 
 
 def test_imports_point_one_way() -> None:
-    """units, errors <- specs <- costs <- optimize <- insight <- cli; launchers and reports see records only."""
+    """units, errors <- problem <- simulation <- optimize <- explain <- cli; launchers, reports: records only."""
     assert [wrong for name in MODULES for wrong in strays(name)] == []
 
 
@@ -233,7 +239,7 @@ def strays(name: str) -> Iterator[str]:
             yield f"{name} imports {target}"
 
 
-@pytest.mark.parametrize("name", [f"milpplan.optimize.{part}" for part in SOLVER_SIDE])
+@pytest.mark.parametrize("name", [f"milpplan.optimize.milp.{part}" for part in SOLVER_SIDE])
 def test_backends_know_no_gpus(name: str) -> None:
     """A backend imports programs, solutions, scaling and errors only."""
     assert set(imported(MODULES[name])) <= SOLVER_SIDE_ALLOWED
@@ -243,7 +249,7 @@ HEAVY = {"ortools", "pulp", "scipy", "plotly", "pyarrow", "ray", "jinja2", "yaml
 """What only those need who solve, draw or read files: most take half a second to import."""
 
 
-ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "insight", "lengths", "reports")}
+ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explain", "lengths", "reports")}
 """What plans without several strategies, questions and pages do without."""
 
 
@@ -253,8 +259,8 @@ ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "insigh
         ("import milpplan; milpplan.__version__", HEAVY | {"numpy", "pydantic"}),
         ("from milpplan import *", HEAVY),
         # A name brings what it needs, and not the rest of the library.
-        ("from milpplan import StrategyGraph; import milpplan.graph", HEAVY | {"pydantic", "milpplan.specs"}),
-        ("from milpplan import Problem, load_hardware, load_model", HEAVY | {"rich", "milpplan.costs"}),
+        ("from milpplan import StrategyGraph; import milpplan.graph", HEAVY | {"pydantic", "milpplan.problem"}),
+        ("from milpplan import Problem, load_hardware, load_model", HEAVY | {"rich", "milpplan.simulation"}),
         ("from milpplan import solve, simulate", HEAVY | {"rich", *ROOMS_BEYOND_SOLVE}),
         # The whole command line with all its commands and their help.
         ("import milpplan.cli.app", HEAVY | {"numpy"}),

@@ -14,10 +14,10 @@ from benchmarks import calculon_full, calculon_side
 from benchmarks.calculon_measured import NONE, SEQUENCE, TABLE_5, errors
 from benchmarks.calculon_space import Task, random_executions
 from milpplan import Space, simulate
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.uniform import uniform_plan
-from milpplan.presets.calculon import calculon_run
-from milpplan.specs.problem import Problem
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.calculon.translation import calculon_run
+from milpplan.problem.problem import Problem
 
 DATA = Path(__file__).parent / "data" / "calculon"
 

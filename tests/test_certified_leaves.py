@@ -20,10 +20,10 @@ from milpplan.cli.certify import certified
 from milpplan.cli.solving import compared, evidence_of, uncertainty, within_range
 from milpplan.errors import MilpplanError
 from milpplan.optimize.certify import SecondProofs, other_backend
-from milpplan.reports.certificate import NOT_CERTIFIED, sealed
-from milpplan.reports.document import ResultDocument, document_text, read_result, result_document
-from milpplan.specs.overlay import Constants, Factor
-from milpplan.specs.reading import parse_json, validated
+from milpplan.problem.overlay import Constants, Factor
+from milpplan.problem.reading import parse_json, validated
+from milpplan.reports.documents.certificate import NOT_CERTIFIED, sealed
+from milpplan.reports.documents.document import ResultDocument, document_text, read_result, result_document
 from tests.amounts import long_but
 from tests.calibration.test_overlays import overlay
 from tests.optimize.mixed_problems import mixed_problem

@@ -16,10 +16,10 @@ import milpplan
 from milpplan.cli import solving
 from milpplan.cli.app import app
 from milpplan.errors import SolverError
+from milpplan.problem.plan import SCHEDULES
 from milpplan.reports import files
-from milpplan.reports.document import ResultDocument, SimulationDocument, document_text
-from milpplan.reports.plan_file import PlanFile, plan_document
-from milpplan.specs.plan import SCHEDULES
+from milpplan.reports.documents.document import ResultDocument, SimulationDocument, document_text
+from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.small import small_problem
 
 PAIR = ["llama3-8b", "dgx-h100"]
@@ -444,20 +444,20 @@ def test_numbers_beyond_arithmetic_are_refused(tmp_path: Path) -> None:
 def test_the_doctor_reports_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """All checks passed: 0; one could not run: 2, with the cause; one failed, whatever else: 6, with what it
     means."""
-    from milpplan.optimize import doctor
+    from milpplan.optimize.milp import solver_self_test
 
-    good = doctor.CanaryResult("cbc: x", True, "1", "1", "nothing")
-    bad = doctor.CanaryResult("cbc: x", False, "1", "2", "it lies")
-    none = doctor.CanaryResult("cbc: y", False, "an answer", "No space left", "unusable", answered=False)
-    monkeypatch.setattr(doctor, "run_canaries", lambda: (good,))
+    good = solver_self_test.CanaryResult("cbc: x", True, "1", "1", "nothing")
+    bad = solver_self_test.CanaryResult("cbc: x", False, "1", "2", "it lies")
+    none = solver_self_test.CanaryResult("cbc: y", False, "an answer", "No space left", "unusable", answered=False)
+    monkeypatch.setattr(solver_self_test, "run_canaries", lambda: (good,))
     assert run("doctor").exit_code == 0
-    monkeypatch.setattr(doctor, "run_canaries", lambda: (good, none))
+    monkeypatch.setattr(solver_self_test, "run_canaries", lambda: (good, none))
     result = run("doctor")
     assert result.exit_code == 2
     assert "not usable" in result.stdout
     assert "No space left" in result.stdout
     assert "1 of 2 checks could not run here" in result.stderr
-    monkeypatch.setattr(doctor, "run_canaries", lambda: (good, none, bad))
+    monkeypatch.setattr(solver_self_test, "run_canaries", lambda: (good, none, bad))
     result = run("doctor")
     assert result.exit_code == 6
     assert "FAILED" in result.stdout

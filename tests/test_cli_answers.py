@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from milpplan.cli.outcome import beyond_numbers
-from milpplan.reports.candidates import ChoiceDocument
-from milpplan.reports.fewest import FewestDocument
+from milpplan.reports.text.candidates import ChoiceDocument
+from milpplan.reports.text.fewest import FewestDocument
 from tests.test_cli import refused, run
 
 JOB = ["--global-batch", "64", "--space", "uniform"]

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.errors import MilpplanError
-from milpplan.presets.calculon import calculon_run, notes, read_calculon
-from milpplan.reports.document import ResultDocument, SimulationDocument
+from milpplan.problem.calculon.translation import calculon_run, notes, read_calculon
+from milpplan.reports.documents.document import ResultDocument, SimulationDocument
 from tests.launchers.test_fuzz import JUNK, WORD
 from tests.refusals import in_three_parts
 from tests.test_cli_fuzz import FUZZ, changed, ends_well

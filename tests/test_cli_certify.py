@@ -13,9 +13,9 @@ import pulp
 import pytest
 
 from milpplan import solve
-from milpplan.optimize.layouts import layout_space
-from milpplan.reports.certificate import CertificationDocument, digest, sealed
-from milpplan.reports.document import ResultDocument, document_text, proof_sentence, result_document
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.reports.documents.certificate import CertificationDocument, digest, sealed
+from milpplan.reports.documents.document import ResultDocument, document_text, proof_sentence, result_document
 from tests.optimize.problems import random_problem
 from tests.small import small_problem
 from tests.test_cli import SOLVE, refused, run

@@ -15,10 +15,10 @@ import milpplan
 from milpplan import Layout
 from milpplan.cli.app import app
 from milpplan.cli.examples import EXAMPLES, wrapped
-from milpplan.reports.document import document_text
-from milpplan.reports.plan_file import PlanFile, plan_document
+from milpplan.reports.documents.document import document_text
+from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.amounts import long_but
-from tests.costs.cases import even_plan
+from tests.simulation.cases import even_plan
 from tests.small import small_problem
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

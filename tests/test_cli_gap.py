@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from milpplan import Layout, Plan, Problem, gap, simulate
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
-from milpplan.insight import optima
-from milpplan.launchers.megatron_export import exported, files_of
-from milpplan.optimize.uniform import uniform_plan
-from milpplan.reports.document import document_text, read_plan
-from milpplan.reports.fates_chart import fates_chart
-from milpplan.reports.gap_document import Failed, GapDocument, Judged, gap_document, layout_fates
-from milpplan.reports.plan_file import PlanFile, plan_document
+from milpplan.explain import optima
+from milpplan.launchers.megatron.export import exported, files_of
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.reports.documents.document import document_text, read_plan
+from milpplan.reports.documents.gap_document import Failed, GapDocument, Judged, gap_document, layout_fates
+from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.html.prune_chart import fates_chart
 from tests.small import small_hardware, small_problem
 from tests.test_cli_calculon import FILES, PATHS
 from tests.test_cli_fuzz import FUZZ, changed, ends_well, plan_tree

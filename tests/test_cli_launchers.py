@@ -12,13 +12,13 @@ from typer.testing import CliRunner, Result
 from milpplan import fixed, solve
 from milpplan.cli import arguments
 from milpplan.cli.app import app
-from milpplan.reports.document import document_text
-from milpplan.reports.plan_file import PlanFile, plan_document
-from tests.costs.cases import random_plan
+from milpplan.reports.documents.document import document_text
+from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.launchers.cases import llama_uneven, round_trip
 from tests.launchers.test_deepspeed import llama as llama_of_deepspeed
 from tests.launchers.test_nanotron import llama as llama_of_nanotron
 from tests.launchers.torchtitan_cases import qwen_sharded
+from tests.simulation.cases import random_plan
 from tests.small import small_problem
 from tests.test_cli_traffic import JOB
 

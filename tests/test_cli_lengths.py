@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from milpplan.cli import planning
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
-from milpplan.lengths.team_dispatch import TeamDispatcher
-from milpplan.lengths.turn_dispatch import TurnDispatcher
-from milpplan.reports.lengths_file import LengthsFile
-from milpplan.reports.lengths_trace import lengths_in
+from milpplan.lengths.side_by_side.team_dispatch import TeamDispatcher
+from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
+from milpplan.reports.documents.lengths_document import LengthsFile
+from milpplan.reports.trace.lengths_trace import lengths_in
 
 BASE = [
     "solve",

@@ -14,7 +14,7 @@ import pytest
 
 import milpplan
 from milpplan.library import HOMES
-from milpplan.reports.document import ResultDocument
+from milpplan.reports.documents.document import ResultDocument
 
 PROGRAM = [sys.executable, "-c", "from milpplan.cli import main; main()"]
 SOLVE = ["solve", "llama3-8b", "dgx-h100", "--gpus", "16", "--global-batch", "32", "--space", "uniform"]
@@ -101,9 +101,9 @@ def told(leave_at_once=interrupts.leave_at_once):
 
 interrupts.leave_at_once = told
 # Canaries that take long without a solver: importing protobuf swallows a Ctrl-C now and then.
-doctor = types.ModuleType("milpplan.optimize.doctor")
+doctor = types.ModuleType("milpplan.optimize.milp.solver_self_test")
 doctor.CanaryResult, doctor.run_canaries = object, lambda: time.sleep(30)
-sys.modules["milpplan.optimize.doctor"] = doctor
+sys.modules["milpplan.optimize.milp.solver_self_test"] = doctor
 main()
 """
 
@@ -261,14 +261,14 @@ def test_signals_while_a_result_is_printed_do_not_lose_it() -> None:
 STUCK = """
 import signal, sys, time
 from milpplan.cli import interrupts, main
-from milpplan.optimize import planner
+from milpplan.optimize import solve
 
 def stuck(*args, **options):
     # The alarm of the time limit comes where nobody looks at the clock.
     signal.raise_signal(signal.SIGALRM)
     raise AssertionError
 
-planner.{name} = stuck
+solve.{name} = stuck
 main()
 """
 
@@ -322,7 +322,7 @@ LEFT = """
 import random, sys, threading, time, types
 from ortools.sat.python import cp_model
 from milpplan.cli import app, main
-from milpplan.optimize.solution import run_interruptibly
+from milpplan.optimize.milp.solution import run_interruptibly
 
 model, draw = cp_model.CpModel(), random.Random(1)
 numbers = [model.new_int_var(0, 1000, "") for _ in range(400)]

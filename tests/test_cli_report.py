@@ -11,12 +11,12 @@ from typer.testing import CliRunner, Result
 
 from milpplan import Layout
 from milpplan.cli.app import app
-from milpplan.reports.certificate import sealed
-from milpplan.reports.document import document_text
-from milpplan.reports.plan_file import PlanFile, plan_document
+from milpplan.reports.documents.certificate import sealed
+from milpplan.reports.documents.document import document_text
+from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from milpplan.units import seconds_text
-from tests.costs.cases import even_plan
 from tests.reports.pages import document
+from tests.simulation.cases import even_plan
 from tests.small import small_problem
 
 

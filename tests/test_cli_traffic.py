@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 from milpplan import Layout, Problem, traffic
 from milpplan.cli import arguments
 from milpplan.cli.app import app
-from milpplan.reports.document import document_text
-from milpplan.reports.plan_file import PlanFile, plan_document
-from milpplan.specs.plan import RANK_ORDERS
-from tests.costs.cases import even_plan
+from milpplan.problem.plan import RANK_ORDERS
+from milpplan.reports.documents.document import document_text
+from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from tests.simulation.cases import even_plan
 from tests.small import small_problem
 
 JOB = {

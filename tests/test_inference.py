@@ -12,21 +12,21 @@ from typer.testing import CliRunner
 
 from milpplan import Layout, Plan, Problem, load_hardware, load_model, simulate, solve
 from milpplan.cli.app import app
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.flops import model_flops_per_token
-from milpplan.costs.layers import Phase
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs
-from milpplan.costs.memory_timeline import memory_timelines
-from milpplan.costs.stages import plan_stages
 from milpplan.errors import IllegalPlanError
-from milpplan.optimize.bounds import compute_bounds, layout_bounds
-from milpplan.optimize.layouts import broken_rules, layout_space
-from milpplan.specs.problem import Job
+from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
+from milpplan.optimize.space.layout_table import broken_rules, layout_space
+from milpplan.problem.problem import Job
+from milpplan.simulation.layers.flops import model_flops_per_token
+from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.simulation.memory_timeline import memory_timelines
+from milpplan.simulation.stages import plan_stages
 from tests.amounts import long_but
-from tests.costs.cases import even_plan, problem_of, random_cases
 from tests.optimize.brute_force import brute_force, costed_plans
 from tests.optimize.problems import random_problem
 from tests.optimize.test_optimality import assert_optimal
+from tests.simulation.cases import even_plan, problem_of, random_cases
 
 
 def costs_of(problem: Problem, layout: Layout) -> LayoutCosts:

@@ -14,12 +14,12 @@ from benchmarks import fifths, fit_plain, fit_stacks, validation_tables
 from benchmarks.leave_out import errors, left_out, tables
 from benchmarks.tables import replace_section
 from milpplan.calibration import Observation, fit, observations
-from milpplan.costs.simulator import simulate
-from milpplan.presets.overlays import with_constants
+from milpplan.problem.apply_overlay import with_constants
+from milpplan.simulation.simulator import simulate
 from milpplan.validation.comparison import compare
 from milpplan.validation.exercised import exercised_terms
-from milpplan.validation.reading import RunFile, read_runs
-from milpplan.validation.records import Run
+from milpplan.validation.runs.reader import RunFile, read_runs
+from milpplan.validation.runs.records import Run
 from milpplan.validation.terms import TERMS
 from tests.validation.cases import exact_record, record, written
 

@@ -19,14 +19,14 @@ import pytest
 import milpplan
 from milpplan import PlanResult, Problem
 from milpplan.graph import GraphProgress, StrategyGraph
-from milpplan.optimize.backends import AUTO, BACKENDS, backend
-from milpplan.optimize.doctor import hard_program
-from milpplan.optimize.layout_solver import LayoutSolver
-from milpplan.optimize.menus import Setting
-from milpplan.optimize.program import Program
-from milpplan.optimize.resolution import Resolution
+from milpplan.optimize.layout.layout_outcome import Resolution
+from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.milp.backends import AUTO, BACKENDS, backend
+from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp.solution import Limits
+from milpplan.optimize.milp.solver_self_test import hard_program
 from milpplan.optimize.result import Progress
-from milpplan.optimize.solution import Limits
 from tests.amounts import long_but
 from tests.optimize.problems import random_problem
 from tests.small import small_problem

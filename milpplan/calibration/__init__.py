@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from milpplan.calibration.fit_records import Constant, Fit
-    from milpplan.calibration.fitting import fit
+    from milpplan.calibration.fit.fit import fit
+    from milpplan.calibration.fit.records import Constant, Fit
     from milpplan.calibration.measured import Observation, observations
 
 __all__ = ["Constant", "Fit", "Observation", "fit", "observations"]

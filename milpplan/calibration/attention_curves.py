@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.calibration.nodes import LEAST, MOST, corrected, hat_weights
-from milpplan.costs.compute import interpolate_curve
-from milpplan.specs.hardware import HardwareSpec, SizeCurve
+from milpplan.problem.hardware import HardwareSpec, SizeCurve
+from milpplan.simulation.layers.kernels import interpolate_curve
 
 FloatArray = npt.NDArray[np.float64]
 Direction = Literal["attention_forward", "attention_backward"]

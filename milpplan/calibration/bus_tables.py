@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from milpplan.calibration.fit.robust import MAD_TO_SIGMA
 from milpplan.calibration.nccl import BusLog
-from milpplan.calibration.robust import MAD_TO_SIGMA
-from milpplan.costs.collectives import Operation, bus_bandwidth_bytes_per_s
 from milpplan.errors import InvalidInputError
-from milpplan.presets.overlays import COLLECTIVES
-from milpplan.specs.hardware import BusTable, HardwareSpec
-from milpplan.specs.overlay import LEAST_FACTOR, MOST_FACTOR, Constants, Factor, Tables
+from milpplan.problem.apply_overlay import COLLECTIVES
+from milpplan.problem.hardware import BusTable, HardwareSpec
+from milpplan.problem.overlay import LEAST_FACTOR, MOST_FACTOR, Constants, Factor, Tables
+from milpplan.simulation.network.collectives import Operation, bus_bandwidth_bytes_per_s
 from milpplan.units import percent_text, size_text
 
 RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")

@@ -7,12 +7,12 @@ from math import sqrt
 from typing import Final
 
 from milpplan.calibration.records import End, ErrorBar, Rival, Robustness
-from milpplan.costs.simulator import simulate
-from milpplan.presets.overlays import moved
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.overlay import FACTORS, TIMES
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.problem.apply_overlay import moved
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.overlay import FACTORS, TIMES
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.simulator import simulate
 
 ENDS: Final[tuple[tuple[End, float], ...]] = (("fast", -1.0), ("slow", 1.0))
 

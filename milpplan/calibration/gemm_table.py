@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from milpplan.calibration.fit.robust import MAD_TO_SIGMA
 from milpplan.calibration.nodes import LEAST, MOST, NOISE, corrected, hat_weights
-from milpplan.calibration.robust import MAD_TO_SIGMA
-from milpplan.costs.compute import GemmPrecision, engine_of, gemm_bytes, interpolate_table
 from milpplan.errors import InvalidInputError
-from milpplan.specs.hardware import GemmTable, HardwareSpec
-from milpplan.specs.overlay import Constants, Factor, Tables
-from milpplan.specs.reading import shown
+from milpplan.problem.hardware import GemmTable, HardwareSpec
+from milpplan.problem.overlay import Constants, Factor, Tables
+from milpplan.problem.reading import shown
+from milpplan.simulation.layers.kernels import GemmPrecision, engine_of, gemm_bytes, interpolate_table
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.parameters import Theta
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.costs.simulator import step_times_ns
-from milpplan.costs.stages import durations, plan_stages
+from milpplan.calibration.fit.parameters import Theta
 from milpplan.errors import InvalidInputError
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import layout_costs
+from milpplan.simulation.simulator import step_times_ns
+from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S
 from milpplan.validation.comparison import UNSCORED_FLAGS
-from milpplan.validation.measures import step_measure
-from milpplan.validation.reading import RunFile
-from milpplan.validation.recognition import stack_of
-from milpplan.validation.statement import state
-from milpplan.validation.unstated import UnstatedError
+from milpplan.validation.runs.measures import step_measure
+from milpplan.validation.runs.reader import RunFile
+from milpplan.validation.runs.recognition import stack_of
+from milpplan.validation.runs.statement import state
+from milpplan.validation.runs.unstated import UnstatedError
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class Observation:
     plan: Plan
     step_time_s: float
     stack: str = ""
-    """Name of the constants of its framework (``milpplan.validation.frameworks``)."""
+    """Name of the constants of its framework (``milpplan.validation.runs.frameworks``)."""
 
 
 def observations(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.reading import shown
+from milpplan.problem.reading import shown
 
 PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """bus bandwidth = passes (n - 1) / n * bytes / time. Source: nccl-tests, doc/PERFORMANCE.md."""

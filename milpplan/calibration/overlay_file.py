@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from milpplan.problem.overlay import Overlay
 from milpplan.reports.files import write_whole
-from milpplan.specs.overlay import Overlay
 
 COMMENT = "# Fitted by `milpplan calibrate` or `profile`; docs/calibration.md describes every field. SI units.\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from milpplan.specs.plan import Plan
+from milpplan.problem.plan import Plan
 
 End = Literal["fast", "slow"]
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from milpplan.calibration.bus_tables import fit_bus
-from milpplan.calibration.fit_records import Fit
-from milpplan.calibration.fitting import fit
+from milpplan.calibration.fit.fit import fit
+from milpplan.calibration.fit.records import Fit
 from milpplan.calibration.gemm_table import fit_gemm, is_gemm_csv, parse_gemm
 from milpplan.calibration.measured import observations
 from milpplan.calibration.nccl import is_nccl_log, parse_nccl
 from milpplan.errors import InvalidInputError
-from milpplan.presets.catalog import hardware_names, load_hardware
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.overlay import USUAL, Overlay, Provenance
-from milpplan.specs.reading import read_bytes, read_text, validated
+from milpplan.problem.catalog import hardware_names, load_hardware
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.overlay import USUAL, Overlay, Provenance
+from milpplan.problem.reading import read_bytes, read_text, validated
 from milpplan.units import counted
-from milpplan.validation.reading import MAX_FILE_BYTES, is_packed, read_runs
+from milpplan.validation.runs.reader import MAX_FILE_BYTES, is_packed, read_runs
 
 Kind = Literal["runs", "nccl", "gemm"]
 MAX_RUNS: Final = 2000

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.calibration.fit_records import Constant, Fit
+from milpplan.calibration.fit.records import Constant, Fit
 from milpplan.calibration.sources import Calibration
-from milpplan.specs.overlay import FACTORS, SWITCHES
+from milpplan.problem.overlay import FACTORS, SWITCHES
 from milpplan.units import percent_text, printable, seconds_text
 from milpplan.version import __version__
 

@@ -10,12 +10,11 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from milpplan.cli.clusters import cluster, numbers
-from milpplan.costs.columns import SWITCHES, WORDS
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.optimize.planner import fixed
-from milpplan.presets.catalog import hardware_names, load_model, model_names
-from milpplan.specs.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, Schedule
-from milpplan.specs.problem import (
+from milpplan.optimize.solve import fixed
+from milpplan.problem.catalog import hardware_names, load_model, model_names
+from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, Schedule
+from milpplan.problem.problem import (
     MAX_BATCH,
     MAX_GPUS,
     MAX_SEQUENCE,
@@ -27,7 +26,8 @@ from milpplan.specs.problem import (
     Range,
     Space,
 )
-from milpplan.specs.reading import RecordType, invalid_fields, plain_reason, shown
+from milpplan.problem.reading import RecordType, invalid_fields, plain_reason, shown
+from milpplan.simulation.layout_columns import SWITCHES, WORDS
 from milpplan.units import HOURS_PER_DAY, SECONDS_PER_HOUR
 
 MAX_CANDIDATES: Final = 4_096
@@ -343,18 +343,18 @@ def _extent(values: int | Range) -> tuple[int, int]:
 def schema_of(kind: str) -> type[BaseModel]:
     """The record whose JSON Schema ``milpplan schema`` prints."""
     from milpplan.groups.document import DispatchFile, GroupedPlanFile
-    from milpplan.groups.workload_file import WorkloadFile
-    from milpplan.lengths.team_file import TeamDispatchFile
-    from milpplan.reports.candidates import ChoiceDocument
-    from milpplan.reports.document import ResultDocument
-    from milpplan.reports.fewest import FewestDocument
-    from milpplan.reports.gap_document import GapDocument
-    from milpplan.reports.insight_document import ExplanationDocument
-    from milpplan.reports.lengths_file import LengthsFile
-    from milpplan.reports.plan_file import PlanFile
-    from milpplan.specs.hardware import HardwareSpec
-    from milpplan.specs.model import ModelSpec
-    from milpplan.specs.overlay import Overlay
+    from milpplan.groups.workload.workload_file import WorkloadFile
+    from milpplan.lengths.side_by_side.team_file import TeamDispatchFile
+    from milpplan.problem.hardware import HardwareSpec
+    from milpplan.problem.model import ModelSpec
+    from milpplan.problem.overlay import Overlay
+    from milpplan.reports.documents.document import ResultDocument
+    from milpplan.reports.documents.explain_document import ExplanationDocument
+    from milpplan.reports.documents.gap_document import GapDocument
+    from milpplan.reports.documents.lengths_document import LengthsFile
+    from milpplan.reports.documents.plan_file import PlanFile
+    from milpplan.reports.text.candidates import ChoiceDocument
+    from milpplan.reports.text.fewest import FewestDocument
     from milpplan.studies.records import Study
 
     records: dict[str, type[BaseModel]] = {

@@ -10,8 +10,14 @@ from milpplan.cli import arguments, solving
 from milpplan.cli.clusters import is_cluster
 from milpplan.cli.outcome import ExitCode, say
 from milpplan.errors import InvalidInputError
-from milpplan.presets.calculon import CalculonFiles, calculon_problem, calculon_run, notes, read_calculon
-from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, SPACES, Problem
+from milpplan.problem.calculon.translation import (
+    CalculonFiles,
+    calculon_problem,
+    calculon_run,
+    notes,
+    read_calculon,
+)
+from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, SPACES, Problem
 
 Files = tuple[Path, Path, Path]
 FROM_FILES: Final = (

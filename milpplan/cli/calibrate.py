@@ -14,8 +14,8 @@ from milpplan.cli.arguments import positive
 from milpplan.cli.interrupts import limited
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
+from milpplan.problem.overlay import USUAL
 from milpplan.reports.files import check_writable
-from milpplan.specs.overlay import USUAL
 
 
 def run(

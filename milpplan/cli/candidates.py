@@ -11,14 +11,14 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
-from milpplan.insight.candidates import Candidate, Choice, choose
+from milpplan.explain.candidates import Candidate, Choice, choose
+from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.solution import undisturbed
-from milpplan.reports.candidates import choice_document, choice_report
-from milpplan.reports.document import document_text, result_document
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
+from milpplan.reports.documents.document import document_text, result_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.specs.problem import Problem
-from milpplan.specs.reading import shown
+from milpplan.reports.text.candidates import choice_document, choice_report
 
 MOST_CANDIDATES = 16
 

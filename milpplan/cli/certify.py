@@ -23,13 +23,10 @@ from milpplan.cli.solving import (
     uncertainty,
     within_range,
 )
-from milpplan.costs.layout_costs import usable_memory_bytes
-from milpplan.costs.report import StepReport
-from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.insight.runs import run_totals
+from milpplan.explain.run_totals import run_totals
 from milpplan.launchers.restriction import restrict
-from milpplan.optimize.backends import AUTO, backend_names
+from milpplan.optimize.certificate import Certification, Check, Claim, Verdict
 from milpplan.optimize.certify import (
     ROUNDING,
     SecondProofs,
@@ -38,14 +35,13 @@ from milpplan.optimize.certify import (
     objective_of,
     other_backend,
 )
-from milpplan.optimize.claim import Certification, Check, Claim, Verdict
 from milpplan.optimize.deadline import Deadline
-from milpplan.optimize.explain import explain
-from milpplan.optimize.export import write_mps
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.membership import in_space
+from milpplan.optimize.infeasibility import explain
+from milpplan.optimize.milp.backends import AUTO, backend_names
+from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.milp.write_program import write_mps
 from milpplan.optimize.objective import has_one_step_time, of_one_second, printed_unit
-from milpplan.optimize.program import Program
 from milpplan.optimize.result import (
     PlanResult,
     SolveOptions,
@@ -54,17 +50,21 @@ from milpplan.optimize.result import (
     TargetPrice,
     proof_strength,
 )
-from milpplan.optimize.sieve import check_forbidden
-from milpplan.optimize.solution import undisturbed
-from milpplan.reports.certificate import (
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.membership import in_space
+from milpplan.optimize.space.rule_filter import check_forbidden
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
+from milpplan.reports.documents.certificate import (
     NOTHING,
     certificate_for,
     certification_document,
     certification_report,
     digest,
 )
-from milpplan.reports.claims import Difference, check_constants, differences, layouts_again, miscounted
-from milpplan.reports.document import (
+from milpplan.reports.documents.claims import Difference, check_constants, differences, layouts_again, miscounted
+from milpplan.reports.documents.document import (
     ResultDocument,
     document_text,
     read_result,
@@ -72,10 +72,10 @@ from milpplan.reports.document import (
     result_document,
     with_parts,
 )
-from milpplan.reports.spaces import cost_model_text
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
-from milpplan.specs.reading import shown
+from milpplan.reports.words.spaces import cost_model_text
+from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.report import StepReport
+from milpplan.simulation.simulator import simulate
 from milpplan.units import counted
 from milpplan.version import __version__
 

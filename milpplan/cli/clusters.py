@@ -6,10 +6,10 @@ import re
 from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.presets.catalog import load_hardware
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.problem import MAX_NODE_TYPES, NodeGroup
-from milpplan.specs.reading import shown
+from milpplan.problem.catalog import load_hardware
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.problem import MAX_NODE_TYPES, NodeGroup
+from milpplan.problem.reading import shown
 from milpplan.units import counted
 
 MAX_DIGITS: Final = 9

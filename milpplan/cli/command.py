@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from milpplan.cli.examples import EXAMPLES, wrapped
 from milpplan.errors import InvalidInputError
-from milpplan.specs.reading import shown
+from milpplan.problem.reading import shown
 
 WRITTEN = ("out", "html", "trace", "report", "raw", "plot")
 """Parameters that name what a command writes."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from milpplan.cli.outcome import ExitCode, emit, show
 from milpplan.cli.solving import check_plan_of_file, within_range
-from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError
-from milpplan.reports.claims import proved_bound_s
-from milpplan.reports.comparison import Side, comparison_document, comparison_report
-from milpplan.reports.document import document_text, read_plan
+from milpplan.reports.documents.claims import proved_bound_s
+from milpplan.reports.documents.document import document_text, read_plan
+from milpplan.reports.text.comparison import Side, comparison_document, comparison_report
+from milpplan.simulation.simulator import simulate
 
 MOST_PLANS = 6
 """More columns than this no terminal shows."""

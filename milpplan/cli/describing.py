@@ -17,9 +17,9 @@ from milpplan.cli.program import command
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
     """List the models or the hardware that ship with milpplan."""
     from milpplan.cli import arguments
-    from milpplan.reports import presets
+    from milpplan.reports.text import descriptions
 
-    tables = {"models": presets.model_table, "hardware": presets.hardware_table}
+    tables = {"models": descriptions.model_table, "hardware": descriptions.hardware_table}
     show(tables[arguments.choice(kind, "list", tables)]())
 
 
@@ -33,9 +33,9 @@ def show_preset(
 ) -> None:
     """Print a model or hardware description; a file is checked first, a config.json translated. How many
     parameters a model has is said beside it."""
-    from milpplan.reports import presets
+    from milpplan.reports.text import descriptions
 
-    text, told = presets.description(name, ignore or ())
+    text, told = descriptions.description(name, ignore or ())
     emit(text)
     if told:
         say(told)
@@ -76,8 +76,8 @@ def init(
 def doctor() -> None:
     """Check the installed solvers on small programs that broken ones have got wrong. Exits with 6 if one gives a
     wrong answer, with 2 if one cannot run here and none is wrong."""
-    from milpplan.optimize.doctor import run_canaries
-    from milpplan.reports.canaries import canary_table
+    from milpplan.optimize.milp.solver_self_test import run_canaries
+    from milpplan.reports.text.doctor_text import canary_table
 
     say("Running the canary programs; this takes a few seconds.")
     results = run_canaries()

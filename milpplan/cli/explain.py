@@ -13,16 +13,16 @@ from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
-from milpplan.insight.explaining import explain_plan
-from milpplan.insight.records import Explanation
-from milpplan.insight.why_not import WISHABLE
-from milpplan.optimize.solution import undisturbed
-from milpplan.reports.claims import bound_for
-from milpplan.reports.document import document_text, read_plan
-from milpplan.reports.insight import explanation_report
-from milpplan.reports.insight_document import explanation_document
-from milpplan.specs.problem import Space
-from milpplan.specs.reading import shown
+from milpplan.explain.explain_plan import explain_plan
+from milpplan.explain.records import Explanation
+from milpplan.explain.why_not import WISHABLE
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.problem.problem import Space
+from milpplan.problem.reading import shown
+from milpplan.reports.documents.claims import bound_for
+from milpplan.reports.documents.document import document_text, read_plan
+from milpplan.reports.documents.explain_document import explanation_document
+from milpplan.reports.text.explain_text import explanation_report
 from milpplan.units import seconds_text
 
 

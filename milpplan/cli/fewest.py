@@ -9,13 +9,13 @@ from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import within_range
-from milpplan.insight.fewest import Fewest, fewest_gpus
+from milpplan.explain.fewest import Fewest, fewest_gpus
+from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.solution import undisturbed
-from milpplan.reports.document import document_text
-from milpplan.reports.fewest import fewest_document, fewest_report
+from milpplan.problem.problem import Problem
+from milpplan.reports.documents.document import document_text
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.specs.problem import Problem
+from milpplan.reports.text.fewest import fewest_document, fewest_report
 
 
 def run(problem: Problem, options: SolveOptions, widen: bool, out: Path | None, as_json: bool) -> ExitCode:

@@ -13,24 +13,24 @@ from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.insight.gap import Solves, gap, widened
-from milpplan.insight.gap_records import GapReport
+from milpplan.explain.judge.gap import Solves, gap, widened
+from milpplan.explain.judge.records import GapReport
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import Target, target_named
-from milpplan.optimize.solution import undisturbed
-from milpplan.presets.calculon import CalculonFiles, calculon_run, notes, read_calculon
-from milpplan.presets.catalog import load_hardware, load_model
-from milpplan.reports.document import document_text, read_plan
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.problem.calculon.translation import CalculonFiles, calculon_run, notes, read_calculon
+from milpplan.problem.catalog import load_hardware, load_model
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import SPACES, Problem
+from milpplan.reports.documents.document import document_text, read_plan
+from milpplan.reports.documents.gap_document import Failed, Judged, gap_document
+from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.gap_document import Failed, Judged, gap_document
-from milpplan.reports.gap_page import gap_page
-from milpplan.reports.gap_text import gap_report, gaps_table
-from milpplan.reports.page_template import require_jinja
-from milpplan.reports.plan_file import PlanFile, plan_document
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import SPACES, Problem
+from milpplan.reports.html.gap_page import gap_page
+from milpplan.reports.html.page_template import require_jinja
+from milpplan.reports.text.gap_text import gap_report, gaps_table
 from milpplan.units import counted
 
 DECLARED = "declared"

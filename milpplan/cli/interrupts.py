@@ -117,7 +117,7 @@ def leave_solvers(code: object) -> None:
     """
     if threading.active_count() == 1 or not isinstance(code, int):
         return
-    from milpplan.optimize.solution import solver_runs
+    from milpplan.optimize.milp.solution import solver_runs
 
     if solver_runs():
         for stream in (sys.stdout, sys.stderr):

@@ -20,7 +20,7 @@ def read_words(context: typer.Context, path: Path | None) -> Path | None:
     Raises:
         InvalidInputError: the file cannot be read, or names no argument and no option of the command.
     """
-    from milpplan.specs.reading import parse_toml, read_text
+    from milpplan.problem.reading import parse_toml, read_text
 
     if path is not None and not context.resilient_parsing:
         table = parse_toml(read_text(path), str(path))
@@ -30,7 +30,7 @@ def read_words(context: typer.Context, path: Path | None) -> Path | None:
 
 def _words(command: Any, table: dict[str, Any], path: Path) -> dict[str, Any]:
     """Values by parameter."""
-    from milpplan.specs.reading import shown
+    from milpplan.problem.reading import shown
 
     parameters = {name: one for one in command.params for name in _names(one)}
     words: dict[str, Any] = {}
@@ -70,9 +70,9 @@ def ask(path: Path, force: bool) -> str:
     """
     from milpplan.cli import arguments
     from milpplan.cli.outcome import say
-    from milpplan.presets.catalog import load_hardware, load_model
+    from milpplan.problem.catalog import load_hardware, load_model
+    from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
     from milpplan.reports.files import check_writable
-    from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
 
     if path.exists() and not force:
         raise InvalidInputError(f"{path} exists.", "Expected a new file.", "Give another name, or --force.")

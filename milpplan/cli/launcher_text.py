@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.reading import MAX_FILE_BYTES, read_text
+from milpplan.problem.reading import MAX_FILE_BYTES, read_text
 
 STANDARD_INPUT: Final = Path("-")
 

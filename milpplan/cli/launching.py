@@ -52,8 +52,8 @@ def export(
     from milpplan.cli.solving import check_plan_of_file
     from milpplan.launchers.restriction import version_of
     from milpplan.launchers.targets import launch_document, target_named
-    from milpplan.reports.claims import result_in
-    from milpplan.reports.document import read_plan
+    from milpplan.reports.documents.claims import result_in
+    from milpplan.reports.documents.document import read_plan
 
     target = target_named(to, "--to")
     version = version_of(target.capability, target_version)
@@ -127,7 +127,7 @@ def import_(
     """Read the plan out of a launcher's files, and say what it costs; flags that cannot be priced are refused."""
     from milpplan.cli.launcher_text import launcher_text
     from milpplan.launchers.targets import target_named
-    from milpplan.presets.catalog import load_hardware, load_model
+    from milpplan.problem.catalog import load_hardware, load_model
     from milpplan.reports.files import check_writable
 
     target = target_named(source, "--from")
@@ -144,11 +144,11 @@ def import_(
 def _tell(found: Imported, out: Path | None, as_json: bool) -> None:
     """What was read: flags and notes as talk, the simulated plan or the plan file as the result."""
     from milpplan.cli.solving import check_plan_of_file, within_range
-    from milpplan.costs.simulator import simulate
-    from milpplan.reports.document import document_text
+    from milpplan.reports.documents.document import document_text
+    from milpplan.reports.documents.plan_file import ImportedFile, plan_document
     from milpplan.reports.files import write_whole
-    from milpplan.reports.plan_file import ImportedFile, plan_document
-    from milpplan.reports.terminal import simulation_report
+    from milpplan.reports.text.terminal import simulation_report
+    from milpplan.simulation.simulator import simulate
 
     check_plan_of_file(found.problem, found.plan)
     for what, flags in (("Not known to the launcher", found.unknown_flags), ("Ignored", found.ignored_flags)):

@@ -12,17 +12,17 @@ from milpplan.cli.calculon import problem_of
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
-from milpplan.lengths.hotspa import check_model, hotspa_step
+from milpplan.groups.workload.workload import Workload, read_lengths, step_of, workload_of
+from milpplan.lengths.hotspa_export import check_model, hotspa_step
 from milpplan.lengths.records import LengthsResult, SequenceRules
 from milpplan.lengths.sequences import MAX_SEQUENCES, bucketed, least_padding
-from milpplan.lengths.solving import solve_lengths
-from milpplan.optimize.backends import AUTO, backend_names, load_solvers
-from milpplan.optimize.solution import undisturbed
+from milpplan.lengths.solve_lengths import solve_lengths
+from milpplan.optimize.milp.backends import AUTO, backend_names, load_solvers
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.problem import MAX_BATCH, MAX_SEQUENCE, Problem
 from milpplan.reports.files import check_writable, make_directory, write_whole
-from milpplan.reports.lengths_text import lengths_document, lengths_tables
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.problem import MAX_BATCH, MAX_SEQUENCE, Problem
+from milpplan.reports.text.lengths_text import lengths_document, lengths_tables
 from milpplan.units import percent_text
 
 DEFAULT_TIME_LIMIT_S = 60.0

@@ -12,7 +12,7 @@ from milpplan.calibration.overlay_file import write_overlay
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
-from milpplan.presets.catalog import load_hardware
+from milpplan.problem.catalog import load_hardware
 from milpplan.profiling.devices import open_machine
 from milpplan.profiling.measuring import measure
 from milpplan.profiling.overlay import profiled

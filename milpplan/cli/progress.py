@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from milpplan.optimize.result import Progress
-from milpplan.specs.problem import Objective
+from milpplan.problem.problem import Objective
 from milpplan.units import gap_text, rate_text, seconds_text
 
 

@@ -7,21 +7,21 @@ from pathlib import Path
 
 from milpplan.cli.outcome import ExitCode, say
 from milpplan.cli.solving import check_plan_of_file, within_range
-from milpplan.costs.report import StepReport
-from milpplan.costs.step_lanes import step_lanes
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.solution import undisturbed
-from milpplan.overview.gathering import plan_overview
-from milpplan.reports.claims import result_in, written_by_another
-from milpplan.reports.document import ResultDocument, read_plan
+from milpplan.explain.overview import plan_overview
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.reports.documents.claims import result_in, written_by_another
+from milpplan.reports.documents.document import ResultDocument, read_plan
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.lengths_trace import lengths_in, lengths_trace
-from milpplan.reports.page_template import require_jinja
-from milpplan.reports.plan_page import plan_page
-from milpplan.reports.spaces import cost_model_text
-from milpplan.reports.trace import trace_text
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.reports.html.page_template import require_jinja
+from milpplan.reports.html.plan_page import plan_page
+from milpplan.reports.trace.lengths_trace import lengths_in, lengths_trace
+from milpplan.reports.trace.step_trace import trace_text
+from milpplan.reports.words.spaces import cost_model_text
+from milpplan.simulation.pipeline.step_lanes import step_lanes
+from milpplan.simulation.report import StepReport
 from milpplan.units import counted, seconds_text
 from milpplan.version import __version__
 

@@ -13,8 +13,8 @@ from milpplan.cli.lengths import solve as solve_lengths
 from milpplan.cli.outcome import ExitCode
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.result import SolveOptions
-from milpplan.specs.problem import Problem
-from milpplan.specs.reading import shown
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
 
 DEFAULT_GAP: Final = 1e-4
 

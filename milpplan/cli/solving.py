@@ -14,24 +14,24 @@ from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show
 from milpplan.cli.progress import shown_progress
-from milpplan.costs.report import StepReport
-from milpplan.costs.simulator import check_plan
-from milpplan.costs.simulator import simulate as simulate_plan
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
-from milpplan.insight.runs import run_totals
-from milpplan.optimize.alternatives import Effort
+from milpplan.explain.run_totals import run_totals
 from milpplan.optimize.deadline import Deadline
-from milpplan.optimize.explain import explain
-from milpplan.optimize.layouts import broken_rules
-from milpplan.optimize.planner import solve
+from milpplan.optimize.infeasibility import explain
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.nearby_problems import Effort
 from milpplan.optimize.result import PlanResult, SolveOptions
-from milpplan.optimize.solution import undisturbed
+from milpplan.optimize.solve import solve
+from milpplan.optimize.space.layout_table import broken_rules
 from milpplan.optimize.target_price import target_price
-from milpplan.reports.document import document_text, read_plan, result_document, simulation_document
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.reports.documents.document import document_text, read_plan, result_document, simulation_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.terminal import simulation_report, solve_report
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.reports.text.terminal import simulation_report, solve_report
+from milpplan.simulation.report import StepReport
+from milpplan.simulation.simulator import check_plan
+from milpplan.simulation.simulator import simulate as simulate_plan
 from milpplan.units import gap_text
 from milpplan.validation.ablation import evidence
 from milpplan.validation.evidence import Evidence

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.cli.outcome import ExitCode, emit, say, show
-from milpplan.optimize.solution import undisturbed
-from milpplan.optimize.worker_process import usable_cpus
-from milpplan.reports.document import document_text
-from milpplan.specs.records import Count, Record
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.search.worker_process import usable_cpus
+from milpplan.problem.records import Count, Record
+from milpplan.reports.documents.document import document_text
 from milpplan.studies import processes, ray_cluster
 from milpplan.studies.grid import cells
 from milpplan.studies.outcomes import Outcome, Task

@@ -7,14 +7,14 @@ from pathlib import Path
 from milpplan.cli import arguments
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import check_plan_of_file, within_range
-from milpplan.costs.states import grad_bytes
 from milpplan.errors import InvalidInputError
-from milpplan.reports.document import read_plan
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
+from milpplan.reports.documents.document import read_plan
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.switch_text import switch_document, switch_tables
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
-from milpplan.specs.reading import shown
+from milpplan.reports.text.switch_text import switch_document, switch_tables
+from milpplan.simulation.states import grad_bytes
 from milpplan.switching.links import Links
 from milpplan.switching.ownership import WHATS, ShardRules
 from milpplan.switching.planning import plan_switch

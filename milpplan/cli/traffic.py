@@ -9,11 +9,11 @@ from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.communication.traffic import traffic
 from milpplan.communication.wires import ALGORITHMS
-from milpplan.reports.document import read_plan
+from milpplan.reports.documents.document import read_plan
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.page_template import require_jinja
-from milpplan.reports.traffic_page import traffic_page
-from milpplan.reports.traffic_text import traffic_document, traffic_tables
+from milpplan.reports.html.page_template import require_jinja
+from milpplan.reports.html.traffic_page import traffic_page
+from milpplan.reports.text.traffic_text import traffic_document, traffic_tables
 from milpplan.units import counted
 
 

@@ -14,7 +14,7 @@ from milpplan.reports.files import make_directory
 from milpplan.validation.comparison import Validation, compare
 from milpplan.validation.document import document_text
 from milpplan.validation.figures import write_figures
-from milpplan.validation.reading import RunFile, read_runs
+from milpplan.validation.runs.reader import RunFile, read_runs
 from milpplan.validation.summary import summarise
 from milpplan.validation.tables import report
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from milpplan.communication.records import ALL_TYPES, Bandwidth, NodeBlock, Tier
-from milpplan.costs import collectives
-from milpplan.costs.collectives import Operation
-from milpplan.costs.columns import FloatArray
-from milpplan.costs.replica_costs import across
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.plan import Layout
-from milpplan.specs.problem import Problem
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import FloatArray
+from milpplan.simulation.network import collectives
+from milpplan.simulation.network.collectives import Operation
+from milpplan.simulation.replica_costs import across
 
 MESSAGE_BYTES = tuple(float(2**power) for power in range(14, 33, 2))
 """16 KiB to 4 GiB."""

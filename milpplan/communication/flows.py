@@ -10,12 +10,12 @@ import numpy as np
 
 from milpplan.communication import messages
 from milpplan.communication.messages import Groups, Message, Parallelism, Transport
-from milpplan.costs import states
-from milpplan.costs.columns import FloatArray, LayoutColumns
-from milpplan.costs.endpoints import Endpoint, embedding_endpoint, head_endpoint
-from milpplan.costs.states import LocalParameters
-from milpplan.specs.plan import Plan, VirtualStage
-from milpplan.specs.problem import Problem
+from milpplan.problem.plan import Plan, VirtualStage
+from milpplan.problem.problem import Problem
+from milpplan.simulation import states
+from milpplan.simulation.layers.embedding_and_head import Endpoint, embedding_endpoint, head_endpoint
+from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
+from milpplan.simulation.states import LocalParameters
 
 
 class When(IntEnum):

@@ -10,15 +10,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from milpplan.costs import states
-from milpplan.costs.collectives import Operation
-from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.costs.endpoints import Endpoint
-from milpplan.costs.layers import BF16_BYTES, FP32_BYTES, Shard, kv_heads_per_rank
-from milpplan.costs.parameters import padded_vocab_size
-from milpplan.costs.states import LocalParameters
-from milpplan.specs.model import GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
-from milpplan.specs.problem import Problem
+from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
+from milpplan.problem.problem import Problem
+from milpplan.simulation import states
+from milpplan.simulation.layers.embedding_and_head import Endpoint
+from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, Shard, kv_heads_per_rank
+from milpplan.simulation.layers.parameters import padded_vocab_size
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, LayoutColumns
+from milpplan.simulation.network.collectives import Operation
+from milpplan.simulation.states import LocalParameters
 
 Parallelism = Literal[
     "tp", "sp", "cp", "ep", "pp", "gradient_reduce", "parameter_gather", "tied_embedding", "gradient_norm"

@@ -8,9 +8,9 @@ import numpy as np
 
 from milpplan.communication.rank_lists import gpus_per_domain
 from milpplan.communication.records import NodeBlock
-from milpplan.costs.columns import IntArray
-from milpplan.specs.plan import Layout
-from milpplan.specs.problem import Problem
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.plan import Layout
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.plan import Layout
+from milpplan.simulation.layout_columns import IntArray
 
 
 def _grid(sizes: dict[str, int], order: list[str], wanted: tuple[str, ...]) -> IntArray:

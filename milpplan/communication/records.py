@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 Tier = Literal["inside", "between"]
 TIERS: tuple[Tier, ...] = ("inside", "between")

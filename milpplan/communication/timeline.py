@@ -12,11 +12,11 @@ import numpy as np
 
 from milpplan.communication.flows import When
 from milpplan.communication.records import TrafficTimeline
-from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.costs.layout_costs import step_overhead_ns
-from milpplan.costs.pipeline import Term
-from milpplan.costs.runs import PipelineRun
-from milpplan.specs.problem import Problem
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation.layout_costs import step_overhead_ns
+from milpplan.simulation.pipeline.pipeline_runs import PipelineRun
+from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.units import NS_PER_S
 
 DEFAULT_BINS = 200

@@ -21,14 +21,14 @@ from milpplan.communication.records import Links, Pairs, Tier, TrafficReport, Ut
 from milpplan.communication.timeline import DEFAULT_BINS, StageTraffic, timeline_of
 from milpplan.communication.wires import ALGORITHMS, Algorithm
 from milpplan.communication.wiring import Wires, Wiring
-from milpplan.costs import states
-from milpplan.costs.columns import BoolArray, FloatArray, IntArray, LayoutColumns
-from milpplan.costs.endpoints import embedding_endpoint
-from milpplan.costs.runs import PipelineRun, pipeline_runs
-from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation import states
+from milpplan.simulation.layers.embedding_and_head import embedding_endpoint
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns
+from milpplan.simulation.pipeline.pipeline_runs import PipelineRun, pipeline_runs
+from milpplan.simulation.simulator import simulate
 
 OVER_REPLICAS = frozenset(
     ("replicas", "expert_replicas", "replica_shards", "expert_shards", "replica_copies", "expert_copies")

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from milpplan.communication.messages import Transport
-from milpplan.costs.collectives import PASSES, Operation, all_to_all_bytes, copies_sent, wire_factor
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation.network.collectives import PASSES, Operation, all_to_all_bytes, copies_sent, wire_factor
 
 Algorithm = Literal["ring", "tree", "hierarchical"]
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "hierarchical")

@@ -12,8 +12,8 @@ from milpplan.communication.messages import PARALLELISMS, Transport
 from milpplan.communication.places import Places
 from milpplan.communication.records import Pairs, pairs_of
 from milpplan.communication.wires import Algorithm
-from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError
+from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 MAX_PAIRS = 50_000_000
 """Most edges that are written out (a few GiB)."""

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from milpplan.graph.instance import FORBIDDEN, HALF, Instance, clipped
-from milpplan.optimize.program import IntArray
+from milpplan.optimize.milp.program import IntArray
 
 # Entries of the largest table that is looked at, and of all together.
 MAX_TABLE: Final = 2**22

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from milpplan.graph.instance import HALF, Instance
-from milpplan.optimize.program import FloatArray, IntArray
+from milpplan.optimize.milp.program import FloatArray, IntArray
 
 # Changes looked at in one round where limits must be checked.
 _TRIALS: Final = 2000

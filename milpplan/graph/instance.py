@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.graph.statement import StrategyGraph, forbidden_pairs
-from milpplan.optimize.program import BoolArray, FloatArray, IntArray
+from milpplan.optimize.milp.program import BoolArray, FloatArray, IntArray
 
 # Sums of finite costs stay below 2^52; what is forbidden is far above and still adds without wrapping round.
 COST_BITS: Final = 50

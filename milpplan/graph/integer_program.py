@@ -38,8 +38,8 @@ from typing import Final
 import numpy as np
 
 from milpplan.graph.instance import HALF, Instance
-from milpplan.optimize.program import BoolArray, IntArray, Program, ProgramBuilder
-from milpplan.optimize.solution import Solution
+from milpplan.optimize.milp.program import BoolArray, IntArray, Program, ProgramBuilder
+from milpplan.optimize.milp.solution import Solution
 
 DIGIT_BITS: Final = 16
 MIN_DIGIT_BITS: Final = 8

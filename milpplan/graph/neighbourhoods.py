@@ -18,8 +18,8 @@ from milpplan.errors import SolverError
 from milpplan.graph.instance import HALF, Instance, clipped
 from milpplan.graph.integer_program import GraphProgram, size_of
 from milpplan.graph.reduction import prune
-from milpplan.optimize.program import IntArray
-from milpplan.optimize.solution import Backend, Limits
+from milpplan.optimize.milp.program import IntArray
+from milpplan.optimize.milp.solution import Backend, Limits
 
 # Nodes of a part, and variables of its program.
 PART: Final = 20

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
 from milpplan.graph.instance import FORBIDDEN, HALF, Instance, clipped, floored, rounded_down, state
 from milpplan.graph.statement import MAX_SUM, StrategyGraph, cost_array
-from milpplan.optimize.program import FloatArray, IntArray
+from milpplan.optimize.milp.program import FloatArray, IntArray
 
 MAX_FRONT: Final = 20_000
 MAX_MICRO_BATCHES: Final = 10**6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from milpplan.graph.instance import HALF, Instance
-from milpplan.optimize.program import FloatArray, IntArray
+from milpplan.optimize.milp.program import FloatArray, IntArray
 
 
 class Prices:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from milpplan.graph.instance import FORBIDDEN, HALF, Instance, clipped
-from milpplan.optimize.program import BoolArray, IntArray
+from milpplan.optimize.milp.program import BoolArray, IntArray
 
 
 def prune(instance: Instance, dominance: bool = True) -> bool:

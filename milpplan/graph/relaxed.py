@@ -17,8 +17,8 @@ import numpy as np
 from scipy import optimize, sparse
 
 from milpplan.graph.instance import HALF, Instance, Pair
-from milpplan.optimize.program import FloatArray, IntArray
-from milpplan.optimize.solution import run_interruptibly
+from milpplan.optimize.milp.program import FloatArray, IntArray
+from milpplan.optimize.milp.solution import run_interruptibly
 
 # Variables of the largest relaxation that is asked for: some ten seconds of one core.
 MAX_RELAXED: Final = 100_000

@@ -10,7 +10,7 @@ from milpplan.graph.instance import Instance, Stated
 from milpplan.graph.reduction import prune
 from milpplan.graph.result import MemoryRow
 from milpplan.graph.statement import StrategyGraph
-from milpplan.optimize.program import FloatArray
+from milpplan.optimize.milp.program import FloatArray
 
 
 def memory_rows(graph: StrategyGraph, choice: npt.NDArray[np.int64] | None) -> tuple[MemoryRow, ...]:

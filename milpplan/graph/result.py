@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.solution import Status
+from milpplan.optimize.milp.solution import Status
 
 Proof = Literal["exact", "tolerance", "none"]
 

@@ -12,7 +12,7 @@ from milpplan.errors import SolverError
 from milpplan.graph.instance import HALF, Instance, Stated
 from milpplan.graph.result import GraphProgress, Proof
 from milpplan.graph.statement import StrategyGraph
-from milpplan.optimize.solution import Limits, end_if
+from milpplan.optimize.milp.solution import Limits, end_if
 
 
 class BoundRefutedError(SolverError):

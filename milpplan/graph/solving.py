@@ -35,10 +35,10 @@ from milpplan.graph.result import GraphProgress, GraphSolution
 from milpplan.graph.search import BoundRefutedError, Search
 from milpplan.graph.statement import StrategyGraph
 from milpplan.graph.sweeps import Sweeps
-from milpplan.optimize.backends import AUTO
-from milpplan.optimize.backends import backend as named_backend
-from milpplan.optimize.program import Program
-from milpplan.optimize.solution import Solution
+from milpplan.optimize.milp.backends import AUTO
+from milpplan.optimize.milp.backends import backend as named_backend
+from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp.solution import Solution
 
 MAX_ROUNDS: Final = 4
 MAX_SWEEPS: Final = 60

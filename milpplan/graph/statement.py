@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from milpplan.errors import InvalidInputError
 from milpplan.graph.result import GraphProgress, GraphSolution
-from milpplan.optimize.program import BoolArray, FloatArray
+from milpplan.optimize.milp.program import BoolArray, FloatArray
 
 Pair = tuple[int, int]
 # Sums above this, ten thousand times over, no longer fit into a double.

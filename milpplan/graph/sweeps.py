@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from milpplan.graph.instance import Instance, Pair, clipped
-from milpplan.optimize.program import FloatArray, IntArray
+from milpplan.optimize.milp.program import FloatArray, IntArray
 
 # Sums of all that is paid stay below 2^54, products of prices and loads of a node below 2^61, in 64 bits.
 _PRICE_BITS: Final = 54

@@ -17,13 +17,13 @@ import numpy as np
 from pydantic import Field
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.dispatcher import Dispatch
-from milpplan.groups.packing import Packing
+from milpplan.groups.dispatch.dispatcher import Dispatch
+from milpplan.groups.packing.pack import Packing
 from milpplan.groups.plan import Group, GroupedPlan, check, simulate
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes, TabledPipeline
-from milpplan.specs.reading import parse_json, read_text, shown, validated
-from milpplan.specs.records import Count, NonNegativeFloat, PositiveInt, Record
+from milpplan.problem.reading import parse_json, read_text, shown, validated
+from milpplan.problem.records import Count, NonNegativeFloat, PositiveInt, Record
 
 Pairs = tuple[tuple[PositiveInt, PositiveInt], ...]
 """Pairs (tokens, sequences)."""

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.groups.packing import Packing
+from milpplan.groups.packing.pack import Packing
 from milpplan.groups.plan import Group
-from milpplan.groups.pricing import GroupPrices, every_strategy_is_used, serial_ns
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import Int64Array
-from milpplan.optimize.program import Program, ProgramBuilder
+from milpplan.groups.tour_costs import GroupPrices, every_strategy_is_used, serial_ns
+from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from milpplan.errors import InfeasibleError
 from milpplan.groups.plan import GroupedPlan
 from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.sets import SetRecord
+from milpplan.groups.screen_subsets import SetRecord
 
 NO_PLAN_NS = 2**62
 """The bound of a set that holds no plan at all."""

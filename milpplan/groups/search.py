@@ -27,24 +27,24 @@ import time
 import numpy as np
 
 from milpplan.errors import SolverError
-from milpplan.groups.balance import balanced, balances, first_packings
-from milpplan.groups.cuts import KindCuts
+from milpplan.groups.assignment_program import DEFAULT_FRACTIONS, Floors, master_program
+from milpplan.groups.bounds.idle_time import Waits
+from milpplan.groups.bounds.pipeline_bounds import KindCuts
 from milpplan.groups.exact import exact_program, exact_size
-from milpplan.groups.exchange import filled
-from milpplan.groups.joined import joined, leveled, packed
-from milpplan.groups.master import DEFAULT_FRACTIONS, Floors, master_program
-from milpplan.groups.pair_exchange import exchanged
+from milpplan.groups.packing.levelled import joined, leveled, packed
+from milpplan.groups.packing.pair_exchange import exchanged
+from milpplan.groups.packing.relocate import filled
+from milpplan.groups.packing.tabu_search import balanced, balances, first_packings
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.result import NO_PLAN_NS, GroupedResult, check_held
-from milpplan.groups.sets import Proof, SetRecord, ranked_sets
+from milpplan.groups.screen_subsets import Proof, SetRecord, ranked_sets
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import least_overhead_ns, tour_prices
-from milpplan.groups.waiting import Waits
-from milpplan.optimize.backends import AUTO, backend, witnessed
-from milpplan.optimize.program import MINUS_INFINITY, Program, Rows
-from milpplan.optimize.relaxation import Relaxation
-from milpplan.optimize.solution import Backend, Limits, Solution
+from milpplan.optimize.milp.backends import AUTO, backend, witnessed
+from milpplan.optimize.milp.linear_relaxation import Relaxation
+from milpplan.optimize.milp.program import MINUS_INFINITY, Program, Rows
+from milpplan.optimize.milp.solution import Backend, Limits, Solution
 
 # One master may take this share of the time that is left.
 _SHARE = 0.34

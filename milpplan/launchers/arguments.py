@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.megatron_flags import megatron_flags
-from milpplan.specs.reading import shown
+from milpplan.launchers.megatron.flags import megatron_flags
+from milpplan.problem.reading import shown
 
 Values = tuple[str, ...]
 

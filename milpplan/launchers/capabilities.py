@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.launchers.megatron_recompute import selective_modules
+from milpplan.launchers.megatron.recompute import selective_modules
 from milpplan.launchers.space_rules import (
     Columns,
     deepspeed_states,
@@ -35,9 +35,9 @@ from milpplan.launchers.space_rules import (
     whole_nodes,
     whole_words,
 )
-from milpplan.specs.model import MixtureOfExperts
-from milpplan.specs.plan import Layout
-from milpplan.specs.problem import Problem
+from milpplan.problem.model import MixtureOfExperts
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
 
 Mode = Literal["none", "selective", "full"]
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import Capability
-from milpplan.launchers.places import placed_alike
 from milpplan.launchers.records import Refusal
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Layout, Plan
-from milpplan.specs.problem import Problem
+from milpplan.launchers.same_placement import placed_alike
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Problem
 from milpplan.units import counted
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from milpplan.errors import MilpplanError
 from milpplan.launchers.expressible import model_differences
-from milpplan.specs.huggingface import model_from_config
-from milpplan.specs.model import DenseMlp, GroupedQueryAttention, ModelSpec
+from milpplan.problem.huggingface.config import model_from_config
+from milpplan.problem.model import DenseMlp, GroupedQueryAttention, ModelSpec
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """``model_type`` of classes that differ in biases, windows, and norms of queries and keys."""

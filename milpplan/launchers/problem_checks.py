@@ -5,10 +5,10 @@ from __future__ import annotations
 from milpplan.launchers.capabilities import DEEPSPEED, NANOTRON, TORCHTITAN
 from milpplan.launchers.expressible import job_refusals, refuse
 from milpplan.launchers.hf_config import config_of
-from milpplan.launchers.nanotron_settings import model_losses
+from milpplan.launchers.nanotron.settings import model_losses
 from milpplan.launchers.records import Refusal
-from milpplan.launchers.torchtitan_flavors import flavor_of
-from milpplan.specs.problem import Problem
+from milpplan.launchers.torchtitan.flavors import flavor_of
+from milpplan.problem.problem import Problem
 
 
 def _formats(problem: Problem, kernels: tuple[str, ...], gradients: tuple[str, ...]) -> list[Refusal]:

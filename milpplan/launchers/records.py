@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from milpplan.launchers.arguments import Arguments, Values
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
 
 
 class Started(Protocol):

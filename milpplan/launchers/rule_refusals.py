@@ -6,8 +6,8 @@ import numpy as np
 
 from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.records import Refusal
-from milpplan.specs.plan import SCHEDULES, Layout
-from milpplan.specs.problem import Problem
+from milpplan.problem.plan import SCHEDULES, Layout
+from milpplan.problem.problem import Problem
 
 NUMBERS = (
     *("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size", "global_batch_size", "num_micro_batches"),

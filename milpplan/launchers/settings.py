@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.reading import shown
+from milpplan.problem.reading import shown
 
 Known = Mapping[str, tuple[Any, ...]]
 """Schema of a launcher: name to its default, and behind it the choices (a list) or the kind (a text)."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.launchers.nanotron_settings import stage_sizes
-from milpplan.specs.plan import SCHEDULES
-from milpplan.specs.problem import Problem
+from milpplan.launchers.nanotron.settings import stage_sizes
+from milpplan.problem.plan import SCHEDULES
+from milpplan.problem.problem import Problem
 
 Columns = Mapping[str, npt.NDArray[np.int64]]
 OLD_TITAN = "0.2.2"

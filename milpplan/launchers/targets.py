@@ -9,22 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from milpplan.errors import IllegalPlanError, UnknownNameError
-from milpplan.launchers import (
-    accelerate_export,
-    accelerate_import,
-    automodel_export,
-    automodel_import,
-    bridge_export,
-    bridge_import,
-    deepspeed_export,
-    deepspeed_import,
-    megatron_export,
-    megatron_import,
-    nanotron_export,
-    nanotron_import,
-    torchtitan_export,
-    torchtitan_import,
-)
+from milpplan.launchers.accelerate import export as accelerate_export
+from milpplan.launchers.accelerate import reader as accelerate_import
+from milpplan.launchers.automodel import export as automodel_export
+from milpplan.launchers.automodel import reader as automodel_import
 from milpplan.launchers.capabilities import (
     ACCELERATE,
     AUTOMODEL,
@@ -35,13 +23,23 @@ from milpplan.launchers.capabilities import (
     TORCHTITAN,
     Capability,
 )
+from milpplan.launchers.deepspeed import export as deepspeed_export
+from milpplan.launchers.deepspeed import reader as deepspeed_import
+from milpplan.launchers.megatron import export as megatron_export
+from milpplan.launchers.megatron import reader as megatron_import
+from milpplan.launchers.megatron_bridge import export as bridge_export
+from milpplan.launchers.megatron_bridge import reader as bridge_import
+from milpplan.launchers.nanotron import export as nanotron_export
+from milpplan.launchers.nanotron import reader as nanotron_import
 from milpplan.launchers.records import ConfigLaunch, Imported, Launch
+from milpplan.launchers.torchtitan import export as torchtitan_export
+from milpplan.launchers.torchtitan import reader as torchtitan_import
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
-from milpplan.specs.reading import shown
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
 
 Read = Callable[[str, str, HardwareSpec, int | None, ModelSpec | None, int | None, Collection[str]], Imported]
 

@@ -25,15 +25,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray
 from milpplan.errors import InfeasibleError
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Strategy
 from milpplan.groups.tours import tour_time_ns
-from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.flexsp_rule import flexsp_step
 from milpplan.lengths.records import BaselineStep
-from milpplan.lengths.side_by_side import flexsp_step
+from milpplan.lengths.strategy_tables import Packed, Pool
 from milpplan.lengths.switches import NEVER_NS, Switches
+from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
 
 BOUNDARIES = ((16_384, 4_096), (16_384, 8_192, 4_096))

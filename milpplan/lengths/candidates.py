@@ -19,18 +19,18 @@ from functools import cached_property
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray, LayoutColumns
-from milpplan.costs.cost_models import has_own_times
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs
-from milpplan.costs.report import StageMemory
-from milpplan.costs.simulator import rank_memory
-from milpplan.costs.stages import StageOptions, plan_stages
-from milpplan.costs.states import ADAM_STATE_BYTES, grad_bytes
 from milpplan.errors import InfeasibleError, InvalidInputError
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.uniform import uniform_plan
-from milpplan.specs.plan import Layout, Plan
-from milpplan.specs.problem import Problem, Space
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Problem, Space
+from milpplan.simulation.layers.cost_models import has_own_times
+from milpplan.simulation.layout_columns import IntArray, LayoutColumns
+from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.simulation.report import StageMemory
+from milpplan.simulation.simulator import rank_memory
+from milpplan.simulation.stages import StageOptions, plan_stages
+from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
 from milpplan.units import gib_text
 
 FIXED: dict[str, tuple[object, ...]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
 
 Status = Literal["optimal", "feasible"]
 MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.costs.flops import model_flops_per_token
 from milpplan.errors import InvalidInputError
-from milpplan.groups.buckets import optimal_buckets, padded
-from milpplan.groups.workload import Workload
+from milpplan.groups.workload.buckets import optimal_buckets, padded
+from milpplan.groups.workload.workload import Workload
 from milpplan.lengths.records import SequenceRules
-from milpplan.optimize.backends import AUTO, backend_names
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.problem import MAX_SEQUENCE, Problem
-from milpplan.specs.reading import shown
+from milpplan.optimize.milp.backends import AUTO, backend_names
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.problem import MAX_SEQUENCE, Problem
+from milpplan.problem.reading import shown
+from milpplan.simulation.layers.flops import model_flops_per_token
+from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 MAX_SEQUENCES = 8192
 """Most sequences of a step: every one is packed."""

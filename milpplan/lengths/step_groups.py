@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from milpplan.lengths.pool import Pool
+from milpplan.lengths.heterogeneous.replicas import UnlikeStep, unlike_groups
 from milpplan.lengths.records import LengthGroup
+from milpplan.lengths.side_by_side.team_steps import team_groups
+from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.steps import AnyStep, Step
-from milpplan.lengths.team_steps import team_groups
-from milpplan.lengths.teams import TeamStep
-from milpplan.lengths.unlike import UnlikeStep, unlike_groups
+from milpplan.lengths.strategy_tables import Pool
 from milpplan.units import NS_PER_S
 
 

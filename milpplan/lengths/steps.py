@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.lengths.pool import Packed
-from milpplan.lengths.teams import TeamStep
-from milpplan.lengths.unlike import UnlikeStep
+from milpplan.lengths.heterogeneous.replicas import UnlikeStep
+from milpplan.lengths.side_by_side.teams import TeamStep
+from milpplan.lengths.strategy_tables import Packed
 
 GAP_SHARE = 0.5
 """What is proved of single strategies, and searched of a set's tables, to this part of the gap."""

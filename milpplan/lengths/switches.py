@@ -13,11 +13,11 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from milpplan.costs.states import ADAM_STATE_BYTES, grad_bytes
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.candidates import Place
-from milpplan.lengths.pool import Pool
 from milpplan.lengths.records import LengthSwitch
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
 from milpplan.switching.links import Links
 from milpplan.switching.order import least_switch_s, switch_costs
 from milpplan.switching.ownership import ShardRules

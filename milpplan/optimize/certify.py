@@ -12,23 +12,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.critical_path import CriticalPath, critical_path
-from milpplan.costs.mixed_costs import RankCosts, costs_of
-from milpplan.costs.pipeline import StepGraph
-from milpplan.costs.replica_costs import costs_of_replicas, view_plans
-from milpplan.costs.report import StepReport
-from milpplan.costs.simulator import simulate
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.claim import Certification, Check, Claim, Verdict
-from milpplan.optimize.layout_space import LayoutSpace
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.membership import in_space
+from milpplan.optimize.certificate import Certification, Check, Claim, Verdict
 from milpplan.optimize.objective import objective_weights, on_gpus, printed_unit
-from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, SolveOptions
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.optimize.solve import solve
+from milpplan.optimize.space.layout_space import LayoutSpace
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.membership import in_space
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.mixed_costs import RankCosts, costs_of
+from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
+from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.replica_costs import costs_of_replicas, view_plans
+from milpplan.simulation.report import StepReport
+from milpplan.simulation.simulator import simulate
+from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S, counted, gap_text, seconds_text
 
 ROUNDING = 1e-9

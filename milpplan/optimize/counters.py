@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from milpplan.costs.pipeline import StepGraph
-    from milpplan.optimize.program import Program
+    from milpplan.optimize.milp.program import Program
+    from milpplan.simulation.pipeline.step_graph import StepGraph
 
 RELAXATION_S: Final = 4e-3
 """Of one relaxation that is solved again, with what is around it. These constants are fitted to 848 times that

@@ -15,8 +15,8 @@ from typing import Final
 from milpplan.optimize.deadline import Deadline
 from milpplan.optimize.objective import on_gpus
 from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status, proof_strength
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
 
 ANY_PLAN: Final = 0.999
 """The gap of a solve that only asks whether there is a plan: the first one ends it."""

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.means import Means
-from milpplan.optimize.search import Search
-from milpplan.specs.plan import RANK_ORDERS, Plan
-from milpplan.specs.problem import Job, Problem
+from milpplan.optimize.context import Means
+from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import RANK_ORDERS, Plan
+from milpplan.problem.problem import Job, Problem
 
 PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "cp": (1,),

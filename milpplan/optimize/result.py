@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from milpplan.costs.report import StepReport
-from milpplan.optimize.fates import LayoutFates
-from milpplan.optimize.program import Program
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem, Space
+from milpplan.optimize.milp.program import Program
+from milpplan.optimize.search.prune_reasons import LayoutFates
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem, Space
+from milpplan.simulation.report import StepReport
 
 Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from milpplan.optimize.planner import solve
 from milpplan.optimize.result import PlanResult, SolveOptions, TargetPrice
-from milpplan.specs.problem import Problem
+from milpplan.optimize.solve import solve
+from milpplan.problem.problem import Problem
 
 __all__ = ["TargetPrice", "target_price"]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from milpplan.problem.records import Record
 from milpplan.profiling.machine import Machine, MeasurementError
 from milpplan.profiling.records import (
     Attention,
@@ -23,7 +24,6 @@ from milpplan.profiling.records import (
     TrafficTime,
 )
 from milpplan.profiling.sweep import Task
-from milpplan.specs.records import Record
 
 Progress = Callable[[str], None]
 MOST_REASON = 900

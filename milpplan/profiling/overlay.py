@@ -12,19 +12,19 @@ import numpy as np
 
 from milpplan.calibration.attention_curves import Direction, fit_curve
 from milpplan.calibration.bus_tables import fit_bus
-from milpplan.calibration.fit_records import Fit
-from milpplan.calibration.fitting import fit_predicted
+from milpplan.calibration.fit.fit import fit_predicted
+from milpplan.calibration.fit.parameters import Theta
+from milpplan.calibration.fit.records import Fit
 from milpplan.calibration.gemm_table import Products, fit_gemm
 from milpplan.calibration.nccl import PASSES, BusLog
-from milpplan.calibration.parameters import Theta
 from milpplan.calibration.sources import checked_words
 from milpplan.errors import InvalidInputError
-from milpplan.presets.catalog import load_hardware
-from milpplan.presets.overlays import CURVES, applied, with_constants
+from milpplan.problem.apply_overlay import CURVES, applied, with_constants
+from milpplan.problem.catalog import load_hardware
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.overlay import Overlay, Provenance, Tables
 from milpplan.profiling.prediction import OperatorPredictor, attentions_of
 from milpplan.profiling.records import Measurements
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.overlay import Overlay, Provenance, Tables
 from milpplan.units import bandwidth_text, gib_text, percent_text
 
 OF_MEMORY: Final = ("memory_efficiency", "kernel_latency_s")

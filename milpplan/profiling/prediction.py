@@ -10,21 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.calibration.attention_curves import Attentions, Direction
-from milpplan.calibration.parameters import Theta
-from milpplan.costs.activations import layer_activations
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.compute import (
+from milpplan.calibration.fit.parameters import Theta
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
+from milpplan.profiling.measuring import layers_words, words_of
+from milpplan.profiling.records import Attention, AttentionTime, Layers, LayersTime, Mode, TrafficTime
+from milpplan.simulation.layers.activations import layer_activations
+from milpplan.simulation.layers.kernels import (
     attention_backward_s,
     attention_forward_s,
     flash_attention_flops,
     memory_bound_s,
 )
-from milpplan.costs.layers import EXPOSED, Phase, average_keys, layer_seconds
-from milpplan.profiling.measuring import layers_words, words_of
-from milpplan.profiling.records import Attention, AttentionTime, Layers, LayersTime, Mode, TrafficTime
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.plan import Layout
-from milpplan.specs.problem import Problem
+from milpplan.simulation.layers.layer_time import EXPOSED, Phase, average_keys, layer_seconds
+from milpplan.simulation.layout_columns import LayoutColumns
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -106,7 +106,7 @@ class _Row:
 
 
 class OperatorPredictor:
-    """Operators and layers as ``milpplan.calibration.predicting.Predictor`` wants them."""
+    """Operators and layers as ``milpplan.calibration.fit.predicting.Predictor`` wants them."""
 
     def __init__(self, rows: Sequence[_Row], base: HardwareSpec, chosen: IntArray | None = None) -> None:
         self._rows, self._base = tuple(rows), base

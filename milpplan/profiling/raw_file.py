@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from milpplan.problem.reading import parse_json, read_text, validated
 from milpplan.profiling.records import Measurements
 from milpplan.reports.files import write_whole
-from milpplan.specs.reading import parse_json, read_text, validated
 
 
 def write_raw(path: Path, measurements: Measurements) -> None:

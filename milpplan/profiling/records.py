@@ -6,10 +6,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from milpplan.specs.hardware import HardwareSpec, Software
-from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun, ModelSpec
-from milpplan.specs.problem import Job, Problem
-from milpplan.specs.records import Count, NonNegativeFloat, PositiveInt, Record
+from milpplan.problem.hardware import HardwareSpec, Software
+from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, ModelSpec
+from milpplan.problem.problem import Job, Problem
+from milpplan.problem.records import Count, NonNegativeFloat, PositiveInt, Record
 
 Text = Annotated[str, Field(max_length=1000)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
+from milpplan.problem.hardware import HardwareSpec
 from milpplan.profiling.records import MODES, Attention, Copy, Exchange, Layers, Product, Traffic
-from milpplan.specs.hardware import HardwareSpec
 from milpplan.units import MIB
 
 Task = Product | Attention | Traffic | Copy | Exchange | Layers

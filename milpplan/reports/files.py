@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.reading import shown
+from milpplan.problem.reading import shown
 from milpplan.units import cleaned
 
 TEMPORARY: Final = (".milpplan-", ".tmp")

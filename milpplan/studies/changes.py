@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.reading import shown, validated
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.reading import shown, validated
 from milpplan.studies.records import Case
 
 EVERY: Final = "*"

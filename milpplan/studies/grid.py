@@ -13,13 +13,13 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError, MilpplanError, UnknownNameError
-from milpplan.optimize.backends import backend_names
-from milpplan.presets.catalog import load_hardware, load_model
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Layout
-from milpplan.specs.problem import SPACES, Job, Problem, Space
-from milpplan.specs.reading import plain_reason, shown
+from milpplan.optimize.milp.backends import backend_names
+from milpplan.problem.catalog import load_hardware, load_model
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import SPACES, Job, Problem, Space
+from milpplan.problem.reading import plain_reason, shown
 from milpplan.studies.changes import changed
 from milpplan.studies.records import Case, Study
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -16,13 +16,13 @@ import numpy as np
 from pydantic import BaseModel
 
 from milpplan.errors import MilpplanError
-from milpplan.optimize.alternatives import floor
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.planner import solve
+from milpplan.optimize.nearby_problems import floor
 from milpplan.optimize.result import PlanResult, SolveOptions
-from milpplan.reports.plan_file import PlanDocument, plan_document
-from milpplan.specs.problem import Problem
-from milpplan.specs.records import Count, Record
+from milpplan.optimize.solve import solve
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Problem
+from milpplan.problem.records import Count, Record
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.studies.records import SolveSettings
 from milpplan.units import gib_text
 from milpplan.version import __version__
@@ -30,7 +30,7 @@ from milpplan.version import __version__
 CellStatus = Literal["optimal", "feasible", "infeasible", "no_solution_found", "impossible", "failed"]
 PROVED: Final = ("optimal", "infeasible", "impossible")
 """What needs no second look: an optimum, a proof that there is none, or parts that do not go together."""
-ROOMS: Final = ("specs", "costs", "optimize")
+ROOMS: Final = ("problem", "simulation", "optimize")
 """Where the code is that a result rests on."""
 KEY_CHARACTERS: Final = 24
 OTHER_CODE: Final = (
@@ -46,14 +46,20 @@ def code_digest() -> str:
     """Of the cost model and the search as they are installed: an edited formula gives other keys."""
     digest = hashlib.sha256()
     for room in ROOMS:
-        for entry in sorted(_sources(resources.files("milpplan") / room), key=lambda one: one.name):
-            digest.update(f"{room}/{entry.name}\n".encode())
+        for path, entry in sorted(_sources(resources.files("milpplan") / room, room), key=lambda item: item[0]):
+            digest.update(f"{path}\n".encode())
             digest.update(entry.read_bytes())
     return digest.hexdigest()
 
 
-def _sources(directory: Traversable) -> list[Traversable]:
-    return [entry for entry in directory.iterdir() if entry.name.endswith(".py")]
+def _sources(directory: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+    """List the Python files of a directory and of those in it, with their paths."""
+    for entry in directory.iterdir():
+        inner = f"{path}/{entry.name}"
+        if entry.is_dir():
+            yield from _sources(entry, inner)
+        elif entry.name.endswith(".py"):
+            yield inner, entry
 
 
 @dataclass(frozen=True, slots=True)

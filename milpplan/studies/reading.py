@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from milpplan.specs.reading import parse_json, parse_toml, read_text, validated
+from milpplan.problem.reading import parse_json, parse_toml, read_text, validated
 from milpplan.studies.records import Study
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from milpplan.specs.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
-from milpplan.specs.records import PositiveFloat, Record
+from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
+from milpplan.problem.records import PositiveFloat, Record
 from milpplan.units import engineering_text
 
 OPERATIONS: Final = ("set", "multiply", "add", "replace_from")

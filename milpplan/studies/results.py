@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from milpplan.errors import InvalidInputError
+from milpplan.problem.problem import Problem
+from milpplan.reports.documents.plan_file import PlanFile
 from milpplan.reports.files import write_whole
-from milpplan.reports.plan_file import PlanFile
-from milpplan.specs.problem import Problem
 from milpplan.studies.grid import Cell
 from milpplan.studies.page import page
 from milpplan.studies.running import Sweep

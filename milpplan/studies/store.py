@@ -11,8 +11,8 @@ from typing import IO, Final
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
+from milpplan.problem.reading import read_text, shown
 from milpplan.reports.files import TEMPORARY, check_writable, make_directory, unwritable, write_whole
-from milpplan.specs.reading import read_text, shown
 from milpplan.studies.outcomes import Outcome
 
 CELLS: Final = "cells"

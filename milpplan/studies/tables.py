@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.specs.plan import Layout
+from milpplan.problem.plan import Layout
 from milpplan.studies.grid import GRID_AXES, Cell
 from milpplan.studies.outcomes import Outcome
 from milpplan.studies.records import Study

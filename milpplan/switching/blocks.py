@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.switching.links import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links
 from milpplan.switching.slices import Lots
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, IntArray
+from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.switching.routes import Routes
 from milpplan.switching.slices import Lots
 

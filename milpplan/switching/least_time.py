@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError, SolverError
+from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.switching.blocks import Block, Entry, SenderProgram, blocks, most_variables, sender_program
 from milpplan.switching.links import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links
 from milpplan.switching.routes import Route, Routes

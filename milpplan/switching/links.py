@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.communication.rank_lists import gpus_per_domain
-from milpplan.costs.columns import BoolArray, FloatArray, IntArray
 from milpplan.errors import InvalidInputError
-from milpplan.specs.hardware import HardwareSpec
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 OUT_INSIDE, IN_INSIDE, OUT_BETWEEN, IN_BETWEEN = range(4)
 """Ports of a rank: links inside its domain and its share of the network, each in both directions at once."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.costs.columns import IntArray
+from milpplan.simulation.layout_columns import IntArray
 from milpplan.switching.ownership import Box, Ownership
 from milpplan.switching.records import SwitchPlan
 from milpplan.switching.tensors import Tensor

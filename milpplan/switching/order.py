@@ -14,10 +14,10 @@ from itertools import permutations
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Plan
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Plan
+from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.switching.least_time import receiving_bound_s
 from milpplan.switching.links import Links
 from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What, element_bytes, ownership

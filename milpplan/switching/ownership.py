@@ -13,12 +13,12 @@ from typing import Literal
 import numpy as np
 
 from milpplan.communication.rank_lists import rank_lists
-from milpplan.costs.columns import IntArray
-from milpplan.costs.parameters import padded_vocab_size
-from milpplan.costs.states import ADAM_STATE_BYTES
 from milpplan.errors import IllegalPlanError
-from milpplan.specs.model import MixtureOfExperts, ModelSpec
-from milpplan.specs.plan import Layout, Plan
+from milpplan.problem.model import MixtureOfExperts, ModelSpec
+from milpplan.problem.plan import Layout, Plan
+from milpplan.simulation.layers.parameters import padded_vocab_size
+from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation.states import ADAM_STATE_BYTES
 from milpplan.switching.tensors import EMBEDDING, HEAD, Shape, Tensor, model_tensors
 
 What = Literal["parameters", "gradients", "optimizer"]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from milpplan.costs.agreement import check_plan_of_model
-from milpplan.costs.columns import FloatArray, IntArray
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Plan
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Plan
+from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation.validate_layout import check_plan_of_model
 from milpplan.switching.blocks import may_relay
 from milpplan.switching.deliveries import Deliveries, deliveries_of, layer_mask
 from milpplan.switching.least_time import least_time_routes

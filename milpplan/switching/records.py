@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, IntArray
+from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.switching.deliveries import Deliveries
 from milpplan.switching.ownership import What
 from milpplan.switching.tensors import Tensor

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 from milpplan.switching.links import Links
 from milpplan.switching.slices import Lots
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.costs.columns import BoolArray, IntArray
 from milpplan.errors import InvalidInputError
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Plan
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Plan
+from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.switching.ownership import EQUAL_ROWS, Ownership, ShardRules, What, element_bytes, ownership
 from milpplan.switching.tensors import Shape, Tensor
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from milpplan.costs.parameters import total_parameters
 from milpplan.errors import InvalidInputError
-from milpplan.specs.model import (
+from milpplan.problem.model import (
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
@@ -21,6 +20,7 @@ from milpplan.specs.model import (
     MixtureOfExperts,
     ModelSpec,
 )
+from milpplan.simulation.layers.parameters import total_parameters
 
 Split = Literal["rows", "columns", "none"]
 """What tensor parallelism (etp for experts) divides: outputs of the first linear layer of a pair, inputs of the

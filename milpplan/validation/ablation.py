@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from milpplan.presets.catalog import stack_names
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Problem
+from milpplan.problem.catalog import stack_names
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
 from milpplan.validation.evidence import Ablated, Evidence, TermEvidence
 from milpplan.validation.exercised import Exercise, ExercisedTerms, Generation, exercised_terms, generation_name
 from milpplan.validation.terms import Term, step_doubled_s, step_without_s, used_terms

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from milpplan.costs.report import StepReport
-from milpplan.costs.simulator import simulate
-from milpplan.validation.clusters import generation_of
-from milpplan.validation.measures import StepMeasure, rates, step_measure
+from milpplan.simulation.report import StepReport
+from milpplan.simulation.simulator import simulate
 from milpplan.validation.memory import MemoryMeasure, memory_measures, not_compared, predicted_memory
-from milpplan.validation.reading import RunFile
-from milpplan.validation.recognition import framework_of
-from milpplan.validation.records import Run
-from milpplan.validation.statement import Statement, state
-from milpplan.validation.unstated import UnstatedError
-from milpplan.validation.variants import VARIANTS
+from milpplan.validation.runs.clusters import generation_of
+from milpplan.validation.runs.measures import StepMeasure, rates, step_measure
+from milpplan.validation.runs.reader import RunFile
+from milpplan.validation.runs.recognition import framework_of
+from milpplan.validation.runs.records import Run
+from milpplan.validation.runs.statement import Statement, state
+from milpplan.validation.runs.unstated import UnstatedError
+from milpplan.validation.runs.variants import VARIANTS
 
 UNSCORED_FLAGS = frozenset({"old_pp_engine", "conflicting_reruns", "modified_model", "heterogeneous_stages"})
 """Flags of runs that say nothing about the model: another engine, contradictory reruns, another model."""

@@ -10,11 +10,11 @@ from functools import lru_cache
 from importlib import resources
 from typing import Final
 
-from milpplan.presets.catalog import hardware_names, load_hardware
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.reading import parse_json, validated
-from milpplan.specs.records import Count, NonNegativeFloat, Record
-from milpplan.validation.clusters import GENERATIONS, generation_of
+from milpplan.problem.catalog import hardware_names, load_hardware
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.reading import parse_json, validated
+from milpplan.problem.records import Count, NonNegativeFloat, Record
+from milpplan.validation.runs.clusters import GENERATIONS, generation_of
 
 FILE: Final = "exercised.json"
 

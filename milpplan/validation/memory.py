@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeGuard
 
-from milpplan.costs.report import StageMemory, StepReport
+from milpplan.simulation.report import StageMemory, StepReport
 from milpplan.units import GIB, MIB
-from milpplan.validation.frameworks import Framework
-from milpplan.validation.recognition import framework_of
-from milpplan.validation.records import Run
-from milpplan.validation.statement import Statement
+from milpplan.validation.runs.frameworks import Framework
+from milpplan.validation.runs.recognition import framework_of
+from milpplan.validation.runs.records import Run
+from milpplan.validation.runs.statement import Statement
 
 MemoryKind = Literal["allocated", "update", "reserved", "device"]
 MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("allocated", "update", "reserved", "device")

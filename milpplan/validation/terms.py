@@ -17,17 +17,17 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.costs.collectives import members_per_domain
-from milpplan.costs.columns import IntArray, LayoutColumns
-from milpplan.costs.distinct import OFFLOADS
-from milpplan.costs.layers import Part, Phase, layer_seconds
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs
-from milpplan.costs.offload import offloaded
-from milpplan.costs.simulator import simulate, step_times_ns
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.specs.model import DenseMlp, LayerRun, MixtureOfExperts
-from milpplan.specs.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, Plan
-from milpplan.specs.problem import Problem
+from milpplan.problem.model import DenseMlp, LayerRun, MixtureOfExperts
+from milpplan.problem.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.bulk.cache_keys import OFFLOADS
+from milpplan.simulation.layers.layer_time import Part, Phase, layer_seconds
+from milpplan.simulation.layout_columns import IntArray, LayoutColumns
+from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.simulation.network.collectives import members_per_domain
+from milpplan.simulation.offload import offloaded
+from milpplan.simulation.simulator import simulate, step_times_ns
+from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S
 
 Scale = Callable[[Problem, Layout, LayoutCosts, int], LayoutCosts]

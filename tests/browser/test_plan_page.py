@@ -15,10 +15,10 @@ import pytest
 
 from milpplan import Layout, plan_overview
 from milpplan.launchers.targets import TARGETS
-from milpplan.reports.plan_page import plan_page
+from milpplan.reports.html.plan_page import plan_page
 from tests.browser.opening import Opened, assert_opens_alone, open_page
-from tests.costs.cases import even_plan, problem_of
 from tests.reports.pages import piped
+from tests.simulation.cases import even_plan, problem_of
 
 pytestmark = pytest.mark.browser
 

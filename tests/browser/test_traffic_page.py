@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milpplan import traffic
-from milpplan.reports.traffic_page import traffic_page
+from milpplan.reports.html.traffic_page import traffic_page
 from tests.browser.opening import Opened, assert_opens_alone, open_page
 from tests.reports.pages import piped
 

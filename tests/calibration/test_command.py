@@ -12,8 +12,8 @@ import pytest
 from milpplan import load_hardware
 from milpplan.calibration.overlay_file import write_overlay
 from milpplan.cli import calibrate, interrupts
-from milpplan.reports.document import ResultDocument, SimulationDocument
-from milpplan.specs.overlay import Constants, Factor
+from milpplan.problem.overlay import Constants, Factor
+from milpplan.reports.documents.document import ResultDocument, SimulationDocument
 from tests.calibration.cases import Theta, measured_under, steps, varied
 from tests.calibration.test_gemm_table import products
 from tests.calibration.test_nccl import log

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from milpplan.calibration import Fit, Observation, fit
-from milpplan.calibration.fitting import _folds
+from milpplan.calibration.fit.fit import _folds
+from milpplan.calibration.fit.parameters import Theta
+from milpplan.calibration.fit.robust import robust_scale
 from milpplan.calibration.measured import StepPredictor
-from milpplan.calibration.parameters import Theta
-from milpplan.calibration.robust import robust_scale
-from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError
-from milpplan.presets.overlays import applied
+from milpplan.problem.apply_overlay import applied
+from milpplan.simulation.simulator import simulate
 from tests.amounts import long_but
 from tests.calibration.cases import measured_under, record, steps, varied
 

@@ -9,9 +9,9 @@ from scipy.optimize import lsq_linear
 from milpplan import load_hardware
 from milpplan.calibration.gemm_table import fit_gemm, is_gemm_csv, parse_gemm
 from milpplan.calibration.nodes import least_within
-from milpplan.costs.compute import gemm_s
 from milpplan.errors import InvalidInputError
-from milpplan.presets.overlays import with_constants
+from milpplan.problem.apply_overlay import with_constants
+from milpplan.simulation.layers.kernels import gemm_s
 
 
 def products(factor: float, noise: float = 0.01) -> str:

@@ -9,18 +9,25 @@ import pytest
 
 from milpplan.communication import messages
 from milpplan.communication.messages import Message
-from milpplan.costs import placement, states
-from milpplan.costs.collectives import all_gather_s, all_reduce_s, all_to_all_s, p2p_s, reduce_scatter_s
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.endpoints import embedding_endpoint, head_endpoint
-from milpplan.costs.layers import layer_seconds
-from milpplan.costs.placement import RankGroup
-from milpplan.costs.tally import Part, Phase
-from milpplan.costs.transfers import transfer_s
-from milpplan.specs.model import MixtureOfExperts
-from milpplan.specs.plan import RANK_ORDERS, Layout
-from milpplan.specs.problem import Problem
-from tests.costs.cases import MODEL_HARDWARE, problem_of, random_layout
+from milpplan.problem.model import MixtureOfExperts
+from milpplan.problem.plan import RANK_ORDERS, Layout
+from milpplan.problem.problem import Problem
+from milpplan.simulation import states
+from milpplan.simulation.layers.embedding_and_head import embedding_endpoint, head_endpoint
+from milpplan.simulation.layers.layer_time import layer_seconds
+from milpplan.simulation.layers.tally import Part, Phase
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.network import placement
+from milpplan.simulation.network.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    p2p_s,
+    reduce_scatter_s,
+)
+from milpplan.simulation.network.placement import RankGroup
+from milpplan.simulation.network.stage_transfers import transfer_s
+from tests.simulation.cases import MODEL_HARDWARE, problem_of, random_layout
 
 OF_PART = {Part.TP: ("tp", "sp"), Part.CP: ("cp",), Part.EP: ("ep",)}
 HIDDEN = {Part.TP: Part.TP_HIDDEN, Part.CP: Part.CP_HIDDEN}

@@ -11,16 +11,16 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, VirtualStage, simulate, traffic
 from milpplan.communication.wires import ALGORITHMS
-from milpplan.costs.replica_costs import joined_plan, view_plans
-from milpplan.costs.runs import pipeline_runs
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.layouts import layout_space
-from milpplan.specs.problem import Job, NodeGroup
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Job, NodeGroup
+from milpplan.simulation.pipeline.pipeline_runs import pipeline_runs
+from milpplan.simulation.replica_costs import joined_plan, view_plans
 from tests.communication.test_traffic import assert_sums
-from tests.costs.cases import even_plan, problem_of, shipped_hardware, shipped_model
 from tests.optimize.mixed_problems import mixed_problem
 from tests.optimize.problems import random_plan
 from tests.optimize.replica_problems import replica_problem
+from tests.simulation.cases import even_plan, problem_of, shipped_hardware, shipped_model
 
 TYPES = ("dgx-a100-80", "dgx-h100", "l40s", "gb200-nvl72")
 

@@ -13,14 +13,14 @@ from milpplan import Layout, Plan, Problem, simulate, traffic
 from milpplan.communication.rank_lists import gpus_per_domain, rank_lists
 from milpplan.communication.timeline import spread
 from milpplan.communication.wires import ALGORITHMS, Algorithm
-from milpplan.costs import placement
-from milpplan.costs.columns import LayoutColumns
 from milpplan.errors import InvalidInputError
-from milpplan.specs.plan import RANK_ORDERS, VirtualStage
+from milpplan.problem.plan import RANK_ORDERS, VirtualStage
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.network import placement
 from tests.amounts import first, long_but
-from tests.costs.cases import even_plan, problem_of, random_cases, shipped_hardware
-from tests.costs.rank_listing import listed
-from tests.costs.test_placement import random_grid
+from tests.simulation.cases import even_plan, problem_of, random_cases, shipped_hardware
+from tests.simulation.rank_listing import listed
+from tests.simulation.test_placement import random_grid
 
 MIB = 2**20
 

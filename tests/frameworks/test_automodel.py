@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.launchers.automodel_run import SCHEDULES
+from milpplan.launchers.automodel.run import SCHEDULES
 from milpplan.launchers.capabilities import AUTOMODEL
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, layers_of, torchrun_words
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.launchers.torchtitan_run import NEWEST, V022, V030
+from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, layers_of, torchrun_words
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]

@@ -12,9 +12,9 @@ import pytest
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.graph import Peak, StrategyGraph, solving
 from milpplan.graph.search import BoundRefutedError
-from milpplan.optimize.backends import backend as named_backend
-from milpplan.optimize.program import Program
-from milpplan.optimize.solution import Limits, Solution
+from milpplan.optimize.milp.backends import backend as named_backend
+from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp.solution import Limits, Solution
 from tests.amounts import long_but
 from tests.graph.cases import COSTS, bytes_graph, check_against_all, exact_costs, sum_of_largest
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from milpplan.groups.balance import balanced, balances, first_packings
+from milpplan.groups.packing.tabu_search import balanced, balances, first_packings
 from milpplan.groups.plan import Group, arranged
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes

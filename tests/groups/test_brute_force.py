@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.groups.cuts import KindCuts
-from milpplan.groups.master import master_program
+from milpplan.groups.assignment_program import master_program
+from milpplan.groups.bounds.idle_time import Waits
+from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.screen_subsets import ranked_sets
 from milpplan.groups.search import solve_groups, solve_set
-from milpplan.groups.sets import ranked_sets
 from milpplan.groups.tours import tour_prices
-from milpplan.groups.waiting import Waits
-from milpplan.optimize.backends import backend
-from milpplan.optimize.solution import Limits
+from milpplan.optimize.milp.backends import backend
+from milpplan.optimize.milp.solution import Limits
 from tests.amounts import first
 from tests.groups.brute_force import least_time_ns, random_problem
 

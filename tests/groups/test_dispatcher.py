@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
-from milpplan.groups.dispatcher import Dispatch, Dispatcher
+from milpplan.groups.dispatch.dispatcher import Dispatch, Dispatcher
 from milpplan.groups.plan import GroupedPlan
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups

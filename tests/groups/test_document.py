@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups.dispatcher import Dispatcher
+from milpplan.groups.dispatch.dispatcher import Dispatcher
 from milpplan.groups.document import (
     Degrees,
     GroupedPlanFile,
@@ -22,7 +22,7 @@ from milpplan.groups.document import (
 )
 from milpplan.groups.plan import GroupedPlan
 from milpplan.groups.search import solve_groups
-from milpplan.specs.reading import validated
+from milpplan.problem.reading import validated
 from tests.groups.brute_force import random_problem
 
 

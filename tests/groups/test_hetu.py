@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups.cuts import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import KindCuts
 from milpplan.groups.document import Degrees
-from milpplan.groups.hetu import SCRIPT, as_buckets, exported, parallel_config, runtime_packs
-from milpplan.groups.packing import pack
+from milpplan.groups.hetu_configuration import SCRIPT, as_buckets, exported, parallel_config, runtime_packs
+from milpplan.groups.packing.pack import pack
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sparse
 from scipy.optimize import linprog
 
-from milpplan.groups.linear import least
+from milpplan.groups.bounds.glop import least
 
 
 def test_values_and_prices_are_those_of_another_solver() -> None:

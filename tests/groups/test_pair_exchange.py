@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from examples.adapters import flexsp
-from milpplan.groups.balance import first_packings
-from milpplan.groups.packing import Packing
-from milpplan.groups.pair_exchange import exchanged
+from milpplan.groups.packing.pack import Packing
+from milpplan.groups.packing.pair_exchange import exchanged
+from milpplan.groups.packing.tabu_search import first_packings
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.groups.batch_packing import Placed, place, place_around
-from milpplan.groups.curves import BatchKind, KindTable
-from milpplan.groups.peaks import around, peaks
-from milpplan.groups.pipeline import pipeline_times_ns
+from milpplan.groups.bounds.load_shapes import around, peaks
+from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
+from milpplan.groups.bounds.work_envelope import BatchKind, KindTable
+from milpplan.groups.dispatch.batch_packing import Placed, place, place_around
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.costs.pipeline import StepGraph, step_time_ns
-from milpplan.costs.schedule import structure
-from milpplan.costs.term import Term
-from milpplan.groups.cuts import KindCuts, drain_cut, last_stage_cut
-from milpplan.groups.pipeline import pipeline_times_ns
+from milpplan.groups.bounds.path_duals import best_profile
+from milpplan.groups.bounds.pipeline_bounds import KindCuts, drain_cut, last_stage_cut
+from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
 from milpplan.groups.problem import Kind
-from milpplan.groups.profile import best_profile
 from milpplan.groups.strategies import Pipeline
+from milpplan.simulation.layers.terms import Term
+from milpplan.simulation.pipeline.schedule import structure
+from milpplan.simulation.pipeline.step_graph import StepGraph, step_time_ns
 from tests.groups.brute_force import event_time_ns
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from benchmarks.length_groups import case_problem
 from examples.adapters import hydraulis
-from milpplan.groups.around import pack_around
-from milpplan.groups.cuts import KindCuts
-from milpplan.groups.packing import pack
-from milpplan.groups.pipeline import pipeline_times_ns
+from milpplan.groups.bounds.idle_time import Room, Waits
+from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
+from milpplan.groups.packing.around_longest import pack_around
+from milpplan.groups.packing.pack import pack
 from milpplan.groups.problem import Kind
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Int64Array, Pipeline
-from milpplan.groups.waiting import Room, Waits
 
 LENGTHS = np.array([5, 10, 20, 40, 150, 400])
 COUNTS = np.array([8, 8, 8, 4, 2, 1])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.buckets import optimal_buckets, padded
-from milpplan.groups.distributions import LogNormal, Mixture, Pareto, fitted_mixture
-from milpplan.groups.workload import read_lengths, step_of, workload_of
-from milpplan.groups.workload_file import described
+from milpplan.groups.workload.buckets import optimal_buckets, padded
+from milpplan.groups.workload.distributions import LogNormal, Mixture, Pareto, fitted_mixture
+from milpplan.groups.workload.workload import read_lengths, step_of, workload_of
+from milpplan.groups.workload.workload_file import described
 
 
 def written(path: Path, text: str) -> Path:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
-from milpplan.launchers.megatron_export import exported
-from milpplan.launchers.megatron_import import Imported, imported
-from milpplan.launchers.megatron_recompute import selective_modules
-from milpplan.launchers.megatron_script import torchrun_script
+from milpplan.launchers.megatron.export import exported
+from milpplan.launchers.megatron.reader import Imported, imported
+from milpplan.launchers.megatron.recompute import selective_modules
+from milpplan.launchers.megatron.script import torchrun_script
 from milpplan.launchers.records import Launch
-from tests.costs.cases import even_plan, problem_of, random_layout, random_plan, random_problem
+from tests.simulation.cases import even_plan, problem_of, random_layout, random_plan, random_problem
 
 VERSION = "d98e8a64"
 

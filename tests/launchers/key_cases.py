@@ -13,21 +13,19 @@ from typing import Any
 import yaml
 
 from milpplan.errors import MilpplanError
-from milpplan.launchers import (
-    accelerate_import,
-    automodel_import,
-    deepspeed_settings,
-    nanotron_settings,
-    torchtitan_settings,
-)
-from milpplan.launchers.accelerate_files import FLAG
+from milpplan.launchers.accelerate import reader as accelerate_import
+from milpplan.launchers.accelerate.files import FLAG
+from milpplan.launchers.automodel import reader as automodel_import
+from milpplan.launchers.deepspeed import settings as deepspeed_settings
+from milpplan.launchers.nanotron import settings as nanotron_settings
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Known, flat, is_quiet, known_settings
-from milpplan.launchers.shell_script import script_commands
+from milpplan.launchers.shell.script import script_commands
 from milpplan.launchers.targets import TARGETS
-from milpplan.launchers.torchtitan_run import NEWEST, V022, V030
-from tests.costs.cases import shipped_hardware, shipped_model
+from milpplan.launchers.torchtitan import settings as torchtitan_settings
+from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
 from tests.launchers.test_fuzz import file_of
+from tests.simulation.cases import shipped_hardware, shipped_model
 
 Values = Mapping[str, Any]
 

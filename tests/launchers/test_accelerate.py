@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.accelerate_import import PROGRAMS, imported
+from milpplan.launchers.accelerate.reader import PROGRAMS, imported
 from milpplan.launchers.records import Imported
-from tests.costs.cases import shipped_hardware, shipped_model
+from tests.simulation.cases import shipped_hardware, shipped_model
 
 YAML = """compute_environment: LOCAL_MACHINE
 distributed_type: FSDP

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.automodel_import import imported
+from milpplan.launchers.automodel.reader import imported
 from milpplan.launchers.records import Imported
-from tests.costs.cases import shipped_hardware, shipped_model
+from tests.simulation.cases import shipped_hardware, shipped_model
 
 RECIPE: dict[str, Any] = {
     "step_scheduler": {"global_batch_size": 64, "local_batch_size": 8, "ckpt_every_steps": 200, "num_epochs": 2},

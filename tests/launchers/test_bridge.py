@@ -9,9 +9,10 @@ import pytest
 
 from milpplan import Plan, Problem
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers import bridge_export, bridge_import
-from milpplan.launchers.bridge_names import CONSTANT, NAMES
-from milpplan.launchers.megatron_import import Imported
+from milpplan.launchers.megatron.reader import Imported
+from milpplan.launchers.megatron_bridge import export as bridge_export
+from milpplan.launchers.megatron_bridge import reader as bridge_import
+from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES
 from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case
 from tests.launchers.test_megatron_round_trip import assert_same
 

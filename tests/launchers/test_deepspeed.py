@@ -13,12 +13,19 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.deepspeed_export import exported, files_of
-from milpplan.launchers.deepspeed_import import imported
+from milpplan.launchers.deepspeed.export import exported, files_of
+from milpplan.launchers.deepspeed.reader import imported
 from milpplan.launchers.hf_config import config_of
 from milpplan.launchers.records import Imported
-from tests.costs.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware, shipped_model
 from tests.launchers.cases import legal_layout
+from tests.simulation.cases import (
+    even_plan,
+    problem_of,
+    random_plan,
+    random_problem,
+    shipped_hardware,
+    shipped_model,
+)
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
 VERSION = "0.19.8"

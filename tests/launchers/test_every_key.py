@@ -12,21 +12,19 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, MilpplanError
-from milpplan.launchers import (
-    accelerate_import,
-    automodel_import,
-    bridge_import,
-    deepspeed_settings,
-    nanotron_settings,
-    torchtitan_settings,
-)
+from milpplan.launchers.accelerate import reader as accelerate_import
+from milpplan.launchers.automodel import reader as automodel_import
+from milpplan.launchers.deepspeed import settings as deepspeed_settings
+from milpplan.launchers.megatron_bridge import reader as bridge_import
+from milpplan.launchers.nanotron import settings as nanotron_settings
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Code, is_quiet, known_settings
 from milpplan.launchers.targets import TARGETS
+from milpplan.launchers.torchtitan import settings as torchtitan_settings
 from tests.amounts import long_but
-from tests.costs.cases import shipped_hardware, shipped_model
 from tests.launchers.key_cases import Schema, schemas
 from tests.refusals import in_three_parts
+from tests.simulation.cases import shipped_hardware, shipped_model
 
 NAMES = tuple(schemas())
 NEW = "no_such_thing"

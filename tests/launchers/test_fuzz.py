@@ -13,11 +13,11 @@ from milpplan import simulate
 from milpplan.errors import MilpplanError
 from milpplan.launchers.records import Imported
 from milpplan.launchers.targets import TARGETS, target_named
-from milpplan.specs.plan import Layout
-from milpplan.specs.problem import Problem
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
 from tests.amounts import long_but
-from tests.costs.cases import even_plan, problem_of, shipped_hardware
 from tests.refusals import in_three_parts
+from tests.simulation.cases import even_plan, problem_of, shipped_hardware
 
 NEW = "no_such_thing"
 UNKNOWN = {

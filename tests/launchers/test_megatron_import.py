@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.megatron_flags import Flag, megatron_flags
-from milpplan.launchers.megatron_import import Imported, imported
-from milpplan.launchers.megatron_roles import is_quiet
-from tests.costs.cases import shipped_hardware, shipped_model
+from milpplan.launchers.megatron.cost_free_flags import is_quiet
+from milpplan.launchers.megatron.flags import Flag, megatron_flags
+from milpplan.launchers.megatron.reader import Imported, imported
+from tests.simulation.cases import shipped_hardware, shipped_model
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
 SCRIPT = """#!/bin/bash

@@ -10,13 +10,13 @@ import pytest
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import MEGATRON
-from milpplan.launchers.megatron_export import exported, files_of
-from milpplan.launchers.megatron_import import imported
-from milpplan.launchers.megatron_script import torchrun_script
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.problem import NodeGroup
-from tests.costs.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
+from milpplan.launchers.megatron.export import exported, files_of
+from milpplan.launchers.megatron.reader import imported
+from milpplan.launchers.megatron.script import torchrun_script
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.problem import NodeGroup
 from tests.launchers.cases import NAMED, VERSION, legal_layout, random_case, round_trip
+from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
 

@@ -6,9 +6,9 @@ import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.arguments import Arguments, checked
-from milpplan.launchers.launch_text import pairs_of
-from milpplan.launchers.megatron_flags import megatron_flags
-from milpplan.launchers.megatron_rules import RULES, broken_rules, check_environment, check_rules
+from milpplan.launchers.megatron.flags import megatron_flags
+from milpplan.launchers.megatron.rules import RULES, broken_rules, check_environment, check_rules
+from milpplan.launchers.shell.launch_text import pairs_of
 
 DENSE = (
     "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --group-query-attention --num-query-groups 8 "

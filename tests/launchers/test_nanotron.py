@@ -12,15 +12,15 @@ import yaml
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.nanotron_export import exported, files_of
-from milpplan.launchers.nanotron_import import imported
-from milpplan.launchers.nanotron_rules import RULES, broken_rules
-from milpplan.launchers.nanotron_settings import known, stage_sizes
+from milpplan.launchers.nanotron.export import exported, files_of
+from milpplan.launchers.nanotron.reader import imported
+from milpplan.launchers.nanotron.rules import RULES, broken_rules
+from milpplan.launchers.nanotron.settings import known, stage_sizes
+from milpplan.launchers.nanotron.yaml_text import scalar
 from milpplan.launchers.records import Imported
-from milpplan.launchers.yaml_text import scalar
-from tests.costs.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import staged
+from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
 VERSION = "2411b022"

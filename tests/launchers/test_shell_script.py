@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.shell_marks import deciders_in, unknown_in
-from milpplan.launchers.shell_script import script_commands
+from milpplan.launchers.shell.marks import deciders_in, unknown_in
+from milpplan.launchers.shell.script import script_commands
 from tests.amounts import long_but
 
 SCRIPT = r"""#!/bin/bash
@@ -141,8 +141,8 @@ def test_large_scripts_are_read_or_refused_with_little_effort(name: str, tmp_pat
         "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
         "from pathlib import Path\n"
         "from milpplan.errors import InvalidInputError\n"
-        "from milpplan.launchers.launch_text import pairs_of\n"
-        "from milpplan.launchers.shell_script import script_commands\n"
+        "from milpplan.launchers.shell.launch_text import pairs_of\n"
+        "from milpplan.launchers.shell.script import script_commands\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
         "try:\n"
         "    for one in script_commands(Path(sys.argv[1]).read_text(), sys.argv[1]): pairs_of(one.words)\n"

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.patterns import pattern_flags, pattern_text
-from milpplan.launchers.shell_arithmetic import arithmetic
-from milpplan.launchers.stage_strings import stage_layers, stage_string
+from milpplan.launchers.layer_patterns import pattern_flags, pattern_text
+from milpplan.launchers.megatron.stage_strings import stage_layers, stage_string
+from milpplan.launchers.shell.arithmetic import arithmetic
 
 
 @settings(max_examples=40, deadline=None)

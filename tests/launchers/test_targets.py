@@ -13,14 +13,14 @@ from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError, 
 from milpplan.launchers.capabilities import CAPABILITIES
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import TARGETS
-from milpplan.optimize.layouts import layout_space
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.splits import even_splits
+from milpplan.optimize.space.layer_splits import even_splits
+from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.target_price import target_price
-from milpplan.optimize.uniform import uniform_plan
-from milpplan.specs.problem import NodeGroup
+from milpplan.problem.problem import NodeGroup
 from tests.amounts import long_but
-from tests.costs.cases import problem_of, shipped_hardware
+from tests.simulation.cases import problem_of, shipped_hardware
 
 MODELS = ("llama3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
 KEPT = Path(__file__).parents[1] / "data" / "launchers"

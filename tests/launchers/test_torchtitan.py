@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, simulate
-from milpplan.costs.parameters import total_parameters
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.torchtitan_export import exported
-from milpplan.launchers.torchtitan_flavors import flavors
-from milpplan.launchers.torchtitan_import import imported
-from milpplan.launchers.torchtitan_rules import RULES, broken_rules
-from milpplan.launchers.torchtitan_run import NEWEST, V022, V030, Run
-from milpplan.launchers.torchtitan_settings import known
-from tests.costs.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
+from milpplan.launchers.torchtitan.export import exported
+from milpplan.launchers.torchtitan.flavors import flavors
+from milpplan.launchers.torchtitan.reader import imported
+from milpplan.launchers.torchtitan.rules import RULES, broken_rules
+from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, Run
+from milpplan.launchers.torchtitan.settings import known
+from milpplan.simulation.layers.parameters import total_parameters
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import NAMED, VERSIONS, qwen_sharded, random_case, round_trip, staged
+from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
 COUNTS = {

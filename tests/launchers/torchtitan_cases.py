@@ -8,10 +8,10 @@ import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.launchers.records import Imported
-from milpplan.launchers.torchtitan_export import exported, files_of
-from milpplan.launchers.torchtitan_import import imported
-from milpplan.launchers.torchtitan_run import NEWEST, V022, V030
-from tests.costs.cases import problem_of
+from milpplan.launchers.torchtitan.export import exported, files_of
+from milpplan.launchers.torchtitan.reader import imported
+from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
+from tests.simulation.cases import problem_of
 
 VERSIONS = (V022, V030, NEWEST)
 MODELS = ("llama3-8b", "llama3-70b", "qwen3-32b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b")

@@ -11,8 +11,8 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import micro_batch_times, pipeline_ns
+from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns
+from milpplan.lengths.strategy_tables import Pool
 from milpplan.lengths.switches import Switches
 
 Counts = tuple[int, ...]

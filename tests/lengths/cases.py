@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.groups.workload import Workload, workload_of
+from milpplan.groups.workload.workload import Workload, workload_of
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.mixed_bounds import Bounded, even_weights, raised_ns
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.tables import Load
-from milpplan.specs.problem import Problem
+from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, raised_ns
+from milpplan.problem.problem import Problem
 from tests.small import small_model, small_problem
 
 GRAIN = 128

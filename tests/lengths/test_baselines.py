@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from milpplan.lengths.baselines import BOUNDARIES, Bucket, bucketing_step, buckets, dealt, hotspa_step, packs
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.side_by_side import flexsp_step, rounds
-from milpplan.lengths.solving import solve_lengths
+from milpplan.lengths.flexsp_rule import flexsp_step, rounds
+from milpplan.lengths.replica_time import replicas_ns
+from milpplan.lengths.solve_lengths import solve_lengths
+from milpplan.lengths.strategy_tables import Pool
 from milpplan.lengths.switches import Switches
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem

@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.groups.longest import group_ns, long_bound
-from milpplan.groups.path_bounds import chord
-from milpplan.groups.path_mixtures import StageLoads
-from milpplan.groups.unequal import best_mixture, load_bound, path_bound
-from milpplan.groups.windows import Window
-from milpplan.lengths.mixed_bounds import Bounded, sharpened_ns
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import pipeline_ns, replicas_ns
-from milpplan.lengths.screening import branched, screened, split
-from milpplan.lengths.stage_lines import heaviest
-from milpplan.lengths.tables import Load
-from milpplan.lengths.work import WorkBounds, serial_times
+from milpplan.groups.bounds.last_stage import best_mixture, load_bound, path_bound
+from milpplan.groups.bounds.linear_bounds import chord
+from milpplan.groups.bounds.long_sequence import group_ns, long_bound
+from milpplan.groups.bounds.micro_batch_ranges import Window
+from milpplan.groups.bounds.path_mixtures import StageLoads
+from milpplan.lengths.bounds.stage_lines import heaviest
+from milpplan.lengths.bounds.work_bounds import WorkBounds, serial_times
+from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.replica_time import pipeline_ns, replicas_ns
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.turns.lagrangian_mixtures import Bounded, sharpened_ns
+from milpplan.lengths.turns.screening import branched, screened, split
 from tests.lengths.cases import GRAIN, mixed_ns, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem
 

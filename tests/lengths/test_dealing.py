@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from milpplan.groups.workload import workload_of
-from milpplan.lengths.dealing import Replica, Timer, improved
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import replicas_ns, replicas_of_several
+from milpplan.groups.workload.workload import workload_of
+from milpplan.lengths.replica_time import replicas_ns, replicas_of_several
+from milpplan.lengths.single.packing_local_search import Replica, Timer, improved
+from milpplan.lengths.strategy_tables import Pool
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches
 from tests.small import small_problem
 

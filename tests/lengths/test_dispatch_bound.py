@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from milpplan.groups.unequal import load_bound
+from milpplan.groups.bounds.last_stage import load_bound
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.dispatch_bound import PipelineBound
-from milpplan.lengths.pool import MAX_GRAINS, Pool
-from milpplan.lengths.tables import Load
+from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.strategy_tables import MAX_GRAINS, Pool
+from milpplan.lengths.turns.dispatch_bound import PipelineBound
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
-from milpplan.lengths.knapsacks import NOTHING
-from milpplan.lengths.leader_chains import Chains
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.stage_contents import FREE, HOLDS, WITHOUT, Core
-from milpplan.lengths.static_packings import StaticPackings
+from milpplan.lengths.bounds.class_assignments import Chains
+from milpplan.lengths.bounds.knapsack_dp import NOTHING
+from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, Core
+from milpplan.lengths.bounds.min_replicas import fewest_bins
+from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.single.incumbents import StaticPackings
 from milpplan.lengths.steps import enough_ns
-from milpplan.lengths.tables import Load
-from milpplan.lengths.together import fewest_bins
+from milpplan.lengths.strategy_tables import Pool
 from tests.lengths.cases import GRAIN, deep_pool
 
 STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]], dict[str, Any]]] = {

@@ -9,15 +9,15 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from milpplan.groups.unequal import best_mixture
-from milpplan.groups.windows import Window
-from milpplan.lengths.filled import Filled, around_larger, with_larger
-from milpplan.lengths.filling import Filling
-from milpplan.lengths.filling_programs import Start, improved, shared_out, worths
-from milpplan.lengths.knapsacks import Knapsacks
-from milpplan.lengths.pool import Pool, recomputes_less
-from milpplan.lengths.replicas import micro_batch_times, replicas_ns
-from milpplan.lengths.stage_contents import FREE, HOLDS, WITHOUT, Core, StageContents
+from milpplan.groups.bounds.last_stage import best_mixture
+from milpplan.groups.bounds.micro_batch_ranges import Window
+from milpplan.lengths.bounds.configuration_bound import Filled, around_larger, with_larger
+from milpplan.lengths.bounds.configuration_columns import Start, improved, shared_out, worths
+from milpplan.lengths.bounds.configuration_lp import Filling
+from milpplan.lengths.bounds.knapsack_dp import Knapsacks
+from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, Core, StageContents
+from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
+from milpplan.lengths.strategy_tables import Pool, recomputes_less
 from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
 
 

@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from milpplan.lengths.forced import forced_bounds, longest, most_whole
-from milpplan.lengths.forced_pipelines import forced_pipeline_bounds
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.screening import branched
-from milpplan.lengths.several import Several
+from milpplan.lengths.bounds.exclusive_pipelines import forced_pipeline_bounds
+from milpplan.lengths.bounds.exclusive_sequences import forced_bounds, longest, most_whole
+from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.turns.screening import branched
+from milpplan.lengths.turns.turn_search import Several
 from tests.lengths.cases import pool_of, random_packings, workload
 from tests.small import small_model, small_problem
 

@@ -8,14 +8,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from milpplan.lengths.forced_pipelines import forced_pipeline_bounds
-from milpplan.lengths.forced_programs import ForcedProgram
-from milpplan.lengths.knapsacks import Items, Knapsacks
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.several import Several
-from milpplan.lengths.stage_contents import Core
+from milpplan.lengths.bounds.exclusive_pipelines import forced_pipeline_bounds
+from milpplan.lengths.bounds.exclusive_programs import ForcedProgram
+from milpplan.lengths.bounds.knapsack_dp import Items, Knapsacks
+from milpplan.lengths.bounds.micro_batch_pricing import Core
+from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.turns.turn_search import Several
 from tests.lengths.cases import pool, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_model, small_problem
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from milpplan.groups.path_mixtures import StageLoads
-from milpplan.groups.unequal import load_bound, path_bound
-from milpplan.lengths.replicas import pipeline_ns
-from milpplan.lengths.stage_lines import corners
+from milpplan.groups.bounds.last_stage import load_bound, path_bound
+from milpplan.groups.bounds.path_mixtures import StageLoads
+from milpplan.lengths.bounds.stage_lines import corners
+from milpplan.lengths.replica_time import pipeline_ns
 
 
 def test_every_pair_has_at_least_a_mixture_of_the_corners() -> None:

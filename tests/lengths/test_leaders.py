@@ -11,20 +11,20 @@ from itertools import count, product
 import numpy as np
 import pytest
 
-from milpplan.costs.columns import FloatArray, IntArray
-from milpplan.groups.unequal import best_mixture
-from milpplan.groups.windows import Window
-from milpplan.groups.workload import workload_of
-from milpplan.lengths.chain_programs import ClassWindow, chain_prices
-from milpplan.lengths.filled import Filled
-from milpplan.lengths.filling import Filling
-from milpplan.lengths.filling_programs import improved
-from milpplan.lengths.leader_chains import Chains
-from milpplan.lengths.leaders import Leaders
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.stage_contents import Core
-from milpplan.lengths.together import Together, fewest_bins
+from milpplan.groups.bounds.last_stage import best_mixture
+from milpplan.groups.bounds.micro_batch_ranges import Window
+from milpplan.groups.workload.workload import workload_of
+from milpplan.lengths.bounds.class_assignments import Chains
+from milpplan.lengths.bounds.configuration_bound import Filled
+from milpplan.lengths.bounds.configuration_columns import improved
+from milpplan.lengths.bounds.configuration_lp import Filling
+from milpplan.lengths.bounds.longest_sequence_branching import Leaders
+from milpplan.lengths.bounds.micro_batch_pricing import Core
+from milpplan.lengths.bounds.min_replicas import Together, fewest_bins
+from milpplan.lengths.bounds.restricted_master import ClassWindow, chain_prices
+from milpplan.lengths.replica_time import replicas_ns
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.simulation.layout_columns import FloatArray, IntArray
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem
 

@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from milpplan.lengths.led_groups import LedGroup
-from milpplan.lengths.led_sets import LedSet
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.set_bounds import SetBounds
-from milpplan.lengths.several import Several
+from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.turns.replica_inequalities import LedGroup
+from milpplan.lengths.turns.set_bounds import SetBounds
+from milpplan.lengths.turns.set_branch_and_bound import LedSet
+from milpplan.lengths.turns.turn_search import Several
 from tests.lengths.cases import deep_pool, pool, pool_of, random_packings, workload
 from tests.small import small_problem
 

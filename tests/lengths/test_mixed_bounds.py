@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from milpplan.costs.columns import FloatArray
-from milpplan.lengths.mixed_bounds import Bounded, cheap_ns, sharpened_ns
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.screening import OpenSet, screened, split
-from milpplan.lengths.several import Several
+from milpplan.lengths.bounds.work_bounds import WorkBounds
 from milpplan.lengths.steps import Step
-from milpplan.lengths.work import WorkBounds
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.turns.lagrangian_mixtures import Bounded, cheap_ns, sharpened_ns
+from milpplan.lengths.turns.screening import OpenSet, screened, split
+from milpplan.lengths.turns.turn_search import Several
+from milpplan.simulation.layout_columns import FloatArray
 from tests.lengths.cases import deep_pool, mixed_ns, pool
 
 NUMBER = 6

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.lengths.filled import Filled
-from milpplan.lengths.parts import _NARROW, Kind, Parts
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.several import Several
-from milpplan.lengths.statics import Statics
+from milpplan.lengths.bounds.configuration_bound import Filled
+from milpplan.lengths.single.single_strategy_search import Statics
 from milpplan.lengths.steps import Step
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.turns.interval_bounds import _NARROW, Kind, Parts
+from milpplan.lengths.turns.turn_search import Several
 from tests.lengths.cases import deep_pool, pool
 
 

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 
 from milpplan import load_model
-from milpplan.costs.flops import model_flops_per_token
-from milpplan.costs.layers import average_keys
-from milpplan.costs.packed import sequence_cores
 from milpplan.errors import InvalidInputError
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Pipeline
-from milpplan.groups.workload import Workload, workload_of
+from milpplan.groups.workload.workload import Workload, workload_of
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.pool import Pool
+from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.records import SequenceRules
-from milpplan.lengths.rectangles import rectangles
-from milpplan.lengths.replicas import micro_batch_times
+from milpplan.lengths.replica_time import micro_batch_times
 from milpplan.lengths.sequences import bucketed, check_rules, least_padding, sequence_flops
-from milpplan.lengths.solving import solve_lengths
-from milpplan.lengths.tables import Load
-from milpplan.lengths.team_contents import Contents
-from milpplan.lengths.teams import Family
-from milpplan.lengths.turn_dispatch import TurnDispatcher
-from milpplan.specs.problem import Problem
+from milpplan.lengths.side_by_side.team_contents import Contents
+from milpplan.lengths.side_by_side.teams import Family
+from milpplan.lengths.single.padded_packing import rectangles
+from milpplan.lengths.solve_lengths import solve_lengths
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layers.flops import model_flops_per_token
+from milpplan.simulation.layers.layer_time import average_keys
+from milpplan.simulation.packed_sequences import sequence_cores
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 

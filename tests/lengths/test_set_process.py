@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from milpplan.lengths.screening import Left
-from milpplan.lengths.set_process import SetProcess, SetsHello, SetsKnown, SetSlice, SetsWorker
-from milpplan.lengths.several import Several
 from milpplan.lengths.steps import Step
+from milpplan.lengths.turns.screening import Left
+from milpplan.lengths.turns.set_process import SetProcess, SetsHello, SetsKnown, SetSlice, SetsWorker
+from milpplan.lengths.turns.turn_search import Several
 from tests.lengths.cases import deep_pool
 
 NEVER = 10**15

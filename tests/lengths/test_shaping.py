@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.length_jobs import Case, LogNormalLaw, Wikipedia
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.shaping import shaped
-from milpplan.lengths.tables import Load
+from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.single.construct_packing import shaped
+from milpplan.lengths.strategy_tables import Pool
 
 
 @pytest.mark.parametrize(

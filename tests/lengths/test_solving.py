@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InfeasibleError, InvalidInputError
-from milpplan.groups.workload import Workload, workload_of
+from milpplan.groups.workload.workload import Workload, workload_of
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.sequences import MAX_SEQUENCES
-from milpplan.lengths.several import Several
-from milpplan.lengths.solving import solve_lengths
+from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.steps import Step
+from milpplan.lengths.turns.turn_search import Several
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 
@@ -34,12 +34,12 @@ def solved() -> LengthsResult:
 @pytest.mark.parametrize(
     "when",
     [
-        "milpplan.lengths.team_steps.TeamSearch.run",
-        "milpplan.lengths.unlike_search.UnlikeBound.within",
-        "milpplan.lengths.statics.Statics.run",
-        "milpplan.lengths.several.Several.screened",
-        "milpplan.lengths.several.Several._price",
-        "milpplan.lengths.several.Several._branch",
+        "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
+        "milpplan.lengths.heterogeneous.search.UnlikeBound.within",
+        "milpplan.lengths.single.single_strategy_search.Statics.run",
+        "milpplan.lengths.turns.turn_search.Several.screened",
+        "milpplan.lengths.turns.turn_search.Several._price",
+        "milpplan.lengths.turns.turn_search.Several._branch",
     ],
 )
 def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
@@ -74,7 +74,10 @@ def test_ctrl_c_again_gives_the_step_without_a_bound(monkeypatch: pytest.MonkeyP
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
-    for name in ("milpplan.lengths.team_steps.TeamSearch.run", "milpplan.lengths.several.Several.screened"):
+    for name in (
+        "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
+        "milpplan.lengths.turns.turn_search.Several.screened",
+    ):
         module, method = name.rsplit(".", 1)
         monkeypatch.setattr(pkgutil.resolve_name(module), method, interrupted)
     result = solve_lengths(

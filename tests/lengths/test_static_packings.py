@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.length_jobs import ALIGNMENT, Case, K, ParetoTail
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.pool import Packed, Pool
-from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.static_packings import StaticPackings
-from milpplan.lengths.tables import Load
+from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.replica_time import replicas_ns
+from milpplan.lengths.single.incumbents import StaticPackings
+from milpplan.lengths.strategy_tables import Packed, Pool
 from tests.lengths.cases import GRAIN, pool
 
 

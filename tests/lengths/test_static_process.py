@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from milpplan.groups.workload import workload_of
-from milpplan.lengths import solving, static_process
-from milpplan.lengths.filled import Filled
-from milpplan.lengths.pool import Pool
+from milpplan.groups.workload.workload import workload_of
+from milpplan.lengths import solve_lengths as solving
+from milpplan.lengths.bounds.configuration_bound import Filled
 from milpplan.lengths.records import LengthsResult
-from milpplan.lengths.static_process import Slice, StaticProcess, StaticsWorker
-from milpplan.lengths.statics import Statics
+from milpplan.lengths.single import single_strategy_process as static_process
+from milpplan.lengths.single.single_strategy_process import Slice, StaticProcess, StaticsWorker
+from milpplan.lengths.single.single_strategy_search import Statics
+from milpplan.lengths.strategy_tables import Pool
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
 

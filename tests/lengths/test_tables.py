@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Problem, load_hardware, load_model
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layers import EXPOSED, layer_seconds
-from milpplan.costs.packed import packed_times, sequence_cores
-from milpplan.costs.pipeline import StepGraph, Term, simulate_times
-from milpplan.costs.simulator import simulate
-from milpplan.groups.pipeline import pipeline_times_ns
+from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
 from milpplan.groups.strategies import Pipeline
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.replicas import micro_batch_times, pipeline_ns, replicas_ns
-from milpplan.lengths.tables import finish_ns, line_below
-from milpplan.specs.problem import Job
+from milpplan.lengths.cost_tables import finish_ns, line_below
+from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns, replicas_ns
+from milpplan.problem.problem import Job
+from milpplan.simulation.layers.layer_time import EXPOSED, layer_seconds
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.packed_sequences import packed_times, sequence_cores
+from milpplan.simulation.pipeline.step_graph import StepGraph, Term, simulate_times
+from milpplan.simulation.simulator import simulate
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem
 

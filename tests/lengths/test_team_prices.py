@@ -9,17 +9,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from milpplan.groups.workload import workload_of
-from milpplan.lengths import team_prices
-from milpplan.lengths.pool import Pool
-from milpplan.lengths.replicas import micro_batch_times, replicas_ns
-from milpplan.lengths.team_bound import shared_work
-from milpplan.lengths.team_contents import Contents
-from milpplan.lengths.team_packing import Packer
-from milpplan.lengths.team_prices import alone_ns, priced
-from milpplan.lengths.team_search import Effort, dealt, reworked
-from milpplan.lengths.team_steps import TeamSearch
-from milpplan.lengths.teams import Family, families, simulated
+from milpplan.groups.workload.workload import workload_of
+from milpplan.lengths.flexsp_rule import sequence_duals as team_prices
+from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
+from milpplan.lengths.side_by_side.sequence_duals import alone_ns, priced
+from milpplan.lengths.side_by_side.team_bound import shared_work
+from milpplan.lengths.side_by_side.team_contents import Contents
+from milpplan.lengths.side_by_side.team_packing import Packer
+from milpplan.lengths.side_by_side.team_search import Effort, dealt, reworked
+from milpplan.lengths.side_by_side.team_steps import TeamSearch
+from milpplan.lengths.side_by_side.teams import Family, families, simulated
+from milpplan.lengths.strategy_tables import Pool
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from milpplan.lengths.team_bound import SharedTables, shared_work
-from milpplan.lengths.team_packing import Packer
-from milpplan.lengths.team_quick import Line, lines, quick_step
-from milpplan.lengths.team_search import Effort, shortest
-from milpplan.lengths.teams import Family, families
+from milpplan.lengths.side_by_side.team_bound import SharedTables, shared_work
+from milpplan.lengths.side_by_side.team_packing import Packer
+from milpplan.lengths.side_by_side.team_quick import Line, lines, quick_step
+from milpplan.lengths.side_by_side.team_search import Effort, shortest
+from milpplan.lengths.side_by_side.teams import Family, families
 from tests.lengths.all_steps import FLAT, AllSteps, few
 from tests.lengths.cases import pool_of, workload
 from tests.small import small_problem

@@ -7,12 +7,12 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.lengths.team_bound import SharedWork, shared_work
-from milpplan.lengths.team_packing import Packer, spread
-from milpplan.lengths.team_prices import Priced, priced
-from milpplan.lengths.team_search import Effort, dealt, reworked, shortest
-from milpplan.lengths.team_steps import planned
-from milpplan.lengths.teams import Family, Turn, families, simulated
+from milpplan.lengths.side_by_side.sequence_duals import Priced, priced
+from milpplan.lengths.side_by_side.team_bound import SharedWork, shared_work
+from milpplan.lengths.side_by_side.team_packing import Packer, spread
+from milpplan.lengths.side_by_side.team_search import Effort, dealt, reworked, shortest
+from milpplan.lengths.side_by_side.team_steps import planned
+from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulated
 from tests.lengths.all_steps import FLAT
 from tests.lengths.cases import pool_of, workload
 from tests.small import small_problem

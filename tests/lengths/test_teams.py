@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups.workload import Workload, workload_of
+from milpplan.groups.workload.workload import Workload, workload_of
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.pool import Pool
+from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.flexsp_rule import flexsp_step
 from milpplan.lengths.records import LengthsResult, SequenceRules
-from milpplan.lengths.replicas import micro_batch_times
-from milpplan.lengths.side_by_side import flexsp_step
-from milpplan.lengths.solving import solve_lengths
-from milpplan.lengths.tables import Load
-from milpplan.lengths.team_bound import shared_work
-from milpplan.lengths.team_packing import Packer
-from milpplan.lengths.team_search import Effort, shortest
-from milpplan.lengths.team_steps import TeamSearch
-from milpplan.lengths.teams import Family, Turn, families, simulated
+from milpplan.lengths.replica_time import micro_batch_times
+from milpplan.lengths.side_by_side.team_bound import shared_work
+from milpplan.lengths.side_by_side.team_packing import Packer
+from milpplan.lengths.side_by_side.team_search import Effort, shortest
+from milpplan.lengths.side_by_side.team_steps import TeamSearch
+from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulated
+from milpplan.lengths.solve_lengths import solve_lengths
+from milpplan.lengths.strategy_tables import Pool
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, workload
 from tests.small import small_problem

@@ -12,14 +12,14 @@ import pytest
 
 from milpplan import LengthsResult, Problem, load_model, solve_lengths
 from milpplan.errors import InvalidInputError
-from milpplan.groups.dispatcher import Dispatcher
+from milpplan.groups.dispatch.dispatcher import Dispatcher
 from milpplan.groups.document import DispatchFile, plan_file, read_plan
-from milpplan.groups.hetu import as_buckets, exported
-from milpplan.groups.workload import workload_of
+from milpplan.groups.hetu_configuration import as_buckets, exported
+from milpplan.groups.workload.workload import workload_of
 from milpplan.lengths.candidates import candidates, grain_problem
-from milpplan.lengths.hotspa import check_model
+from milpplan.lengths.hotspa_export import check_model
 from milpplan.lengths.records import SequenceRules
-from milpplan.lengths.turn_dispatch import TurnDispatch, TurnDispatcher
+from milpplan.lengths.turns.turn_dispatch import TurnDispatch, TurnDispatcher
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, workload
 from tests.small import small_problem

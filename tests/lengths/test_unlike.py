@@ -13,23 +13,23 @@ from functools import cache
 import numpy as np
 import pytest
 
-from milpplan.costs.columns import IntArray
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload import Workload, workload_of
+from milpplan.groups.workload.workload import Workload, workload_of
 from milpplan.lengths.candidates import grain_problem
-from milpplan.lengths.pool import Packed, Pool
+from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.heterogeneous.count_program import undominated, whole_shares
+from milpplan.lengths.heterogeneous.pack_replicas import UnlikePacker
+from milpplan.lengths.heterogeneous.pipeline_capacity import led_classes
+from milpplan.lengths.heterogeneous.replicas import UnlikeStep, close, have_places, replica_gpus, unlike_members
+from milpplan.lengths.heterogeneous.search import UnlikeSearch
+from milpplan.lengths.heterogeneous.step_bound import UnlikeBound
 from milpplan.lengths.records import LengthsResult, SequenceRules
-from milpplan.lengths.replicas import replicas_ns
-from milpplan.lengths.solving import solve_lengths
-from milpplan.lengths.tables import Load
-from milpplan.lengths.team_prices import replica_prices
-from milpplan.lengths.turn_dispatch import TurnDispatcher
-from milpplan.lengths.unlike import UnlikeStep, close, have_places, replica_gpus, unlike_members
-from milpplan.lengths.unlike_bound import UnlikeBound
-from milpplan.lengths.unlike_packing import UnlikePacker
-from milpplan.lengths.unlike_pipelines import led_classes
-from milpplan.lengths.unlike_program import undominated, whole_shares
-from milpplan.lengths.unlike_search import UnlikeSearch
+from milpplan.lengths.replica_time import replicas_ns
+from milpplan.lengths.side_by_side.sequence_duals import replica_prices
+from milpplan.lengths.solve_lengths import solve_lengths
+from milpplan.lengths.strategy_tables import Packed, Pool
+from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
+from milpplan.simulation.layout_columns import IntArray
 from tests.lengths.all_steps import partitions
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
-from milpplan.costs.states import least_held_bytes
-from milpplan.optimize.bounds import SAFETY, compute_bounds, layout_bounds
-from milpplan.optimize.layouts import layout_space
-from milpplan.specs.plan import Layout
-from milpplan.specs.problem import Problem
+from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layout_bounds
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.simulation.states import least_held_bytes
 from tests.optimize.brute_force import costed_plans
 
 

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Recompute, VirtualStage
-from milpplan.costs.columns import IntArray, LayoutColumns
-from milpplan.costs.layout_costs import LayoutCosts, host_capacity_bytes, layout_costs, usable_memory_bytes
-from milpplan.costs.mixed_costs import RankCosts, cluster_costs, rank_capacities, rank_types
-from milpplan.costs.schedule import live_profiles
-from milpplan.costs.simulator import rank_memory, step_times_ns
-from milpplan.costs.stages import StageOptions, durations, plan_stages, stage_options
-from milpplan.optimize.execution_rules import EXECUTION
-from milpplan.optimize.layouts import kept_rules, layout_space
-from milpplan.specs.problem import Problem
+from milpplan.optimize.space.execution_rules import EXECUTION
+from milpplan.optimize.space.layout_table import kept_rules, layout_space
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import IntArray, LayoutColumns
+from milpplan.simulation.layout_costs import LayoutCosts, host_capacity_bytes, layout_costs, usable_memory_bytes
+from milpplan.simulation.mixed_costs import RankCosts, cluster_costs, rank_capacities, rank_types
+from milpplan.simulation.pipeline.schedule import live_profiles
+from milpplan.simulation.simulator import rank_memory, step_times_ns
+from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
 
 
 def recompute_choices(modes: Sequence[str], count: int) -> list[tuple[int, int]]:
@@ -138,7 +138,7 @@ def _choices(problem: Problem, layout: Layout) -> Iterator[list[list[tuple[int, 
 
 def costed_layouts(problem: Problem, layouts: Sequence[Layout]) -> Iterator[Costed]:
     """Every plan of the space in each layout. The layouts' constants are computed together, in a tenth of the
-    time; ``tests.costs.test_layout_costs`` shows that they are those of each alone."""
+    time; ``tests.simulation.test_layout_costs`` shows that they are those of each alone."""
     if layouts:
         table = cluster_costs(problem, LayoutColumns.of(layouts))
         for row, layout in enumerate(layouts):

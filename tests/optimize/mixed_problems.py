@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 from milpplan import HardwareSpec, ModelSpec
-from milpplan.costs.mixed_costs import costs_of
-from milpplan.optimize.layouts import layout_space
-from milpplan.specs.hardware import HostMemory, SizeCurve
-from milpplan.specs.problem import Job, NodeGroup, Problem, Space
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.hardware import HostMemory, SizeCurve
+from milpplan.problem.problem import Job, NodeGroup, Problem, Space
+from milpplan.simulation.mixed_costs import costs_of
 from tests.optimize.brute_force import num_plans, time_and_peak
 from tests.optimize.problems import FAMILIES, RECOMPUTE_SETS, random_hardware, random_model, random_plan
 

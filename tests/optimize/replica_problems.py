@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout
-from milpplan.costs.replica_costs import ReplicaView, costs_of_replicas, joined_plan
-from milpplan.optimize.layouts import layout_space
-from milpplan.specs.plan import RankOrder
-from milpplan.specs.problem import Job, Mixing, NodeGroup, Problem, Space
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import RankOrder
+from milpplan.problem.problem import Job, Mixing, NodeGroup, Problem, Space
+from milpplan.simulation.replica_costs import ReplicaView, costs_of_replicas, joined_plan
 from tests.optimize.brute_force import Best, Costed, brute_force, costed_plans, num_plans, weight
 from tests.optimize.mixed_problems import with_memories
 from tests.optimize.problems import FAMILIES, RECOMPUTE_SETS, random_hardware, random_model

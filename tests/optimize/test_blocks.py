@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan.costs.columns import IntArray
-from milpplan.optimize.blocks import Blocks, boxes, sifted
-from milpplan.optimize.execution_rules import Rule, offloads
-from milpplan.optimize.layout_space import Choices, within
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.sieve import Sieve
-from milpplan.specs.plan import SCHEDULES, SPLIT_SCHEDULES
-from milpplan.specs.problem import Problem, Space
+from milpplan.optimize.space.execution_rules import Rule, offloads
+from milpplan.optimize.space.layout_space import Choices, within
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.lazy_product import Blocks, boxes, sifted
+from milpplan.optimize.space.rule_filter import Sieve
+from milpplan.problem.plan import SCHEDULES, SPLIT_SCHEDULES
+from milpplan.problem.problem import Problem, Space
+from milpplan.simulation.layout_columns import IntArray
 from tests.amounts import long_but
 from tests.optimize.test_layouts import small
 

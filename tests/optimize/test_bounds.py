@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Plan, load_hardware, load_model
-from milpplan.costs.columns import FloatArray, LayoutColumns
-from milpplan.costs.layout_costs import CostTable, layout_costs, usable_memory_bytes
-from milpplan.costs.states import least_held_bytes
-from milpplan.optimize import pricing
-from milpplan.optimize.bounds import SAFETY, compute_bounds, layout_bounds
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.uniform import uniform_bounds, uniform_plan
-from milpplan.specs.problem import Job, Problem, Space
+from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, lagrangian_memory, layout_bounds
+from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Job, Problem, Space
+from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
+from milpplan.simulation.layout_costs import CostTable, layout_costs, usable_memory_bytes
+from milpplan.simulation.states import least_held_bytes
 from tests.amounts import few_or_many, long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import time_and_peak
@@ -187,7 +186,7 @@ def test_compute_bounds_are_near_what_compute_takes(name: str) -> None:
 @pytest.mark.parametrize("count", long_but((8,), (8, 20)))
 def test_bounds_do_not_depend_on_company(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layout's bounds are the same alone and among others (they are computed in groups)."""
-    monkeypatch.setattr(pricing, "GROUP_NUMBERS", 1)
+    monkeypatch.setattr(lagrangian_memory, "GROUP_NUMBERS", 1)
     for seed in range(count):
         problem = random_problem(seed)
         columns = layout_space(problem).columns

@@ -13,29 +13,29 @@ import pytest
 from rich.console import Console
 
 from milpplan import Layout, solve
-from milpplan.costs.columns import BoolArray, IntArray
-from milpplan.costs.layout_costs import usable_memory_bytes
-from milpplan.costs.pipeline import StepGraph
-from milpplan.costs.simulator import rank_memory, simulate
-from milpplan.costs.stages import plan_stages
-from milpplan.optimize.backends import backend
-from milpplan.optimize.branching import Tree
+from milpplan.optimize.bounds.layer_counting import most_on_ranks
 from milpplan.optimize.counters import Counters
-from milpplan.optimize.counting import most_on_ranks
-from milpplan.optimize.kelley import Attempt
-from milpplan.optimize.layout_solver import LayoutSolver
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import Setting
-from milpplan.optimize.moves import improve
-from milpplan.optimize.parting import parts, strongest, ways
-from milpplan.optimize.peaks import num_inner
+from milpplan.optimize.layout.ceiling_cuts import num_inner
+from milpplan.optimize.layout.cutting_planes import Attempt
+from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.layout.rounding import fitted_plan
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.rounding import fitted_plan
-from milpplan.optimize.splits import even_splits
-from milpplan.reports.document import result_document
-from milpplan.reports.spaces import space_text
-from milpplan.reports.terminal import solve_report
-from milpplan.specs.problem import ANY_SPLIT_LAYERS, Problem, Space
+from milpplan.optimize.space.layer_splits import even_splits
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.uneven.branching_rules import parts, strongest, ways
+from milpplan.optimize.uneven.layer_branching import Tree
+from milpplan.optimize.uneven.layer_local_search import improve
+from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
+from milpplan.reports.documents.document import result_document
+from milpplan.reports.text.terminal import solve_report
+from milpplan.reports.words.spaces import space_text
+from milpplan.simulation.layout_columns import BoolArray, IntArray
+from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.simulator import rank_memory, simulate
+from milpplan.simulation.stages import plan_stages
 from tests.amounts import first, long_but
 from tests.optimize.brute_force import Costed, constants, costed_plans
 from tests.optimize.problems import random_problem

@@ -9,34 +9,34 @@ import numpy as np
 import pytest
 
 from milpplan import load_hardware, load_model, simulate_many, solve
-from milpplan.costs.columns import FloatArray, LayoutColumns
-from milpplan.costs.distinct import distinct_layers
-from milpplan.costs.layout_costs import layer_durations_ns, usable_memory_bytes
-from milpplan.costs.mixed_costs import cluster_costs
-from milpplan.costs.states import least_held_bytes
-from milpplan.optimize.alternatives import with_space
-from milpplan.optimize.backends import backend
-from milpplan.optimize.bounds import SAFETY
-from milpplan.optimize.compute_groups import (
+from milpplan.optimize.bounds.closed_form import SAFETY
+from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
+from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds, uniform_plan
+from milpplan.optimize.context import Means
+from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.milp.backends import backend
+from milpplan.optimize.nearby_problems import with_space
+from milpplan.optimize.objective import objective_weights
+from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.search.candidate_layouts import Budget
+from milpplan.optimize.search.prune_reasons import FATES
+from milpplan.optimize.space.compute_groups import (
     BlockClasses,
     ComputeGroups,
     alike_switches,
     compute_values,
     fitting_blocks,
 )
-from milpplan.optimize.fates import FATES
-from milpplan.optimize.frontier import Budget
-from milpplan.optimize.layout_solver import LayoutSolver
-from milpplan.optimize.layout_space import LayoutSpace
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.means import Means
-from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
-from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.search import Search
-from milpplan.optimize.uniform import uniform_compute_bounds, uniform_plan
-from milpplan.specs.plan import RANK_ORDERS, SCHEDULES
-from milpplan.specs.problem import Job, Problem, Space
+from milpplan.optimize.space.layout_space import LayoutSpace
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import RANK_ORDERS, SCHEDULES
+from milpplan.problem.problem import Job, Problem, Space
+from milpplan.simulation.bulk.cache_keys import distinct_layers
+from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
+from milpplan.simulation.layout_costs import layer_durations_ns, usable_memory_bytes
+from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.simulation.states import least_held_bytes
 from milpplan.units import NS_PER_S
 from tests.amounts import long_but
 from tests.optimize.mixed_problems import mixed_problem, switched_problem

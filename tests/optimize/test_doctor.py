@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize import cbc, doctor
-from milpplan.optimize.cbc import CbcBackend
-from milpplan.optimize.doctor import brute_force, run_canaries
-from milpplan.optimize.program import Program, ProgramBuilder
-from milpplan.optimize.solution import Limits, Solution
+from milpplan.optimize.milp import cbc, solver_self_test
+from milpplan.optimize.milp.cbc import CbcBackend
+from milpplan.optimize.milp.program import Program, ProgramBuilder
+from milpplan.optimize.milp.solution import Limits, Solution
+from milpplan.optimize.milp.solver_self_test import brute_force, run_canaries
 from tests.amounts import long_but
 
 
-@pytest.mark.parametrize("num_programs", long_but((2,), (2, doctor.NUM_RANDOM_PROGRAMS)))
+@pytest.mark.parametrize("num_programs", long_but((2,), (2, solver_self_test.NUM_RANDOM_PROGRAMS)))
 def test_all_canaries_pass(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the pinned solvers every check passes, and every result explains itself."""
-    monkeypatch.setattr(doctor, "NUM_RANDOM_PROGRAMS", num_programs)
+    monkeypatch.setattr(solver_self_test, "NUM_RANDOM_PROGRAMS", num_programs)
     results = run_canaries()
     assert [(r.name, r.expected, r.seen) for r in results if not r.passed] == []
     assert all(r.meaning for r in results)
@@ -48,9 +48,9 @@ def test_a_wrong_solver_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         solution = honest(self, program, limits)
         return solution if solution.objective is None else replace(solution, objective=solution.objective + 1)
 
-    monkeypatch.setattr(doctor, "NUM_RANDOM_PROGRAMS", 4)
+    monkeypatch.setattr(solver_self_test, "NUM_RANDOM_PROGRAMS", 4)
     monkeypatch.setattr(CbcBackend, "solve", solve)
-    result = doctor._random_programs("cbc")()
+    result = solver_self_test._random_programs("cbc")()
     assert not result.passed
     assert "instead of" in result.seen
 
@@ -63,7 +63,7 @@ def test_a_solver_without_room_is_not_wrong(error: Exception, monkeypatch: pytes
     def full(*args: object, **options: object) -> object:
         raise error
 
-    monkeypatch.setattr(doctor, "NUM_RANDOM_PROGRAMS", 2)
+    monkeypatch.setattr(solver_self_test, "NUM_RANDOM_PROGRAMS", 2)
     monkeypatch.setattr(cbc.tempfile, "TemporaryDirectory", full)
     failed = {result.name: result for result in run_canaries() if not result.passed}
     assert set(failed) == {"cbc: available"}
@@ -73,10 +73,10 @@ def test_a_solver_without_room_is_not_wrong(error: Exception, monkeypatch: pytes
 
 def test_a_solver_that_comes_to_no_end_in_time_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """An overloaded machine leaves a canary without an answer, which is not a wrong one."""
-    monkeypatch.setattr(doctor, "random_program", lambda _: doctor.hard_program())
-    monkeypatch.setattr(doctor, "brute_force", lambda _: 1)
-    monkeypatch.setattr(doctor, "CANARY_S", 0.2)
-    result = doctor._guarded("cbc: random programs", doctor._random_programs("cbc"))
+    monkeypatch.setattr(solver_self_test, "random_program", lambda _: solver_self_test.hard_program())
+    monkeypatch.setattr(solver_self_test, "brute_force", lambda _: 1)
+    monkeypatch.setattr(solver_self_test, "CANARY_S", 0.2)
+    result = solver_self_test._guarded("cbc: random programs", solver_self_test._random_programs("cbc"))
     assert not result.passed
     assert not result.answered
     assert "No answer to market_split within 0.2 s" in result.seen
@@ -106,4 +106,4 @@ def test_brute_force_on_a_program_solved_by_hand() -> None:
 def test_brute_force_refuses_large_programs() -> None:
     """It says so instead of running for hours."""
     with pytest.raises(InvalidInputError, match="too many points"):
-        brute_force(doctor.hard_program())
+        brute_force(solver_self_test.hard_program())

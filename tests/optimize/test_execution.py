@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
-from milpplan.costs.layout_costs import host_capacity_bytes, layout_costs
-from milpplan.optimize.execution_rules import EXECUTION
-from milpplan.optimize.layouts import broken_rules, layout_space
-from milpplan.optimize.monolith import solve_monolithic
-from milpplan.specs.hardware import HostMemory, SizeCurve
-from milpplan.specs.problem import Job, Problem, Space
+from milpplan.optimize.milp.whole_program import solve_monolithic
+from milpplan.optimize.space.execution_rules import EXECUTION
+from milpplan.optimize.space.layout_table import broken_rules, layout_space
+from milpplan.problem.hardware import HostMemory, SizeCurve
+from milpplan.problem.problem import Job, Problem, Space
+from milpplan.simulation.layout_costs import host_capacity_bytes, layout_costs
 from tests.amounts import long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts

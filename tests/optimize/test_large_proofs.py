@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from milpplan import load_hardware, load_model, solve
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
-from milpplan.costs.simulator import rank_memory, step_times_ns
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.bounds import layout_bounds
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.uniform import uniform_plan
-from milpplan.specs.plan import Plan
-from milpplan.specs.problem import Job, Problem, Space
+from milpplan.optimize.bounds.closed_form import layout_bounds
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Job, Problem, Space
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.simulation.simulator import rank_memory, step_times_ns
+from milpplan.simulation.stages import durations, plan_stages
 from tests.optimize.problems import random_plan
 
 PLANS = 1000

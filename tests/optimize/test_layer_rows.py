@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from milpplan.costs.columns import IntArray
-from milpplan.costs.layout_costs import usable_memory_bytes
-from milpplan.optimize.compact import CompactRelaxation
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import Setting
-from milpplan.optimize.rank_relaxation import RankRelaxation, rank_choices
-from milpplan.optimize.splits import layers_up_to, run_counts, run_positions
+from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.space.layer_splits import layers_up_to, run_counts, run_positions
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.uneven.rank_relaxation import RankRelaxation, rank_choices
+from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation.layout_costs import usable_memory_bytes
 from tests.optimize.brute_force import constants
 from tests.optimize.problems import random_problem
 from tests.optimize.test_branching import NEVER, splits_of

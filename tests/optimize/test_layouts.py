@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan.costs.simulator import simulate
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.layouts import broken_rules, divisors, layout_space
-from milpplan.optimize.planner import fixed
-from milpplan.specs.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
-from milpplan.specs.plan import RANK_ORDERS, Layout, Plan, VirtualStage
-from milpplan.specs.problem import Problem, Space
+from milpplan.optimize.solve import fixed
+from milpplan.optimize.space.layout_table import broken_rules, divisors, layout_space
+from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
+from milpplan.problem.plan import RANK_ORDERS, Layout, Plan, VirtualStage
+from milpplan.problem.problem import Problem, Space
+from milpplan.simulation.simulator import simulate
 from tests.amounts import long_but
-from tests.costs.cases import even_plan, problem_of
-from tests.costs.rank_listing import listed
+from tests.simulation.cases import even_plan, problem_of
+from tests.simulation.rank_listing import listed
 
 LAYERS = 5
 
@@ -299,8 +299,8 @@ def test_one_schedule_stands_for_those_that_are_the_same(
 
 def test_every_rule_has_an_example() -> None:
     """No rule of the module goes without an example (those that only the space knows are tested by it)."""
-    from milpplan.optimize import layouts as sut
-    from milpplan.optimize.stage_rules import STAGE_RULES
+    from milpplan.optimize.space import layout_table as sut
+    from milpplan.optimize.space.stage_rules import STAGE_RULES
 
     rules = {
         *sut.DEGREE_RULES,

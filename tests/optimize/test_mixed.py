@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
-from milpplan.costs.mixed_costs import cluster_costs, costs_of, rank_capacities, rank_types
+from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds
+from milpplan.optimize.certificate import Claim
 from milpplan.optimize.certify import certify
-from milpplan.optimize.claim import Claim
-from milpplan.optimize.explain import explain
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import Setting
-from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds
-from milpplan.optimize.monolith import solve_monolithic
-from milpplan.specs.problem import Job, NodeGroup, Problem, Space
+from milpplan.optimize.infeasibility import explain
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.milp.whole_program import solve_monolithic
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Job, NodeGroup, Problem, Space
+from milpplan.simulation.mixed_costs import cluster_costs, costs_of, rank_capacities, rank_types
 from tests.amounts import long_but
 from tests.optimize.brute_force import brute_force, costed_layouts
 from tests.optimize.mixed_problems import mixed_problem, switched_problem, two_types

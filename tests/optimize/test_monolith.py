@@ -14,19 +14,19 @@ import pulp
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
-from milpplan.costs.columns import column_value
 from milpplan.errors import InvalidInputError
-from milpplan.optimize import backends, monolith
-from milpplan.optimize.backends import backend as backend_named
-from milpplan.optimize.cpsat import MAX_ROW_MAGNITUDE
-from milpplan.optimize.degrees import DEGREES, Degrees, exponents, primes_of
-from milpplan.optimize.export import write_lp, write_mps
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.monolith import monolithic_program, solve_monolithic
-from milpplan.optimize.program import IntArray, Program, ProgramBuilder
-from milpplan.optimize.solution import Limits, Solution
-from milpplan.optimize.violations import violations
-from milpplan.specs.problem import Job, Problem
+from milpplan.optimize.milp import backends, whole_program
+from milpplan.optimize.milp.backends import backend as backend_named
+from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
+from milpplan.optimize.milp.degrees import DEGREES, Degrees, exponents, primes_of
+from milpplan.optimize.milp.program import IntArray, Program, ProgramBuilder
+from milpplan.optimize.milp.solution import Limits, Solution
+from milpplan.optimize.milp.violations import violations
+from milpplan.optimize.milp.whole_program import monolithic_program, solve_monolithic
+from milpplan.optimize.milp.write_program import write_lp, write_mps
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Job, Problem
+from milpplan.simulation.layout_columns import column_value
 from tests.amounts import first, long_but
 from tests.optimize.brute_force import Best, brute_force, naive_layouts
 from tests.optimize.problems import FAMILIES, batch_range, random_problem
@@ -130,7 +130,7 @@ class Liar:
 def test_a_wrong_proof_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that wrongly proves plans away is contradicted by the witness, whose plans then count."""
     monkeypatch.setitem(backends.BACKENDS, "liar", Liar)
-    monkeypatch.setitem(monolith.WITNESSES, "liar", "cpsat")
+    monkeypatch.setitem(whole_program.WITNESSES, "liar", "cpsat")
     for seed in range(600, 604):
         assert_monolith_is_right(*enumerated(seed), "liar")
 
@@ -247,7 +247,7 @@ def test_large_problems_are_refused() -> None:
 
 def test_large_menus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """So is a problem with few layouts whose menus are long."""
-    monkeypatch.setattr(monolith, "MAX_ITEMS", 10)
+    monkeypatch.setattr(whole_program, "MAX_ITEMS", 10)
     with pytest.raises(InvalidInputError, match="items"):
         monolithic_program(random_problem(0))
 

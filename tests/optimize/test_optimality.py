@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
-from milpplan.costs.layout_costs import layout_costs
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.layouts import layout_space
-from milpplan.specs.problem import Problem, Range
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Problem, Range
+from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import (
     Best,
@@ -260,7 +260,7 @@ def unused(problem: Problem) -> str | None:
 def test_splits_of_any_kind_start_from_the_best_even_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """However short the time, the wider space gives no worse plan than half of it gives the even one; its bound is
     not the even one's."""
-    monkeypatch.setattr("milpplan.optimize.planner.ANY_SPLIT_LAYERS", 0)
+    monkeypatch.setattr("milpplan.optimize.solve.ANY_SPLIT_LAYERS", 0)
     better = 0
     for seed in range(200):
         problem = random_problem(seed)

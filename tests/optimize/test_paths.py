@@ -9,22 +9,22 @@ import pytest
 from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, load_hardware, load_model
-from milpplan.costs.columns import IntArray
-from milpplan.costs.critical_path import CriticalPath, critical_path
-from milpplan.costs.layout_costs import LayoutCosts, usable_memory_bytes
-from milpplan.costs.pipeline import StepGraph, Term
-from milpplan.costs.simulator import rank_memory, step_times_ns
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.compact import RESOLUTION, CompactRelaxation
-from milpplan.optimize.formulation import LayoutProgram
-from milpplan.optimize.layout_solver import most_layers
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import Setting, stage_menu
-from milpplan.optimize.program import Program
-from milpplan.optimize.seeds import analytic_paths, chunk_paths
-from milpplan.optimize.split_bounds import SplitBounds
-from milpplan.optimize.violations import violations
-from milpplan.specs.problem import Job, Problem, Space
+from milpplan.optimize.bounds.split_bounds import SplitBounds
+from milpplan.optimize.layout.compact_relaxation import RESOLUTION, CompactRelaxation
+from milpplan.optimize.layout.layout_program import LayoutProgram
+from milpplan.optimize.layout.layout_solver import most_layers
+from milpplan.optimize.layout.stage_options import Setting, stage_menu
+from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
+from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp.violations import violations
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Job, Problem, Space
+from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation.layout_costs import LayoutCosts, usable_memory_bytes
+from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
+from milpplan.simulation.pipeline.step_graph import StepGraph, Term
+from milpplan.simulation.simulator import rank_memory, step_times_ns
+from milpplan.simulation.stages import durations, plan_stages
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory

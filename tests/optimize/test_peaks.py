@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from milpplan import Layout
-from milpplan.costs.columns import FloatArray
-from milpplan.costs.pipeline import StepGraph, Term, step_time_ns
-from milpplan.optimize import branching
-from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.counters import Counters
-from milpplan.optimize.kelley import Attempt, compact_start
-from milpplan.optimize.menus import Setting
-from milpplan.optimize.peaks import least_peak, num_inner, peak_parts, peak_paths
-from milpplan.optimize.seeds import analytic_paths, chunk_paths
-from milpplan.optimize.timed import TimedRelaxation
-from milpplan.specs.problem import Problem
+from milpplan.optimize.layout.ceiling_cuts import least_peak, num_inner, peak_parts, peak_paths
+from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
+from milpplan.optimize.layout.cutting_planes import Attempt, compact_start
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
+from milpplan.optimize.uneven import layer_branching
+from milpplan.optimize.uneven.event_time_lp import TimedRelaxation
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import FloatArray
+from milpplan.simulation.pipeline.step_graph import StepGraph, Term, step_time_ns
 from tests.optimize.brute_force import Costed
 from tests.optimize.test_branching import free_cases, narrowed_somewhere, some, splits_of
 from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees
@@ -160,7 +160,7 @@ def test_trees_with_the_graph_in_the_relaxation_end_at_the_best_plan(
         solved.append(setting.num_stages)
         return solve(self, setting)
 
-    monkeypatch.setattr(branching, "PATH_NODES", 0)
+    monkeypatch.setattr(layer_branching, "PATH_NODES", 0)
     monkeypatch.setattr(TimedRelaxation, "solve", counted)
     check_trees(cases)
     assert len(solved) > 10
@@ -170,6 +170,6 @@ def test_paths_take_over_where_the_solver_gives_up(
     cases: list[tuple[Problem, Setting, Costed]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relaxation without an answer costs time, not the proof."""
-    monkeypatch.setattr(branching, "PATH_NODES", 0)
+    monkeypatch.setattr(layer_branching, "PATH_NODES", 0)
     monkeypatch.setattr(TimedRelaxation, "solve", lambda self, setting: (0, None))
     check_trees(cases)

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from milpplan import Job, Problem, Space, fixed, load_hardware, load_model, simulate, solve
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.optimize.bounds import layout_bounds
-from milpplan.optimize.layouts import layout_space
-from milpplan.specs.plan import RANK_ORDERS
+from milpplan.optimize.bounds.closed_form import layout_bounds
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import RANK_ORDERS
+from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import brute_force
 from tests.optimize.problems import FAMILIES, random_plan, random_problem, with_memory
 

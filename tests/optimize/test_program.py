@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
-from milpplan.optimize.violations import violations
+from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
+from milpplan.optimize.milp.violations import violations
 
 
 def knapsack() -> Program:

@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.costs.columns import IntArray
-from milpplan.costs.pipeline import StepGraph, Term
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize import branching
-from milpplan.optimize.compact import CompactRelaxation
 from milpplan.optimize.counters import Counters
-from milpplan.optimize.kelley import Attempt, rounds_on
-from milpplan.optimize.menus import Setting
-from milpplan.optimize.peaks import peak_paths
-from milpplan.optimize.rank_relaxation import RankRelaxation, rank_choices
-from milpplan.optimize.seeds import analytic_paths, chunk_paths
-from milpplan.specs.plan import Plan, Recompute, VirtualStage
-from milpplan.specs.problem import Problem
+from milpplan.optimize.layout.ceiling_cuts import peak_paths
+from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
+from milpplan.optimize.layout.cutting_planes import Attempt, rounds_on
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
+from milpplan.optimize.uneven import layer_branching
+from milpplan.optimize.uneven.rank_relaxation import RankRelaxation, rank_choices
+from milpplan.problem.plan import Plan, Recompute, VirtualStage
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation.pipeline.step_graph import StepGraph, Term
+from milpplan.simulation.stages import durations, plan_stages
 from tests.optimize.brute_force import Costed
 from tests.optimize.test_branching import narrowed_somewhere, some
 from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees
@@ -105,8 +105,8 @@ def test_trees_over_whole_ranks_end_at_the_best_plan(cases: list[Case], monkeypa
         made.append(make(*known))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(branching, "SMALL_GRAPH", 0)
-    monkeypatch.setattr(branching, "recomputes", lambda *_: True)
+    monkeypatch.setattr(layer_branching, "SMALL_GRAPH", 0)
+    monkeypatch.setattr(layer_branching, "recomputes", lambda *_: True)
     monkeypatch.setattr(RankRelaxation, "of", kept)
     check_trees(cases)
     assert sum(one is not None for one in made) > 0

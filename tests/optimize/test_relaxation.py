@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.optimize.backends import backend
-from milpplan.optimize.doctor import brute_force, nanosecond_program, random_program
-from milpplan.optimize.program import Program, ProgramBuilder, Rows
-from milpplan.optimize.relaxation import Relaxation, RelaxationSolution
-from milpplan.optimize.solution import Limits
+from milpplan.optimize.milp.backends import backend
+from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
+from milpplan.optimize.milp.program import Program, ProgramBuilder, Rows
+from milpplan.optimize.milp.solution import Limits
+from milpplan.optimize.milp.solver_self_test import brute_force, nanosecond_program, random_program
 from tests.amounts import long_but
 
 PROGRAMS = [random_program(seed) for seed in range(12)] + [nanosecond_program(seed) for seed in range(6)]
@@ -154,7 +154,7 @@ def test_a_relaxation_is_given_up_after_so_much_work(monkeypatch: pytest.MonkeyP
     builder.minimize(columns, rng.integers(1, 1_000, 400))
     program = builder.build()
     assert Relaxation(program).solve().status == "optimal"
-    monkeypatch.setattr("milpplan.optimize.relaxation.MAX_DETERMINISTIC_TIME", 1e-9)
+    monkeypatch.setattr("milpplan.optimize.milp.linear_relaxation.MAX_DETERMINISTIC_TIME", 1e-9)
     relaxation = Relaxation(program)
     stopped = relaxation.solve()
     assert stopped.status == "stopped"

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
-from milpplan.costs.mixed_costs import cluster_costs
 from milpplan.errors import InvalidInputError
-from milpplan.insight.rules import WORDS
-from milpplan.optimize import replica_rules
+from milpplan.explain.divisibility import WORDS
+from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
+from milpplan.optimize.certificate import Claim
 from milpplan.optimize.certify import certify
-from milpplan.optimize.claim import Claim
-from milpplan.optimize.explain import refusing_rules
-from milpplan.optimize.layouts import broken_rules, layout_space
-from milpplan.optimize.mixed_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
-from milpplan.optimize.monolith import solve_monolithic
-from milpplan.optimize.replica_rules import ALL_REPLICA_RULES, num_shares
-from milpplan.specs.problem import Problem
+from milpplan.optimize.infeasibility import refusing_rules
+from milpplan.optimize.milp.whole_program import solve_monolithic
+from milpplan.optimize.space import replica_rules
+from milpplan.optimize.space.layout_table import broken_rules, layout_space
+from milpplan.optimize.space.replica_rules import ALL_REPLICA_RULES, num_shares
+from milpplan.problem.problem import Problem
+from milpplan.simulation.mixed_costs import cluster_costs
 from tests.optimize.mixed_problems import two_types
 from tests.optimize.problems import preset
 from tests.optimize.replica_problems import (

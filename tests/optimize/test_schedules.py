@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from milpplan import Space, load_hardware, load_model, simulate, solve
-from milpplan.costs.critical_path import critical_path
-from milpplan.costs.layout_costs import layout_costs, usable_memory_bytes
-from milpplan.costs.pipeline import StepGraph
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.bounds import compute_bounds, layout_bounds
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.seeds import analytic_paths
-from milpplan.optimize.uniform import uniform_bounds, uniform_plan
-from milpplan.specs.plan import SCHEDULES, V_SCHEDULES
-from milpplan.specs.problem import Job, Problem
+from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
+from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
+from milpplan.optimize.layout.warm_start import analytic_paths
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import SCHEDULES, V_SCHEDULES
+from milpplan.problem.problem import Job, Problem
+from milpplan.simulation.layout_costs import layout_costs, usable_memory_bytes
+from milpplan.simulation.pipeline.critical_path import critical_path
+from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.stages import durations, plan_stages
 from tests.amounts import long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import (

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Problem, load_hardware, load_model, simulate
-from milpplan.costs.critical_path import CriticalPath, critical_path
-from milpplan.costs.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
-from milpplan.costs.pipeline import StepGraph
-from milpplan.costs.stages import durations, plan_stages
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.menus import Setting
-from milpplan.optimize.seeds import analytic_paths
-from milpplan.optimize.split_bounds import SplitBounds
-from milpplan.optimize.uniform import uniform_plan
-from milpplan.specs.problem import Job
+from milpplan.optimize.bounds.split_bounds import SplitBounds
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.warm_start import analytic_paths
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Job
+from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
+from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.stages import durations, plan_stages
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans, time_and_peak
 from tests.optimize.problems import problems, random_plan, with_memory

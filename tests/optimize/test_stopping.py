@@ -21,16 +21,17 @@ import pytest
 import milpplan.optimize
 from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
-from milpplan.optimize import cbc, planner
-from milpplan.optimize.backends import backend
-from milpplan.optimize.doctor import random_program
+from milpplan.optimize import solve as planner
+from milpplan.optimize.context import Means
 from milpplan.optimize.first_plan import first_plan
-from milpplan.optimize.frontier import Budget
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.means import Means
-from milpplan.optimize.membership import in_space
+from milpplan.optimize.milp import cbc
+from milpplan.optimize.milp.backends import backend
+from milpplan.optimize.milp.solution import Limits
+from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.result import Progress, SolveOptions
-from milpplan.optimize.solution import Limits
+from milpplan.optimize.search.candidate_layouts import Budget
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.membership import in_space
 from tests.amounts import first
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
 from tests.optimize.problems import random_problem

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate_many
-from milpplan.costs.columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.costs.layout_costs import layer_durations_ns, layout_costs, usable_memory_bytes
-from milpplan.costs.mixed_costs import cluster_costs
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.mixed_bounds import cluster_uniform_bounds
-from milpplan.optimize.uniform import uniform_bounds, uniform_compute_bounds
-from milpplan.specs.problem import Job, Problem, Space
+from milpplan.optimize.bounds.mixed_clusters import cluster_uniform_bounds
+from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_compute_bounds
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.problem import Job, Problem, Space
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, LayoutColumns
+from milpplan.simulation.layout_costs import layer_durations_ns, layout_costs, usable_memory_bytes
+from milpplan.simulation.mixed_costs import cluster_costs
 from tests.amounts import few_or_many, long_but
 from tests.optimize.mixed_problems import mixed_problem
 from tests.optimize.problems import problems, with_memory

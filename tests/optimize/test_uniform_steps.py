@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from milpplan import PlanResult, simulate, solve
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.optimize import search
-from milpplan.optimize.layouts import layout_space
-from milpplan.optimize.search import Search
-from milpplan.optimize.uniform import uniform_plan
-from milpplan.optimize.uniform_steps import KnownTables
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds.uniform_steps import KnownTables
+from milpplan.optimize.search.best_first import Search, best_first
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import first
 from tests.optimize.problems import random_problem
 
@@ -35,8 +34,8 @@ def test_a_search_in_bulk_is_the_search_one_by_one(seed: int, monkeypatch: pytes
     alone = certificate(solve(problem))
     monkeypatch.undo()
     assert certificate(solve(problem)) == alone
-    monkeypatch.setattr(search, "FIRST", 1)
-    monkeypatch.setattr(search, "MOST", 2)
+    monkeypatch.setattr(best_first, "FIRST", 1)
+    monkeypatch.setattr(best_first, "MOST", 2)
     assert certificate(solve(problem)) == alone
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.optimize.worker import serve
+from milpplan.optimize.search.worker import serve
 
 
 @dataclass(frozen=True)

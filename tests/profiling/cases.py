@@ -8,9 +8,8 @@ import numpy as np
 
 from milpplan import load_hardware
 from milpplan.calibration.nccl import PASSES
-from milpplan.costs.collectives import bus_bandwidth_bytes_per_s
-from milpplan.costs.compute import attention_backward_s, attention_forward_s, gemm_s, memory_bound_s
-from milpplan.presets.overlays import COLLECTIVES, with_constants
+from milpplan.problem.apply_overlay import COLLECTIVES, with_constants
+from milpplan.problem.hardware import HardwareSpec, SizeCurve
 from milpplan.profiling.machine import MeasurementError
 from milpplan.profiling.prediction import attention_flops, layers_cost
 from milpplan.profiling.records import (
@@ -26,7 +25,8 @@ from milpplan.profiling.records import (
     Traffic,
 )
 from milpplan.profiling.sweep import GPU, Task, sweep
-from milpplan.specs.hardware import HardwareSpec, SizeCurve
+from milpplan.simulation.layers.kernels import attention_backward_s, attention_forward_s, gemm_s, memory_bound_s
+from milpplan.simulation.network.collectives import bus_bandwidth_bytes_per_s
 
 BASE = "dgx-h100"
 GEMM, MEMORY, SCALE_UP = 0.83, 1.12, 0.9

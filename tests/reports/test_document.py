@@ -15,7 +15,7 @@ from rich.console import Console
 
 from milpplan import Job, Layout, Plan, Range, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import InfeasibleError, InvalidInputError
-from milpplan.reports.document import (
+from milpplan.reports.documents.document import (
     ResultDocument,
     SimulationDocument,
     document_text,
@@ -25,11 +25,11 @@ from milpplan.reports.document import (
     simulation_document,
     tolerance_text,
 )
+from milpplan.reports.documents.plan_file import PlanDocument, PlanFile, plan_document
 from milpplan.reports.files import write_whole
-from milpplan.reports.plan_file import PlanDocument, PlanFile, plan_document
-from milpplan.reports.terminal import solve_report
-from tests.costs.cases import even_plan, problem_of
+from milpplan.reports.text.terminal import solve_report
 from tests.refusals import in_three_parts
+from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem
 
 ISSUE_KEYS = {

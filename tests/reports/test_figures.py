@@ -10,18 +10,17 @@ import pytest
 import milpplan
 from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve, step_lanes
 from milpplan.communication.records import TrafficReport
-from milpplan.costs.report import BREAKDOWN
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload import workload_of
-from milpplan.insight.candidates import Candidate, Choice, choose
-from milpplan.insight.fewest import Fewest, fewest_gpus
-from milpplan.insight.gap_records import GapReport
-from milpplan.insight.records import Explanation
+from milpplan.explain.candidates import Candidate, Choice, choose
+from milpplan.explain.fewest import Fewest, fewest_gpus
+from milpplan.explain.judge.records import GapReport
+from milpplan.explain.records import Explanation
+from milpplan.groups.workload.workload import workload_of
 from milpplan.lengths.records import LengthsResult
-from milpplan.lengths.solving import solve_lengths
+from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.library import DRAWN
-from milpplan.reports import figures
-from milpplan.reports.notebook import result_html
+from milpplan.reports.notebook.html import figures, result_html
+from milpplan.simulation.report import BREAKDOWN
 from milpplan.units import GIB, seconds_text
 from tests.reports.pages import piped, solved
 from tests.reports.test_plan_page import Reader

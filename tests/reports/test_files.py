@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.export import write_lp
-from milpplan.optimize.program import ProgramBuilder
+from milpplan.optimize.milp.program import ProgramBuilder
+from milpplan.optimize.milp.write_program import write_lp
 from milpplan.reports import files
 from milpplan.reports.files import write_whole
 from milpplan.studies import store
@@ -190,5 +190,5 @@ def test_every_writer_of_the_package_goes_through_it() -> None:
         if any(word in path.read_text() for word in writing)
     }
     # cli: a closed stream is sent to nowhere. cbc: its own directory. worker: a pipe.
-    allowed = {"reports/files.py", "optimize/cbc.py", "optimize/worker.py", "cli/__init__.py"}
+    allowed = {"reports/files.py", "optimize/milp/cbc.py", "optimize/search/worker.py", "cli/__init__.py"}
     assert found <= allowed, found - allowed

@@ -16,24 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, solve, step_lanes
-from milpplan.costs.lanes import SLICE_KINDS
 from milpplan.errors import IllegalPlanError
+from milpplan.explain.overview_records import Missing
 from milpplan.launchers.records import Launch
 from milpplan.launchers.targets import TARGETS, Target
-from milpplan.overview.records import Missing
-from milpplan.reports.charts import distinct_texts, round_levels
-from milpplan.reports.document import result_document
-from milpplan.reports.evidence import EvidenceDocument, TermDocument, evidence_sentence
-from milpplan.reports.fates_chart import fates_chart
-from milpplan.reports.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
-from milpplan.reports.page_sections import memory_section
-from milpplan.reports.plan_page import plan_page
-from milpplan.reports.plan_words import TIME_PARTS, plan_sentences
-from milpplan.reports.targets import TargetDocument, TargetPriceDocument
-from milpplan.specs.problem import NodeGroup
+from milpplan.problem.problem import NodeGroup
+from milpplan.reports.documents.document import result_document
+from milpplan.reports.html.charts import distinct_texts, round_levels
+from milpplan.reports.html.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
+from milpplan.reports.html.page_sections import memory_section
+from milpplan.reports.html.plan_page import plan_page
+from milpplan.reports.html.prune_chart import fates_chart
+from milpplan.reports.words.evidence import EvidenceDocument, TermDocument, evidence_sentence
+from milpplan.reports.words.plan_words import TIME_PARTS, plan_sentences
+from milpplan.reports.words.target import TargetDocument, TargetPriceDocument
+from milpplan.simulation.pipeline.lanes import SLICE_KINDS
 from milpplan.units import gib_text, seconds_text
-from tests.costs.cases import even_plan, problem_of
 from tests.reports.pages import document, piped, shown
+from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

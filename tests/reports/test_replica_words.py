@@ -6,14 +6,14 @@ from functools import cache
 from typing import Any
 
 from milpplan import PlanResult, load_hardware, load_model, plan_overview, solve
-from milpplan.overview.records import Missing
-from milpplan.reports.page_data import timeline_data
-from milpplan.reports.page_sections import stage_rows
-from milpplan.reports.plan_file import plan_document
-from milpplan.reports.plan_page import plan_page
-from milpplan.reports.plan_words import plan_sentences
-from milpplan.reports.trace import trace_events
-from milpplan.specs.problem import Job, NodeGroup, Problem, Space
+from milpplan.explain.overview_records import Missing
+from milpplan.problem.problem import Job, NodeGroup, Problem, Space
+from milpplan.reports.documents.plan_file import plan_document
+from milpplan.reports.html.page_data import timeline_data
+from milpplan.reports.html.page_sections import stage_rows
+from milpplan.reports.html.plan_page import plan_page
+from milpplan.reports.trace.step_trace import trace_events
+from milpplan.reports.words.plan_words import plan_sentences
 
 
 @cache

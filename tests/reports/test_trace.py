@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from milpplan import simulate, step_lanes
-from milpplan.costs.lanes import Lane
 from milpplan.errors import InvalidInputError
-from milpplan.reports import trace
-from milpplan.specs.plan import Schedule
+from milpplan.problem.plan import Schedule
+from milpplan.reports.trace.step_trace import step_trace as trace
+from milpplan.simulation.pipeline.lanes import Lane
 from tests.reports.pages import piped
 
 SCHEDULES: tuple[Schedule, ...] = ("interleaved", "zb-h1", "dualpipe-v")

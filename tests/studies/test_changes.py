@@ -8,7 +8,7 @@ import pytest
 
 from milpplan import load_hardware
 from milpplan.errors import InvalidInputError, MilpplanError, UnknownNameError
-from milpplan.specs.hardware import HardwareSpec
+from milpplan.problem.hardware import HardwareSpec
 from milpplan.studies.changes import changed, known_paths
 from milpplan.studies.records import Case
 

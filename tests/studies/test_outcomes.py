@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milpplan import load_hardware, load_model
-from milpplan.specs.problem import Job, NodeGroup, Problem
+from milpplan.problem.problem import Job, NodeGroup, Problem
 from milpplan.studies.outcomes import task_of
 from milpplan.studies.records import SolveSettings
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from milpplan import simulate
 from milpplan.cli.arguments import schema_of
-from milpplan.reports.document import read_plan
+from milpplan.reports.documents.document import read_plan
 from milpplan.studies.curves import effects, front, scaling_lines
 from milpplan.studies.page import page
 from milpplan.studies.records import Grid, Study, WhatIf

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from milpplan import Links, Plan, plan_switch
-from milpplan.costs.agreement import check_plan_of_model
 from milpplan.errors import IllegalPlanError
+from milpplan.simulation.validate_layout import check_plan_of_model
 from milpplan.switching.moving import boxes_of_ranks, held_of, move
 from milpplan.switching.ownership import WHATS, ShardRules, What, ownership
 from milpplan.switching.records import SENDERS, Senders

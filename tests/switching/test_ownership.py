@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milpplan.costs.columns import LayoutColumns
-from milpplan.costs.layout_costs import layout_costs
-from milpplan.costs.stages import plan_stages
 from milpplan.errors import IllegalPlanError
-from milpplan.specs.model import GroupedQueryAttention
-from milpplan.specs.plan import Plan
+from milpplan.problem.model import GroupedQueryAttention
+from milpplan.problem.plan import Plan
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import layout_costs
+from milpplan.simulation.stages import plan_stages
 from milpplan.switching.ownership import SHARDED_FROM, WHATS, ShardRules, What, element_bytes, ownership
 from milpplan.switching.slices import lots
 from milpplan.switching.tensors import Tensor, model_tensors

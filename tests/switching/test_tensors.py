@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from milpplan import load_model
-from milpplan.costs.parameters import (
+from milpplan.errors import InvalidInputError
+from milpplan.problem.catalog import model_names
+from milpplan.problem.model import ModelSpec
+from milpplan.simulation.layers.parameters import (
     embedding_parameters,
     final_norm_parameters,
     head_parameters,
@@ -13,9 +16,6 @@ from milpplan.costs.parameters import (
     position_parameters,
     total_parameters,
 )
-from milpplan.errors import InvalidInputError
-from milpplan.presets.catalog import model_names
-from milpplan.specs.model import ModelSpec
 from milpplan.switching.tensors import EMBEDDING, HEAD, model_tensors
 from tests.amounts import long_but
 from tests.switching.cases import EXPERTS, mixed_model

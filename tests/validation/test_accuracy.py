@@ -15,7 +15,7 @@ from milpplan.cli.app import app
 from milpplan.validation.comparison import compare
 from milpplan.validation.families import fitted
 from milpplan.validation.ranking import kendall_tau
-from milpplan.validation.reading import read_runs
+from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.summary import Errors, GroupedErrors, summarise
 from tests.validation.cases import exact_record, record, written
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
-from milpplan.presets.catalog import load_hardware
-from milpplan.reports.document import document_text, simulation_document
-from milpplan.reports.evidence import evidence_document, evidence_sentence, evidence_text
-from milpplan.specs.problem import NodeGroup, Range
+from milpplan.problem.catalog import load_hardware
+from milpplan.problem.problem import NodeGroup, Range
+from milpplan.reports.documents.document import document_text, simulation_document
+from milpplan.reports.words.evidence import evidence_document, evidence_sentence, evidence_text
 from milpplan.validation.ablation import evidence
 from milpplan.validation.comparison import UNSCORED_FLAGS, compare
 from milpplan.validation.evidence import Evidence
@@ -26,12 +26,12 @@ from milpplan.validation.exercised import (
     generation_name,
 )
 from milpplan.validation.exercising import counted, table_of
-from milpplan.validation.measures import step_measure
-from milpplan.validation.reading import read_runs
-from milpplan.validation.statement import state
+from milpplan.validation.runs.measures import step_measure
+from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.runs.statement import state
+from milpplan.validation.runs.unstated import UnstatedError
+from milpplan.validation.runs.variants import VARIANTS
 from milpplan.validation.terms import BY_NAME
-from milpplan.validation.unstated import UnstatedError
-from milpplan.validation.variants import VARIANTS
 from tests.validation.cases import record, shipped_runs, written
 from tests.validation.test_terms import case
 

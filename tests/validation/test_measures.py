@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from milpplan.costs.flops import model_flops_per_token
-from milpplan.validation.measures import (
+from milpplan.simulation.layers.flops import model_flops_per_token
+from milpplan.validation.runs.measures import (
     SOURCE_PEAK,
     flops_per_token,
     rates,
     step_measure,
 )
-from milpplan.validation.statement import state
+from milpplan.validation.runs.statement import state
 from tests.validation.cases import run
 
 GPT = {

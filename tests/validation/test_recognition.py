@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from milpplan.validation.comparison import compare_run
-from milpplan.validation.recognition import framework_of
-from milpplan.validation.records import Run
+from milpplan.validation.runs.recognition import framework_of
+from milpplan.validation.runs.records import Run
 from tests.validation.cases import record, shipped_runs
 
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from milpplan.presets.catalog import load_model
-from milpplan.specs.model import LatentAttention, MixtureOfExperts
+from milpplan.problem.catalog import load_model
+from milpplan.problem.model import LatentAttention, MixtureOfExperts
 from milpplan.units import GIB
-from milpplan.validation.frameworks import FRAMEWORKS
-from milpplan.validation.splits import (
+from milpplan.validation.runs.frameworks import FRAMEWORKS
+from milpplan.validation.runs.stage_sizes import (
     ceil_split,
     even_split,
     split_by_cost,
     split_by_cost_with_ties,
     split_with_embeddings,
 )
-from milpplan.validation.statement import state
-from milpplan.validation.unstated import UnstatedError
+from milpplan.validation.runs.statement import state
+from milpplan.validation.runs.unstated import UnstatedError
 from tests.validation.cases import run, shipped_runs
 
 

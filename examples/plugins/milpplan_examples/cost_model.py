@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from milpplan.costs.columns import FloatArray, LayoutColumns
-from milpplan.costs.layers import average_keys
-from milpplan.costs.parameters import layer_parameters
-from milpplan.costs.tally import Part, Phase
-from milpplan.specs.model import GroupedQueryAttention, LayerRun, MixtureOfExperts
-from milpplan.specs.problem import Problem
+from milpplan.problem.model import GroupedQueryAttention, LayerRun, MixtureOfExperts
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layers.layer_time import average_keys
+from milpplan.simulation.layers.parameters import layer_parameters
+from milpplan.simulation.layers.tally import Part, Phase
+from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 
 UTILISATION = 0.5
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from milpplan.costs.uniform_stages import uniform_plan
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.capabilities import Capability, Limit
 from milpplan.launchers.expressible import field_refusals, refuse, whole_nodes
 from milpplan.launchers.records import ConfigLaunch, Imported, Refusal
 from milpplan.launchers.targets import Target
-from milpplan.specs.hardware import HardwareSpec
-from milpplan.specs.model import ModelSpec
-from milpplan.specs.plan import Layout, Plan
-from milpplan.specs.problem import Job, Problem
-from milpplan.specs.reading import parse_json
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Job, Problem
+from milpplan.problem.reading import parse_json
+from milpplan.simulation.bulk.uniform_stages import uniform_plan
 
 CAPABILITY = Capability(
     name="own-trainer",

@@ -3,8 +3,8 @@
 Layer norm, packed projection of queries, keys and values, rotary positions, flash attention, output projection,
 residual; layer norm, gated feed-forward, residual. The product that is a weight's gradient adds to a sum in bf16.
 
-What is kept from forward to backward is what ``milpplan.costs.activations`` counts: ``replay`` keeps the inputs of
-norms and of the gate instead of their outputs (selective recomputation).
+What is kept from forward to backward is what ``milpplan.simulation.layers.activations`` counts: ``replay`` keeps
+the inputs of norms and of the gate instead of their outputs (selective recomputation).
 """
 
 from __future__ import annotations

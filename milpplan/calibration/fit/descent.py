@@ -1,0 +1,179 @@
+"""The continuous constants: steps of a linearised robust fit, each checked by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.calibration.fit.parameters import STARTS_S, Parameter, Theta
+from milpplan.calibration.fit.predicting import Predictor, log_ratios
+from milpplan.calibration.fit.robust import covariance, linear_step, objective, robust_scale
+
+FloatArray = npt.NDArray[np.float64]
+
+MAX_ITERATIONS: Final = 15
+FIRST_ITERATIONS: Final = 3
+"""Iterations from every start before the best one goes on."""
+SMALL_MOVE: Final = 2e-3
+"""Of the prior's one sigma: a step below it ends the descent."""
+SMALL_GAIN: Final = 0.02
+"""Of the objective, half a chi squared: a step that gains less ends the descent."""
+SAME_SCALE: Final = 0.02
+HOP_SIGMAS: Final = 5.0
+HOP_GAIN: Final = 0.5
+"""Length of a hop out of a local minimum, in one sigmas of the fit, and what it must gain."""
+MAX_SHORTER: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Log ratios of a predictor as a function of some parameters; ``theta`` holds the values of all others."""
+
+    predictor: Predictor
+    parameters: tuple[Parameter, ...]
+    theta: Theta
+
+    def at(self, x: FloatArray) -> Theta:
+        """All constants."""
+        theta = self.theta
+        for one, inner in zip(self.parameters, x, strict=True):
+            theta = theta.with_value(one.name, one.value(float(inner)))
+        return theta
+
+    def residuals(self, x: FloatArray) -> FloatArray:
+        """log(predicted / measured), [n]."""
+        return log_ratios(self.predictor, self.at(x))
+
+    def jacobian(self, x: FloatArray) -> FloatArray:
+        """Forward differences (backward at an upper bound), [n, p]."""
+        start = self.residuals(x)
+        columns = np.zeros((len(start), len(self.parameters)))
+        for index, one in enumerate(self.parameters):
+            step = one.step if x[index] + one.step <= one.high else -one.step
+            moved = x.copy()
+            moved[index] += step
+            columns[:, index] = (self.residuals(moved) - start) / step
+        return columns
+
+    @property
+    def priors(self) -> FloatArray:
+        """Prior means, [p]."""
+        return np.array([one.prior for one in self.parameters], dtype=np.float64)
+
+    @property
+    def sigmas(self) -> FloatArray:
+        """Prior one sigmas, [p]."""
+        return np.array([one.sigma for one in self.parameters], dtype=np.float64)
+
+    def pulls(self, x: FloatArray) -> FloatArray:
+        """(x - prior) / sigma, [p]."""
+        return np.asarray((x - self.priors) / self.sigmas)
+
+    def box(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Least and most change of x in one iteration."""
+        low = np.array([max(-one.longest_move, one.low - v) for one, v in zip(self.parameters, x, strict=True)])
+        high = np.array([min(one.longest_move, one.high - v) for one, v in zip(self.parameters, x, strict=True)])
+        return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a descent stands: x [p], residuals [n], their scale."""
+
+    x: FloatArray
+    residuals: FloatArray
+    scale: float
+
+    def value(self, model: Model, scale: float) -> float:
+        """The objective here under a given scale."""
+        return objective(self.residuals, scale, model.pulls(self.x))
+
+
+def descend(model: Model, x: FloatArray, iterations: int = MAX_ITERATIONS) -> Point:
+    """A local minimum from a start; the scale of the residuals is estimated anew after every step."""
+    residuals = model.residuals(x)
+    count = len(model.parameters)
+    point = Point(x, residuals, robust_scale(residuals - np.median(residuals), count))
+    for _ in range(iterations if count else 0):
+        jacobian = model.jacobian(point.x)
+        change = linear_step(
+            point.residuals, jacobian, point.scale, model.pulls(point.x), model.sigmas, model.box(point.x)
+        )
+        moved = _shortened(model, point, change)
+        if moved is None:
+            break
+        step = np.max(np.abs(moved.x - point.x) / model.sigmas)
+        gain = point.value(model, point.scale) - moved.value(model, point.scale)
+        same_scale = abs(moved.scale / point.scale - 1.0) < SAME_SCALE
+        settled = same_scale and (step < SMALL_MOVE or gain < SMALL_GAIN)
+        point = moved
+        if settled:
+            break
+    return Point(point.x, point.residuals, robust_scale(point.residuals, count))
+
+
+def _shortened(model: Model, point: Point, change: FloatArray) -> Point | None:
+    """The step, shortened until it lowers the objective; None where no length does."""
+    before = point.value(model, point.scale)
+    for _ in range(MAX_SHORTER):
+        x = point.x + change
+        residuals = model.residuals(x)
+        if objective(residuals, point.scale, model.pulls(x)) <= before:
+            return Point(x, residuals, robust_scale(residuals, len(model.parameters)))
+        change = change / 3.0
+    return None
+
+
+def best_descent(model: Model, starts: Sequence[FloatArray] = ()) -> Point:
+    """The best of several short descents, continued to its end; without ``starts`` from the priors, once for
+    every start of the launches."""
+    chosen = list(starts) or _starts(model)
+    points = [descend(model, x, FIRST_ITERATIONS if len(chosen) > 1 else MAX_ITERATIONS) for x in chosen]
+    scale = min(point.scale for point in points)
+    best = min(points, key=lambda point: point.value(model, scale))
+    return descend(model, best.x) if len(chosen) > 1 else best
+
+
+def hopped(model: Model, point: Point) -> Point:
+    """A lower minimum near a minimum, if a hop along one parameter leads to it: launches, rooflines and covered
+    communication give the objective kinks, and kinks local minima."""
+    sigmas = np.sqrt(np.diag(Linear.of(model, point).covariance))
+    best = point
+    for index, one in enumerate(model.parameters):
+        for sign in (-1.0, 1.0):
+            x = point.x.copy()
+            x[index] = np.clip(x[index] + sign * HOP_SIGMAS * sigmas[index], one.low, one.high)
+            there = descend(model, x, 1)
+            if there.value(model, point.scale) < best.value(model, point.scale) - HOP_GAIN:
+                best = there
+    return descend(model, best.x) if best is not point else point
+
+
+def _starts(model: Model) -> list[FloatArray]:
+    starts = [model.priors]
+    names = [one.name for one in model.parameters]
+    for name, values in STARTS_S.items():
+        for value in values if name in names else ():
+            x = model.priors
+            x[names.index(name)] = value
+            starts.append(x)
+    return starts
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """The model linearised at a point, with the covariance of its parameters."""
+
+    point: Point
+    jacobian: FloatArray
+    covariance: FloatArray
+
+    @staticmethod
+    def of(model: Model, point: Point) -> Linear:
+        """Linearise."""
+        jacobian = model.jacobian(point.x)
+        return Linear(point, jacobian, covariance(point.residuals, jacobian, point.scale, model.sigmas))

@@ -1,0 +1,125 @@
+"""Which constants the data say: a one sigma that is small, jointly with all others that are fitted.
+
+A factor is identified where its one sigma is at most 15 %. A time in seconds is where its one sigma is at most
+30 % of it, or changes the median step (of those that depend on it) by at most 1 %. Of those that are not, the
+worst goes back to its prior, together with the others that it cannot be told from, until all are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.calibration.fit.descent import FIRST_ITERATIONS, Linear, Model, descend
+from milpplan.calibration.fit.parameters import Parameter
+from milpplan.calibration.fit.robust import covariance, objective
+from milpplan.units import percent_text, seconds_text
+
+FloatArray = npt.NDArray[np.float64]
+
+MOST_FACTOR_SIGMA: Final = 0.15
+MOST_SECONDS_SIGMA: Final = 0.3
+"""Of the value."""
+MOST_STEP_CHANGE: Final = 0.01
+INSEPARABLE: Final = 0.8
+"""Correlation beyond which two constants that both fail go together."""
+LAUNCH: Final = "layer_launch_s"
+LAUNCH_PROFILE_S: Final = (5e-4, 1e-3, 2e-3, 4e-3)
+ALIKE: Final = 2.0
+"""Difference of the objective, half a chi squared, up to which two fits count as alike: two sigma."""
+RELATED: Final = 0.5
+"""Correlation beyond which a constant is named as what another cannot be told from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A constant that the data do not say: its one sigma in its own unit (None: no prediction depends on it)."""
+
+    name: str
+    one_sigma: float | None
+    note: str
+
+
+def unidentified(model: Model, linear: Linear) -> list[Dropped]:
+    """The parameters to put back to their priors."""
+    parameters = list(model.parameters)
+    dropped: list[Dropped] = []
+    keep = np.arange(len(parameters))
+    while len(keep):
+        cov = covariance(linear.point.residuals, linear.jacobian[:, keep], linear.point.scale, model.sigmas[keep])
+        sigmas = np.sqrt(np.diag(cov))
+        correlation = cov / np.outer(sigmas, sigmas)
+        limits = np.array([_limit(parameters[i], linear.point.x[i], linear.jacobian[:, i]) for i in keep.tolist()])
+        ratios = np.divide(sigmas, limits, out=np.full(len(keep), np.inf), where=limits > 0)
+        if ratios.max() <= 1.0:
+            break
+        worst = int(ratios.argmax())
+        gone = (ratios > 1.0) & ((np.abs(correlation[worst]) > INSEPARABLE) | ~np.isfinite(ratios))
+        gone[worst] = True
+        for place in np.flatnonzero(gone).tolist():
+            related = [
+                parameters[int(keep[other])].name
+                for other in np.argsort(-np.abs(correlation[place]))
+                if other != place and abs(correlation[place, other]) > RELATED
+            ]
+            index = int(keep[place])
+            inner, known = float(linear.point.x[index]), bool(np.isfinite(ratios[place]))
+            dropped.append(_dropped(parameters[index], inner, float(sigmas[place]), known, related))
+        keep = keep[~gone]
+    return dropped
+
+
+def rivals_of_launches(model: Model, linear: Linear) -> list[Dropped]:
+    """Constants that other launches than the fitted ones would move, although the data fit alike.
+
+    Where no layer waits for its launches, no slope says what longer ones would explain. So the others are fitted
+    again under several fixed launches; whatever then moves by more than its largest one sigma is not identified.
+    """
+    names = [one.name for one in model.parameters]
+    if LAUNCH not in names or np.any(linear.jacobian[:, names.index(LAUNCH)]):
+        return []
+    rest = [index for index, name in enumerate(names) if name != LAUNCH]
+    point, none = linear.point, np.zeros(0)
+    here = objective(point.residuals, point.scale, none)
+    for launch in LAUNCH_PROFILE_S:
+        theta = model.theta.with_value(LAUNCH, launch)
+        other = Model(model.predictor, tuple(model.parameters[i] for i in rest), theta)
+        there = descend(other, point.x[rest], FIRST_ITERATIONS)
+        if objective(there.residuals, point.scale, none) > here + ALIKE:
+            continue
+        moves = dict(zip(rest, np.abs(there.x - point.x[rest]).tolist(), strict=True))
+        lost = [
+            i
+            for i, move in moves.items()
+            if move > _limit(model.parameters[i], point.x[i], linear.jacobian[:, i]) > 0
+        ]
+        if lost:
+            note = f"not told apart from {LAUNCH}, whose {seconds_text(launch)} would fit alike"
+            found = [Dropped(names[i], model.parameters[i].value_sigma(point.x[i], moves[i]), note) for i in lost]
+            others = " and ".join(names[i] for i in lost)
+            return [Dropped(LAUNCH, launch, f"not told apart from {others}"), *found]
+    return []
+
+
+def _limit(one: Parameter, inner: float, slopes: FloatArray) -> float:
+    """The largest one sigma, in the fit's unit, of an identified constant; 0 where nothing depends on it."""
+    felt = np.abs(slopes)[np.abs(slopes) > 0]
+    if not len(felt):
+        return 0.0
+    if one.is_factor:
+        return MOST_FACTOR_SIGMA
+    return max(MOST_SECONDS_SIGMA * inner, MOST_STEP_CHANGE / float(np.median(felt)))
+
+
+def _dropped(one: Parameter, inner: float, sigma: float, known: bool, related: list[str]) -> Dropped:
+    if not known:
+        return Dropped(one.name, None, "no prediction depends on it")
+    own = one.value_sigma(inner, sigma)
+    text = percent_text(own) if one.is_factor else seconds_text(own)
+    note = f"one sigma would be {text}"
+    if related:
+        note += f"; not told apart from {' and '.join(related[:2])}"
+    return Dropped(one.name, own, note)

@@ -1,0 +1,130 @@
+"""The constants as numbers of a fit: bounds, priors, and the hardware that they give.
+
+Factors are fitted as logarithms, times in seconds. The priors are weak and normal: they keep the problem well
+posed where the data say nothing, and say where a constant stays then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import exp, log
+from typing import Any, Final
+
+from milpplan.problem.apply_overlay import time_s, with_constants
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.overlay import FACTORS, TIMES
+
+PRIOR_FACTOR_SIGMA: Final = 0.3
+"""One sigma of the prior of a factor's logarithm around 0."""
+PRIOR_SECONDS_SIGMA: Final = {
+    "layer_launch_s": 1e-3,
+    "collective_rank_s": 1e-4,
+    "collective_call_s": 3e-4,
+    "collective_far_rank_s": 1e-4,
+    "far_micro_batch_s": 3e-2,
+    "far_step_s": 0.1,
+    "far_reduce_s": 0.1,
+    "message_s": 0.1,
+    "step_overhead_s": 1.0,
+    "scale_out_hop_s": 1e-4,
+    "kernel_latency_s": 1e-4,
+}
+"""One sigma of the prior of a time around what the hardware description and its software say."""
+FACTOR_BOUNDS: Final = (0.2, 5.0)
+SECONDS_BOUNDS: Final = {
+    "layer_launch_s": (0.0, 2e-2),
+    "collective_rank_s": (0.0, 2e-3),
+    "collective_call_s": (0.0, 2e-2),
+    "collective_far_rank_s": (0.0, 2e-3),
+    "far_micro_batch_s": (0.0, 1.0),
+    "far_step_s": (0.0, 2.0),
+    "far_reduce_s": (0.0, 2.0),
+    "message_s": (0.0, 2.0),
+    "step_overhead_s": (0.0, 20.0),
+    "scale_out_hop_s": (0.0, 2e-3),
+    "kernel_latency_s": (0.0, 2e-3),
+}
+STARTS_S: Final = {"layer_launch_s": (4e-4, 2e-3), "collective_rank_s": (2.5e-4,)}
+"""Starts of the fit besides the prior: below the time of every layer launches change nothing, so that no slope
+would lead away from zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theta:
+    """Values of all constants: factors on the description, times in seconds (None: as it has them)."""
+
+    gemm_efficiency: float = 1.0
+    gemm_fp8_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+    attention_efficiency: float = 1.0
+    scale_up_efficiency: float = 1.0
+    scale_out_efficiency: float = 1.0
+    dispatch_efficiency: float = 1.0
+    layer_launch_s: float | None = None
+    collective_rank_s: float | None = None
+    collective_call_s: float | None = None
+    collective_far_rank_s: float | None = None
+    far_micro_batch_s: float | None = None
+    far_step_s: float | None = None
+    far_reduce_s: float | None = None
+    message_s: float | None = None
+    step_overhead_s: float | None = None
+    scale_out_hop_s: float | None = None
+    kernel_latency_s: float | None = None
+    overlap_tensor_parallel: bool | None = None
+
+    def on(self, hardware: HardwareSpec) -> HardwareSpec:
+        """The description with these values in it."""
+        factors = {name: getattr(self, name) for name in FACTORS}
+        others = {
+            name: value
+            for name in (*TIMES, "overlap_tensor_parallel")
+            if (value := getattr(self, name)) is not None
+        }
+        return with_constants(hardware, factors, others)
+
+    def with_value(self, name: str, value: float) -> Theta:
+        """One constant replaced."""
+        changed: dict[str, Any] = {name: value}
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One continuous constant: prior mean and one sigma, bounds, difference step, in the fit's own unit."""
+
+    name: str
+    prior: float
+    sigma: float
+    low: float
+    high: float
+    step: float
+    longest_move: float
+    """Most it may move in one iteration."""
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether the fit's unit is a logarithm."""
+        return self.name in FACTORS
+
+    def value(self, inner: float) -> float:
+        """From the fit's unit to the constant's."""
+        return exp(inner) if self.is_factor else inner
+
+    def value_sigma(self, inner: float, sigma: float) -> float:
+        """One sigma in the constant's unit at a value in the fit's."""
+        return exp(inner) * sigma if self.is_factor else sigma
+
+
+def parameter(name: str, hardware: HardwareSpec) -> Parameter:
+    """The parameter of a constant of ``FACTORS`` or ``TIMES``."""
+    if name in FACTORS:
+        low, high = (log(bound) for bound in FACTOR_BOUNDS)
+        return Parameter(name, 0.0, PRIOR_FACTOR_SIGMA, low, high, 1e-3, 0.35)
+    sigma = PRIOR_SECONDS_SIGMA[name]
+    least, most = SECONDS_BOUNDS[name]
+    prior = min(max(time_s(hardware, name), least), most)
+    return Parameter(name, prior, sigma, least, most, sigma * 1e-3, 1.5 * sigma)
+
+
+__all__ = ["STARTS_S", "Parameter", "Theta", "parameter"]

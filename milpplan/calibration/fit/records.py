@@ -1,0 +1,130 @@
+"""What a fit says: every constant with its uncertainty, and the errors before, after and of runs left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.calibration.fit.robust import MAD_TO_SIGMA
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.overlay import FACTORS, SWITCHES, Constants, Factor, Overlay, Provenance, Seconds, Switch
+
+FloatArray = npt.NDArray[np.float64]
+OUTLIER_WEIGHT = 0.3
+"""Runs whose weight in the robust fit is below this are named as outliers."""
+METHOD = (
+    "least squares of log(predicted / measured) with soft_l1 loss, normal priors (factors: one sigma 0.3 of the "
+    "logarithm; layer_launch_s 1 ms, collective_rank_s, scale_out_hop_s and kernel_latency_s 0.1 ms, "
+    "far_micro_batch_s 30 ms, message_s, far_step_s and far_reduce_s 0.1 s, step_overhead_s 1 s), linearised in "
+    "turn"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One constant. Factors are ratios, times seconds, a switch 0 or 1.
+
+    Where not ``identified``, ``value`` is the prior, and ``one_sigma`` what the data left open (None for a
+    switch and where the data say nothing at all). ``note`` says why in words.
+    """
+
+    name: str
+    value: float
+    one_sigma: float | None
+    identified: bool
+    prior: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Constants fitted to observations; arrays have one entry an observation, in the order given, in seconds.
+
+    ``left_out_s`` are predictions by a fit without the observation's fold, NaN where there was one fold only.
+    ``scatter``: robust one sigma of log(predicted / measured) after the fit.
+    """
+
+    constants: tuple[Constant, ...]
+    ids: tuple[str, ...]
+    measured_s: FloatArray
+    before_s: FloatArray
+    after_s: FloatArray
+    left_out_s: FloatArray
+    scatter: float
+    num_folds: int
+
+    def errors(self, predicted_s: FloatArray) -> FloatArray:
+        """Relative errors of predictions."""
+        return np.asarray(predicted_s / self.measured_s - 1.0)
+
+    def mean_abs_error(self, predicted_s: FloatArray) -> float:
+        """Mean absolute relative error."""
+        return float(np.mean(np.abs(self.errors(predicted_s))))
+
+    @property
+    def error_before(self) -> float:
+        """Mean absolute error with the description as it was."""
+        return self.mean_abs_error(self.before_s)
+
+    @property
+    def error_after(self) -> float:
+        """Mean absolute error of the runs fitted to."""
+        return self.mean_abs_error(self.after_s)
+
+    @property
+    def error_left_out(self) -> float | None:
+        """Mean absolute error of runs that the fit had not seen; None with a single fold."""
+        return None if np.isnan(self.left_out_s).any() else self.mean_abs_error(self.left_out_s)
+
+    @property
+    def residual_fraction(self) -> float:
+        """One sigma of what the constants leave unexplained: the larger of the scatter of the fit and of the
+        left-out predictions (robust)."""
+        if self.error_left_out is None:
+            return self.scatter
+        left_out = MAD_TO_SIGMA * float(np.median(np.abs(np.log(self.left_out_s / self.measured_s))))
+        return max(self.scatter, left_out)
+
+    @property
+    def outliers(self) -> tuple[str, ...]:
+        """Ids of runs that the robust loss all but ignored."""
+        scaled = np.log(self.after_s / self.measured_s) / self.scatter
+        weights = 1.0 / np.sqrt(1.0 + scaled**2)
+        return tuple(name for name, weight in zip(self.ids, weights, strict=True) if weight < OUTLIER_WEIGHT)
+
+    def constant(self, name: str) -> Constant:
+        """One constant by name."""
+        return next(one for one in self.constants if one.name == name)
+
+    @property
+    def identified(self) -> tuple[Constant, ...]:
+        """Those that the data say."""
+        return tuple(one for one in self.constants if one.identified)
+
+    def as_constants(self) -> Constants:
+        """The record for an overlay."""
+        values: dict[str, object] = {}
+        for one in self.constants:
+            if one.name in SWITCHES:
+                values[one.name] = Switch(value=bool(one.value), identified=one.identified)
+                continue
+            kind = Factor if one.name in FACTORS else Seconds
+            values[one.name] = kind(value=one.value, one_sigma=one.one_sigma or 0.0, identified=one.identified)
+        return Constants.model_validate(values)
+
+    def overlay(self, base: HardwareSpec | str, name: str, data: str, date: str) -> Overlay:
+        """The overlay; ``data`` says what was measured, ``date`` when the fit was made."""
+        provenance = Provenance(
+            data=data,
+            date=date,
+            method=METHOD,
+            num_measurements=len(self.ids),
+            error_before=self.error_before,
+            error_after=self.error_after,
+            error_left_out=self.error_left_out,
+            residual_fraction=self.residual_fraction,
+        )
+        under = base if isinstance(base, str) else base.name
+        return Overlay(base=under, name=name, provenance=provenance, constants=self.as_constants())

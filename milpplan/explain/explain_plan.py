@@ -1,0 +1,222 @@
+"""``explain_plan``: all questions about a plan, in the order of what matters, within a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from milpplan.errors import InvalidInputError
+from milpplan.explain.judge.single_changes import candidates, single_change
+from milpplan.explain.limits import limits
+from milpplan.explain.optima import Budget, Yardstick, asked_for, saved_share
+from milpplan.explain.records import Explanation, Interval, Optimum, SingleChange, WishAnswer, Worth
+from milpplan.explain.what_if import MEMORY, Change, questions, worth
+from milpplan.explain.why_not import Wish, answer, checked, neighbours, wish_words
+from milpplan.optimize.infeasibility import explain
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.nearby_problems import Effort
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.report import StepReport
+from milpplan.simulation.simulator import simulate
+from milpplan.units import seconds_text
+
+TIME_LIMIT_S = 60.0
+BASE_SHARE = 0.4
+"""Of the time, at most, for the proof that all answers rest on."""
+KNOWN_SHARE = 0.05
+"""Of the time, where that proof is there already, for runners-up."""
+WISH, WORTH, NEIGHBOUR, CHANGE = 4.0, 3.0, 1.0, 1.0
+"""How much time the questions get, relative to each other."""
+
+
+@dataclass(slots=True)
+class _Talk:
+    """Questions and answers so far; what is here when Ctrl-C or the time ends it is the result."""
+
+    yardstick: Yardstick
+    problem: Problem
+    plan: Plan
+    value: float
+    best: Optimum
+    budget: Budget
+    callback: Callable[[str], None] | None
+    changes: list[SingleChange] = field(default_factory=list)
+    worth: list[Worth] = field(default_factory=list)
+    wishes: list[WishAnswer] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    def ask(self, words: str, weight: float, question: Callable[[float | None], Optimum | None]) -> None:
+        """One question, unless the time is over or somebody has interrupted."""
+        if self.interrupted or self.budget.is_spent:
+            self.open.append(words)
+            return
+        if self.callback is not None:
+            self.callback(words)
+        limit_s = self.budget.share_s(weight)
+        try:
+            found = question(limit_s)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.open.append(words)
+            return
+        self.interrupted = found is not None and found.interrupted
+
+
+def explain_plan(
+    problem: Problem,
+    plan: Plan,
+    wishes: Sequence[Wish] = (),
+    *,
+    time_limit_s: float | None = TIME_LIMIT_S,
+    gap: float = 1e-4,
+    proved_bound_s: float | None = None,
+    callback: Callable[[str], None] | None = None,
+) -> Explanation:
+    """Explain a plan: its distance to the proved best, what binds, what more of something would be worth, and why
+    not another choice.
+
+    Args:
+        problem: the problem of the plan.
+        plan: a legal plan for it; it need not be a good one.
+        wishes: fields and values such as ``{"tp": 8}``; without any the plan's neighbours are looked at.
+        time_limit_s: of all questions together; None: every answer is solved to ``gap``.
+        gap: relative tolerance of every solve.
+        proved_bound_s: a step time that no plan of the problem undercuts, where an earlier solve has proved one.
+        callback: called with the words of a question before it is solved.
+
+    Returns:
+        Answers as proved intervals, the wider the less time they had; what was not reached is named.
+
+    Raises:
+        InfeasibleError: proved: no plan of the problem exists.
+        IllegalPlanError: the plan is none for the problem.
+        InvalidInputError: a wish, a gap or a limit that makes no sense.
+    """
+    started = time.monotonic()
+    checked(problem, wishes)
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise InvalidInputError(f"time_limit_s={time_limit_s}.", "Expected a positive number of seconds.", "")
+    problem = asked_for(problem, plan)
+    report = simulate(problem, plan)
+    yardstick = Yardstick.of(problem, plan, gap)
+    value = yardstick.value(problem, plan, report.step_time_ns)
+    if callback is not None:
+        callback("the proved best")
+    until = None if time_limit_s is None else started + time_limit_s
+    best = _best(yardstick, problem, plan, value, time_limit_s, proved_bound_s)
+    if best.infeasible:
+        raise explain(problem, effort=Effort(deadline=until))
+    talk = _Talk(yardstick, problem, plan, value, best, Budget(until), callback, interrupted=best.interrupted)
+    try:
+        _ask_all(talk, wishes)
+    except KeyboardInterrupt:
+        # Between two questions.
+        talk.interrupted = True
+    with undisturbed():
+        return _told(talk, report, started)
+
+
+def _best(
+    yardstick: Yardstick, problem: Problem, plan: Plan, value: float, limit_s: float | None, known_s: float | None
+) -> Optimum:
+    """The proved best, with what is known of it already: then the time is for the questions."""
+    is_close = known_s is not None and yardstick.unit == "s" and value <= known_s * (1.0 + 2.0 * yardstick.gap)
+    share = KNOWN_SHARE if is_close else BASE_SHARE
+    best = yardstick.optimum(problem, None if limit_s is None else share * limit_s, plan)
+    if known_s is None or yardstick.unit != "s" or best.infeasible:
+        return best
+    low, high = max(best.bounds.low, known_s), best.bounds.high
+    if low > high * (1.0 + 1e-9):
+        raise InvalidInputError(
+            f"No plan is said to take less than {seconds_text(known_s)}, and one takes {seconds_text(high)}.",
+            "Expected a bound that was proved for this problem.",
+            "Leave the bound out, or solve again.",
+        )
+    return replace(best, bounds=Interval(min(low, high), high))
+
+
+def _told(talk: _Talk, report: StepReport, started: float) -> Explanation:
+    """The answers as a record."""
+    best, high = talk.best, talk.best.bounds.high
+    in_seconds = talk.yardstick.unit == "s"
+    return Explanation(
+        problem=talk.problem,
+        plan=talk.plan,
+        report=report,
+        unit=talk.yardstick.unit,
+        value=talk.value,
+        best=best,
+        above_best=saved_share(Interval(talk.value, talk.value), best.bounds),
+        is_outside=report.fits and talk.value < high,
+        limits=limits(talk.problem, talk.plan, report, high if in_seconds else math.inf),
+        changes=tuple(sorted(talk.changes, key=lambda change: change.best.bounds.high)),
+        worth=tuple(talk.worth),
+        wishes=tuple(talk.wishes),
+        unanswered=tuple(talk.open),
+        interrupted=talk.interrupted,
+        wall_time_s=time.monotonic() - started,
+    )
+
+
+def _ask_all(talk: _Talk, wishes: Sequence[Wish]) -> None:
+    problem, plan, best = talk.problem, talk.plan, talk.best
+    fields = _loose_fields(talk)
+    changes = tuple(questions(problem))
+    asked = bool(wishes)
+    base = best.plan or plan
+    others = tuple(wishes) if asked else tuple(neighbours(problem, base))
+    talk.budget.weight_left = (
+        CHANGE * len(fields) + WORTH * len(changes) + (WISH if asked else NEIGHBOUR) * len(others)
+    )
+    for names in fields:
+        _ask_change(talk, names)
+    if asked:
+        _ask_wishes(talk, others, asked)
+    for change, changed in changes:
+        talk.ask(change.words, WORTH, _worth_question(talk, change, changed))
+    if not asked:
+        _ask_wishes(talk, others, asked)
+
+
+def _loose_fields(talk: _Talk) -> tuple[tuple[str, ...], ...]:
+    """What to let loose, where a better plan than the explained one is known."""
+    best = talk.best
+    if best.plan is None or talk.plan == best.plan:
+        return ()
+    return tuple(candidates(talk.plan, best.plan))
+
+
+def _ask_change(talk: _Talk, names: tuple[str, ...]) -> None:
+    def question(limit_s: float | None) -> Optimum | None:
+        found = single_change(talk.yardstick, talk.problem, talk.plan, talk.value, names, limit_s)
+        if found is None:
+            return None
+        talk.changes.append(found)
+        return found.best
+
+    talk.ask(f"a change of {names[0] if names else 'stages and recomputation'}", CHANGE, question)
+
+
+def _worth_question(talk: _Talk, change: Change, changed: Problem) -> Callable[[float | None], Optimum | None]:
+    def question(limit_s: float | None) -> Optimum | None:
+        unlimited = next((known for known in talk.worth if known.name == MEMORY[0]), None)
+        found = worth(talk.yardstick, change, changed, talk.plan, talk.best, unlimited, limit_s)
+        talk.worth.append(found)
+        return found.best
+
+    return question
+
+
+def _ask_wishes(talk: _Talk, wishes: Sequence[Wish], asked: bool) -> None:
+    for wish in wishes:
+
+        def question(limit_s: float | None, wish: Wish = wish) -> Optimum | None:
+            found = answer(talk.yardstick, talk.problem, wish, talk.best, limit_s, asked)
+            talk.wishes.append(found)
+            return found.best
+
+        talk.ask(wish_words(wish), WISH if asked else NEIGHBOUR, question)

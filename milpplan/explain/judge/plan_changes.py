@@ -1,0 +1,221 @@
+"""Single changes of a plan, made and simulated: one field of the layout with what must follow it, or the stages.
+
+Nothing is proved here; each change is a whole plan that the simulator has priced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from milpplan.explain.judge.records import Change, Effort, layout_words
+from milpplan.explain.judge.single_changes import FOLLOWERS, LEADS, loosened
+from milpplan.explain.optima import Budget
+from milpplan.optimize.bounds.mixed_clusters import cluster_compute_bounds
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.membership import in_space
+from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.mixed_costs import RankCosts, cluster_costs, costs_of, rank_types
+from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.simulator import rank_memory, simulate, step_times_ns
+from milpplan.simulation.stages import durations, plan_stages
+from milpplan.units import NS_PER_S
+
+HOLDS: Final = frozenset({"tp", "cp", "ep", "etp", "pp", "dp", "vpp", "zero_stage", "rank_order", "node_order"})
+"""Fields that say which rank holds which parameters and states: changing one means converting a checkpoint."""
+MOST_STEPS: Final = 6
+"""Most changes of a chain."""
+WORTH_A_STEP: Final = 1e-4
+"""A chain goes on while a change saves at least this share of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A plan with what the simulator says of it, as far as changes are compared by it."""
+
+    plan: Plan
+    step_time_s: float
+    fits: bool
+    peak_memory_bytes: int
+    over_bytes: int
+
+    @staticmethod
+    def of(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts | None = None) -> Priced:
+        """Simulated, with the constants of its layout where they are known already."""
+        layout = plan.layout
+        if layout.replica_micro_batches or isinstance(costs, ReplicaCosts):
+            report = simulate(problem, plan)
+            over = max(stage.memory.peak_bytes - stage.usable_memory_bytes for stage in report.stages)
+            return Priced(plan, report.step_time_s, report.fits, report.peak_memory_bytes, max(0, over))
+        costs = costs or costs_of(problem, layout)
+        stages = plan_stages(costs, problem.model.layer_kinds, plan)
+        memory = rank_memory(layout, costs, stages)
+        types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
+        over = max(
+            max(rank.peak_bytes - own.usable_bytes, rank.host_bytes - own.host_bytes)
+            for rank, own in zip(memory, types, strict=True)
+        )
+        step_ns = int(step_times_ns(layout, costs, durations(stages)))
+        peak = max(rank.peak_bytes for rank in memory)
+        return Priced(plan, step_ns / NS_PER_S, over <= 0, peak, max(0, over))
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """What fits before what does not; the faster first, and of those that do not fit the smaller."""
+        return not self.fits, self.step_time_s if self.fits else float(self.over_bytes)
+
+
+def variants(problem: Problem, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    """(lead, words, plan) of every single change: each recomputation and an even split with the layout as it is,
+    then every other value of every field, with as few other fields changed as the rules allow."""
+    yield from _other_stages(problem, plan)
+    for lead in LEADS:
+        fields = (lead, *FOLLOWERS.get(lead, ()))
+        columns = layout_space(loosened(problem, plan, fields)).columns
+        own = LayoutColumns.of([plan.layout])
+        new = getattr(columns, lead) != getattr(own, lead)[0]
+        columns = columns.take(np.flatnonzero(new))
+        changed = sum(
+            (getattr(columns, name) != getattr(own, name)[0]).astype(np.int64) for name in Layout.model_fields
+        )
+        values = getattr(columns, lead)
+        for value in np.unique(values):
+            rows = np.flatnonzero(values == value)
+            fewest = rows[changed[rows] == changed[rows].min()]
+            for row in fewest.tolist():
+                layout = columns.at(row)
+                yield lead, layout_words(plan.layout, layout, lead), carried_over(problem, plan, layout)
+
+
+def _other_stages(problem: Problem, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    """The same layout with every recomputation of all layers, and with layers spread evenly."""
+    sizes = [stage.num_layers for stage in plan.virtual_stages]
+    for mode in problem.recompute_modes:
+        full, selective = float(mode == "full"), float(mode == "selective")
+        other = _with_stages(plan.layout, sizes, full, selective)
+        if other != plan:
+            yield "recompute", f"recompute={mode}", other
+    spread = carried_over(problem, plan, plan.layout, keep=False)
+    if [stage.num_layers for stage in spread.virtual_stages] != sizes:
+        yield "stages", "layers spread evenly", spread
+
+
+def carried_over(problem: Problem, plan: Plan, layout: Layout, keep: bool = True) -> Plan:
+    """The plan's stages and recomputation on another layout.
+
+    With as many virtual stages as before they stay as they are (``keep``); else the layers are spread evenly, the
+    first stages holding one more, and each stage recomputes the same shares of its layers, rounded up.
+    """
+    if keep and layout.num_virtual_stages == plan.layout.num_virtual_stages:
+        return Plan(layout=layout, virtual_stages=plan.virtual_stages)
+    layers, stages = problem.model.num_layers, layout.num_virtual_stages
+    each, more = divmod(layers, stages)
+    sizes = [each + (stage < more) for stage in range(stages)]
+    counts = [
+        sum(getattr(stage.recompute, mode) for stage in plan.virtual_stages) for mode in ("full", "selective")
+    ]
+    return _with_stages(layout, sizes, counts[0] / layers, counts[1] / layers)
+
+
+def _with_stages(layout: Layout, sizes: list[int], full: float, selective: float) -> Plan:
+    """Stages of these sizes that recompute these shares of their layers, rounded up."""
+    held, first = [], 0
+    for size in sizes:
+        whole = math.ceil(size * full - 1e-9)
+        some = min(size - whole, math.ceil(size * selective - 1e-9))
+        recompute = Recompute(full=whole, selective=some)
+        held.append(VirtualStage(layers=(first, first + size), recompute=recompute))
+        first += size
+    return Plan(layout=layout, virtual_stages=tuple(held))
+
+
+def best_changes(problem: Problem, before: Priced, budget: Budget) -> dict[str, tuple[str, Priced]]:
+    """The best single change of every kind that improves a plan, by its lead: (words, priced plan). What the time
+    does not allow is left out."""
+    found: dict[str, tuple[str, Priced]] = {}
+    tried = _distinct(problem, before.plan)
+    if not tried:
+        return found
+    columns = LayoutColumns.of([plan.layout for _, _, plan in tried])
+    least_ns = cluster_compute_bounds(problem, columns)
+    costs = cluster_costs(problem, columns)
+    for number in np.argsort(least_ns, kind="stable").tolist():
+        lead, words, plan = tried[number]
+        if budget.is_spent:
+            break
+        if before.fits and least_ns[number] / NS_PER_S >= before.step_time_s:
+            # In the order of the bounds: no change after this one is faster.
+            break
+        priced = Priced.of(problem, plan, costs.at(number))
+        known = found[lead][1].order if lead in found else before.order
+        if priced.order < known:
+            found[lead] = (words, priced)
+    return found
+
+
+def _distinct(problem: Problem, plan: Plan) -> list[tuple[str, str, Plan]]:
+    """Every variant once. Stages that the space does not have are none, unless the plan has such stages itself."""
+    strict = in_space(problem, plan)
+    once: dict[Plan, tuple[str, str, Plan]] = {}
+    for one in variants(problem, plan):
+        if not strict or in_space(problem, one[2]):
+            once.setdefault(one[2], one)
+    return list(once.values())
+
+
+def change_of(
+    lead: str, words: str, start: Plan, before: Priced, after: Priced, way_s: tuple[float, float]
+) -> Change:
+    """The record of a change from ``before`` to ``after``; ``way_s`` are the step of the plan that is judged and
+    of the fastest one known, ``start`` the plan before the change."""
+    fields = tuple(
+        name for name in Layout.model_fields if getattr(start.layout, name) != getattr(after.plan.layout, name)
+    )
+    if [s.layers for s in start.virtual_stages] != [s.layers for s in after.plan.virtual_stages]:
+        fields += ("stages",)
+    if [s.recompute for s in start.virtual_stages] != [s.recompute for s in after.plan.virtual_stages]:
+        fields += ("recompute",)
+    effort: Effort = "reshard" if (HOLDS | {"stages"}) & set(fields) else "flag"
+    whole = way_s[0] - way_s[1]
+    return Change(
+        lead=lead,
+        words=words,
+        fields=fields,
+        effort=effort,
+        plan=after.plan,
+        step_time_s=after.step_time_s,
+        peak_memory_bytes=after.peak_memory_bytes,
+        saved=1.0 - after.step_time_s / before.step_time_s,
+        closed=(way_s[0] - after.step_time_s) / whole if whole > 0 and after.fits else None,
+    )
+
+
+def greedy_chain(
+    problem: Problem, first: Priced, changes: dict[str, tuple[str, Priced]], best_s: float, budget: Budget
+) -> list[Change]:
+    """The best single change, then the best of the plan that it makes, and so on while one helps.
+
+    Args:
+        problem: the problem.
+        first: the plan that is judged.
+        changes: its best changes, which are known already.
+        best_s: step of the fastest plan known.
+        budget: until when.
+    """
+    chain: list[Change] = []
+    before = first
+    while changes and len(chain) < MOST_STEPS:
+        lead = min(changes, key=lambda name: changes[name][1].order)
+        words, after = changes[lead]
+        if before.fits and before.step_time_s - after.step_time_s < WORTH_A_STEP * before.step_time_s:
+            break
+        chain.append(change_of(lead, words, before.plan, before, after, (first.step_time_s, best_s)))
+        before = after
+        changes = {} if budget.is_spent else best_changes(problem, before, budget)
+    return chain

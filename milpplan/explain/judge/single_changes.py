@@ -1,0 +1,66 @@
+"""Which single change of a plan closes most of its distance to the best: everything else stays fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from milpplan.explain.optima import Yardstick, saved_share
+from milpplan.explain.records import Interval, SingleChange
+from milpplan.optimize.nearby_problems import with_space
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Problem, Space
+
+FOLLOWERS: Final = {
+    "tp": ("dp", "sequence_parallel", "etp"),
+    "cp": ("dp",),
+    "pp": ("dp", "vpp", "schedule"),
+    "vpp": ("schedule",),
+    "schedule": ("vpp",),
+    "etp": ("ep",),
+    "zero_stage": ("overlap_grad_reduce", "overlap_param_gather"),
+    "overlap_param_gather": ("overlap_grad_reduce",),
+}
+"""Fields that a change of another one may have to change with it: the product of the degrees is the number of
+GPUs, and rules tie switches to degrees."""
+LEADS: Final = tuple(name for name in Space.model_fields if name in Layout.model_fields and name != "dp")
+"""Fields that a single change is about; dp follows from the others."""
+
+
+def candidates(plan: Plan, best: Plan) -> Iterator[tuple[str, ...]]:
+    """The fields that are let loose together: none (stages and recomputation alone), then each in which the best
+    plan differs, with those that follow it."""
+    yield ()
+    seen: set[frozenset[str]] = set()
+    for name in LEADS:
+        fields = (name, *FOLLOWERS.get(name, ()))
+        if getattr(plan.layout, name) != getattr(best.layout, name) and frozenset(fields) not in seen:
+            seen.add(frozenset(fields))
+            yield fields
+
+
+def loosened(problem: Problem, plan: Plan, fields: tuple[str, ...]) -> Problem:
+    """The problem with every field of the layout fixed as in the plan but some, which are as free as they were."""
+    layout = plan.layout
+    values = {
+        name: (getattr(layout, name),)
+        for name in Space.model_fields
+        if name in Layout.model_fields and name not in fields
+    }
+    return with_space(problem, **values)
+
+
+def single_change(
+    yardstick: Yardstick,
+    problem: Problem,
+    plan: Plan,
+    value: float,
+    fields: tuple[str, ...],
+    limit_s: float | None,
+) -> SingleChange | None:
+    """The proved best with some fields let loose, against the plan's own ``value``; None where nothing fits."""
+    found = yardstick.optimum(loosened(problem, plan, fields), limit_s, plan)
+    if found.infeasible or found.plan is None:
+        return None
+    words = fields[0] if fields else "stages and recomputation only"
+    return SingleChange(fields, words, found, saved_share(Interval(value, value), found.bounds))

@@ -1,0 +1,145 @@
+"""Which other layouts do nearly as well as a plan: many tie, and the choice among them is the user's.
+
+Closed-form bounds of all layouts leave those that may have such a plan; the compact relaxation, least bound first,
+then shows for one after another that it has none, or finds one, until the time is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from milpplan.explain.optima import asked_for
+from milpplan.explain.records import NearBest, NearPlan
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.layout.evaluation import settings_of
+from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.layout.replica_solver import resolve_replicas
+from milpplan.optimize.milp.backends import backend
+from milpplan.optimize.nearby_problems import with_job
+from milpplan.optimize.objective import objective_weights
+from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.simulation.simulator import simulate
+from milpplan.units import NS_PER_S
+
+WITHIN: Final = 0.01
+DEFAULT_LIMIT_S: Final = 10.0
+GAP: Final = 1e-3
+"""How well a layout's best plan is looked for: what is shown is rounded."""
+
+
+def near_best(
+    problem: Problem,
+    plan: Plan,
+    within: float = WITHIN,
+    time_limit_s: float = DEFAULT_LIMIT_S,
+    forbid: Sequence[Mapping[str, object]] = (),
+) -> NearBest:
+    """Layouts of the problem's space, other than the plan's, with a plan at most ``within`` worse than it, on as
+    many GPUs and for the same batch.
+
+    Raises:
+        IllegalPlanError: the plan cannot run.
+    """
+    layout = plan.layout
+    job = {"num_gpus": layout.num_gpus, "global_batch_size": layout.global_batch_size}
+    asked = with_job(asked_for(problem, plan), **job)
+    deadline = time.monotonic() + time_limit_s
+    # A gap below zero keeps what is worse by that share.
+    search = Search(asked, layout_space(asked, tuple(forbid)), _solver(-within, deadline), time.monotonic())
+    prover = _solver(GAP, deadline)
+    weights, _ = objective_weights(asked, LayoutColumns.of([plan.layout]))
+    own = simulate(asked, plan).step_time_ns * float(weights[0])
+    search.best = own, plan
+    # Plans found on the way may be better; the measure is the plan asked about.
+    cutoff = own * (1.0 + within)
+    search.keep_below = float(np.nextafter(cutoff, np.inf))
+    search.bound()
+    if time.monotonic() < deadline:
+        search.open_all()
+    own_row = search.space.find(plan.layout)
+    found: dict[int, Plan] = {}
+    for value, offered in search.offered:
+        place = search.space.find(offered.layout)
+        if place is not None and place != own_row and value <= cutoff:
+            found[place] = offered
+    values = search.values()
+    rows = np.flatnonzero(values <= cutoff)
+    rows = rows[rows != (-1 if own_row is None else own_row)]
+    # In this order costs of many are made together.
+    search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
+    # What there was no time to look at may do as well.
+    most = search.frontier.closed_below(search.threshold())
+    for row in rows.tolist():
+        if row not in found and time.monotonic() < deadline:
+            limit = min(cutoff / float(search.weights[row]), float(search.limits_ns[row]))
+            excluded, other = _settled(asked, search, prover, row, int(limit))
+            if excluded:
+                continue
+            if other is not None:
+                found[row] = other
+        most += 1
+    measured = (_near(asked, other, own) for other in found.values())
+    plans = sorted((near for near in measured if near is not None), key=lambda near: near.excess)
+    return NearBest(within, tuple(plans), most, len(search.whole))
+
+
+def _solver(gap: float, deadline: float) -> LayoutSolver:
+    options = SolveOptions(gap=gap, witness=False, any_chunks=False)
+    return LayoutSolver(options, backend(options.backend), [], deadline)
+
+
+def _settled(
+    problem: Problem, search: Search, prover: LayoutSolver, row: int, limit_ns: int
+) -> tuple[bool, Plan | None]:
+    """Whether a layout is proved to have no plan of at most so many nanoseconds, and a plan if one was found."""
+    layout = search.space.at(row)
+    if problem.space.kind == "uniform":
+        return _uniform(problem, search, row, limit_ns)
+    settings = settings_of(problem, layout, cluster_costs(problem, LayoutColumns.of([layout])).at(0))
+    bound = int(search.bounds_ns[row])
+    if layout.replica_micro_batches:
+        resolution = resolve_replicas(prover, layout, settings, limit_ns, bound, effort=0)
+    else:
+        resolution = prover.resolve(settings[0], limit_ns, bound, effort=0)
+    step = resolution.step_time_ns
+    if step is not None and step <= limit_ns:
+        return False, resolution.plan
+    return resolution.bound_ns > limit_ns, None
+
+
+def _uniform(problem: Problem, search: Search, row: int, limit_ns: int) -> tuple[bool, Plan | None]:
+    """The same in the uniform space, where a layout has one plan for each recompute mode: those are simulated
+    whose bounds allow it."""
+    layout = search.space.at(row)
+    best: tuple[int, Plan] | None = None
+    layers, stages = problem.model.num_layers, layout.num_virtual_stages
+    if layers - -(-layers // stages) * (stages - 1) < 0:
+        return True, None
+    for mode, bound_ns in zip(problem.recompute_modes, search.uniform_ns[row], strict=True):
+        # Without its bounds a layout has infinite ones that prove nothing.
+        if bound_ns > limit_ns and search.detailed[row]:
+            continue
+        plan = uniform_plan(problem, layout, mode)
+        step = search.evaluate(row, plan)
+        if step is not None and step <= limit_ns and (best is None or step < best[0]):
+            best = step, plan
+    return best is None, None if best is None else best[1]
+
+
+def _near(problem: Problem, plan: Plan, own: float) -> NearPlan | None:
+    report = simulate(problem, plan)
+    if not report.fits:
+        return None
+    weights, _ = objective_weights(problem, LayoutColumns.of([plan.layout]))
+    excess = report.step_time_ns * float(weights[0]) / own - 1.0
+    return NearPlan(plan, report.step_time_ns / NS_PER_S, report.peak_memory_bytes, excess)

@@ -1,0 +1,119 @@
+"""The proved best of a problem as an interval, in the unit that an explanation speaks in; and its time."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from milpplan.explain.records import Interval, Optimum, Unit
+from milpplan.optimize.nearby_problems import with_job
+from milpplan.optimize.objective import objective_weights
+from milpplan.optimize.result import PlanResult
+from milpplan.optimize.solve import solve
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.simulator import simulate
+from milpplan.units import NS_PER_S
+
+LEAST_LIMIT_S = 0.05
+
+
+@dataclass(slots=True)
+class Budget:
+    """Time for questions: each gets its share, by weight, of what those before it have left."""
+
+    until: float | None
+    """Of ``time.monotonic``; None: no limit."""
+    weight_left: float = 0.0
+
+    def share_s(self, weight: float) -> float | None:
+        """Seconds for the next question; None without a limit."""
+        everything = max(self.weight_left, weight)
+        self.weight_left = max(0.0, self.weight_left - weight)
+        if self.until is None:
+            return None
+        return max(LEAST_LIMIT_S, (self.until - time.monotonic()) * weight / everything)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no time is left."""
+        return self.until is not None and time.monotonic() >= self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """In what an explanation of one plan counts, and how exactly it solves."""
+
+    unit: Unit
+    tokens: float
+    """Of a step of the plan, which seconds are for, whatever the batch of other plans."""
+    gap: float
+
+    @staticmethod
+    def of(problem: Problem, plan: Plan, gap: float) -> Yardstick:
+        """That of a plan."""
+        unit: Unit = "GPU-hours" if problem.job.objective == "gpu_hours" else "s"
+        return Yardstick(unit, plan.layout.global_batch_size * problem.job.sequence_length, gap)
+
+    def value(self, problem: Problem, plan: Plan, step_time_ns: int) -> float:
+        """The objective of a plan with this step time."""
+        if self.unit == "GPU-hours":
+            weights, _ = objective_weights(problem, LayoutColumns.of([plan.layout]))
+            return float(step_time_ns * weights[0])
+        own = plan.layout.global_batch_size * problem.job.sequence_length
+        return step_time_ns / NS_PER_S * self.tokens / own
+
+    def simulated(self, problem: Problem, plan: Plan) -> float | None:
+        """The objective of a plan, None where it does not fit."""
+        report = simulate(problem, plan)
+        return self.value(problem, plan, report.step_time_ns) if report.fits else None
+
+    def optimum(self, problem: Problem, limit_s: float | None, start: Plan | None = None) -> Optimum:
+        """The proved best of a problem within a time limit (seconds)."""
+        result = solve(
+            problem,
+            gap=self.gap,
+            time_limit_s=limit_s,
+            warm_start=start,
+            any_chunks=False,
+        )
+        return self._optimum(problem, result)
+
+    def _optimum(self, problem: Problem, result: PlanResult) -> Optimum:
+        infeasible = result.status == "infeasible"
+        scale = 1.0 if self.unit == "GPU-hours" else self.tokens
+        low = 0.0 if result.objective_bound is None else result.objective_bound * scale
+        high = math.inf
+        if result.plan is not None and result.report is not None:
+            high = self.value(problem, result.plan, result.report.step_time_ns)
+        return Optimum(
+            bounds=Interval(math.inf, math.inf) if infeasible else Interval(min(low, high), high),
+            plan=result.plan,
+            peak_bytes=None if result.report is None else result.report.peak_memory_bytes,
+            least_peak_bytes=result.details.get("least_memory_bytes"),
+            infeasible=infeasible,
+            interrupted=bool(result.message),
+            runners_up=result.runners_up,
+        )
+
+
+def asked_for(problem: Problem, plan: Plan) -> Problem:
+    """The problem that a plan's explanation speaks about: where the fewest GPUs were asked for, the shortest step
+    on the plan's own number of them."""
+    if problem.job.objective != "num_gpus":
+        return problem
+    return with_job(problem, objective="step_time_per_token", num_gpus=plan.layout.num_gpus)
+
+
+def saved_share(before: Interval, after: Interval) -> Interval:
+    """1 - after / before for two quantities that are known as intervals."""
+    return Interval(1.0 - ratio(after.high, before.low), 1.0 - ratio(after.low, before.high))
+
+
+def ratio(above: float, below: float) -> float:
+    """above / below of positive numbers that may be infinite; nothing known gives the end that says nothing."""
+    if math.isinf(above):
+        return math.inf
+    return 0.0 if math.isinf(below) else above / below if below > 0 else math.inf

@@ -1,0 +1,297 @@
+"""How much work the replicas of one kind do within a time, at most: bounds for batches that come later.
+
+``KindTable`` is found once, with the plan: mixtures of paths (``profile.Paths``) for the numbers of micro-batches
+that are good near the plan's load. ``BatchKind`` is the same kind with one batch's lengths: no program is solved.
+
+**Work.** A sequence of length l counts w = u + theta c phi(l) units: its own, and a share of its micro-batch's c.
+phi is a dual feasible function, so that sequences of one micro-batch have sum phi <= 1: for an e <= 1/2, with
+x = l / C, phi is 1 for x > 1 - e, 0 for x < e, x between (Fekete and Schepers 2001). theta is 0 or 1, whichever
+suits the batch; the bound holds for both.
+
+**Curve.** For a replica with v micro-batches that holds w in work and y in units, y >= w - theta c v, and each cut
+``time >= slope y + constant`` of the slot v with a slope of at least zero gives
+``time >= slope (w - theta c v) + constant``; and w <= v (cap + theta c). The largest replica of D holds at least
+the mean, so all D hold ``g(Z) = D max_v min over cuts`` at most within the time Z. For one stage the time is
+parts (y + c v) >= parts max(w, w + (1 - theta) c), whatever v.
+
+For a mixture of paths with weights w_m and any alpha >= 0, ``time >= lags + c sum w_m + alpha y
+- sum max(0, alpha - w_m) cap`` (proof in ``profile``), for the cap of the batch at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.groups.bounds.load_shapes import peaks
+from milpplan.groups.bounds.path_duals import SCALE_BITS, Paths, best_profile
+from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.problem import Kind
+from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline
+
+# Loads, as multiples of the plan's, near which mixtures of paths are sought, and most numbers tried at each.
+_NEAR = (1.0, 0.6, 1.5)
+_MAX_TRIES = 40
+# Micro-batches of a replica that have slots of their own; larger numbers share the last.
+_MAX_SLOTS = 256
+# Numbers whose last stage alone takes this much more than the best one's rough bound have no slots of their own.
+_BEYOND = 1.04
+# Cuts of one mixture: the alphas that are best at so many loads.
+_MAX_ALPHAS = 4
+# Values of e in phi.
+_EDGES = (0.0, 0.125, 0.25, 0.375, 0.5)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotTable:
+    """Cuts of one number of micro-batches, open in the cap: ``time >= slope y + base - spare cap``, [cuts]."""
+
+    slope: FloatArray
+    base: FloatArray
+    spare: FloatArray
+
+    def at(self, units: float, cap_units: float) -> float:
+        """The highest cut at a load, ns."""
+        return float((self.slope * units + self.base - self.spare * cap_units).max())
+
+
+@dataclass(frozen=True, eq=False)
+class KindTable:
+    """One kind of pipeline of a strategy as a dispatcher keeps it.
+
+    ``slots`` by number of micro-batches; ``shapes`` are best loads as shares [v], by a replica's load in units;
+    ``peaks`` those around a long sequence.
+    """
+
+    strategy: int
+    first_replica: int
+    num_replicas: int
+    pipeline: Pipeline
+    slots: dict[int, SlotTable]
+    shapes: dict[int, dict[int, FloatArray]]
+    peaks: tuple[FloatArray, ...]
+
+    @staticmethod
+    def of(kind: Kind, first_replica: int, planned_units: int) -> KindTable:
+        """The table near a load of ``planned_units`` on all replicas together (0: half of all that fits)."""
+        slots: dict[int, SlotTable] = {}
+        shapes: dict[int, dict[int, FloatArray]] = {}
+        around: tuple[FloatArray, ...] = ()
+        if kind.pipeline.num_stages > 1 and kind.total_units:
+            load = (planned_units or kind.total_units // 2) / kind.num_replicas
+            for share in _NEAR:
+                near = max(1, int(load * share))
+                shapes[near] = _learn(kind, near, slots)
+            if any(shapes.values()):
+                largest = min(float(one.max()) for found in shapes.values() for one in found.values())
+                around = peaks(kind.pipeline, int(kind.units.max()), largest)
+        return KindTable(kind.strategy, first_replica, kind.num_replicas, kind.pipeline, slots, shapes, around)
+
+    def shape(self, number: int, load: float) -> FloatArray:
+        """Best loads of ``number`` micro-batches as shares of the whole: the nearest known, stretched.
+
+        More than are known are equal ones amid the rise and the fall.
+        """
+        nearest = sorted(self.shapes, key=lambda one: abs(math.log(one / max(1.0, load))))
+        known = next((self.shapes[one] for one in nearest if self.shapes[one]), None)
+        if known is None:
+            return np.full(number, 1.0 / number)
+        size = min(known, key=lambda one: (abs(one - number), one))
+        shares = known[size]
+        if size < number:
+            top = int(shares.argmax())
+            shares = np.concatenate([shares[:top], np.full(number - size, shares[top]), shares[top:]])
+        elif size > number:
+            middles = (np.arange(number) + 0.5) / number
+            shares = np.interp(middles, (np.arange(size) + 0.5) / size, shares)
+        return np.asarray(shares / shares.sum())
+
+
+def _learn(kind: Kind, load: int, slots: dict[int, SlotTable]) -> dict[int, FloatArray]:
+    """Profiles at ``load``, the most promising number first, until the others' rough cuts are above.
+
+    Their cuts go to ``slots``; their shapes come back.
+    """
+    best = float("inf")
+    shapes: dict[int, FloatArray] = {}
+    for slot in sorted(KindCuts(kind).rough, key=lambda slot: slot.at(load)):
+        number = slot.num_micro_batches
+        if slot.at(load) >= best or len(shapes) == _MAX_TRIES:
+            break
+        known = slots.get(number)
+        here = slot.at(load) if known is None else max(slot.at(load), known.at(load, kind.cap_units))
+        if slot.open_ended or (here >= best and shapes):
+            continue
+        full = min(load, int(0.97 * number * kind.cap_units))
+        profile = best_profile(kind.pipeline, number, full, kind.cap_units) if full else None
+        if profile is None:
+            continue
+        shapes[number] = profile.units / profile.units.sum()
+        if known is None:
+            slots[number] = _slot_table(kind, profile.paths, full)
+        if number * kind.cap_units >= load:
+            best = min(best, max(here, profile.cut.at(load)))
+    return shapes
+
+
+def _slot_table(kind: Kind, paths: Paths, load: int) -> SlotTable:
+    weights = np.sort(np.array(paths.weights, np.float64) / 2.0**SCALE_BITS)
+    base = paths.lags / 2.0**SCALE_BITS + kind.pipeline.micro_batch_units * weights.sum()
+    # The weight at which the cheapest micro-batches hold the load, for several loads and caps.
+    places = np.unique([min(weights.size, int(load * f / kind.cap_units) + 1) for f in (0.5, 1.0, 2.0, 8.0)])
+    alphas = np.unique(weights[places - 1])[-_MAX_ALPHAS:]
+    spare = np.maximum(0.0, alphas[:, None] - weights).sum(axis=1)
+    return SlotTable(alphas, np.full(alphas.size, base), spare)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """Cuts ``time >= slope w + constant`` [slots, cuts] of a replica's work w, and the most work [slots]."""
+
+    slope: FloatArray
+    constant: FloatArray
+    most: FloatArray
+
+    def most_within(self, time_ns: float) -> float:
+        """The most work of a replica within a time; 0 if none."""
+        left = time_ns - self.constant
+        # A cut without a slope allows all work, or none.
+        alone = np.where(left >= 0.0, np.inf, -np.inf)
+        least = np.divide(left, self.slope, out=alone, where=self.slope > 0.0).min(axis=1)
+        return max(0.0, float(np.minimum(least, self.most).max()))
+
+    def time_at(self, work: float) -> float:
+        """Least time of a replica with this work; infinite where no slot holds it."""
+        times = (self.slope * work + self.constant).max(axis=1)
+        return float(np.where(self.most >= work, times, np.inf).min())
+
+    def points(self) -> tuple[FloatArray, FloatArray]:
+        """Times and works of all corners of the slots' curves, and more points below them."""
+        num_slots, num_cuts = self.slope.shape
+        first, second = np.triu_indices(num_cuts, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            works = (self.constant[:, second] - self.constant[:, first]) / (
+                self.slope[:, first] - self.slope[:, second]
+            )
+        ends = np.where(np.isfinite(self.most), self.most, 0.0)[:, None]
+        works = np.concatenate([works, ends, np.zeros((num_slots, 1))], axis=1)
+        works = np.where(np.isfinite(works) & (works >= 0) & (works <= self.most[:, None]), works, 0.0)
+        times = (self.slope[:, None, :] * works[:, :, None] + self.constant[:, None, :]).max(axis=2)
+        return times.ravel(), works.ravel()
+
+
+class BatchKind:
+    """One kind with a batch's distinct ``lengths`` [K] and ``counts`` [K]."""
+
+    def __init__(self, table: KindTable, lengths: Int64Array, counts: Int64Array) -> None:
+        self.table = table
+        pipeline = table.pipeline
+        self.fits: npt.NDArray[np.bool_] = pipeline.holds(lengths)
+        self.units: Int64Array = pipeline.units(lengths)
+        lag = 2 * (pipeline.num_stages - 1) * pipeline.transfer_ns
+        # Nothing with this sequence is done before it has passed all stages forward and back.
+        self.alone_ns = (
+            (self.units + pipeline.micro_batch_units) * (pipeline.num_stages * pipeline.parts) + lag
+        ).astype(np.float64)
+        held, number = self.units[self.fits], counts[self.fits]
+        self.total_units = int(held @ number)
+        density = float((held / lengths[self.fits]).max(initial=0.0))
+        self.cap_units = float(min(self.total_units, np.ceil(density * pipeline.micro_batch_tokens) + 1))
+        phi = _phi(lengths / pipeline.micro_batch_tokens, counts * self.fits)
+        shared: FloatArray = self.units + pipeline.micro_batch_units * phi
+        plain = self._curve(int(number.sum()), False)
+        other = self._curve(int(number.sum()), True)
+        # Either holds; the one that is higher for the whole batch is likely to be for its parts.
+        at_all = [
+            curve.time_at(float((work * counts)[self.fits].sum()) / table.num_replicas)
+            for curve, work in ((plain, self.units), (other, shared))
+        ]
+        self.curve, self.work = (
+            (other, shared) if at_all[1] > at_all[0] else (plain, self.units.astype(np.float64))
+        )
+        self.points = self.curve.points()
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of the kind."""
+        return self.table.num_replicas
+
+    def time_with(self, number: int, units: float) -> float:
+        """Least time of a replica that holds so many units in ``number`` micro-batches, ns."""
+        slope, constant = self._rough(np.array([float(number)]))
+        least = float((slope * units + constant).max())
+        known = self.table.slots.get(number)
+        if known is not None:
+            least = max(least, known.at(units, self.cap_units))
+        return least
+
+    def _curve(self, num_sequences: int, shared: bool) -> Curve:
+        """The curve of the module, with theta = 1 if the micro-batches' share counts as work."""
+        pipeline = self.table.pipeline
+        parts, empty = pipeline.parts, pipeline.micro_batch_units
+        if pipeline.num_stages == 1:
+            ramp = 0.0 if shared else float(parts * empty)
+            limit_units = np.inf
+            if pipeline.max_micro_batches is not None:
+                limit_units = pipeline.max_micro_batches * (self.cap_units + empty * shared)
+            return Curve(np.full((1, 1), float(parts)), np.full((1, 1), ramp), np.full(1, limit_units))
+        limit = max(1, min(num_sequences, pipeline.max_micro_batches or _MAX_SLOTS, _MAX_SLOTS))
+        numbers, slope, constant = self._listed(limit)
+        # The last slot stands for all larger numbers too, unless there are none.
+        open_ended = numbers.size < limit or limit == _MAX_SLOTS
+        limit = numbers.size
+        known = {number: one for number, one in self.table.slots.items() if number <= limit}
+        width = max((one.slope.size for one in known.values()), default=0)
+        # Slots without a mixture repeat their first cut.
+        slopes = np.concatenate([slope, np.repeat(slope[:, :1], width, axis=1)], axis=1)
+        constants = np.concatenate([constant, np.repeat(constant[:, :1], width, axis=1)], axis=1)
+        for number, one in known.items():
+            size = one.slope.size
+            slopes[number - 1, 2 : 2 + size] = one.slope
+            constants[number - 1, 2 : 2 + size] = one.base - one.spare * self.cap_units
+        most = numbers * self.cap_units
+        if open_ended:
+            # Only the last stage's cut grows with the number.
+            slopes[-1], constants[-1], most[-1] = slopes[-1, 0], constants[-1, 0], np.inf
+        if shared:
+            constants -= slopes * (empty * numbers)[:, None]
+            most += empty * numbers
+            if open_ended:
+                # For larger numbers parts (w - c v) + parts c v does not depend on v.
+                most[-1] = np.inf
+        return Curve(slopes, constants, most)
+
+    def _listed(self, limit: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Numbers of micro-batches up to ``limit`` that can be good, with their rough cuts."""
+        numbers = np.arange(1, limit + 1, dtype=np.float64)
+        slope, constant = self._rough(numbers)
+        load = self.total_units / self.num_replicas
+        times = slope * load + constant
+        best = np.minimum.accumulate(np.where(numbers * self.cap_units >= load, times.max(axis=1), np.inf))
+        beyond = np.flatnonzero(times[:, 0] > best * _BEYOND)
+        end = int(beyond[0]) + 1 if beyond.size else limit
+        return numbers[:end], slope[:end], constant[:end]
+
+    def _rough(self, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Slopes and constants [v, 2] of the *last stage* and *drain* cuts of ``cuts``."""
+        pipeline = self.table.pipeline
+        parts, empty, others = pipeline.parts, pipeline.micro_batch_units, pipeline.num_stages - 1
+        more = max(0, pipeline.backward_parts - pipeline.forward_parts)
+        ramp = others * (parts * empty + 2 * pipeline.transfer_ns)
+        drain = others * ((pipeline.forward_parts + more) * empty + 2 * pipeline.transfer_ns)
+        slope = np.stack([np.full(numbers.size, float(parts)), parts + others * more / numbers], axis=1)
+        constant = np.stack([parts * empty * numbers + ramp, parts * empty * numbers + drain], axis=1)
+        return slope, constant
+
+
+def _phi(shares: FloatArray, counts: Int64Array) -> FloatArray:
+    """The dual feasible function with the largest sum over the batch, [K]; longer ones than 1 do not count."""
+    best = shares
+    for edge in _EDGES[1:]:
+        rounded = np.where(shares > 1.0 - edge, 1.0, np.where(shares < edge, 0.0, shares))
+        if float(rounded @ counts) > float(best @ counts):
+            best = rounded
+    return np.minimum(best, 1.0)

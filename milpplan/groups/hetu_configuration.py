@@ -1,0 +1,310 @@
+"""Grouped plans as the configuration of Hetu's HotSPa runtime, and what that runtime makes of a plan.
+
+The runtime takes a list of strategies, each a JSON file of one (dp, tp, pp), and bucket boundaries
+``b_0 > b_1 > ... > b_n = 0``. Its rules, which a plan must follow to be exported:
+
+ - *one bucket a strategy*: a sequence runs under the strategy of the bucket j with b_{j+1} < length <= b_j;
+ - *the longest is home*: strategy 0 has the longest bucket, makes and keeps parameters and optimizer, runs last;
+ - *rising*: strategies 1 ... n - 1 run first, with the buckets n - 1 ... 1: the shortest first;
+ - *even*: dp tp pp is the number of GPUs, pp divides the layers, b_0 is the sequence length.
+
+It packs by itself: sequences of a bucket, longest first, each pack filled greedily up to b_j; pack i goes to
+replica i mod dp, packs beyond a multiple of dp are dropped, and a bucket with fewer packs than dp is replaced by
+a dummy batch (``runtime_packs``). A batch needs a sequence in the shortest bucket. So an export carries the
+strategies, the buckets and the order, and ``document.DispatchFile`` carries the packing for a loader that keeps
+it.
+
+Source: ccchengff/HotSPa-AE 941a18d (artefact of HotSPa, SOSP 2024), hotspa/llama_hot_switch.py
+(read_ds_parallel_config, Bucket, sort_and_pack_for_global_batch, test_switch, run_plan),
+hotspa/ds_parallel_config/generate_llama_3d_config.py (the fields), hotspa/scripts/llama_hot_switch.sh (arguments).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.document import Degrees
+from milpplan.groups.packing.pack import Packing, pack
+from milpplan.groups.plan import Group, GroupedPlan, check
+from milpplan.groups.strategies import Int64Array
+from milpplan.groups.tours import tour_time_ns
+
+SCRIPT = "hotspa.sh"
+_FOLDER = "ds_parallel_config"
+
+
+@dataclass(frozen=True, slots=True)
+class HotSPaLaunch:
+    """Strategies in the runtime's order (home first), its bucket boundaries, and files by name."""
+
+    strategies: tuple[str, ...]
+    bucket_sizes: tuple[int, ...]
+    files: Mapping[str, str]
+
+
+def parallel_config(degrees: Degrees, num_layers: int) -> dict[str, Any]:
+    """One strategy's file: how every tensor is split and copied, and on which GPUs.
+
+    GPU ``stage dp tp + replica tp + rank`` has the tensor-parallel ``rank`` of a stage: devices of a stage are
+    consecutive, a batch is split over replicas (dimension 0), column-parallel weights over dimension 1 and
+    row-parallel ones over dimension 0. ZeRO (states sharded over replicas) goes with more than one replica.
+    """
+    dp, tp, pp = degrees.dp, degrees.tp, degrees.pp
+    each = dp * tp
+    stages = [list(range(stage * each, (stage + 1) * each)) for stage in range(pp)]
+
+    def tensor(stage: int, split: dict[str, list[int]], copies: int, kind: str = "variable") -> dict[str, Any]:
+        return {"split": split, "dup": [copies], "device_group_union": [stages[stage]], "type": kind}
+
+    def block(stage: int) -> dict[str, Any]:
+        columns, rows = tensor(stage, {"1": [tp]}, dp), tensor(stage, {"0": [tp]}, dp)
+        first = stage * num_layers // pp
+        return {
+            "range": [first, first + num_layers // pp - 1],
+            "layernorm1": tensor(stage, {}, each),
+            "attn": {"qkv": columns, "dense": rows},
+            "layernorm2": tensor(stage, {}, each),
+            "mlp": {"dense_h_to_4h": columns, "dense_4h_to_h": rows},
+        }
+
+    blocks = [block(stage) for stage in range(pp)]
+    return {
+        "zero": dp > 1,
+        "devices": list(range(each * pp)),
+        "input": tensor(0, {"0": [dp]}, tp, "placeholder"),
+        "llama": {
+            "wte": tensor(0, {"0": [tp]}, dp),
+            "wpe": tensor(0, {}, each),
+            "blocks": {f"blocks{one['range'][0]}-{one['range'][1]}": one for one in blocks},
+            "layernorm_final": tensor(pp - 1, {}, each),
+        },
+        "lm_head": tensor(pp - 1, {"1": [tp]}, dp),
+        "label": tensor(pp - 1, {"0": [dp]}, tp, "placeholder"),
+    }
+
+
+def exported(
+    plan: GroupedPlan, layouts: Mapping[str, Degrees], num_layers: int, max_length: int | None = None
+) -> HotSPaLaunch:
+    """The configuration of a plan that follows the runtime's rules; ``layouts`` by the strategies' names.
+
+    ``max_length`` is where the data set truncates, b_0: the plan's longest sequence unless told otherwise.
+
+    Raises:
+        InvalidInputError: a strategy without a layout, or a layout that does not fit the model or the GPUs.
+        IllegalPlanError: the plan breaks a rule of the runtime; ``as_buckets`` makes one that does not.
+    """
+    order = _by_length(plan)
+    ends = [_longest(plan, group) for group in order]
+    shortest = [int(plan.problem.lengths[np.flatnonzero(group.counts)[0]]) for group in order]
+    for longer, shorter in zip(range(len(order) - 1), range(1, len(order)), strict=True):
+        if shortest[longer] <= ends[shorter]:
+            raise _broken(
+                f"The strategy {_name(plan, order[shorter])} runs sequences of {ends[shorter]} tokens, "
+                f"{_name(plan, order[longer])} of {shortest[longer]}.",
+                "one bucket a strategy: a sequence's length alone says where it runs",
+            )
+    home = order[0].strategy
+    if plan.home != home or plan.order != tuple(group.strategy for group in reversed(order)):
+        raise _broken(
+            f"The home is {plan.problem.strategies[plan.home].name} and the order {' -> '.join(plan.names)}.",
+            "rising, the longest last and at home",
+        )
+    names = [_name(plan, group) for group in order]
+    # The runtime counts its strategies from home on, then as they run.
+    names = [names[0], *reversed(names[1:])]
+    files = {}
+    for name in names:
+        degrees = _checked_layout(plan, layouts, name, num_layers)
+        files[_path(degrees)] = json.dumps(parallel_config(degrees, num_layers), indent=4) + "\n"
+    sizes = (_end(plan, order[0], max_length), *ends[1:], 0)
+    paths = [_path(layouts[name]) for name in names]
+    if len(set(paths)) < len(paths):
+        raise IllegalPlanError(
+            f"Two strategies of the plan have one layout: {', '.join(paths)}.",
+            "Layouts that differ expected.",
+            "Run both as one strategy.",
+        )
+    files[SCRIPT] = _script(paths, sizes, len(plan.problem.strategies[home].replicas), layouts[names[0]])
+    return HotSPaLaunch(tuple(names), sizes, files)
+
+
+def _end(plan: GroupedPlan, group: Group, max_length: int | None) -> int:
+    """b_0, which the home must hold."""
+    longest = _longest(plan, group)
+    if max_length is None:
+        return longest
+    if max_length < longest or not plan.problem.strategies[group.strategy].holds(np.array([max_length]))[0]:
+        raise InvalidInputError(
+            f"max_length is {max_length}; the plan's longest sequence has {longest} tokens.",
+            f"At least that, and no more than a replica of {_name(plan, group)} holds, expected.",
+        )
+    return max_length
+
+
+def as_buckets(plan: GroupedPlan) -> GroupedPlan:
+    """The plan closest to this one that the runtime's rules allow, packed and simulated.
+
+    The groups stand by their longest sequences; boundaries between them move the fewest tokens. Home and order are
+    the runtime's. The time says what its rules cost (its own packing not counted).
+
+    Raises:
+        IllegalPlanError: replicas of a strategy differ, or nothing was packed.
+    """
+    problem = plan.problem
+    groups = _by_length(plan)[::-1]
+    bounds = _boundaries(plan, groups)
+    kept: list[Group] = []
+    for group, first, end in zip(groups, (0, *bounds), (*bounds, problem.lengths.size), strict=True):
+        counts = np.zeros_like(problem.counts)
+        counts[first:end] = problem.counts[first:end]
+        if counts.any():
+            kept.append(_repacked(plan, group, counts))
+    order = tuple(group.strategy for group in kept)
+    times = {group.strategy: group.time_ns for group in kept}
+    total = tour_time_ns(problem, order[-1], order, times)
+    found = GroupedPlan(problem, order[-1], tuple(kept), total)
+    check(found)
+    return found
+
+
+def _boundaries(plan: GroupedPlan, groups: Sequence[Group]) -> tuple[int, ...]:
+    """First indices of the lengths of every group but the first: fewest tokens moved, all where they fit.
+
+    Dynamic program: cost[i] is the least for the groups so far with all lengths before i.
+    """
+    lengths, counts = plan.problem.lengths, plan.problem.counts
+    number = lengths.size
+    cost = np.full(number + 1, np.inf)
+    cost[0] = 0.0
+    choices = []
+    for group in groups:
+        fits = plan.problem.strategies[group.strategy].holds(lengths)
+        moved = np.where(fits, (counts - group.counts) * lengths, np.inf)
+        sums = np.concatenate([[0.0], np.cumsum(np.where(fits, moved, 0.0))])
+        # Lengths that do not fit are the longest: no interval may reach beyond the first of them.
+        last = int(fits.sum())
+        table = cost[None, :] + sums[:, None] - sums[None, :]
+        ends = np.arange(number + 1)
+        table[ends[:, None] < ends[None, :]] = np.inf
+        table[(ends[:, None] > last) & (ends[:, None] > ends[None, :])] = np.inf
+        choices.append(table.argmin(axis=1))
+        cost = table.min(axis=1)
+    # The last group holds the longest sequence, and could hold all.
+    assert np.isfinite(cost[number])
+    bounds = []
+    end = number
+    for choice in reversed(choices):
+        end = int(choice[end])
+        bounds.append(end)
+    return tuple(bounds[-2::-1])
+
+
+def _repacked(plan: GroupedPlan, group: Group, counts: Int64Array) -> Group:
+    """The group with other sequences; only where its replicas are alike."""
+    kinds = plan.problem.kinds_of(group.strategy)
+    packing: Packing | None = pack(kinds[0], KindCuts(kinds[0]), counts) if len(kinds) == 1 else None
+    if packing is None:
+        name = plan.problem.strategies[group.strategy].name
+        raise IllegalPlanError(
+            f"The sequences of the bucket of {name} were not packed on replicas of {len(kinds)} kinds.",
+            "One kind of replicas with room for them expected.",
+            "Run the plan from its JSON.",
+        )
+    return Group(group.strategy, (packing,))
+
+
+def runtime_packs(lengths: Sequence[int], bucket_sizes: Sequence[int]) -> list[list[list[int]]]:
+    """Packs of every bucket, longest bucket first: the runtime's own packing, restated; lengths in packs.
+
+    A length is what is trained on; in a pack each sequence takes one token more, its last label, and the pack
+    holds b_j + 1. A sequence above b_0 is cut to it (the data set truncates).
+    """
+    buckets: list[list[list[int]]] = [[] for _ in bucket_sizes[1:]]
+    for length in sorted((min(one, bucket_sizes[0]) for one in lengths), reverse=True):
+        j = next(i for i, edge in enumerate(bucket_sizes[1:]) if length > edge)
+        room = bucket_sizes[j] + 1
+        pack_of = next((one for one in buckets[j] if sum(one) + len(one) + length + 1 <= room), None)
+        if pack_of is None:
+            buckets[j].append([length])
+        else:
+            pack_of.append(length)
+    return buckets
+
+
+def _by_length(plan: GroupedPlan) -> list[Group]:
+    """Groups, the longest sequences first."""
+    return sorted(plan.groups, key=lambda group: (-_longest(plan, group), -_mean(plan, group)))
+
+
+def _longest(plan: GroupedPlan, group: Group) -> int:
+    return int(plan.problem.lengths[np.flatnonzero(group.counts)[-1]])
+
+
+def _mean(plan: GroupedPlan, group: Group) -> float:
+    counts = group.counts
+    return float(counts @ plan.problem.lengths) / float(counts.sum())
+
+
+def _name(plan: GroupedPlan, group: Group) -> str:
+    return plan.problem.strategies[group.strategy].name
+
+
+def _path(degrees: Degrees) -> str:
+    gpus = degrees.dp * degrees.tp * degrees.pp
+    return f"{_FOLDER}/gpus{gpus}/dp{degrees.dp}_tp{degrees.tp}_pp{degrees.pp}.json"
+
+
+def _broken(seen: str, rule: str) -> IllegalPlanError:
+    return IllegalPlanError(
+        seen, f"HotSPa's runtime allows only: {rule}.", "Export as_buckets(plan), or run the plan from its JSON."
+    )
+
+
+def _checked_layout(plan: GroupedPlan, layouts: Mapping[str, Degrees], name: str, num_layers: int) -> Degrees:
+    if name not in layouts:
+        raise InvalidInputError(f"The strategy {name} has no layout.", "Expected dp, tp and pp of every strategy.")
+    degrees = layouts[name]
+    strategy = next(one for one in plan.problem.strategies if one.name == name)
+    stages = {pipeline.num_stages for pipeline in strategy.replicas}
+    gpus = {layouts[other].dp * layouts[other].tp * layouts[other].pp for other in plan.names if other in layouts}
+    if degrees.dp != len(strategy.replicas) or stages != {degrees.pp} or len(gpus) > 1:
+        raise InvalidInputError(
+            f"Strategy {name} has {len(strategy.replicas)} replicas of {sorted(stages)} stages, its layout "
+            f"dp={degrees.dp} and pp={degrees.pp}; the layouts use {sorted(gpus)} GPUs.",
+            "The same numbers, and one number of GPUs, expected.",
+        )
+    if num_layers < 1 or num_layers % degrees.pp or degrees.cp > 1 or degrees.ep > 1:
+        raise InvalidInputError(
+            f"Strategy {name} has pp={degrees.pp}, cp={degrees.cp}, ep={degrees.ep} for {num_layers} layers.",
+            "HotSPa's runtime splits layers evenly and knows dp, tp and pp only.",
+        )
+    return degrees
+
+
+def _script(paths: Sequence[str], sizes: Sequence[int], home_replicas: int, degrees: Degrees) -> str:
+    """The runtime's command; model and data come as the script's own arguments."""
+    gpus = home_replicas * degrees.tp * degrees.pp
+    return "\n".join(
+        (
+            "#!/usr/bin/env bash",
+            "# HotSPa's runtime under the strategies of a plan. Run it where llama_hot_switch.py is; model, data",
+            "# and batch are its arguments: --global_batch_size, --num_hidden_layers, --json_file, ...",
+            "set -euo pipefail",
+            f'mpirun -np {gpus} --hostfile "${{HOSTFILE:-hostfile}}" -x PATH -x LD_LIBRARY_PATH -x PYTHONPATH \\',
+            "    python3 llama_hot_switch.py \\",
+            f"    --num_strategy={len(paths)} \\",
+            f'    --ds_parallel_config "{" ".join(paths)}" \\',
+            f'    --bucket_sizes "{" ".join(str(size) for size in sizes)}" \\',
+            f"    --seq_length {sizes[0]} \\",
+            '    --hot_switch "$@"' if len(paths) > 1 else '    "$@"',
+            "",
+        )
+    )

@@ -1,0 +1,92 @@
+"""A plan as files that start Transformers' trainer with Accelerate."""
+
+from __future__ import annotations
+
+from milpplan.launchers.accelerate.files import configuration, script, yaml_text
+from milpplan.launchers.accelerate.run import check_sizes, settings_of
+from milpplan.launchers.capabilities import ACCELERATE
+from milpplan.launchers.expressible import (
+    field_refusals,
+    format_refusals,
+    job_refusals,
+    recompute_refusals,
+    refuse,
+    title_of,
+    whole_nodes,
+    word,
+)
+from milpplan.launchers.records import ConfigLaunch, Refusal
+from milpplan.launchers.rule_refusals import rule_refusals
+from milpplan.launchers.scripts import slurm_script
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Problem
+
+SCRIPT, CONFIG, BATCH_SCRIPT = "accelerate.sh", "accelerate.yaml", "accelerate.sbatch"
+
+
+def problem_refusals(problem: Problem) -> list[Refusal]:
+    """What of a problem no plan for Accelerate can have."""
+    return job_refusals(problem) + format_refusals(
+        problem,
+        products="mixed_precision bf16 is what is written",
+        gradients="FSDP2 keeps the sharded ones in fp32",
+        attention="Transformers chooses a fused one (sdpa)",
+    )
+
+
+def check_problem(problem: Problem, version: str) -> None:
+    """Whether Accelerate can run any plan of a problem.
+
+    Raises:
+        IllegalPlanError: it cannot; all reasons are given.
+    """
+    refuse(ACCELERATE.name, problem_refusals(problem))
+
+
+def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+    """The launch of a plan.
+
+    Raises:
+        IllegalPlanError: Accelerate cannot express or would refuse it; all reasons are given.
+    """
+    layout = plan.layout
+    refusals = [*problem_refusals(problem), *recompute_refusals(plan)]
+    num_nodes, per_node, _ = whole_nodes(problem, layout)
+    fields = field_refusals(ACCELERATE, layout, num_replicas=1)
+    refuse(ACCELERATE.name, [*refusals, *fields, *rule_refusals(ACCELERATE, problem, layout)])
+    kind = "FSDP" if layout.zero_stage else "DDP"
+    shards = layout.dp if layout.zero_stage else 1
+    sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
+    check_sizes(kind, sizes, layout.num_gpus)
+    return ConfigLaunch(
+        target=ACCELERATE.name,
+        version=version,
+        title=title_of(problem, plan),
+        num_nodes=num_nodes,
+        gpus_per_node=per_node,
+        environment={},
+        settings=settings_of(plan, num_nodes, problem.job.sequence_length),
+        notes=_notes(layout),
+    )
+
+
+def _notes(layout: Layout) -> tuple[str, ...]:
+    notes = ["MODEL is a directory or name of Transformers with the sizes of the plan's model."]
+    if layout.zero_stage:
+        notes.append("FSDP2 reduces gradients in bf16 here, half the bytes that the plan counts.")
+    if layout.zero_stage == 2:
+        notes.append(
+            "ZeRO 2 is fsdp_reshard_after_forward false: weights stay gathered from the forward to the backward."
+        )
+    if layout.cp > 1:
+        notes.append(f"Context parallelism needs sdpa without a mask; {word(layout.cp)} ranks pass keys around.")
+    return tuple(notes)
+
+
+def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    """File names and contents; the first is enough by itself. ``version`` is that of milpplan."""
+    return {
+        SCRIPT: script(launch, version),
+        CONFIG: yaml_text(configuration(launch)),
+        BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
+    }

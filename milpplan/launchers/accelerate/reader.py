@@ -1,0 +1,232 @@
+"""From Accelerate's files to a problem and a plan: the reverse of the export."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.accelerate.files import FLAG, KEYS, TRAINER, named, read_files
+from milpplan.launchers.accelerate.run import plan_of
+from milpplan.launchers.capabilities import ACCELERATE
+from milpplan.launchers.expressible import field_refusals, refuse
+from milpplan.launchers.import_request import check_gpus, described, job_of
+from milpplan.launchers.records import Imported
+from milpplan.launchers.rule_refusals import rule_refusals
+from milpplan.launchers.settings import Settings, admitted, check_priced, known_settings
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
+
+QUIET: Mapping[str, str] = {
+    r"compute_environment|machine_rank|main_.*|rdzv_.*|same_network|gpu_ids|enable_cpu_affinity|num_machines|"
+    r"num_cpu_threads_per_process|log_dir|tee|role|quiet|max_restarts|"
+    r"monitor_interval|mpirun_hostfile": "how processes are started: other settings say how many",
+    r"downcast_bf16|tpu_.*|command_file|commands": "acts on TPUs, whose distributed_type is refused",
+    r"fsdp_config\.fsdp_(state_dict_type|cpu_ram_efficient_loading|sync_module_states)": "works between steps",
+    r"fsdp_config\.fsdp_(use_orig_params|backward_prefetch.*|forward_prefetch|min_num_params|sharding_strategy|"
+    r"transformer_layer_cls_to_wrap)": "acts in FSDP 1 or other policies, which are refused; a class",
+    r"parallelism_config\.parallelism_config_(cp_backend|cp_comm_strategy|sp_.+)": "acts above one rank",
+    r"dynamo_config\.dynamo_(mode|use_.*)": "acts with a backend, which is refused",
+}
+"""Settings of Accelerate that change nothing that is priced, with the reason."""
+QUIET_FLAGS: Mapping[str, str] = {
+    r"output_dir|overwrite_output_dir|run_name|project|trackio_.*|hub_.*|push_to_hub.*|report_to|logging_.*|"
+    r"log_.*|disable_tqdm|include_num_input_tokens_seen|include_tokens_per_second|skip_memory_metrics": "records",
+    r"eval_.*|evaluation_strategy|per_device_eval_batch_size|prediction_loss_only|include_for_metrics|"
+    r"include_inputs_for_metrics|batch_eval_metrics|do_eval|do_predict|do_train|save_.*|load_best_model_at_end|"
+    r"metric_for_best_model|greater_is_better|.*_full_eval|resume_from_checkpoint|ignore_data_skip|"
+    r"restore_callback_.*|enable_jit_checkpoint|validation_.*|max_eval_samples": "works between steps",
+    r"learning_rate|lr_scheduler_.*|warmup_.*|weight_decay|adam_.*|max_grad_norm|num_train_epochs|max_steps|seed|"
+    r"data_seed|average_tokens_across_devices": "numbers of the update, whose work does not depend on them",
+    r"optim": "names of AdamW alone, whose update is priced as fused; others are no choices",
+    r"dataset_.*|dataloader_.*|remove_unused_columns|label_names|length_column_name|train_file|max_train_samples|"
+    r"streaming|preprocessing_num_workers|keep_linebreaks|overwrite_cache|shuffle_dataset|eos_token|pad_token|"
+    r"chat_template_path|truncation_mode|completion_only_loss|assistant_only_loss|num_of_sequences|chars_per_token|"
+    r"packing_strategy|dispatch_batches|accelerator_config\.(even_batches|use_seedable_sampler|non_blocking|"
+    r"dispatch_batches|gradient_accumulation_kwargs\.adjust_scheduler)": "data, which are not priced",
+    r"model_name_or_path|model_revision|model_type|config_name|tokenizer_name|use_fast_tokenizer|cache_dir|token|"
+    r"trust_remote_code|low_cpu_mem_usage": "--model says what the model is",
+    r"ddp_(timeout|bucket_cap_mb|broadcast_buffers|static_graph)|local_rank": (
+        "sizes of messages, which are priced as they are best cut"
+    ),
+    r"fp16_opt_level|half_precision_backend|fp16_backend|torch_compile_.+|ray_scope|xpu_backend|tpu_.*": (
+        "acts with fp16, compilation or other devices, which are refused"
+    ),
+    r"(gradient|activation)_checkpointing_kwargs\.(use_reentrant|preserve_rng_state|determinism_check|debug|"
+    r"early_stop)|gradient_checkpointing_use_reentrant": "how the same layers are run again",
+}
+"""Flags of the trainer that change nothing that is priced, with the reason."""
+ALL_QUIET: Mapping[str, str] = {
+    **QUIET,
+    **{f"{FLAG}({pattern})": reason for pattern, reason in QUIET_FLAGS.items()},
+}
+PROGRAMS = ("run_clm.py", "sft.py", "trl.scripts.sft", "train_sft.py", "run_sft.py")
+"""Programs that train a language model on the next token, all of its weights: run_clm.py of Transformers, TRL's
+sft.py, and the usual names of such programs. Others may do anything."""
+TRL = ("sft.py", "trl.scripts.sft")
+"""Of these the release decides whether layers are recomputed where no flag says so."""
+LENGTHS = ("block_size", "max_length", "max_seq_length")
+"""Flags that say the tokens of a sequence: of run_clm.py, of TRL, and of older TRL."""
+
+
+def imported(
+    text: str,
+    source: str,
+    hardware: HardwareSpec,
+    num_gpus: int | None = None,
+    model: ModelSpec | None = None,
+    vocab_size: int | None = None,
+    ignored: Collection[str] = (),
+) -> Imported:
+    """The plan of a launch.
+
+    Args:
+        text: the script that starts it, with the YAML in a here document.
+        source: its name.
+        hardware: the cluster.
+        num_gpus: processes; None: the file says.
+        model: its description: the files only name it.
+        vocab_size: that of the model, or nothing.
+        ignored: settings whose effect on the cost the caller accepts not to see.
+
+    Raises:
+        InvalidInputError: the file cannot be read, leaves something open, or has settings that are not priced.
+        IllegalPlanError: Accelerate would refuse it.
+    """
+    found = read_files(text, source)
+    spec = described(model, vocab_size, source)
+    program = None if found.program in ignored else found.program
+    known = {**known_settings(KEYS, "launch"), **known_settings(KEYS, "config")}
+    known |= {f"{FLAG}{name}": row for name, row in known_settings(KEYS, "trainer").items()}
+    spelled = {name.lstrip("-") for name in found.values}
+    names = [
+        name
+        if name.startswith(FLAG) or name in spelled
+        else next(iter(named({name.lstrip("-"): None}, flags=True)))
+        for name in ignored
+        if name != found.program
+    ]
+    settings, left_out = admitted(found.values, known, names, "Accelerate and the trainer", ALL_QUIET)
+    _check_program(program, source)
+    _check_trainer(settings, source)
+    recompute = _recomputes(settings, program)
+    _check_formats(settings)
+    plan = plan_of(settings, spec, recompute)
+    accumulation = _accumulates(settings, plan)
+    settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
+    check_priced(settings, ALL_QUIET)
+    length, note = _length(settings)
+    check_gpus(num_gpus, plan.layout.num_gpus, source)
+    problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length))
+    rules = rule_refusals(ACCELERATE, problem, plan.layout)
+    refuse(ACCELERATE.name, [*field_refusals(ACCELERATE, plan.layout, num_replicas=1), *rules])
+    if program is None and found.program is not None:
+        left_out = (*left_out, f"{found.program} (what it does besides its flags)")
+    return Imported(problem, plan, (), left_out, (*note, *accumulation))
+
+
+def _check_program(program: str | None, source: str) -> None:
+    """Refuse programs that train nobody here knows what.
+
+    Raises:
+        InvalidInputError: it is another.
+    """
+    if program is not None and program not in PROGRAMS:
+        raise InvalidInputError(
+            f"{source} starts {shown(program)}, and nobody here knows what it trains.",
+            f"Expected a program that trains all weights on the next token: {', '.join(PROGRAMS)}.",
+            f"If it is one, say so: --ignore {program}.",
+        )
+
+
+def _check_trainer(settings: Settings, source: str) -> None:
+    """Check that the trainer's flags say the numbers of a plan.
+
+    Raises:
+        InvalidInputError: one is missing.
+    """
+    given = any(f"{FLAG}{name}" in settings.values for name in LENGTHS)
+    missing = [name for name in TRAINER if f"{FLAG}{name}" not in settings.values and name != LENGTHS[0]]
+    missing += [] if given else [" or ".join(LENGTHS)]
+    if missing:
+        raise InvalidInputError(
+            f"{source} does not say {', '.join(missing)}.",
+            "Expected the flags of the trainer: Accelerate's YAML has neither micro-batches nor lengths.",
+            "Give the script that starts the trainer, as `milpplan export --to accelerate` writes it.",
+        )
+
+
+def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:
+    """Read the tokens of a sequence, and what the user should know of them.
+
+    Raises:
+        InvalidInputError: two flags say different things.
+    """
+    given = {name: settings.size(f"{FLAG}{name}") for name in LENGTHS if f"{FLAG}{name}" in settings.values}
+    if len(set(given.values())) > 1:
+        raise InvalidInputError(
+            f"{' and '.join(f'{name} {value}' for name, value in given.items())} are different lengths.",
+            "Expected one length of sequences.",
+            "Keep the one that the program takes.",
+        )
+    packed = settings.switch(f"{FLAG}packing")
+    if LENGTHS[0] in given or packed:
+        return next(iter(given.values())), ()
+    name = next(iter(given))
+    return given[name], (f"All sequences are priced as {name} tokens: without packing they are at most as long.",)
+
+
+def _recomputes(settings: Settings, program: str | None) -> bool:
+    """Tell whether the trainer recomputes all layers; activation_checkpointing is the newer name.
+
+    Raises:
+        InvalidInputError: two flags say different things, or none does and the release decides.
+    """
+    names = ("gradient_checkpointing", "activation_checkpointing")
+    given = {name: settings.switch(f"{FLAG}{name}") for name in names if f"{FLAG}{name}" in settings.values}
+    if len(set(given.values())) > 1 or (program in TRL and not given):
+        said = " and ".join(f"{name} {value}" for name, value in given.items())
+        raise InvalidInputError(
+            f"{said}." if given else f"Whether {program} recomputes without a flag depends on the release of TRL.",
+            "Expected --gradient_checkpointing true or false.",
+            "Write it into the command.",
+        )
+    return any(given.values())
+
+
+def _check_formats(settings: Settings) -> None:
+    """Check for bf16 beside weights in fp32, and a fused attention.
+
+    Raises:
+        InvalidInputError: others.
+    """
+    wanted: Mapping[str, tuple[object, ...]] = {
+        "mixed_precision": ("bf16",),
+        f"{FLAG}bf16": (None, True),
+        f"{FLAG}attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+    }
+    # Accelerate makes weights that are sharded fp32 (utils/fsdp_utils.py, fsdp2_prepare_model); others stay.
+    free = settings.get("distributed_type") == "FSDP"
+    for name in (f"{FLAG}dtype", f"{FLAG}torch_dtype"):
+        wanted = {**wanted, name: (None, "float32", *(("auto", "bfloat16", "float16") if free else ()))}
+    for name, values in wanted.items():
+        if settings.get(name) not in values:
+            raise InvalidInputError(
+                f"{name.lstrip('-')} is {shown(settings.get(name))}.",
+                f"Expected {' or '.join(str(one).lower() for one in values if one is not None)}, which is priced.",
+                f"Correct {name.lstrip('-')}.",
+            )
+
+
+def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
+    """Note what the user should know of gradients that are kept over several micro-batches."""
+    name = f"{FLAG}accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+    settings.looked_at.add(name)
+    if plan.layout.num_micro_batches == 1 or plan.layout.zero_stage == 0 or settings.get(name):
+        return ()
+    return (
+        "Without sync_each_batch FSDP keeps whole gradients between micro-batches and reduces them once a step; "
+        "they are priced as sharded and reduced in each.",
+    )

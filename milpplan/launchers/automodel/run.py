@@ -1,0 +1,223 @@
+"""A plan as the settings of a recipe of NeMo AutoModel, and back: FSDP2, or replicas alone by DDP.
+
+Source: nemo-automodel 0.7.0, components/distributed/config.py and mesh_utils.py, its pipelining/config.py and
+pipelining/functional.py, components/training/step_scheduler.py, recipes/llm/train_ft.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.expressible import word
+from milpplan.launchers.settings import Settings
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Layout, Plan, Recompute, Schedule, VirtualStage
+from milpplan.problem.reading import shown, validated
+
+D, PIPE = "distributed.", "distributed.pipeline."
+SCHEDULES: dict[Schedule, str] = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+"""Names of PyTorch's schedules (torch/distributed/pipelining/schedules.py, get_schedule_class)."""
+
+
+CHECKPOINTING = {"true": True, "on": True, "full": True, "enabled": True, "yes": True} | dict.fromkeys(
+    ("false", "off", "none", "disabled", "no"), False
+)
+"""Words of ``activation_checkpointing`` (recipes/_dist_utils.py, _normalize_activation_checkpointing)."""
+
+
+def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str, Any]:
+    """Settings of the recipe, by section and name."""
+    layout = plan.layout
+    local = layout.micro_batch_size * (layout.num_micro_batches if layout.pp > 1 else 1)
+    found: dict[str, Any] = {
+        "step_scheduler.global_batch_size": layout.global_batch_size,
+        "step_scheduler.local_batch_size": local,
+        f"{D}strategy": "ddp" if layout.zero_stage == 0 and layout.dp > 1 else "fsdp2",
+        f"{D}dp_size": layout.dp,
+        f"{D}activation_checkpointing": any(stage.recompute.full for stage in plan.virtual_stages),
+    }
+    if found[f"{D}strategy"] == "fsdp2":
+        found |= {
+            f"{D}dp_replicate_size": 1,
+            f"{D}tp_size": layout.tp,
+            f"{D}cp_size": layout.cp,
+            f"{D}pp_size": layout.pp,
+            f"{D}ep_size": layout.ep,
+            f"{D}sequence_parallel": layout.sequence_parallel,
+            f"{D}reshard_after_forward": layout.zero_stage == 3,
+            f"{D}defer_fsdp_grad_sync": layout.pp > 1,
+        }
+    if layout.ep > 1:
+        found[f"{D}moe.reshard_after_forward"] = layout.zero_stage == 3
+    if layout.pp > 1:
+        found |= {
+            f"{PIPE}pp_schedule": SCHEDULES[layout.schedule],
+            f"{PIPE}pp_microbatch_size": layout.micro_batch_size,
+            f"{PIPE}pp_batch_size": local,
+            f"{PIPE}module_fqns_per_model_part": parts_of(plan),
+        }
+    return found | {"dataset.seq_len": sequence_length, "dataset.vocab_size": model.vocab_size}
+
+
+def parts_of(plan: Plan) -> list[list[str]]:
+    """The modules of every virtual stage by the names of Transformers' decoders."""
+    parts = []
+    last = len(plan.virtual_stages) - 1
+    for number, stage in enumerate(plan.virtual_stages):
+        names = [f"model.layers.{layer}" for layer in range(*stage.layers)]
+        if number == 0:
+            names.insert(0, "model.embed_tokens")
+        if number == last:
+            names += ["model.norm", "lm_head"]
+        parts.append([*names, "model.rotary_emb"])
+    return parts
+
+
+def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
+    """The plan that the settings stand for.
+
+    Raises:
+        InvalidInputError: a setting has a value that no plan has, or the number of processes is open.
+    """
+    kind = settings.get(f"{D}strategy")
+    if kind not in ("fsdp2", "ddp"):
+        raise _strange(f"{D}strategy", kind, "fsdp2 or ddp: nothing else is priced here")
+    sharded = kind == "fsdp2"
+    # Nothing (null) is one rank (recipes/_dist_utils.py).
+    size = {
+        name: 1 if settings.get(f"{D}{name}_size") is None else settings.degree(f"{D}{name}_size")
+        for name in ("tp", "cp", "pp", "ep")
+    }
+    if settings.get(f"{D}dp_replicate_size") not in (None, 1):
+        found = settings.get(f"{D}dp_replicate_size")
+        raise _strange(f"{D}dp_replicate_size", found, "1: shards inside replicas are no plan here")
+    dp = _replicas(settings, size["tp"] * size["cp"] * size["pp"], world)
+    local, batch = (
+        settings.size("step_scheduler.local_batch_size"),
+        settings.size("step_scheduler.global_batch_size"),
+    )
+    several = dp * size["cp"] > 1
+    once = size["pp"] == 1 and batch == local * dp
+    stage = _zero_stage(settings, size["ep"], size["pp"] > 1, once) if sharded and several else 0
+    for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "moe.reshard_after_forward"):
+        # They mean nothing to what is not sharded.
+        settings.get(f"{D}{name}")
+    stages, vpp, schedule, micro = _pipeline(settings, model, size["pp"], local)
+    full = CHECKPOINTING.get(str(settings.get(f"{D}activation_checkpointing")).lower())
+    if full is None:
+        full = settings.get(f"{D}activation_checkpointing")
+        raise _strange(f"{D}activation_checkpointing", full, "true or false: selective is another than a plan's")
+    parallel = settings.switch(f"{D}sequence_parallel")
+    data = {
+        **size,
+        "dp": dp,
+        "vpp": vpp,
+        "micro_batch_size": micro,
+        "global_batch_size": batch,
+        "sequence_parallel": sharded and size["tp"] > 1 and parallel,
+        "zero_stage": stage,
+        "schedule": schedule,
+        "overlap_grad_reduce": several and size["pp"] == 1,
+        "overlap_param_gather": stage > 1,
+    }
+    layout = validated(Layout, data, "the layout that the recipe describes")
+    held, first = [], 0
+    for count in stages:
+        recompute = Recompute(full=count if full else 0)
+        held.append(VirtualStage(layers=(first, first + count), recompute=recompute))
+        first += count
+    return Plan(layout=layout, virtual_stages=tuple(held))
+
+
+def _zero_stage(settings: Settings, ep: int, pipelined: bool, once: bool) -> int:
+    """Under a pipeline nothing is sharded until all micro-batches have run: ZeRO 1. Without a choice weights are
+    gathered again but under a pipeline (components/distributed/parallelizer.py). With one micro-batch a step
+    (``once``) there is nothing to defer."""
+    found = settings.get(f"{D}reshard_after_forward")
+    reshard = not pipelined if found is None else settings.switch(f"{D}reshard_after_forward")
+    if settings.switch(f"{D}defer_fsdp_grad_sync") != pipelined and not once:
+        what = "gradients are whole under a pipeline" if pipelined else "a plan reduces in every micro-batch"
+        raise _strange(f"{D}defer_fsdp_grad_sync", not pipelined, f"{word(pipelined)}: {what}")
+    if pipelined and reshard:
+        raise _strange(
+            f"{D}reshard_after_forward",
+            True,
+            "false: weights gathered for every micro-batch of a pipeline, with whole gradients, are no ZeRO stage",
+        )
+    if ep > 1 and settings.switch(f"{D}moe.reshard_after_forward") != reshard:
+        raise _strange(f"{D}moe.reshard_after_forward", not reshard, "the same as of the other layers")
+    return 1 if pipelined else 3 if reshard else 2
+
+
+def _replicas(settings: Settings, others: int, world: int | None) -> int:
+    found = settings.get(f"{D}dp_size")
+    if found is not None:
+        return settings.degree(f"{D}dp_size")
+    if world is None:
+        raise InvalidInputError(
+            f"{D}dp_size is left to the number of processes.",
+            "Expected that number, or the size.",
+            "Give --gpus.",
+        )
+    if world % others:
+        raise InvalidInputError(
+            f"{world} processes are no multiple of tp_size * cp_size * pp_size = {others}.",
+            "Expected whole replicas (components/distributed/mesh_utils.py).",
+            "Correct --gpus, or the sizes.",
+        )
+    return world // others
+
+
+def _pipeline(
+    settings: Settings, model: ModelSpec, pp: int, local: int
+) -> tuple[tuple[int, ...], int, Schedule, int]:
+    """Layers of every virtual stage, their number a rank, the schedule, and the micro-batch."""
+    if pp == 1:
+        # The recipe warns, and ignores the section.
+        settings.looked_at |= {name for name in settings.values if name.startswith(PIPE)}
+        return (model.num_layers,), 1, "1f1b", local
+    word = settings.text(f"{PIPE}pp_schedule").lower()
+    named = {name.lower(): schedule for schedule, name in SCHEDULES.items()}
+    if word not in named:
+        raise _strange(f"{PIPE}pp_schedule", word, " or ".join(SCHEDULES.values()))
+    parts, each = settings.get(f"{PIPE}module_fqns_per_model_part"), settings.get(f"{PIPE}layers_per_stage")
+    count = pp * (2 if named[word] == "interleaved" else 1)
+    if parts is None and each is not None:
+        count = _rounded(settings, -(-model.num_layers // settings.degree(f"{PIPE}layers_per_stage")), pp)
+    if parts is None and not 0 < count <= model.num_layers:
+        raise _strange(f"{D}pp_size", pp, f"stages for {model.num_layers} layers, and not {count} of them")
+    sizes = _evenly(model.num_layers, count) if parts is None else _sizes(parts, model)
+    if len(sizes) % pp or (len(sizes) > pp) != (named[word] == "interleaved"):
+        raise _strange(f"{PIPE}pp_schedule", word, f"one that has {len(sizes)} virtual stages on {pp} ranks")
+    return sizes, len(sizes) // pp, named[word], settings.size(f"{PIPE}pp_microbatch_size")
+
+
+def _rounded(settings: Settings, stages: int, pp: int) -> int:
+    """Virtual stages, up or down to as many on every rank (components/distributed/pipelining/functional.py)."""
+    how = settings.get(f"{PIPE}round_virtual_stages_to_pp_multiple")
+    if how is None or stages % pp == 0:
+        return stages
+    return stages + (-stages % pp if how == "up" else -(stages % pp))
+
+
+def _evenly(layers: int, stages: int) -> tuple[int, ...]:
+    """The first stages hold what is left over (components/distributed/pipelining/functional.py)."""
+    each, more = divmod(layers, stages)
+    return tuple(each + (number < more) for number in range(stages))
+
+
+def _sizes(listed: list[list[str]], model: ModelSpec) -> tuple[int, ...]:
+    """Layers of the named modules, which must be all of them in order."""
+    name = f"{PIPE}module_fqns_per_model_part"
+    layers = [re.fullmatch(r".*layers\.(\d{1,9})", one) for part in listed for one in part]
+    numbers = [int(match[1]) for match in layers if match]
+    ends = bool(listed) and any("embed" in one for one in listed[0]) and "lm_head" in listed[-1]
+    if numbers != list(range(model.num_layers)) or not ends:
+        raise _strange(name, f"{len(numbers)} layers", f"all {model.num_layers} layers in order, and both ends")
+    return tuple(sum(bool(re.fullmatch(r".*layers\.\d+", one)) for one in part) for part in listed)
+
+
+def _strange(name: str, value: object, expected: str) -> InvalidInputError:
+    return InvalidInputError(f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name}.")

@@ -1,0 +1,157 @@
+"""From DeepSpeed's JSON to a problem and a plan: the reverse of the export."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.launchers.deepspeed.settings import (
+    QUIET,
+    grad_dtype_of,
+    kernel_of,
+    known,
+    layout_of,
+    losses_of,
+    plan_of,
+    sharding_of,
+)
+from milpplan.launchers.expressible import model_differences
+from milpplan.launchers.import_request import check_gpus, check_vocabulary, job_of
+from milpplan.launchers.records import Imported
+from milpplan.launchers.settings import Settings, admitted, check_priced, flat, is_quiet
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.huggingface.config import model_from_config
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import parse_json, shown
+
+AUTO = "auto"
+"""What transformers fills in when it starts; only its own arguments know it."""
+
+
+def imported(
+    text: str,
+    source: str,
+    hardware: HardwareSpec,
+    num_gpus: int | None = None,
+    model: ModelSpec | None = None,
+    vocab_size: int | None = None,
+    ignored: Collection[str] = (),
+) -> Imported:
+    """The plan of a configuration.
+
+    Args:
+        text: JSON.
+        source: its name.
+        hardware: the cluster.
+        num_gpus: processes; None: the file's, or as many as its batch sizes make.
+        model: its description; needed where the file has none.
+        vocab_size: nothing: the model knows it.
+        ignored: settings (section.name) whose effect on the cost the caller accepts not to see.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
+        IllegalPlanError: DeepSpeed would refuse it.
+    """
+    data = parse_json(text, source)
+    settings, left_out = admitted(flat(data), known(), ignored, "DeepSpeed", QUIET)
+    _check_filled_in(settings)
+    _look_at_what_is_off(settings)
+    spec = _model(data, settings, model, vocab_size, source)
+    notes: list[str] = []
+    length = settings.size("milpplan.sequence_length")
+    whole = _own(settings, "recompute", False, notes)
+    kernel = _own(settings, "attn_implementation", "sdpa", notes)
+    world = num_gpus
+    if settings.get("milpplan.world_size") is not None:
+        world = settings.degree("milpplan.world_size")
+        check_gpus(num_gpus, world, f"{source} (milpplan.world_size)")
+    _check_formats(settings)
+    grad_dtype = grad_dtype_of(settings)
+    layout = layout_of(settings, world)
+    stage, overlap = sharding_of(settings)
+    losses = losses_of(stage, layout.dp, grad_dtype, overlap)
+    if losses:
+        raise IllegalPlanError(
+            f"The run is not one that is priced: {'; '.join(losses)}.",
+            "Expected a run that a plan can tell without loss.",
+            "Change the settings to compare it as the nearest run that is.",
+        )
+    check_priced(settings, QUIET)
+    job = job_of(layout, length, grad_dtype=grad_dtype, attention_kernel=kernel_of(kernel))
+    plan = plan_of(layout, spec.num_layers, whole)
+    problem = Problem(model=spec, hardware=hardware, job=job)
+    return Imported(problem, plan, (), left_out, tuple(notes))
+
+
+def _look_at_what_is_off(settings: Settings) -> None:
+    """Settings of what is switched off do nothing: offloading to no device, and everything at ZeRO 0."""
+    for part in ("offload_optimizer", "offload_param"):
+        section = f"zero_optimization.{part}"
+        if settings.values.get(f"{section}.device") == "none":
+            settings.looked_at |= {name for name in settings.values if name.startswith(f"{section}.")}
+    if settings.get("zero_optimization.stage") == 0:
+        settings.looked_at |= {name for name in settings.values if name.startswith("zero_optimization.")}
+
+
+def _check_filled_in(settings: Settings) -> None:
+    left = [name for name, value in settings.values.items() if value == AUTO and not is_quiet(name, QUIET)]
+    if left:
+        raise InvalidInputError(
+            f"{', '.join(left[:6])} {'are' if len(left) > 1 else 'is'} auto: only what starts the run knows.",
+            "Expected values.",
+            "Write them into the file.",
+        )
+
+
+def _model(
+    data: dict[str, Any], settings: Settings, model: ModelSpec | None, vocab_size: int | None, source: str
+) -> ModelSpec:
+    own = data.get("milpplan")
+    said = any(name.startswith("milpplan.model.") for name in settings.values)
+    config = own.get("model") if said and isinstance(own, dict) else None
+    if config is None and model is None:
+        raise InvalidInputError(
+            f"{source} does not say which model it trains.",
+            "Expected the file of an export, or --model.",
+            "Give --model NAME.",
+        )
+    found = model if config is None else model_from_config(config, "imported" if model is None else model.name)
+    assert found is not None
+    if model is not None and model_differences(model, found):
+        raise InvalidInputError(
+            f"The file trains another model than {model.name}.", "Expected its sizes.", "Leave --model out."
+        )
+    check_vocabulary(vocab_size, found, "the model")
+    return model or found
+
+
+def _own(settings: Settings, name: str, otherwise: Any, notes: list[str]) -> Any:
+    """What the training program decides; a note says what is taken where the file is not an export's."""
+    found = settings.get(f"milpplan.{name}")
+    if found is None:
+        notes.append(f"{name} is not in the file: {otherwise} is taken.")
+        return otherwise
+    return found
+
+
+def _check_formats(settings: Settings) -> None:
+    """bf16, with AdamW.
+
+    Raises:
+        InvalidInputError: another number format or optimizer.
+    """
+    if not settings.switch("bf16.enabled"):
+        raise InvalidInputError(
+            "bf16.enabled is not true.",
+            "Expected bf16: other formats are not priced.",
+            "Enable bf16 to compare it as such a run.",
+        )
+    optimizer = settings.get("optimizer.type")
+    if optimizer is not None and optimizer.lower() not in ("adam", "adamw"):
+        raise InvalidInputError(
+            f"optimizer.type is {shown(optimizer)}.",
+            "Expected Adam or AdamW, whose states and update are priced.",
+            "Use AdamW to compare it as such a run.",
+        )

@@ -1,0 +1,294 @@
+"""Megatron-LM's own rules, restated: what its argument checks, its configuration and its first step refuse.
+
+Each rule has a name, the place that it is quoted from (NVIDIA/Megatron-LM at d98e8a64) and a function that says
+what is wrong, or nothing. A: training/arguments.py; T: core/transformer/transformer_config.py; M:
+core/model_parallel_config.py; P: core/parallel_state.py; S: core/pipeline_parallel/schedules.py; N:
+core/num_microbatches_calculator.py; L: core/transformer/pipeline_parallel_layer_layout.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.launchers.arguments import Arguments
+from milpplan.launchers.megatron.flags import COMMIT
+from milpplan.launchers.megatron.stages import stage_sizes, virtual_stages
+
+MAX_LAYERS = 10_000
+"""As many as a run of layers of a model may have."""
+MODULES = (
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
+    "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc",
+)  # fmt: skip
+"""T:1940-1962: what ``--recompute-modules`` may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What most rules look at. ``dp`` and ``edp`` are rounded down; rules of divisibility come first."""
+
+    given: Arguments
+    world: int
+    tp: int
+    cp: int
+    pp: int
+    ep: int
+    etp: int
+    experts: int
+    layers: int
+    vpp: int
+
+    @property
+    def dp(self) -> int:
+        """Replicas of dense layers, without context parallelism."""
+        return max(self.world // (self.tp * self.cp * self.pp), 1)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a pipeline in a step."""
+        size = self.given.needed("--micro-batch-size") * self.dp
+        return self.given.count("--global-batch-size", size) // size
+
+
+def sizes_of(given: Arguments, world: int) -> Sizes:
+    """The sizes that arguments give on a number of processes."""
+    experts = given.count("--num-experts", 0)
+    tp = given.needed("--tensor-model-parallel-size")
+    pp, layers = given.needed("--pipeline-model-parallel-size"), given.needed("--num-layers")
+    if layers > MAX_LAYERS:
+        raise InvalidInputError(
+            f"--num-layers is {layers}.", f"Expected at most {MAX_LAYERS} layers.", "Correct --num-layers."
+        )
+    return Sizes(
+        given=given,
+        world=world,
+        tp=tp,
+        cp=given.needed("--context-parallel-size"),
+        pp=pp,
+        ep=given.needed("--expert-model-parallel-size"),
+        etp=given.count("--expert-tensor-parallel-size", tp) if experts else 1,
+        experts=experts,
+        layers=layers,
+        vpp=virtual_stages(given, layers, pp),
+    )
+
+
+Check = Callable[[Sizes], str]
+
+
+def _divides(small: int, large: int, words: str) -> str:
+    return "" if large % small == 0 else f"{words}: {large} is no multiple of {small}"
+
+
+def _heads(s: Sizes) -> str:
+    heads = s.given.needed("--num-attention-heads")
+    groups = s.given.number("--num-query-groups") if s.given.given("--group-query-attention") else None
+    if groups and groups % s.tp and s.tp % groups:
+        return f"{groups} query groups are neither a multiple nor a divisor of tp={s.tp}"
+    return _divides(s.tp, heads, "attention heads over tp")
+
+
+def _widths(s: Sizes) -> str:
+    shared = s.given.count("--moe-shared-expert-intermediate-size", 0)
+    width = s.given.number("--ffn-hidden-size")
+    own = s.given.number("--moe-ffn-hidden-size") or width
+    frequency = s.given.text("--moe-layer-freq")
+    dense = width if not s.experts or frequency not in (None, "1") else None
+    parts = ((dense, s.tp, "feed-forward width over tp"), (shared, s.tp, "shared experts' width over tp"),
+             (own if s.experts else None, s.etp, "experts' width over etp"))  # fmt: skip
+    found = [_divides(by, size, words) for size, by, words in parts if size]
+    return next((text for text in found if text), "")
+
+
+def _experts(s: Sizes) -> str:
+    if not s.experts:
+        return "" if s.ep == 1 else f"ep={s.ep} without --num-experts"
+    return _divides(s.ep, s.experts, "experts over ep")
+
+
+def _expert_order(s: Sizes) -> str:
+    if not s.given.given("--use-tp-pp-dp-mapping") or s.pp == 1 or not s.experts:
+        return ""
+    replicas = s.world // (s.etp * s.ep * s.pp)
+    return "" if replicas == s.dp else f"{replicas} replicas of experts and {s.dp} of the attention"
+
+
+def _interleaving(s: Sizes) -> str:
+    if s.vpp == 1:
+        return ""
+    if s.pp == 1:
+        return f"vpp={s.vpp} with one pipeline rank"
+    if s.given.given("--no-overlap-p2p-communication") and s.pp == 2:
+        return "interleaving over two ranks without overlapped transfers"
+    group = s.given.count("--microbatch-group-size-per-virtual-pipeline-stage", s.pp)
+    count = s.micro_batches
+    if not s.pp <= group <= count:
+        return f"{count} micro-batches in groups of {group} for pp={s.pp}"
+    return f"{count} micro-batches leave {count % group} in the last group" if 0 < count % group < s.pp else ""
+
+
+def _recompute(s: Sizes) -> str:
+    method, number = s.given.text("--recompute-method"), s.given.number("--recompute-num-layers")
+    granularity = s.given.text("--recompute-granularity")
+    if granularity == "full":
+        if method is None or number is None:
+            return "full without --recompute-method and --recompute-num-layers"
+        return "" if number > 0 else "--recompute-num-layers 0 never ends (core/recompute.py)"
+    if granularity == "selective" and (method or number is not None):
+        return "selective with --recompute-method or --recompute-num-layers"
+    return ""
+
+
+def _modules(s: Sizes) -> str:
+    if not s.given.given("--recompute-modules"):
+        return ""
+    modules = s.given.texts("--recompute-modules")
+    unknown = [name for name in modules if name not in MODULES]
+    if unknown:
+        return f"there is no module {unknown[0]}"
+    if "moe_act" in modules and not s.given.given("--moe-grouped-gemm"):
+        return "moe_act without --moe-grouped-gemm"
+    if "mla_up_proj" in modules and not s.given.given("--multi-latent-attention"):
+        return "mla_up_proj without --multi-latent-attention"
+    delayed = s.given.given("--fp8-format") and s.given.text("--fp8-recipe") == "delayed"
+    return "moe_act or layernorm with delayed fp8" if delayed and {"moe_act", "layernorm"} & set(modules) else ""
+
+
+def _gather(s: Sizes) -> str:
+    if not s.given.given("--overlap-param-gather"):
+        return ""
+    sharded = s.given.given("--use-distributed-optimizer") or s.given.given("--use-megatron-fsdp")
+    return (
+        "" if sharded and s.given.given("--overlap-grad-reduce") else "without sharding or --overlap-grad-reduce"
+    )
+
+
+def _needs(flag: str, *others: str) -> Check:
+    """A flag that needs one of others."""
+
+    def check(s: Sizes) -> str:
+        if not s.given.given(flag) or any(s.given.given(other) for other in others):
+            return ""
+        return f"{flag} without {' or '.join(others)}"
+
+    return check
+
+
+def _excludes(flag: str, other: str) -> Check:
+    """Two flags that do not go together."""
+
+    def check(s: Sizes) -> str:
+        return f"{flag} together with {other}" if s.given.given(flag) and s.given.given(other) else ""
+
+    return check
+
+
+def _fsdp(s: Sizes) -> str:
+    if not s.given.given("--use-megatron-fsdp"):
+        apart = s.given.text("--ckpt-format") == "fsdp_dtensor"
+        return "--ckpt-format fsdp_dtensor without Megatron-FSDP" if apart else ""
+    return (
+        ""
+        if s.given.text("--ckpt-format") == "fsdp_dtensor"
+        else "Megatron-FSDP without --ckpt-format fsdp_dtensor"
+    )
+
+
+def _sequence(s: Sizes) -> str:
+    length = s.given.needed("--seq-length")
+    if s.cp > 1 and length % (2 * s.cp):
+        return _divides(2 * s.cp, length, "tokens over twice cp")
+    if s.tp > 1 and s.given.given("--sequence-parallel"):
+        return _divides(s.tp, length // s.cp, "tokens of a context-parallel rank over tp")
+    return ""
+
+
+RULES: Mapping[str, tuple[str, Check]] = {
+    "world_is_whole_replicas": (
+        "A:426-447", lambda s: _divides(s.tp * s.cp * s.pp, s.world, "processes over tp * cp * pp")),
+    "heads_divide": ("T:1446-1468", _heads),
+    "widths_divide": ("core/utils.py:592", _widths),
+    "experts_divide": ("A:1655-1658, T:1595", _experts),
+    "expert_grid_divides_world": (
+        "P:881", lambda s: _divides(s.etp * s.ep * s.pp, s.world, "processes over etp * ep * pp")
+        if s.experts else ""),
+    "biased_experts_are_not_split": (
+        "T:2612-2615", lambda s: "etp above 1 with biases" if s.experts and s.etp > 1
+        and not s.given.given("--disable-bias-linear") else ""),
+    "experts_keep_stages_and_replicas": ("P:898-902", _expert_order),
+    "sequence_parallel_with_experts": (
+        "M:560-565, an error up to core 0.16", lambda s: "ep and tp above 1 without --sequence-parallel"
+        if min(s.ep, s.tp) > 1 and not s.given.given("--sequence-parallel") else ""),
+    "sequence_divides": ("A:1335-1338, core/tensor_parallel/mappings.py:74", _sequence),
+    "positions_suffice": (
+        "A:1353-1355", lambda s: "--max-position-embeddings is below --seq-length"
+        if s.given.needed("--max-position-embeddings") < s.given.needed("--seq-length") else ""),
+    "layers_divide": (
+        "A:928-998, L:86-110, T:2229-2415, core/transformer/transformer_block.py:175",
+        lambda s: stage_sizes(s.given, s.layers, s.pp)[1]),
+    "batch_divides": (
+        "N:381", lambda s: _divides(
+            s.given.needed("--micro-batch-size") * s.dp,
+            s.given.count("--global-batch-size", s.given.needed("--micro-batch-size") * s.dp),
+            "the global batch over micro-batch * dp")),
+    "interleaving": ("A:1000-1009, S:1160-1180", _interleaving),
+    "recompute": ("T:1913-1932, A:1425-1428", _recompute),
+    "recompute_modules": ("T:1940-2006", _modules),
+    "param_gather_overlap": ("A:1024-1029", _gather),
+    "tp_overlap_needs_sequence_parallel": ("A:1441", _needs("--tp-comm-overlap", "--sequence-parallel")),
+    "fp8_gather_is_sharded": (
+        "A:1095", _needs("--fp8-param-gather", "--use-distributed-optimizer", "--use-megatron-fsdp")),
+    "fp8_gather_is_fp8": ("A:1090-1098", _needs("--fp8-param-gather", "--fp8-format")),
+    "fsdp_checkpoints": ("A:1150-1170, A:1684", _fsdp),
+    "latent_attention_has_no_groups": ("A:1973", _excludes("--multi-latent-attention", "--group-query-attention")),
+    "one_number_format": ("A:1195", _excludes("--fp16", "--bf16")),
+    "one_activation": ("A, core_transformer_config_from_args", lambda s: _excludes("--swiglu", "--quick-geglu")(s)
+        or _excludes("--swiglu", "--squared-relu")(s)),
+    "loss_fusion": (
+        "A:1697-1702", lambda s: "--cross-entropy-fusion-impl te is switched off"
+        if s.given.given("--cross-entropy-loss-fusion") and s.given.text("--cross-entropy-fusion-impl") == "te"
+        else ""),
+}  # fmt: skip
+"""Name of the rule, where it is quoted from, and the check; those that others take for granted come first."""
+
+
+def broken_rules(given: Arguments, world: int) -> dict[str, str]:
+    """The rules that arguments break on a number of processes, with what is wrong; reading does not count as
+    looking at the arguments."""
+    sizes = sizes_of(Arguments(given.values), world)
+    found = {name: check(sizes) for name, (_, check) in RULES.items()}
+    return {name: text for name, text in found.items() if text}
+
+
+def check_rules(given: Arguments, world: int, do: str) -> None:
+    """Raise for the first rule that arguments break.
+
+    Raises:
+        IllegalPlanError: the rule, its place, and what is wrong.
+    """
+    for name, text in broken_rules(given, world).items():
+        raise IllegalPlanError(
+            f"Megatron-LM refuses it, rule {name} ({RULES[name][0]} at {COMMIT}): {text}.",
+            "Expected arguments that its own checks admit.",
+            do,
+        )
+
+
+def check_environment(given: Arguments, environment: Mapping[str, str]) -> None:
+    """A:1453-1479 and A:1150-1170: one queue to the device with tensor or context parallelism, never with FSDP.
+
+    Raises:
+        IllegalPlanError: the environment is another.
+    """
+    queues = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    sharded = "--use-megatron-fsdp" in given.values
+    degrees = [given.values.get(f"--{name}-parallel-size", ("1",)) for name in ("tensor-model", "context")]
+    if (queues == "1") == sharded and (sharded or degrees != [("1",), ("1",)]):
+        raise IllegalPlanError(
+            f"Megatron-LM refuses it, rule device_queues (A:1453-1479 at {COMMIT}): CUDA_DEVICE_MAX_CONNECTIONS "
+            f"is {queues}.",
+            f"Expected {'more than 1 with Megatron-FSDP' if sharded else '1 with tensor or context parallelism'}.",
+            "Set it in the environment.",
+        )

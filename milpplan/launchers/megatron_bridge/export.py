@@ -1,0 +1,167 @@
+"""A plan as a script that starts Megatron-Bridge: a recipe with every setting of the plan as an override."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from milpplan.errors import IllegalPlanError
+from milpplan.launchers.arguments import Arguments
+from milpplan.launchers.capabilities import BRIDGE, MEGATRON
+from milpplan.launchers.megatron import export as megatron_export
+from milpplan.launchers.megatron.plan import check_problem as check_megatron
+from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES, PRECISIONS, written
+from milpplan.launchers.records import Launch, Section
+from milpplan.launchers.scripts import TORCHRUN, header, places, slurm_script, wrapped
+from milpplan.problem.model import LatentAttention
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+
+SCRIPT = "megatron-bridge.sh"
+BATCH_SCRIPT = "megatron-bridge.sbatch"
+RECIPES = {True: "deepseek_v3_pretrain_config", False: "gpt3_175b_pretrain_config"}
+"""Recipes whose model classes have latent attention, or have none; all sizes are overridden."""
+WITHOUT_NAME = {
+    "--max-position-embeddings": "follows from model.seq_length (models/gpt_provider.py, provide)",
+    "--group-query-attention": "follows from model.num_query_groups",
+    "--bf16": "part of mixed_precision",
+    "--fp8-format": "part of mixed_precision",
+    "--fp8-recipe": "part of mixed_precision",
+    "--fp8-param-gather": "part of mixed_precision",
+    "--attention-backend": "auto is the default",
+}
+"""Arguments of Megatron-LM without a setting of their own."""
+TRAINING = {"train.train_iters": "100", "optimizer.lr": "1.0e-4", "optimizer.min_lr": "1.0e-5"}
+"""What a run needs and no plan decides."""
+
+
+def check_problem(problem: Problem, version: str) -> None:
+    """Whether Megatron-Bridge can run any plan of a problem.
+
+    Raises:
+        IllegalPlanError: it cannot build the model, or runs no such job or cluster.
+    """
+    check_megatron(problem, MEGATRON.versions[0])
+    job, model = problem.job, problem.model
+    if job.grad_dtype != "fp32":
+        raise _refused(
+            f"gradients are accumulated in {job.grad_dtype}",
+            "fp32, as in mixed_precision=bf16_mixed",
+            "Solve again with --grad-dtype fp32.",
+        )
+    if job.attention_kernel != "flash":
+        raise _refused(
+            "the attention kernel is unfused, and model.attention_backend is no text that an override can give",
+            "a flash kernel",
+            "Solve again with --attention flash.",
+        )
+    if job.precision == "fp8" and not problem.hardware.software.fp8_weights_only:
+        raise _refused(
+            "weights are kept in bf16 beside fp8 products",
+            "fp8 weights alone (fp8_weights_only), as in mixed_precision=bf16_with_fp8_current_scaling_mixed",
+            "Describe the software so, or solve again with --precision bf16.",
+        )
+    if model.learned_positions and max(model.max_position_embeddings, job.sequence_length) != job.sequence_length:
+        raise _refused(
+            f"the model has {model.max_position_embeddings} learned positions and sequences of "
+            f"{job.sequence_length} tokens",
+            "as many positions as tokens (models/gpt_provider.py, provide)", "Change --seq-len.",
+        )  # fmt: skip
+
+
+def _refused(seen: str, expected: str, do: str) -> IllegalPlanError:
+    return IllegalPlanError(f"Megatron-Bridge cannot run it: {seen}.", f"Expected {expected}.", do)
+
+
+def exported(problem: Problem, plan: Plan, version: str) -> Launch:
+    """The launch of a plan.
+
+    Raises:
+        IllegalPlanError: Megatron-Bridge cannot express or would refuse it.
+    """
+    check_problem(problem, version)
+    for name, limit in BRIDGE.refused(plan.layout).items():
+        if name not in MEGATRON.limits or getattr(plan.layout, name) in MEGATRON.limits[name].values:
+            raise _refused(
+                f"the plan has {name}={getattr(plan.layout, name)}: {limit.why}",
+                f"{name} {' or '.join(map(str, limit.values)).lower()}",
+                f"Solve again with --target megatron-bridge, or --fix {name}={limit.values[0]}.",
+            )
+    core = megatron_export.exported(problem, plan, MEGATRON.versions[0])
+    latent = isinstance(problem.model.kinds[0].attention, LatentAttention)
+    given = core.arguments
+    missing = set(given.values) - {name.flag for name in NAMES} - set(WITHOUT_NAME)
+    assert not missing, f"no name for {missing}"
+    notes = [note for note in core.notes if "--" not in note]
+    notes.append(
+        "The sizes are those of the plan; activation function, rotary base and router's scores are the recipe's: "
+        "give RECIPE one of your model's family where they matter."
+    )
+    if problem.job.precision == "fp8":
+        notes.append(
+            "This mixed_precision runs the first and the last layer in bf16; the plan counts them as fp8."
+        )
+    return replace(
+        core,
+        target=BRIDGE.name,
+        version=version,
+        sections=_sections(given, core, latent),
+        notes=tuple(notes),
+    )
+
+
+def _sections(given: Arguments, core: Launch, latent: bool) -> tuple[Section, ...]:
+    """The sections of Megatron-LM's launch with Bridge's names, and what a recipe must not decide."""
+    experts = given.given("--num-experts")
+    has = {"all": True, "experts": experts, "latent": latent}
+    of_flag = {flag: part.name for part in core.sections for flag in part.arguments}
+    rows: dict[str, dict[str, tuple[str, ...]]] = {part.name: {} for part in core.sections}
+    off: dict[str, tuple[str, ...]] = {}
+    for name in NAMES:
+        text = written(name, given.values.get(name.flag)) if has[name.part] else None
+        place = rows[of_flag[name.flag]] if name.flag in of_flag else off
+        if text is not None:
+            place.update(dict.fromkeys(name.keys, (text,)))
+    named = next(name for name, flags in PRECISIONS.items() if flags.keys() == _precision(given).keys())
+    rows["KERNEL_ARGS"]["mixed_precision"] = (named,)
+    off |= {key: (value,) for key, value in CONSTANT.items()}
+    parts = [replace(part, arguments=rows[part.name]) for part in core.sections if rows[part.name]]
+    return (*parts, Section("OFF_ARGS", "Off in this plan, whatever the recipe says.", off))
+
+
+def _precision(given: Arguments) -> dict[str, tuple[str, ...]]:
+    flags = PRECISIONS["bf16_with_fp8_current_scaling_mixed"]
+    return {flag: values for flag, values in given.values.items() if flag in flags}
+
+
+def files_of(launch: Launch, version: str) -> dict[str, str]:
+    """File names and contents; the first is enough by itself. ``version`` is that of milpplan."""
+    return {SCRIPT: _script(launch, version), BATCH_SCRIPT: slurm_script(launch, version, SCRIPT)}
+
+
+def _script(launch: Launch, version: str) -> str:
+    latent = "model.kv_lora_rank" in launch.arguments.values
+    lines = ["#!/usr/bin/env bash", *header(launch, version), "set -euo pipefail", ""]
+    lines += [
+        "# Where Megatron-Bridge is, whose recipe says what the plan does not, and where this node is.",
+        "BRIDGE_DIR=${BRIDGE_DIR:-.}",
+        f"RECIPE=${{RECIPE:-{RECIPES[latent]}}}",
+        *places(launch),
+    ]
+    for part in launch.sections:
+        lines += ["", *(f"# {line}" for line in wrapped(part.why)), *_array(part.name, part.arguments)]
+    lines += [
+        "",
+        "# Not decided by the plan: learning rates, data and tokenizer. As it stands, it runs on mock data.",
+        *_array("TRAINING_ARGS", {key: (value,) for key, value in TRAINING.items()}),
+        "",
+        *TORCHRUN,
+        '    "$BRIDGE_DIR/scripts/training/run_recipe.py" --recipe "$RECIPE" --dataset llm-pretrain-mock \\',
+        *(f'    "${{{part.name}[@]}}" \\' for part in launch.sections),
+        '    "${TRAINING_ARGS[@]}"',
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _array(name: str, settings: dict[str, tuple[str, ...]]) -> list[str]:
+    return [f"{name}=(", *(f"    {shlex.quote(f'{key}={values[0]}')}" for key, values in settings.items()), ")"]

@@ -1,0 +1,180 @@
+"""A plan as nanotron's files, checked against its rules before anything is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from milpplan.launchers.capabilities import NANOTRON
+from milpplan.launchers.expressible import (
+    field_refusals,
+    format_refusals,
+    job_refusals,
+    layout_differences,
+    recompute_refusals,
+    refuse,
+    title_of,
+    whole_nodes,
+)
+from milpplan.launchers.nanotron.rules import broken_rules
+from milpplan.launchers.nanotron.settings import (
+    known,
+    layout_of,
+    model_losses,
+    settings_of,
+    stage_sizes,
+)
+from milpplan.launchers.nanotron.yaml_text import yaml_lines
+from milpplan.launchers.records import ConfigLaunch, Refusal
+from milpplan.launchers.scripts import header, slurm_script, torchrun_script
+from milpplan.launchers.settings import Settings
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+
+CONFIG, SCRIPT, BATCH_SCRIPT = "nanotron.yaml", "nanotron.sh", "nanotron.sbatch"
+WHY = {
+    "parallelism": "Degrees, the order of work, and recomputation of all layers or of none.",
+    "tokens": "Micro-batches, and how many make a step of a replica.",
+    "optimizer": "Sharding of states: 0, or 1.",
+    "model": "The model.",
+    "general": "Not decided by the plan, from here on. As it stands, it runs on made-up data.",
+}
+TRAINING: dict[str, dict[str, Any]] = {
+    "tokens": {"train_steps": 100},
+    "optimizer": {
+        "clip_grad": 1.0,
+        "weight_decay": 0.1,
+        "learning_rate_scheduler": {
+            "learning_rate": 3e-4,
+            "lr_warmup_steps": 10,
+            "lr_warmup_style": "linear",
+            "lr_decay_style": "cosine",
+            "min_decay_lr": 3e-5,
+        },
+        "optimizer_factory": {
+            "name": "adamW",
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "adam_eps": 1e-8,
+            "torch_adam_is_fused": True,
+        },
+    },
+    "model": {"init_method": {"std": 0.02}, "ddp_bucket_cap_mb": 25},
+    "general": {"project": "milpplan", "run": "plan", "seed": 42, "ignore_sanity_checks": True},
+    "checkpoints": {"checkpoint_interval": 1000, "checkpoints_path": "checkpoints"},
+    "data_stages": {
+        "": [
+            {
+                "name": "Stable Training Stage",
+                "start_training_step": 1,
+                "data": {"dataset": None, "num_loading_workers": 1, "seed": 42},
+            }
+        ]
+    },
+}
+"""What a run needs and no plan decides."""
+
+
+def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+    """The launch of a plan.
+
+    Raises:
+        IllegalPlanError: nanotron cannot express or would refuse it; all reasons are given.
+    """
+    layout = plan.layout
+    num_nodes, per_node, uneven = whole_nodes(problem, layout)
+    refusals = [*_job_refusals(problem), *recompute_refusals(plan), *uneven]
+    refusals += field_refusals(NANOTRON, layout)
+    refusals += [Refusal(text) for text in model_losses(problem.model)]
+    if not model_losses(problem.model):
+        refusals += _plan_refusals(problem, plan, refusals)
+    refuse(NANOTRON.name, refusals)
+    return ConfigLaunch(
+        target=NANOTRON.name,
+        version=version,
+        title=title_of(problem, plan),
+        num_nodes=num_nodes,
+        gpus_per_node=per_node,
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        settings=settings_of(problem, plan),
+        notes=_notes(problem, plan),
+    )
+
+
+def _job_refusals(problem: Problem) -> list[Refusal]:
+    return job_refusals(problem) + format_refusals(
+        problem,
+        products="its models have no such products",
+        gradients="without accumulate_grad_in_fp32 it keeps no fp32 weights either",
+        attention="its attention is fused",
+    )
+
+
+def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[Refusal]:
+    """Where the run that the files start would not be the plan."""
+    runs = layout_of(Settings(settings_of(problem, plan), known()))
+    named = {refusal.why.split("=")[0] for refusal in before}
+    reasons = {
+        "zero_stage": "there is one replica",
+        "overlap_grad_reduce": "it reduces gradients beside the last backward, always (helpers.py:445)",
+        "rank_order": "its ranks stand as tp-cp-dp-pp (parallel/context.py:62)",
+        "schedule": "without a pipeline there is one schedule",
+    }
+    found = layout_differences(plan, runs, reasons, 1, named)
+    found += [
+        Refusal(text) for text in broken_rules(problem.model, plan.layout, problem.job.sequence_length).values()
+    ]
+    sizes = tuple(stage.num_layers for stage in plan.virtual_stages)
+    there = stage_sizes(problem.model, plan.layout.pp)
+    if sizes != there and plan.layout.vpp == 1:
+        places = ", ".join(map(str, there)) if there else "none on the last rank, not even the head"
+        found.append(
+            Refusal(
+                f"stages of {', '.join(map(str, sizes))} layers: it places them by its own costs "
+                f"(models/base.py:216), here {places}",
+                "pp=1",
+            )
+        )
+    return found
+
+
+def _notes(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    notes = []
+    if not problem.model.learned_positions:
+        notes.append("Rotary base and scaling are not part of a plan: add rope_theta and the like.")
+    if plan.layout.zero_stage == 0 and plan.layout.dp > 1:
+        notes.append("At ZeRO 0 fp32 gradients are all-reduced as they are.")
+    return tuple(notes)
+
+
+def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    """File names and contents; the first is the configuration, the others start it. ``version`` is milpplan's."""
+    before = (
+        "# Where nanotron is, and this file.",
+        "NANOTRON_DIR=${NANOTRON_DIR:-.}",
+        'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+    )
+    program = ('"$NANOTRON_DIR/run_train.py"', f'--config-file "$HERE/{CONFIG}"')
+    return {
+        CONFIG: _config(launch, version),
+        SCRIPT: torchrun_script(launch, version, program, before),
+        BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
+    }
+
+
+def _config(launch: ConfigLaunch, version: str) -> str:
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in launch.settings.items():
+        *path, key = name.split(".")
+        table = sections
+        for part in path:
+            table = table.setdefault(part, {})
+        table[key] = value
+    lines = header(launch, version)
+    for section in dict.fromkeys((*sections, *TRAINING)):
+        lines += ["", *([f"# {WHY[section]}"] if section in WHY else []), f"{section}:"]
+        lines += yaml_lines(sections.get(section, {}), 2)
+        others = TRAINING.get(section, {})
+        if section in sections and others:
+            lines.append("  # Not decided by the plan:")
+        lines += yaml_lines(others.get("", others), 2)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,244 @@
+"""From a script, a command line or a YAML of arguments to flags with their values, and the number of processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.arguments import Values
+from milpplan.launchers.shell.marks import MARK, how_to_decide, is_mark, marked, readable, unknown_in
+from milpplan.launchers.shell.script import script_commands
+from milpplan.launchers.shell.state import Command
+from milpplan.problem.reading import shown
+
+_COUNT = re.compile(r"[0-9]{1,9}")
+_PROCESSES = {"nnodes": "nodes", "nproc_per_node": "per_node"}
+MAX_YAML_CHARACTERS = 300_000
+_SLURM = (
+    ("nodes", r"(?:--nodes|-N)[=\s]+([0-9]{1,9})\s*$"),
+    ("per_node", r"--(?:gpus-per-node|gres)[=\s]+(?:\w+:)*([0-9]{1,9})\s*$"),
+    ("per_node", r"--ntasks-per-node[=\s]+([0-9]{1,9})\s*$"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Words of a file before anybody knows what it means. ``stray``: words that belong to no flag; ``program``:
+    what is started with the flags, empty where only they are there."""
+
+    pairs: tuple[tuple[str, Values], ...]
+    world: int | None
+    stray: tuple[str, ...]
+    program: str = ""
+
+
+def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given:
+    """The arguments of the training command in a shell script, or of a bare command line.
+
+    Args:
+        text: the script.
+        source: its path; files that it sources are looked for beside it.
+        programs: file names of programs that train: where one of them is started, others only prepare.
+
+    Raises:
+        InvalidInputError: no command has arguments, or several do.
+    """
+    commands = script_commands(text, source)
+    starts = [(command, started_place(command.words)) for command in commands]
+    found = [(command, at) for command, at in starts if at is not None and _flags(command.words[at + 1 :])]
+    found = [(command, at) for command, at in found if program_name(command.words[at]) in programs] or found
+    if not found:
+        words = [word for command in commands for word in command.words]
+        first = next((index for index, word in enumerate(words) if word.startswith("--")), None)
+        if first is None or any(at is not None or _launches(command) for command, at in starts):
+            raise _no_command(source, [command for command in commands if _launches(command)])
+        found = [(Command(tuple(words), nested=False), first - 1)]
+    if len({(program_name(command.words[at]), command.words[at + 1 :]) for command, at in found}) > 1:
+        names = ", ".join(dict.fromkeys(shown(readable(command.words[at])) for command, at in found[:4]))
+        raise InvalidInputError(
+            f"{source} starts programs in {len(found)} ways, with different arguments: {names}.",
+            "Expected one training command.",
+            "Keep the one to import in a file of its own, or decide which of them runs (--set NAME=VALUE).",
+        )
+    command, at = found[0]
+    pairs, stray = pairs_of(command.words[at + 1 :])
+    program = program_name(command.words[at]) if at >= 0 else ""
+    return Given(tuple(pairs), world_of(command.words[: max(at, 0)], text), stray, program)
+
+
+def program_place(words: tuple[str, ...]) -> int | None:
+    """The place of the Python file that a command runs."""
+    return next((index for index, word in enumerate(words) if word.endswith(".py")), None)
+
+
+def started_place(words: tuple[str, ...]) -> int | None:
+    """The place of the Python file, or else of the module, that a command runs."""
+    place = program_place(words)
+    modules = (index + 1 for index, word in enumerate(words[:-1]) if word == "-m" and not words[0].startswith("-"))
+    return place if place is not None else next(modules, None)
+
+
+def program_name(word: str) -> str:
+    """The file name of a program, without its folder."""
+    return readable(word).rstrip("/").rsplit("/", 1)[-1]
+
+
+def _flags(words: Sequence[str]) -> bool:
+    return any(word.startswith("--") or unknown_in(word) for word in words)
+
+
+def _launches(command: Command) -> bool:
+    """Tell whether a command starts Python, or may, as it is not known."""
+    names = {program_name(word) for word in command.words[:12]}
+    return is_mark(command.words[0]) or any(
+        re.fullmatch(r"torchrun|python[\d.]*|deepspeed|accelerate|srun|mpirun", name) for name in names
+    )
+
+
+def _no_command(source: str, launches: Sequence[Command]) -> InvalidInputError:
+    unknown = [word for command in launches for word in command.words if unknown_in(word)]
+    if unknown:
+        said = shown(" ".join(map(readable, launches[0].words)))
+        return InvalidInputError(
+            f"{source} starts {said}, which the file does not decide.",
+            "Expected a command that gives a Python file arguments.",
+            how_to_decide(unknown),
+        )
+    return InvalidInputError(
+        f"{source} has no command that gives a Python file arguments.",
+        "Expected a script that starts training, or the arguments alone.",
+        "Give the script that starts Python; one that only submits another names that one.",
+    )
+
+
+_FLAG = re.compile(rf"--?(?:[A-Za-z]|{MARK})|{MARK}[0-9a-f]*{MARK}=")
+_WEIGHTED = ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
+"""Flags that take numbers and paths in turn."""
+
+
+def pairs_of(words: Sequence[str]) -> tuple[list[tuple[str, Values]], tuple[str, ...]]:
+    """Flags with the words up to the next flag, and words in between that are no values.
+
+    A word that is all unknown may be any number of flags: it is the value of a flag that has none yet (whether the
+    flag takes one is decided by whoever knows it), else it belongs to no flag.
+    """
+    pairs: list[tuple[str, list[str]]] = []
+    stray: list[str] = []
+    for word in words:
+        if not word.strip():
+            continue
+        if _FLAG.match(word):
+            name, equals, value = word.partition("=")
+            pairs.append((name, [value] if equals else []))
+        elif not pairs or (is_mark(word) and not _takes(*pairs[-1])):
+            stray.append(word)
+        else:
+            pairs[-1][1].append(word)
+    return [(name, tuple(values)) for name, values in pairs], tuple(stray)
+
+
+def _takes(name: str, values: Sequence[str]) -> bool:
+    """Tell whether an unknown word is the next value of a flag."""
+    return not values or (name in _WEIGHTED and re.fullmatch(r"[\d.]+", values[-1]) is not None)
+
+
+def world_of(words: Iterable[str], text: str) -> int | None:
+    """Processes that torchrun or Slurm starts, where both numbers are there."""
+    found: dict[str, int] = {}
+    for flag, values in pairs_of(tuple(words))[0]:
+        role = _PROCESSES.get(flag.lstrip("-").replace("-", "_"))
+        if role and values and _COUNT.fullmatch(values[0]):
+            found.setdefault(role, int(values[0]))
+    for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+        for role, pattern in _SLURM:
+            match = re.match(pattern, line)
+            if match:
+                found.setdefault(role, int(match[1]))
+    if "per_node" in found and "nodes" not in found:
+        # torchrun starts one node where none is named.
+        found["nodes"] = 1 if "--nnodes" not in text else 0
+    return found.get("nodes", 0) * found.get("per_node", 0) or None
+
+
+_BESIDE = ("ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "LOGS_AND_CHECKPOINTS")
+"""Tables of Megatron-LM's own tests beside MODEL_ARGS: how a run is checked, not how it trains."""
+
+
+def from_yaml(text: str, source: str) -> Given:
+    """A mapping of arguments: names with or without dashes; true throws a switch, false and null leave a flag out.
+    A table MODEL_ARGS or arguments may hold them.
+
+    Raises:
+        InvalidInputError: no YAML, not such a mapping, or the parser is not installed.
+    """
+    data = load_yaml(text, source)
+    table = next((key for key in ("MODEL_ARGS", "arguments", "args") if isinstance(data.get(key), dict)), None)
+    rest: dict[str, Any] = {}
+    if table is not None:
+        # Beside the table: what a test of Megatron-LM's says of itself, and what nobody here knows.
+        rest = {key: value for key, value in data.items() if key not in (table, *_BESIDE)}
+        data = data[table]
+    pairs = [
+        (f"--{str(name).lstrip('-').replace('_', '-')}", _yaml_values(value, f"{source}: {shown(name)}"))
+        for name, value in [*data.items(), *rest.items()]
+    ]
+    world = next((int(v[0]) for name, v in pairs if name == "--world-size" and v and _COUNT.fullmatch(v[0])), None)
+    named = [(name, values) for name, values in pairs if values is not None and name != "--world-size"]
+    return Given(tuple((name, values) for name, values in named if values is not None), world, ())
+
+
+def load_yaml(text: str, source: str) -> dict[str, Any]:
+    """The mapping of a YAML text.
+
+    Raises:
+        InvalidInputError: it is none, or PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(
+            f"{source} is YAML, and PyYAML is not installed.",
+            "Expected the extra that reads YAML.",
+            "Install milpplan[launchers].",
+        ) from error
+    if len(text) > MAX_YAML_CHARACTERS:
+        raise InvalidInputError(
+            f"{source} has {len(text):,} characters.",
+            f"Expected YAML of at most {MAX_YAML_CHARACTERS:,}: its parser takes seconds for more.",
+            "Give the configuration of the run alone.",
+        )
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInputError(
+            f"{source} is not valid YAML: {shown(str(error))}.", "Expected YAML.", "Correct the place named."
+        ) from error
+    if not isinstance(data, dict):
+        raise InvalidInputError(
+            f"{source} holds {shown(data)}.",
+            "Expected a mapping of arguments at its top.",
+            "Write name: value lines.",
+        )
+    return data
+
+
+def _yaml_values(value: object, name: str) -> Values | None:
+    """Words of a YAML value; None: the flag is not given."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return ()
+    words = value if isinstance(value, list) else [value]
+    if not all(isinstance(word, str | int | float) for word in words):
+        raise InvalidInputError(
+            f"{name} is a table, a date or a list of lists.",
+            "Expected a number, a text, true or false, or a list of them.",
+            "Write it as the command line would have it.",
+        )
+    # A variable of the shell that is to put the arguments together.
+    return tuple(
+        re.sub(r"\$\{?\w+\}?", lambda match: marked(match[0]), str(word).replace(MARK, "")) for word in words
+    )

@@ -1,0 +1,394 @@
+"""The words of a script as bash expands them, and the whole numbers of its expressions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.shell import syntax as syntax
+from milpplan.launchers.shell import tree as tree
+from milpplan.launchers.shell.arithmetic import arithmetic
+from milpplan.launchers.shell.conditions import Truth, matches, nonempty, pattern_matcher
+from milpplan.launchers.shell.marks import MARK, deciders_in, is_mark, marked
+from milpplan.launchers.shell.state import ABSENT, NAME, Shell, Value
+
+_LONG_TRIM = 2_000
+_BRACED = re.compile(r"(!?)([A-Za-z_]\w*|[0-9]+|[@*#?$!_-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_LONG_SUM = 4_000
+"""Characters of an expression beyond which nothing is evaluated."""
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+class _Fields:
+    """Collects the fields that a word becomes; the last one is open while ``begun``."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.pieces: list[list[str]] = []
+        self.begun = False
+
+    def add(self, text: str) -> None:
+        """Characters of the field at hand."""
+        self.shell.spend(len(text) + 1)
+        if not self.begun:
+            self.pieces.append([])
+            self.begun = True
+        self.pieces[-1].append(text)
+
+    def joined(self) -> list[str]:
+        """The fields."""
+        return ["".join(one) for one in self.pieces]
+
+    def add_split(self, text: str) -> None:
+        """The value of a variable outside quotes: blanks end fields."""
+        if not text:
+            return
+        if text[0] in " \t\n":
+            self.begun = False
+        for index, part in enumerate(re.split(r"[ \t\n]+", text.strip(" \t\n"))):
+            self.begun = self.begun and index == 0
+            if part:
+                self.add(part)
+        if text[-1] in " \t\n":
+            self.begun = False
+
+    def add_each(self, values: list[str], split: bool) -> None:
+        """All elements of an array, each a field of its own."""
+        for index, value in enumerate(values):
+            self.begun = self.begun and index == 0
+            if split:
+                self.add_split(value)
+            else:
+                self.add(value)
+
+
+class Words:
+    """Expands words with the variables of a shell."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+
+    def pattern(self, word: tree.Word) -> list[tuple[str, bool]]:
+        """A word as a pattern: expansions outside quotes may hold stars of their own."""
+        return [("".join(self.expanded((part,), split=False)), part.quoted) for part in word]
+
+    def matched(self, text: str, word: tree.Word) -> Truth:
+        """Tell whether a text is of the pattern that a word is."""
+        self.shell.spend(len(text))
+        return matches(text, self.pattern(word))
+
+    def number(self, text: str, assign: bool = False) -> int | None:
+        """The value of an arithmetic expression; None: not known. ``assign``: variables may be set by it."""
+        whole = "".join(self.expanded(syntax.parsed_word(text, self.shell.source, quoted=True), split=False))
+        set_here: list[tuple[str, str]] = []
+
+        def value(name: str) -> str | None:
+            found = self.shell.as_text(name, self.shell.variable(name))
+            self.shell.seen += deciders_in(found)
+            self.shell.spend(10 * min(len(found), _LONG_SUM))
+            return None if MARK in found else found
+
+        self.shell.spend(10 * min(len(whole), _LONG_SUM))
+        self.shell.seen += deciders_in(whole)
+        found = None if MARK in whole else arithmetic(whole, value, lambda *pair: set_here.append(pair))
+        if found is None:
+            for name in re.findall(r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|", whole) if assign else ():
+                if name:
+                    self.shell.assign(name, marked(f"${name} (set in an expression)", (name, *deciders_in(whole))))
+            for pair in re.findall(r"([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)", whole):
+                name = pair[0] or pair[1]
+                self.shell.assign(name, marked(f"${name} (set in an expression)", (name,)))
+        for name, new in set_here:
+            self.shell.assign(name, new)
+        return found
+
+    def expanded(self, word: tree.Word, split: bool = True) -> list[str]:
+        """The fields of a word; one where it is not split."""
+        self.shell.spend(4)
+        plain = "".join("x" if part.quoted else part.text for part in word if part.kind == "text")
+        if split and any("," in inner or ".." in inner for inner in _BRACES.findall(plain)):
+            return [marked("".join(part.text for part in word) + " (braces)")]
+        found = _Fields(self.shell)
+        for part in word:
+            if part.kind == "text":
+                found.add(part.text) if part.text or part.quoted else None
+            elif part.kind == "parameter":
+                self.parameter(found, part, split)
+            else:
+                if part.kind == "arithmetic":
+                    number = self.number(part.text, assign=True)
+                    names = NAME.findall(part.text)
+                    text = (
+                        marked(f"$(({part.text}))", self.shell.deciding(names)) if number is None else str(number)
+                    )
+                elif part.kind == "command":
+                    text = self.output(part.text)
+                else:
+                    text = marked(part.text)
+                found.add_split(text) if split and not part.quoted else found.add(text)
+        fields = found.joined()
+        if split and any(part.kind == "text" and not part.quoted for part in word):
+            fields = [
+                re.sub(r"^~(?=/|$)", lambda _: marked("~"), one) if one[:1] == "~" else one for one in fields
+            ]
+        if not split and not fields:
+            fields = [""]
+        return fields
+
+    def parameter(self, found: _Fields, part: tree.Part, split: bool) -> None:
+        """``$NAME`` and ``${...}``."""
+        match = _BRACED.fullmatch(part.text)
+        if match is None:
+            found.add(marked(f"${{{part.text}}}", NAME.findall(part.text)))
+            return None
+        indirect, name, index, rest = match.groups()
+        if name == "#" and (rest or index):
+            # ${#NAME}: a length.
+            inner = _BRACED.fullmatch(rest)
+            found.add(
+                self.length(inner[2], inner[3], part.text)
+                if inner and not inner[4]
+                else marked(f"${{{part.text}}}")
+            )
+            return None
+        if indirect:
+            target = self.shell.as_text(name, self.shell.variable(name))
+            if index is not None or rest or not NAME.fullmatch(target):
+                found.add(marked(f"${{{part.text}}}", (name,)))
+                return None
+            name = target
+        many = name == "@" or index == "@"
+        star = name == "*" or index == "*"
+        values = self.values(name, index)
+        if rest:
+            values = self.operated(name, values, rest, part)
+            if values is None:
+                return self.default(found, rest, part, split)
+        values = values or []
+        if "IFS" in self.shell.state and (star or (split and not part.quoted)):
+            values = [marked(f"${part.text} (split by IFS)", (name,))] if values else []
+        if (many or (star and not part.quoted)) and split:
+            found.add_each(values, split=not part.quoted)
+        elif split and not part.quoted:
+            found.add_split(" ".join(values))
+        else:
+            found.add(" ".join(values))
+        return None
+
+    def values(self, name: str, index: str | None) -> list[str] | None:
+        """The values of a parameter; None: it is not set, and the script has seen to it; a mark: not known."""
+        if name in ("@", "*"):
+            return self.shell.arguments()
+        if name == "#":
+            words = self.shell.arguments()
+            return [marked("$#", deciders_in("".join(words)))] if any(map(is_mark, words)) else [str(len(words))]
+        if name.isdecimal():
+            if name == "0":
+                return [self.shell.source if self.shell.directory else marked("$0")]
+            words = self.shell.arguments()
+            at = int(name[:9]) - 1
+            if any(map(is_mark, words[: at + 1])):
+                return [marked(f"${name} (an argument of the script)", deciders_in("".join(words)) or ("@",))]
+            return [words[at]] if at < len(words) else None
+        if not NAME.fullmatch(name):
+            return [marked(f"${name}")]
+        value = self.shell.variable(name)
+        if name == "BASH_SOURCE" and value is ABSENT:
+            return self.values("0", None)
+        if index is None:
+            if isinstance(value, list):
+                return value[:1] or None
+            return None if value is None else [self.shell.as_text(name, value)]
+        if index in ("@", "*"):
+            if f"pinned {name}" in self.shell.state and isinstance(value, str):
+                # A group that --set gives is a text of words.
+                return value.split()
+            if value is ABSENT:
+                return [self.shell.unset(name)]
+            return self.shell.as_list(name, value)
+        return self.indexed(name, value, index)
+
+    def indexed(self, name: str, value: Value | object, index: str) -> list[str] | None:
+        """``${name[index]}``."""
+        at = self.number(index)
+        values = [self.shell.unset(name)] if value is ABSENT else self.shell.as_list(name, value)
+        if at is None or any(map(is_mark, values)):
+            names = [one for text in values for one in deciders_in(text)] or [name]
+            return [marked(f"${name}[{index}]", names)]
+        return [values[at]] if -len(values) <= at < len(values) else None
+
+    def length(self, name: str, index: str | None, text: str) -> str:
+        """``${#name}`` and ``${#name[@]}``."""
+        values = self.values(name, index)
+        names = [one for value in values or () for one in deciders_in(value)]
+        if any(MARK in value for value in values or ()):
+            return marked(f"${{{text}}}", names or (name,))
+        many = index in ("@", "*") or name in ("@", "*")
+        return str(len(values or ()) if many else len("".join(values or ())))
+
+    def operated(self, name: str, values: list[str] | None, rest: str, part: tree.Part) -> list[str] | None:
+        """Read what follows the name in ``${...}``; None: the word after it is taken."""
+        operator = re.match(r":?[-=+?]", rest)
+        plain = "" if values is None else "".join(values)
+        value = self.shell.variable(name) if NAME.fullmatch(name) else values
+        absent = value is ABSENT or values is None
+        if name.isdigit() and "@" not in self.shell.state and values is not None:
+            # The script's argument, which nobody gave: its default is what the file says.
+            absent = True
+        if operator:
+            kind = operator[0][-1]
+            unknown = MARK in plain and not absent and nonempty(plain) is None
+            if "missing" in self.shell.state and value is ABSENT:
+                return [self.shell.unset(name)]
+            if kind == "?":
+                return values
+            if kind == "+":
+                if value is ABSENT or unknown:
+                    return [marked(f"${{{part.text}}}", deciders_in(plain) or (name,))]
+                there = not absent and (operator[0][0] != ":" or plain != "")
+                return None if there else []
+            if unknown and operator[0][0] == ":":
+                return [marked(f"${{{part.text}}}", deciders_in(plain) or (name,))]
+            if absent or (operator[0][0] == ":" and plain == ""):
+                return None
+            return values
+        if values is None:
+            return []
+        return [self.edited(one, rest, part) for one in self.sliced(name, values, rest, part)]
+
+    def sliced(self, name: str, values: list[str], rest: str, part: tree.Part) -> list[str]:
+        """``${@:2}``: some of the arguments, or elements."""
+        if not rest.startswith(":") or not (name in ("@", "*") or re.match(r"\w+\[[@*]\]", part.text)):
+            return values
+        first, _, count = rest[1:].partition(":")
+        at, many = self.number(first), self.number(count) if count else None
+        shift = 1 if name in ("@", "*") else 0
+        if any(map(is_mark, values)) or at is None or at < shift or (count and (many is None or many < 0)):
+            return [marked(f"${{{part.text}}}", deciders_in("".join(values)) or (name,))]
+        return values[at - shift :] if many is None else values[at - shift : at - shift + many]
+
+    def edited(self, value: str, rest: str, part: tree.Part) -> str:
+        """``${name%suffix}``, ``${name/old/new}``, ``${name:first:count}``, ``${name^^}``."""
+        if MARK in value:
+            return marked(f"${{{part.text}}}", deciders_in(value))
+        self.shell.spend(len(value) // 8)
+        cases = {"^^": str.upper, ",,": str.lower}
+        if rest in cases:
+            return cases[rest](value)
+        found = None
+        if rest[0] == ":":
+            if re.match(r"\w+\[[@*]\]|[@*]", part.text):
+                return value
+            first, _, count = rest[1:].partition(":")
+            at, many = self.number(first), self.number(count) if count else None
+            if at is not None and at >= -len(value) and not (count and (many is None or many < 0)):
+                at = at if at >= 0 else len(value) + at
+                found = value[at:] if many is None else value[at : at + many]
+        elif mark := re.match(r"##?|%%?", rest):
+            word = syntax.parsed_word(rest[mark.end() :], self.shell.source, quoted=False)
+            self.shell.spend(10 * min(len(value), _LONG_TRIM))
+            found = _trimmed(value, mark[0], self.pattern(word))
+        elif rest[0] == "/":
+            found = self.replaced(value, rest)
+        return marked(f"${{{part.text}}}") if found is None else found
+
+    def replaced(self, value: str, rest: str) -> str | None:
+        """``${name/old/new}``, where the old is plain text."""
+        everywhere = rest.startswith("//")
+        old, _, new = rest[2 if everywhere else 1 :].partition("/")
+        if not old or old[0] in "#%" or re.search(r"[*?\[\]\\'\"$`]", old) or re.search(r"[\\'\"&]", new):
+            return None
+        text = "".join(self.expanded(syntax.parsed_word(new, self.shell.source, quoted=True), split=False))
+        return value.replace(old, text) if everywhere else value.replace(old, text, 1)
+
+    def default(self, found: _Fields, rest: str, part: tree.Part, split: bool) -> None:
+        """The word after ``:-`` and the like."""
+        with self.shell.deeper("expansions"):
+            operator = re.match(r":?[-=+?]", rest)
+            assert operator is not None
+            word = syntax.parsed_word(rest[operator.end() :], self.shell.source, part.quoted)
+            if split and not part.quoted:
+                fields = self.unquoted(word)
+                for place, one in enumerate(fields):
+                    found.begun = found.begun and place == 0
+                    found.add(one)
+            else:
+                fields = ["".join(self.expanded(word, split=False))]
+                found.add(fields[0])
+            if operator[0][-1] == "=":
+                match = _BRACED.fullmatch(part.text)
+                if match and NAME.fullmatch(match[2]) and match[3] is None:
+                    self.shell.assign(match[2], " ".join(fields))
+
+    def unquoted(self, word: tree.Word) -> list[str]:
+        """The fields of a word whose own blanks split it."""
+        pieces = _Fields(self.shell)
+        for part in word:
+            if part.kind == "text" and not part.quoted:
+                pieces.add_split(part.text)
+            else:
+                inner = self.expanded((part,), split=True)
+                pieces.add_each(inner, split=False)
+        return pieces.joined()
+
+    def output(self, text: str) -> str:
+        """The output of a command, where it is one that can only say one thing."""
+        unknown = marked(f"$({text})", self.shell.deciding(re.findall(r"\$\{?(\w+)", text)))
+        try:
+            node = syntax.parsed(text.replace(MARK, ""), self.shell.source, level=self.shell.level // 2)
+        except InvalidInputError:
+            return unknown
+        only = node.parts[0] if len(node.parts) == 1 and not node.background else None
+        if isinstance(only, tree.AndOr) and only.operators == ("&&",):
+            first, second = only.parts
+            if _says(first, "cd") and _says(second, "pwd") and isinstance(first, tree.Simple):
+                return self.printed(first) or unknown
+        if isinstance(only, tree.Simple) and not only.assigns and only.words and not re.search(r"[<>]", text):
+            return self.printed(only) or unknown
+        return unknown
+
+    def printed(self, node: tree.Simple) -> str | None:
+        """Return what ``echo``, ``dirname``, ``basename``, ``seq`` and ``cd X && pwd`` print."""
+        with self.shell.apart():
+            words = [one for word in node.words for one in self.expanded(word)]
+        if not words or any(MARK in word for word in words) or f"fn {words[0]}" in self.shell.state:
+            return None
+        rest = [word for word in words[1:] if word != "--"]
+        match words[0]:
+            case "echo" if not any(
+                word.startswith("-") or "\\" in word for word in rest[:1]
+            ) and "\\" not in "".join(rest):
+                return " ".join(rest).rstrip("\n")
+            case "dirname" if len(rest) == 1 and rest[0].strip("/"):
+                return str(Path(rest[0]).parent)
+            case "basename" if len(rest) == 1 and rest[0].strip("/"):
+                return Path(rest[0]).name
+            case "cd" | "readlink" | "realpath" if rest and self.shell.directory is not None:
+                return rest[-1]
+            case "seq" if 1 <= len(rest) <= 2 and all(re.fullmatch(r"\d{1,6}", word) for word in rest):
+                first, last = (1, int(rest[0])) if len(rest) == 1 else (int(rest[0]), int(rest[1]))
+                self.shell.spend(8 * max(last - first, 0))
+                return "\n".join(map(str, range(first, last + 1)))
+        return None
+
+
+def _says(node: tree.Node, word: str) -> bool:
+    """Tell whether a command begins with a plain word."""
+    return isinstance(node, tree.Simple) and bool(node.words) and [part.text for part in node.words[0]] == [word]
+
+
+def _trimmed(value: str, mark: str, pattern: list[tuple[str, bool]]) -> str | None:
+    """The value without the shortest or longest end that a pattern matches."""
+    known = len(value) <= _LONG_TRIM and not any(MARK in one for one, _ in pattern)
+    matcher = pattern_matcher(pattern) if known else None
+    if matcher is None:
+        return None
+    ends = range(len(value) + 1)
+    cut_front = mark[0] == "#"
+    longest = len(mark) == 2
+    for size in reversed(ends) if longest else ends:
+        piece = value[:size] if cut_front else value[len(value) - size :]
+        if matcher.fullmatch(piece):
+            return value[size:] if cut_front else value[: len(value) - size]
+    return value

@@ -1,0 +1,349 @@
+"""A run as torchtitan's settings in each dialect, and back: ``section.name`` to value.
+
+The dialects: TOML up to 0.2.2; a Python configuration in 0.3.0, with batches in sequences; the same on main since
+2026-08-20 (b5bcd76c), with batches in tokens. Source: torchtitan/config/job_config.py at 0.2.2,
+torchtitan/config/configs.py and trainer.py at 0.3.0 and b5bcd76c; names of earlier dialects: config_manager.py
+before 0.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.settings import Known, Settings, known_settings
+from milpplan.launchers.torchtitan.flavors import Pair
+from milpplan.launchers.torchtitan.run import NEWEST, V022, Run
+from milpplan.problem.reading import shown
+
+_P, _T = "parallelism", "training"
+KEYS = "torchtitan_keys.json"
+OLDER = "older"
+"""The part of the list with the settings that only dialects before 0.2.2 have."""
+QUIET: Mapping[str, str] = {
+    r"job\.(?!custom_config_module$).*|dump_folder|hf_assets_path|"
+    r"model\.(hf_assets_path|tokenizer_path|print_after_conversion)": (
+        "names of files and what is printed at the start"
+    ),
+    r"(profiling|profiler|metrics)(\..*)?": "records steps; those that are recorded are no steps that are priced",
+    r"checkpoint(\..*)?|(validation|validator)(\..*)?": "works between steps",
+    r"lr_scheduler(\..*)?|optimizer\.(lr|beta1|beta2|eps|weight_decay)|training\.(steps|max_norm)": (
+        "numbers of the update, whose work does not depend on them"
+    ),
+    r"training\.(dataset|dataset_path|dataloader\..*|gc_freq|gc_debug)|dataloader(\..*)?|tokenizer|debug\.seed": (
+        "data and the host's own work, which are not priced"
+    ),
+    r"comm\.(init|train)_timeout_seconds|comm\.(trace_buf_size|save_traces_.*)": "limits and records of messages",
+    r"comm|debug|override|optimizer|loss\..*|debug\.(print_config|save_config_file|enable_structured_logging)": (
+        "the name of a section's class, sizes of the loss's parts, and what is printed"
+    ),
+    r"debug\.moe_force_load_balance": "experts are priced as balanced",
+    r"model\.attn_backend": "every attention that a flavor takes is fused",
+    r"training\.disable_cuda_graphs|compile\.backend": "launches of kernels, which are not priced one by one",
+    r"parallelism\.(pipeline_parallel_expert_parallel_overlap|spmd_backend)": (
+        "acts in schedules that are refused, or chooses between spellings of the same shards"
+    ),
+    r"parallelism\.context_parallel_.*(?<!degree)": "acts with context parallelism, which is refused",
+    r"activation_checkpoint\.(preserve_rng_state|determinism_check|debug|early_stop|visualize.*|selective_ac_option|"
+    r"memory_budget|per_op_.*|force_recompute_.*)": "acts in modes that are refused, or checks what is recomputed",
+    r"quantize\..*": "acts where model.converters names a converter, which is refused",
+    r"fault_tolerance\.(?!enable$).*|memory_estimation\.disable_fake_mode": "acts where it is enabled: refused",
+    r"float8\.(?!enable_float8_linear$).*|mx\..*|model\.norm_type|optimizer\.fused": (
+        "acts with float8, which is refused; kernels of norms and of the update, which are priced as fused"
+    ),
+    r"experimental\.context_parallel_rotate_method": "acts with context parallelism, which is refused",
+    r"training\.(warmup_steps|seed|checkpoint_.*)": "older names of what is quiet above",
+}
+"""Settings that change nothing that is priced, with the reason."""
+RENAMED: Mapping[str, str] = {
+    "training.batch_size": f"{_T}.local_batch_size",
+    "training.data_parallel_degree": f"{_P}.data_parallel_shard_degree",
+    **{
+        f"training.{name}": f"{_P}.{name}"
+        for name in (
+            "data_parallel_shard_degree",
+            "data_parallel_replicate_degree",
+            "tensor_parallel_degree",
+            "context_parallel_degree",
+            "pipeline_parallel_degree",
+            "fsdp_reshard_after_forward",
+            "disable_loss_parallel",
+        )
+    },
+    **{
+        f"experimental.{name}": f"{_P}.{name}"
+        for name in (
+            "pipeline_parallel_degree",
+            "context_parallel_degree",
+            "enable_async_tensor_parallel",
+            "pipeline_parallel_schedule",
+            "pipeline_parallel_schedule_csv",
+            "pipeline_parallel_layers_per_stage",
+            "pipeline_parallel_microbatch_size",
+        )
+    },
+    "training.compile": "compile.enable",
+    "training.deterministic": "debug.deterministic",
+}
+"""Settings of dialects before 0.2.2 that mean what others mean in 0.2.2."""
+
+
+def known(version: str) -> Known:
+    """List every setting of a version with its default, and the choices or the kind of its value. 0.2.2 knows
+    the settings of the dialects before it, too."""
+    found = known_settings(KEYS, version)
+    return {**known_settings(KEYS, OLDER), **found} if version == V022 else found
+
+
+def translated(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """Give settings of older dialects their names in 0.2.2; notes say so.
+
+    Raises:
+        InvalidInputError: an older and a newer name say different things.
+    """
+    values, notes = dict(settings.values), []
+    for old in [name for name in RENAMED if name in values]:
+        new, value = RENAMED[old], values.pop(old)
+        if values.setdefault(new, value) != value:
+            raise InvalidInputError(
+                f"{old} is {shown(value)}, and {new} is {shown(values[new])}.",
+                "Expected one of them: the first is the older name of the second.",
+                f"Take {old} out.",
+            )
+        notes.append(f"{old} is read as {new}, its name in {V022}.")
+    return Settings(values, settings.known), tuple(notes)
+
+
+def head_name(version: str) -> str:
+    """The head's name in lists of modules (distributed/pipeline_parallel.py)."""
+    return "output" if version == V022 else "lm_head"
+
+
+def stage_modules(version: str, stages: tuple[int, ...]) -> list[list[str]]:
+    """``module_fqns_per_model_part`` of stages with so many layers each."""
+    parts, layer = [], 0
+    for size in stages:
+        parts.append([f"layers.{index}" for index in range(layer, layer + size)])
+        layer += size
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head_name(version)]
+    return parts
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """The settings that say a run, with those that every launch needs."""
+    found: dict[str, Any] = {"model.name": run.flavor[0], "model.flavor": run.flavor[1]}
+    found |= _batch(run)
+    found |= {
+        f"{_T}.dtype": "float32",
+        f"{_T}.mixed_precision_param": "bfloat16",
+        f"{_T}.mixed_precision_reduce": "float32",
+        f"{_P}.data_parallel_replicate_degree": run.replicate,
+        f"{_P}.data_parallel_shard_degree": run.shard,
+        f"{_P}.fsdp_reshard_after_forward": run.reshard,
+        f"{_P}.tensor_parallel_degree": run.tp,
+        f"{_P}.context_parallel_degree": run.cp,
+        f"{_P}.pipeline_parallel_degree": run.pp,
+    }
+    if run.version != V022:
+        found[f"{_P}.enable_sequence_parallel"] = run.sequence_parallel
+        # Graphs of the whole step exist neither under a pipeline nor around the experts' messages.
+        found[f"{_T}.disable_cuda_graphs"] = True
+    if run.pp > 1:
+        found[f"{_P}.pipeline_parallel_schedule"] = run.schedule
+        found[f"{_P}.module_fqns_per_model_part"] = stage_modules(run.version, run.stages)
+    if run.experts:
+        found[f"{_P}.expert_parallel_degree"] = run.ep
+        if run.version == V022:
+            found[f"{_P}.expert_tensor_parallel_degree"] = run.etp
+        backend = "deepep" if run.deduplicated else "standard"
+        found[_backend(run.version)] = backend
+    if run.version == V022:
+        found["activation_checkpoint.mode"] = "full" if run.recompute else "none"
+    else:
+        found["activation_checkpoint.policy"] = "FullAC" if run.recompute else None
+    return found | {"compile.enable": True, "compile.components": ["model", "loss"]}
+
+
+def _backend(version: str) -> str:
+    return f"{_P}.expert_parallel_comm_backend" if version == V022 else "model.moe_comm_backend"
+
+
+def _batch(run: Run) -> dict[str, Any]:
+    local, total = run.micro_batch_size * run.micro_batches, run.global_batch_size
+    if run.version == NEWEST:
+        found: dict[str, Any] = {
+            f"{_T}.num_tokens_per_microbatch_per_dp_rank": run.micro_batch_size * run.sequence_length,
+            f"{_T}.num_tokens_per_train_step": total * run.sequence_length,
+            f"{_T}.max_context_length": run.sequence_length,
+        }
+        return found | ({f"{_P}.num_pp_microbatches": run.micro_batches} if run.pp > 1 else {})
+    found = {
+        f"{_T}.local_batch_size": local,
+        f"{_T}.global_batch_size": total,
+        f"{_T}.seq_len": run.sequence_length,
+    }
+    return found | ({f"{_P}.pipeline_parallel_microbatch_size": run.micro_batch_size} if run.pp > 1 else {})
+
+
+def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers: int, world: int | None) -> Run:
+    """The run that settings say.
+
+    Args:
+        settings: by ``section.name``.
+        version: the dialect.
+        flavor: the model's name and flavor.
+        experts: whether it has routed experts.
+        layers: of the model.
+        world: processes, where data_parallel_shard_degree is -1.
+
+    Raises:
+        InvalidInputError: settings that contradict each other, or that no plan here says.
+    """
+    names = (
+        "data_parallel_replicate",
+        "context_parallel",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "expert_parallel",
+    )
+    replicate, cp, tp, pp, ep = (settings.degree(f"{_P}.{name}_degree") for name in names)
+    shard = _shard(settings, replicate * cp * tp * pp, world)
+    etp = settings.degree(f"{_P}.expert_tensor_parallel_degree") if version == V022 else 1
+    sequence, size, count, steps = _batches(settings, version, pp, replicate * shard)
+    reshard = settings.text(f"{_P}.fsdp_reshard_after_forward")
+    schedule = settings.text(f"{_P}.pipeline_parallel_schedule")
+    # Looked at even where it changes nothing, so that nobody is told that it is not priced.
+    parallel = version == V022 or settings.switch(f"{_P}.enable_sequence_parallel")
+    deduplicated = settings.text(_backend(version)) == "deepep"
+    return Run(
+        version=version,
+        flavor=flavor,
+        experts=experts,
+        sequence_length=sequence,
+        replicate=replicate,
+        shard=shard,
+        cp=cp,
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        etp=etp if experts and ep > 1 else 1,
+        sequence_parallel=tp > 1 and parallel,
+        schedule=schedule if pp > 1 else "1F1B",
+        stages=_stages(settings, version, layers, pp, schedule),
+        micro_batch_size=size,
+        micro_batches=count,
+        accumulations=steps,
+        reshard=("never" if pp > 1 else "always") if reshard == "default" else reshard,
+        recompute=_recompute(settings, version),
+        deduplicated=experts and ep > 1 and deduplicated,
+    )
+
+
+def _shard(settings: Settings, others: int, world: int | None) -> int:
+    shard = settings.number(f"{_P}.data_parallel_shard_degree")
+    if shard >= 1:
+        if world is not None and shard * others != world:
+            raise InvalidInputError(
+                f"The degrees make {shard * others} processes, and {world} are given.",
+                "Expected their product to be the number of processes (distributed/parallel_dims.py).",
+                "Correct the degrees, or leave --gpus out.",
+            )
+        return shard
+    if shard != -1 or world is None or world % others:
+        raise InvalidInputError(
+            f"data_parallel_shard_degree is {shard}, with {world or 'unknown'} processes over {others}.",
+            "Expected a degree, or -1 and a number of processes that the other degrees divide.",
+            "Give --gpus, or write the degree.",
+        )
+    return world // others
+
+
+def _batches(settings: Settings, version: str, pp: int, dp: int) -> tuple[int, int, int, int]:
+    """Tokens of a sequence, sequences of a micro-batch, micro-batches of a pipeline, and runs of it a step."""
+    if version == NEWEST:
+        sequence = settings.size(f"{_T}.max_context_length")
+        size = _quotient(
+            settings.size(f"{_T}.num_tokens_per_microbatch_per_dp_rank"),
+            sequence,
+            "num_tokens_per_microbatch_per_dp_rank over max_context_length",
+        )
+        count = settings.size(f"{_P}.num_pp_microbatches") if pp > 1 else 1
+        total = settings.number(f"{_T}.num_tokens_per_train_step")
+        return (
+            sequence,
+            size,
+            count,
+            _quotient(total, sequence * size * count * dp, "num_tokens_per_train_step") if total > 0 else 1,
+        )
+    local = settings.size(f"{_T}.local_batch_size")
+    size = settings.size(f"{_P}.pipeline_parallel_microbatch_size") if pp > 1 else local
+    total = settings.number(f"{_T}.global_batch_size")
+    steps = _quotient(total, local * dp, "global_batch_size") if total > 0 else 1
+    return settings.size(f"{_T}.seq_len"), size, _quotient(local, size, "local_batch_size"), steps
+
+
+def _quotient(whole: int, part: int, name: str) -> int:
+    if whole % part:
+        raise InvalidInputError(
+            f"{name} is {whole}, no multiple of {part}.",
+            "Expected whole micro-batches (torchtitan refuses others, too).",
+            "Correct the batch or the degrees.",
+        )
+    return whole // part
+
+
+def _recompute(settings: Settings, version: str) -> bool:
+    if version == V022:
+        mode = settings.text("activation_checkpoint.mode")
+        every = mode == "selective" and settings.get("activation_checkpoint.selective_ac_option") == "1"
+        whole, nothing = mode == "full" or every, mode == "none"
+    else:
+        mode = settings.get("activation_checkpoint.policy")
+        whole, nothing = mode == "FullAC", mode is None
+    if not (whole or nothing):
+        raise InvalidInputError(
+            f"activation_checkpoint.{'mode' if version == V022 else 'policy'} is {shown(mode)}.",
+            "Expected full or none: which operators the others keep is not priced.",
+            "Use full or none to see the two ends between which it lies.",
+        )
+    return whole
+
+
+def _stages(settings: Settings, version: str, layers: int, pp: int, schedule: str) -> tuple[int, ...]:
+    """Layers of every virtual stage: the listed modules, or torchtitan's even split with embedding and head as
+    layers (distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part)."""
+    listed = settings.get(f"{_P}.module_fqns_per_model_part")
+    first = settings.number(f"{_P}.pipeline_parallel_first_stage_less_layers")
+    last = settings.number(f"{_P}.pipeline_parallel_last_stage_less_layers")
+    each = settings.get(f"{_P}.pipeline_parallel_layers_per_stage")
+    if pp == 1:
+        return (layers,)
+    if listed is not None:
+        return _listed(listed, version)
+    total = layers + first + last
+    count = pp * (1 if schedule in ("1F1B", "GPipe") else 2)
+    if each is not None:
+        count = -(-total // settings.degree(f"{_P}.pipeline_parallel_layers_per_stage"))
+    if count > total or min(first, last) < 0 or max(first, last) > total // count:
+        raise InvalidInputError(
+            f"Stages with {first} and {last} layers less at the ends, over {count} stages of {total} layers.",
+            "Expected no more than the layers of a stage (distributed/pipeline_parallel.py).",
+            "Correct pipeline_parallel_first_stage_less_layers and its twin, or list the modules.",
+        )
+    sizes = [total // count + (index < total % count) for index in range(count)]
+    sizes[0] -= first
+    sizes[-1] -= last
+    return tuple(sizes)
+
+
+def _listed(listed: list[list[str]], version: str) -> tuple[int, ...]:
+    sizes = tuple(sum(name.startswith("layers.") for name in part) for part in listed)
+    if not listed or listed != stage_modules(version, sizes):
+        raise InvalidInputError(
+            f"module_fqns_per_model_part is {shown(listed)}.",
+            f"Expected tok_embeddings first, layers.0 and so on in order, norm and {head_name(version)} last.",
+            "Correct the list: a plan has embedding and head at the ends.",
+        )
+    return sizes

@@ -1,0 +1,205 @@
+"""What is known of a replica by windows: *pieces* that cover all numbers of micro-batches, and how more comes to
+be known of one.
+
+A piece begins with the bound of real loads. Then the mixture that gives it is looked at for whole sequences
+(``filling``), by which its bound may be higher; windows of several numbers are halved; where one number is left,
+or one pair around a micro-batch, mixtures are improved by programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from milpplan.groups.bounds.last_stage import LoadBound, best_mixture
+from milpplan.groups.bounds.linear_bounds import PathBound
+from milpplan.groups.bounds.long_sequence import Box
+from milpplan.groups.bounds.micro_batch_ranges import Window
+from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
+from milpplan.lengths.bounds.configuration_columns import Columns, improved
+from milpplan.lengths.bounds.configuration_lp import Filling, Told
+from milpplan.lengths.bounds.micro_batch_pricing import Core, StageContents
+from milpplan.lengths.bounds.work_bounds import Loads
+from milpplan.simulation.layout_columns import FloatArray, IntArray
+
+# Numbers in the tables of one window that are too many.
+_LARGEST = 4e8
+# Kinds of sequences in programs of real loads.
+_KINDS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What is known of a window (none: of any more micro-batches), of which mixture, slope and contents; ``stale``
+    where they were others' contents or worths, ``done`` where nothing more is to be had; ``tried``: which mixture
+    of another window was; what is ``told`` of micro-batches behind, and which one programs ``divided``."""
+
+    window: Window | None
+    bounds: tuple[PathBound, ...]
+    start: tuple[Mixture, float, IntArray] | None = None
+    tried: Mixture | None = None
+    stale: bool = False
+    done: bool = False
+    told: Told = ()
+    divided: int | None = None
+
+    def within(self, time_ns: float) -> float:
+        """The largest load that it leaves for a time."""
+        return max(one.within(time_ns) for one in self.bounds)
+
+    @property
+    def renewed(self) -> Piece:
+        """For other contents, or other worths."""
+        return replace(self, stale=self.start is not None, done=False, divided=None)
+
+    @property
+    def parted(self) -> list[Piece]:
+        """One for whether the micro-batch that programs divided holds a core, one for whether it does not."""
+        assert self.divided is not None
+        return [replace(self.renewed, told=(*self.told, (self.divided, holds))) for holds in (True, False)]
+
+    def better(self, found: PathBound, time_ns: float) -> Piece:
+        """With another bound, where that leaves less for a time."""
+        return replace(self, bounds=(found,)) if found.within(time_ns) < self.within(time_ns) else self
+
+
+@dataclass(eq=False)
+class Side:
+    """Pieces that cover all numbers of micro-batches of a replica with ``contents``, and how one is halved;
+    ``core`` as in ``Filling``, with the load of such a micro-batch, ``least``; ``columns`` that did most in the
+    last one that was improved."""
+
+    contents: StageContents
+    halved: Callable[[Window], Sequence[Window]]
+    core: Core | None = None
+    least: float = 0.0
+    pieces: list[Piece] = field(default_factory=list)
+    columns: Columns | None = None
+    # The worst of which pieces for a time: asked for more often than pieces change.
+    _worst: tuple[list[Piece], float, Piece] | None = field(default=None, init=False)
+
+    def worst(self, time_ns: float) -> Piece:
+        """The piece that leaves most."""
+        known = self._worst
+        if known is None or known[0] is not self.pieces or known[1] != time_ns:
+            known = self._worst = self.pieces, time_ns, max(self.pieces, key=lambda one: one.within(time_ns))
+        return known[2]
+
+    def put(self, piece: Piece, others: Sequence[Piece]) -> None:
+        """Others in the place of a piece."""
+        self.pieces = [one for one in self.pieces if one is not piece] + list(others)
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """How pieces of a pipeline are measured: its ``stages`` (and what programs of real loads have of them), and
+    what each of ``counts`` [n] sequences is worth as a load, ``each`` [n]. ``improved``: the mixture and the slope
+    that a program found last for so many micro-batches, around whatever."""
+
+    stages: StageLoads
+    programmed: StageLoads
+    num_stages: int
+    counts: IntArray
+    each: FloatArray
+    improved: dict[int, tuple[Mixture, float]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(loads: Loads, counts: IntArray) -> Measure:
+        """That of ``loads`` of a workload."""
+        programmed, each = loads.stages.with_kinds(_KINDS), loads.each * loads.num_replicas
+        return Measure(loads.stages, programmed, loads.num_stages, counts, each)
+
+    @property
+    def total(self) -> float:
+        """Of the workload."""
+        return float(self.counts @ self.each)
+
+    def worth(self, each: FloatArray) -> Measure:
+        """With another worth of every sequence."""
+        return replace(self, each=each, improved={})
+
+    def counted(self, bound: PathBound, before: FloatArray) -> PathBound:
+        """A bound by what sequences were worth ``before`` as one by what they are worth here, for parts of the
+        workload: what is missing was worth so many times as much at most."""
+        times = float((before / self.each).max())
+        beyond = float(self.counts @ before) - times * self.total
+        return PathBound(bound.constant + bound.slope * beyond, bound.slope * times)
+
+    def load_bound(self, known: LoadBound, before: FloatArray) -> LoadBound:
+        """The same of all ranges."""
+        return LoadBound(tuple(replace(one, bound=self.counted(one.bound, before)) for one in known.ranges))
+
+    def box(self, box: Box, before: FloatArray) -> Box:
+        """The same of a box."""
+        return replace(box, bounds=tuple(self.counted(one, before) for one in box.bounds))
+
+    def filling(self, side: Side, piece: Piece) -> Filling:
+        """The window of a piece of a side, for whole sequences."""
+        assert piece.window is not None
+        given = side.contents, self.each, self.stages.last, self.num_stages
+        return Filling(*given, piece.window, side.core, piece.told)
+
+    def refine(self, side: Side, piece: Piece, time_ns: float, enough: float) -> None:
+        """Know more of a piece of a side, no better than that it leaves less than ``enough`` for the time."""
+        side.put(piece, self._refined(side, piece, time_ns, enough))
+
+    def _refined(self, side: Side, piece: Piece, time_ns: float, enough: float) -> list[Piece]:
+        """The piece with more known of it, or its halves."""
+        window = piece.window
+        if window is None:
+            return [replace(piece, done=True)]
+        filling = self.filling(side, piece)
+        size = float(side.contents.entries * window.number)
+        if piece.start is None and size <= _LARGEST:
+            return [self._looked_at(filling, piece, time_ns, side.least)]
+        if piece.stale and piece.start is not None:
+            mixture, slope, _ = piece.start
+            return [replace(piece, stale=False).better(filling.proved(mixture, slope)[0], time_ns)]
+        if window.fewest < window.number or any(window.open):
+            halves = side.halved(window)
+            if halves or piece.start is None:
+                return [Piece(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
+        if piece.start is None:
+            return [replace(piece, done=True)]
+        return [self._tried(filling, piece, time_ns) or self._improved(filling, side, piece, time_ns, enough)]
+
+    def _tried(self, filling: Filling, piece: Piece, time_ns: float) -> Piece | None:
+        """With the mixture of another window of as many micro-batches, which is one of this window, too, and
+        spares most of a program; none where there is no other, or nothing is gained."""
+        mixture, slope = self.improved.get(filling.window.number, (None, 0.0))
+        if mixture is None or mixture is piece.tried or piece.start is None or mixture is piece.start[0]:
+            return None
+        moved = replace(mixture, window=filling.window)
+        found, rows = filling.proved(moved, slope)
+        if found.within(time_ns) >= piece.within(time_ns):
+            return None
+        return replace(piece, bounds=(found,), start=(moved, slope, rows), tried=mixture)
+
+    def _improved(self, filling: Filling, side: Side, piece: Piece, time_ns: float, enough: float) -> Piece:
+        """With the bound of a program."""
+        assert piece.start is not None
+        mixture, slope, rows = piece.start
+        given = mixture, slope, rows, side.columns, time_ns, enough
+        found, mixture, side.columns = improved(filling, *given)
+        self.improved[filling.window.number] = mixture, found.slope
+        # What is enough now may not be for a longer time.
+        done, divided = found.within(time_ns) > enough, side.columns.divided
+        known = replace(piece, start=(mixture, found.slope, rows), done=done, divided=divided)
+        return known.better(found, time_ns)
+
+    def _looked_at(self, filling: Filling, piece: Piece, time_ns: float, least: float) -> Piece:
+        """With the better bound of the mixture that real loads give: by lines, or by contents."""
+        stages = self.stages
+        load = max(piece.within(time_ns), least)
+        mixture = best_mixture(self.programmed, filling.num_stages, filling.window, load, least)
+        line = mixture.bound(stages, load, least)
+        found, rows = filling.proved(mixture, line.slope)
+        known = replace(piece, start=(mixture, line.slope, rows))
+        return known.better(self.counted(line, stages.last), time_ns).better(found, time_ns)
+
+
+def halves(window: Window) -> tuple[Window, ...]:
+    """Two ranges of numbers of micro-batches."""
+    first, last = window.fewest, window.number
+    middle = (first + last) // 2
+    return (Window.of(first, middle), Window.of(middle + 1, last)) if first < last else ()

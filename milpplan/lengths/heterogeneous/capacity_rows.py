@@ -1,0 +1,95 @@
+"""What one replica of a step of unlike replicas holds at most within a time, as rows of a program.
+
+Whatever is proved of the time of a replica by the sequences that it holds, ``constant + sum_l w_l x_l <= T``, is
+one, divided by T - constant; so are prices of what micro-batches hold under strategies of one stage
+(``team_prices``), and of pipelines ``sum_l u_l x_l <= h^-1(T)`` with concave bounds h of their load u
+(``work.Loads``, ``unlike_pipelines``), of replicas told apart by their longest sequence, too. No sequence runs
+where its passage alone takes longer than T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from milpplan.groups.bounds.linear_bounds import PathBound
+from milpplan.lengths.bounds.work_bounds import Loads, WorkBounds, serial_times
+from milpplan.lengths.heterogeneous.replicas import replica_gpus
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.simulation.layout_columns import BoolArray, FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """What a replica does at most: sequences add ``each`` [n] to its load, and one of the ``bounds`` holds."""
+
+    each: FloatArray
+    bounds: tuple[PathBound, ...]
+
+    @staticmethod
+    def of_loads(loads: Loads) -> list[Room]:
+        """Those of all bounds of a pipeline alone."""
+        each = loads.each * loads.num_replicas
+        return [Room(each, tuple(one.bound for one in bound.ranges)) for bound in loads.bounds]
+
+    def within(self, time_ns: float) -> float:
+        """The most load for a time."""
+        return max((one.within(time_ns) for one in self.bounds), default=float("inf"))
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaKind:
+    """Replicas of one member of a pool: ``num_gpus`` of each, at most ``most`` of them in a step with others;
+    ``once_ns``, what follows; ``works``, bounds of one replica; ``serial`` [n] ns, what a sequence takes at least.
+    ``leaders``: from which length to which (exclusive) their longest sequence is, where that is told apart.
+    ``rooms``: what is known of pipelines; ``prices`` [n] ns: what a replica of one stage holds is worth no more
+    than its time."""
+
+    pool: Pool
+    member: int
+    num_gpus: int
+    most: int
+    once_ns: int
+    works: WorkBounds
+    serial: FloatArray
+    leaders: tuple[int, int] | None = None
+    rooms: tuple[Room, ...] = ()
+    prices: tuple[FloatArray, ...] = ()
+
+    @staticmethod
+    def of(pool: Pool, member: int, *, beside: bool = False) -> ReplicaKind:
+        """With what is cheap to prove; ``beside`` other strategies in turn."""
+        one, grains = pool.members[member], pool.grains(member, beside=beside)
+        number, bounds = one.candidate.layout.dp, pool.bounds(member, beside=beside)
+        works = WorkBounds(bounds.shares * number, bounds.constants)
+        once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
+        serial = serial_times(pool.tables[member], one, grains)
+        return ReplicaKind(pool, member, replica_gpus(pool, member), number - 1, once_ns, works, serial)
+
+    @cached_property
+    def fits(self) -> BoolArray:
+        """Lengths that a micro-batch holds, [n]."""
+        return np.asarray(np.isfinite(self.works.shares[0]) & np.isfinite(self.serial))
+
+    def held(self, time_ns: float) -> BoolArray:
+        """Lengths that it holds within a time, [n]."""
+        found = self.fits & (self.serial <= time_ns)
+        if self.leaders is not None:
+            found &= np.arange(len(found)) < self.leaders[1]
+        return found
+
+    def rows(self, time_ns: float) -> FloatArray:
+        """``rows @ x <= 1`` for whatever a replica holds within a time, [i, n]; shares of lengths that it does not
+        hold mean nothing. No rows where it holds nothing."""
+        known = [*self.rooms]
+        if self.pool.num_stages(self.member) > 1 and self.pool.knows_alone(self.member):
+            known += Room.of_loads(self.pool.alone(self.member))
+        shares = [*self.works.shares, *self.prices, *(room.each for room in known)]
+        limits = [*(time_ns - self.works.constants), *([time_ns] * len(self.prices))]
+        limits += [room.within(time_ns) for room in known]
+        if min(limits) <= 0.0:
+            return np.zeros((0, len(self.serial)))
+        kept = [(share, limit) for share, limit in zip(shares, limits, strict=True) if np.isfinite(limit)]
+        return np.array([np.where(self.fits, share, 0.0) / limit for share, limit in kept])

@@ -1,0 +1,32 @@
+"""A batch on degrees side by side as JSON that a loader of any framework can read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from milpplan.problem.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record
+
+
+class TeamTurnRecord(Record):
+    """Micro-batches, as indices of the batch's sequences, that one strategy runs one after another on
+    ``num_gpus`` GPUs from ``first_gpu`` on (as Megatron ranks count), and when, in seconds of the step."""
+
+    strategy: str
+    first_gpu: Count
+    num_gpus: PositiveInt
+    start_s: NonNegativeFloat
+    end_s: NonNegativeFloat
+    micro_batches: tuple[Annotated[tuple[Count, ...], Field(min_length=1)], ...]
+
+
+class TeamDispatchFile(Record):
+    """One batch on degrees side by side: its padded ``lengths``, what runs where in the order of the starts, the
+    exact step and what no step of these degrees undercuts."""
+
+    schema_version: Literal[1] = 1
+    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    turns: Annotated[tuple[TeamTurnRecord, ...], Field(min_length=1)]
+    step_time_s: PositiveFloat
+    lower_bound_s: NonNegativeFloat

@@ -1,0 +1,165 @@
+"""The steps of one strategy, looked after by another process while this one searches sets of strategies.
+
+What both need of each other is little: how long the best step is. The other process works in slices; after each it
+tells the best step of one strategy and what is proved of each, and is told what there is to beat. If it dies, what
+it has told stays true, and this process goes on by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milpplan.errors import InfeasibleError, MilpplanError
+from milpplan.lengths.bounds.work_bounds import Loads
+from milpplan.lengths.single.single_strategy_search import Statics
+from milpplan.lengths.steps import Step
+from milpplan.lengths.strategy_tables import LoadsKey
+from milpplan.optimize.search.worker_process import WorkerProcess, can_start, usable_cpus
+
+# Seconds of a slice, and slices that it is asked for at once: for so long it is not heard while teams are searched
+# and sets are screened.
+_SLICE_S, _AHEAD = 1.5, 7
+# Slices of the beginning, in which this process packs pipelines, so that the other one need not; and where it is
+# heard all the time.
+_FIRST_AHEAD, _FEW_AHEAD = 2, 2
+
+
+@dataclass(frozen=True, eq=False)
+class StaticsHello:
+    """What the other process begins with."""
+
+    statics: Statics
+
+    def worker(self, gone: threading.Event) -> StaticsWorker:
+        """Who answers the messages after this one."""
+        return StaticsWorker(self.statics, loaded=dict(self.statics.pool.loaded))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What is to beat, ns, the seconds of the slice, and when all ends, by ``time.time``; the ``best`` step of one
+    strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed; the
+    ``least`` time of each strategy in ns that is known here, what is ``taken`` to be proved here, what was
+    ``packed``."""
+
+    below_ns: float
+    seconds: float
+    end_s: float
+    best: Step | None = None
+    took_s: float = 0.0
+    packs: bool = True
+    least: dict[int, float] = field(default_factory=dict)
+    taken: frozenset[int] = frozenset()
+    packed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The best step of one strategy, whether more care may make it shorter (``rough``), the least time of each in
+    ns, what programs raised of some pipelines, what else ``Pool.loaded`` has by now, the CPU seconds that it took
+    so far; ``idle`` where nothing was left to do."""
+
+    best: Step | None
+    rough: bool
+    least: dict[int, float]
+    loads: dict[int, Loads]
+    loaded: dict[LoadsKey, Loads]
+    cpu_s: float
+    idle: bool
+
+
+@dataclass(slots=True)
+class StaticsWorker:
+    """Answers slices, in the other process."""
+
+    statics: Statics
+    # What was told of pipelines.
+    told: dict[int, Loads] = field(default_factory=dict)
+    loaded: dict[LoadsKey, Loads] = field(default_factory=dict)
+
+    def reply(self, asked: Slice) -> Known:
+        """What is known after a slice."""
+        # It may have waited for long.
+        now, left_s = time.perf_counter(), max(0.0, asked.end_s - time.time())
+        pause = now + min(asked.seconds, left_s)
+        self.statics.packs = asked.packs
+        self.statics.raise_least(asked.least)
+        self.statics.elsewhere, self.statics.packed_elsewhere = asked.taken, asked.packed
+        if asked.best is not None:
+            self.statics.known.take(asked.best, asked.took_s)
+        with suppress(InfeasibleError):
+            self.statics.run(asked.below_ns, now + left_s, pause, eager=True)
+        idle = time.perf_counter() < pause
+        pool = self.statics.pool
+        loads = {member: pool.alone(member) for member in {*self.statics.filled, *pool.told}}
+        new = {member: one for member, one in loads.items() if self.told.get(member) is not one}
+        self.told |= new
+        others = {key: one for key, one in pool.loaded.items() if key[0] not in self.statics.filled}
+        loaded = {key: one for key, one in others.items() if self.loaded.get(key) is not one}
+        self.loaded |= loaded
+        best, known = self.statics.best, self.statics.known
+        rough = best is not None and best.home not in known.polished
+        return Known(best, rough, dict(self.statics.least), new, loaded, time.process_time(), idle)
+
+
+def can_help(workers: int | None) -> bool:
+    """Whether there may be another process: as many as there are CPUs, unless ``workers`` says how many."""
+    return can_start() and (usable_cpus() if workers is None else workers) > 1
+
+
+class StaticProcess:
+    """Our end: ``statics`` is brought up to date by ``hear``."""
+
+    def __init__(self, statics: Statics, below_ns: float, deadline: float) -> None:
+        """Start it; the ``deadline`` is one of ``perf_counter``."""
+        self.statics, self.deadline = statics, deadline
+        self.process: WorkerProcess | None = WorkerProcess(StaticsHello(statics))
+        self.cpu_s, self.idle, self.awaited, self.asked_ns = 0.0, False, 0, np.inf
+        self.said = statics.best
+        # What this process packs meanwhile is told later.
+        self._ask(below_ns, _FIRST_AHEAD, packs=False)
+
+    def _ask(self, below_ns: float, number: int = _AHEAD, *, packs: bool = True) -> None:
+        """A few slices, so that it need not wait until it is heard."""
+        assert self.process is not None
+        self.asked_ns, self.idle = below_ns, False
+        while self.awaited < number:
+            end_s = time.time() + self.deadline - time.perf_counter()
+            best = self.statics.best if self.statics.best is not self.said else None
+            given = best, self.statics.known.took_s, packs, dict(self.statics.least)
+            packed = frozenset({*self.statics.known.packed, *self.statics.tried})
+            self.process.send(Slice(below_ns, _SLICE_S, end_s, *given, frozenset(self.statics.taken), packed))
+            self.said = self.statics.best
+            self.awaited += 1
+
+    def hear(self, below_ns: float, *, few: bool = False) -> bool:
+        """Take over what it has told, and say what is to beat now, for ``few`` slices or more; False where it will
+        tell nothing more: nothing is left to do, the time is over, or it died."""
+        while self.process is not None and self.awaited and self.process.answered:
+            self.awaited -= 1
+            try:
+                known: Known = self.process.answer(None, None)
+            except MilpplanError:
+                self.close()
+                return False
+            self.statics.pool.join(known.loaded)
+            self.statics.learn(known.best, known.least, known.loads, rough=known.rough)
+            self.cpu_s, self.idle = known.cpu_s, known.idle
+        best, now = self.statics.best, time.perf_counter()
+        below_ns = below_ns if best is None else min(below_ns, best.time_ns)
+        if self.process is None or now > self.deadline + (_SLICE_S if self.awaited else 0.0):
+            return False
+        if not self.idle or below_ns < self.asked_ns:
+            self._ask(below_ns, _FEW_AHEAD if few else _AHEAD)
+        return self.awaited > 0
+
+    def close(self) -> None:
+        """End it."""
+        if self.process is not None:
+            self.process.close(at_once=True)
+            self.process = None

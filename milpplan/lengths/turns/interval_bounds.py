@@ -1,0 +1,189 @@
+"""What is known of pipelines beside other strategies, in intervals of their loads, and how more comes to be known.
+
+A set's pipelines are cut into intervals of the load that they hold, where a concave function is near its chord
+(``work.Loads``), and these by the longest sequence. More and more is known of them: wide intervals (*coarse*),
+narrow ones with what micro-batches hold at most (*none*), told apart by whether they hold the longest sequence
+(*longest*), or by classes of their longest (*all*). Where the bound of a set rests on some interval, ``fill``
+looks at whole sequences near that load (``filled``). What is known of the same strategy *alone*, in its measure
+of the load, is most where a group holds nearly everything: a group beside others is no shorter for having less
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from milpplan.lengths.bounds.configuration_bound import Filled
+from milpplan.lengths.bounds.work_bounds import DEEP, Loads, LongClass, WorkBounds
+from milpplan.lengths.strategy_tables import Pool
+from milpplan.simulation.layout_columns import FloatArray
+
+INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
+"""Ends of wide intervals, as shares of the whole workload's load."""
+_NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
+# What whole sequences may add near a load.
+_RISE = 0.015
+
+# Ends of intervals of what is known of strategies alone.
+_ALONE = np.array([0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0])
+
+# What is nearly everything.
+_NEARLY = 0.8
+
+Kind = Literal["coarse", "none", "longest", "all", "alone"]
+"""What is known of a pipeline."""
+
+
+class Parts:
+    """Bounds of parts of ``members`` of the pool, of which ``plain`` linear bounds are known."""
+
+    def __init__(self, pool: Pool, members: Sequence[int], plain: Sequence[WorkBounds]) -> None:
+        self.pool, self.members, self.plain = pool, members, plain
+        self.known: dict[tuple[int, Kind], list[list[WorkBounds]]] = {}
+        # By place: what is known of strategies alone, and of the whole workload.
+        self.alone: dict[int, tuple[Loads, float]] = {}
+        # By place: with what the longest sequence adds beside others.
+        self.longest: dict[int, Loads] = {}
+        # By place and number of the interval.
+        self.fillings: dict[tuple[int, int], Filled] = {}
+
+    def of(self, place: int, kind: Kind) -> list[list[WorkBounds]]:
+        """A pipeline's bounds in intervals of its load: for each all groups, then those of each class; nothing
+        where it is no pipeline."""
+        if self.pool.num_stages(self.members[place]) == 1:
+            return []
+        kind = self._kind(place, kind)
+        key = (place, kind)
+        if key not in self.known:
+            loads, plain = self._loads(place, kind), self.plain[place]
+            pairs = list(pairwise(_edges(kind).tolist()))
+            kinds: list[LongClass | None] = [None, *loads.classes]
+            beside = self._beside(place, kinds) if kind == "alone" else None
+            self.known[key] = [
+                [
+                    loads.within(plain if beside is None else beside(number, *pair), *pair, one)
+                    for number, one in enumerate(kinds)
+                ]
+                for pair in pairs
+            ]
+        return self.known[key]
+
+    def ends(self, place: int, kind: Kind) -> tuple[FloatArray, FloatArray]:
+        """What a sequence adds to the load of a pipeline, [n], and the ends of its intervals as loads."""
+        kind = self._kind(place, kind)
+        # All that is known beside others has one measure.
+        loads = self.alone[place][0] if kind == "alone" else self.pool.loads(self.members[place], beside=True)
+        return loads.each, _edges(kind) * loads.full
+
+    def _kind(self, place: int, kind: Kind) -> Kind:
+        """What there is of a pipeline of that."""
+        if kind == "longest" and not self._able(place):
+            return "none"
+        return "coarse" if kind == "alone" and not self._renew(place) else kind
+
+    def near(self, place: int, counts: FloatArray) -> WorkBounds:
+        """Bounds of groups that hold about as much as so many sequences of every length [n]."""
+        intervals = self.of(place, "none")
+        if not intervals:
+            return self.plain[place]
+        loads = self._loads(place, "none")
+        number = int(np.searchsorted(_NARROW, float(loads.each @ counts) / loads.full)) - 1
+        return intervals[min(max(number, 0), len(intervals) - 1)][0]
+
+    def _beside(self, place: int, kinds: Sequence[LongClass | None]) -> Callable[[int, float, float], WorkBounds]:
+        """What is known of a pipeline beside others, for the number of one of ``kinds`` and between two shares of
+        its load in the measure of what is known of it alone: that is high for large ones only."""
+        plain, alone = self.plain[place], self.alone[place][0]
+        beside = self.longest.get(place, self._loads(place, "coarse"))
+        same: list[LongClass | None] = [None, *beside.classes]
+        if len(same) < len(kinds):
+            same = [None] * len(kinds)
+        fits = np.isfinite(plain.shares[0])
+        # Both count about the same of every sequence.
+        times = (beside.each / alone.each)[fits] * alone.full / beside.full
+        least, most = min(1.0, float(times.min())), max(1.0, float(times.max()))
+        return lambda number, low, high: beside.within(plain, low * least, min(1.0, high * most), same[number])
+
+    def highest(self, place: int) -> float:
+        """What the whole workload takes under a pipeline alone at least, by what is known by now, ns."""
+        return self.alone[place][1] if self._renew(place) else 0.0
+
+    def ask(self, places: Iterable[int]) -> bool:
+        """Know these pipelines alone, but for the deepest: beside others programs are of their last stages, of all
+        they are dear. Whether that is new of one."""
+        members = [self.members[place] for place in places]
+        new = [one for one in members if not self.pool.knows_alone(one) and self.pool.num_stages(one) <= DEEP]
+        for member in new:
+            self.pool.alone(member)
+        return bool(new)
+
+    def lengthen(self, place: int) -> bool:
+        """Know what the longest sequence adds to a strategy alone, if it may hold that; whether that is new."""
+        pool, member = self.pool, self.members[place]
+        dear = not self._renew(place) or not np.isfinite(pool.serial_ns(member, beside=True))
+        if dear or pool.alone(member).classes:
+            return False
+        pool.lengthened(member, np.inf)
+        return True
+
+    def _renew(self, place: int) -> bool:
+        """Take over what is known of a strategy alone; False where that is nothing."""
+        member = self.members[place]
+        if not self.pool.knows_alone(member):
+            return False
+        loads = self.pool.alone(member)
+        if place not in self.alone or self.alone[place][0] is not loads:
+            self.alone[place] = loads, loads.highest
+            self.known.pop((place, "alone"), None)
+        return True
+
+    def _able(self, place: int) -> bool:
+        """Whether it may hold the longest sequence, and its programs are not too dear."""
+        pool, member = self.pool, self.members[place]
+        return bool(np.isfinite(pool.serial_ns(member, beside=True))) and pool.num_stages(member) < DEEP
+
+    def _loads(self, place: int, kind: Kind) -> Loads:
+        pool, member = self.pool, self.members[place]
+        if kind == "coarse":
+            return pool.loads(member, beside=True)
+        if kind == "alone":
+            found = self.alone[place][0]
+            rest = LongClass(0, len(found.each) - 1)
+            return replace(found, classes=(rest, *found.classes) if found.classes else ())
+        found = pool.finer(member) if kind == "none" else pool.classified(member, only_longest=kind == "longest")
+        if kind == "longest":
+            self.longest[place] = found
+            self.known.pop((place, "alone"), None)
+        filled = [one.bound for (other, _), one in self.fillings.items() if other == place]
+        return replace(found, bounds=(*found.bounds, *filled))
+
+    def fill(self, place: int, interval: int, deadline: float) -> bool:
+        """Look at whole sequences near the load of a narrow interval, until the ``deadline``; whether there was
+        anything to do."""
+        pool, member = self.pool, self.members[place]
+        load = float(_NARROW[interval : interval + 2].mean()) * self._loads(place, "none").full
+        key = (place, interval)
+        if key not in self.fillings:
+            self.fillings[key] = Filled.near(pool.finer(member), pool.contents(member, beside=True), load)
+        one = self.fillings[key]
+        if one.done:
+            return False
+        one.sharpen(load, _RISE, deadline)
+        for kind in ("none", "longest", "all"):
+            self.known.pop((place, kind), None)
+        return True
+
+    def nearly_all(self, intervals: dict[int, int]) -> list[int]:
+        """Places of the pipelines that hold nearly everything, or may, in these intervals of *alone*."""
+        edges = {place: _ALONE if self._renew(place) else INTERVALS for place in intervals}
+        return [place for place, number in intervals.items() if edges[place][number + 1] > _NEARLY]
+
+
+def _edges(kind: Kind) -> FloatArray:
+    """Ends of the intervals of a kind, as shares of the whole workload's load."""
+    return {"coarse": INTERVALS, "alone": _ALONE}.get(kind, _NARROW)

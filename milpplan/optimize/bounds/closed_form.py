@@ -1,0 +1,279 @@
+"""Proved lower bounds on step time and peak memory of every layout at once.
+
+Each bound is a convex combination, with weights y_s over the pipeline ranks, of path sums (or of ranks'
+memories) that hold for every plan of the layout; it is then minimised over all ways to place the layers, which
+is a minimum over ranks because the combination is linear in the layers. Any weights give a valid bound; those
+used here are near the best ones. The paths, for rank s of P, m micro-batches, F and B the durations of virtual
+stages, p a transfer, D = F + B:
+
+1f1b (m >= P - s)  sum_j D_j + (m - P + s) F_s + (m - 1) B_s + 2 (P - 1) p
+   first micro-batch down to the last stage and back to s, the rest of rank s, last micro-batch back to 0.
+1f1b (otherwise)   sum_{i < s} D_i + m D_s + 2 s p
+gpipe              sum_j D_j + (m - 1) D_s + 2 (P - 1) p
+interleaved        m D_s + sum_{i < s} D_{c,i} + 2 s p + [sum_i F_{<c,i} - P F_{<c,s}]  for every chunk c, where
+   F_{<c,i} sums chunks before c on rank i: micro-batch 0 flows through c chunks, then down to rank s. The same
+   holds for backwards from the end. Averaged over c; with equal weights the bracket cancels.
+zb-h1              as 1f1b, where B is the input gradient; W_s is passed max(0, m - 1 - s) times more: weight
+gradient
+   k of rank s runs after backward k + s, so those of micro-batches 0 to m - 2 - s before the last backward.
+zb-v               sum_{i < s} F_{0,i} + s p + m (F_s + B_s + W_s), each summed over both chunks of rank s: the
+first
+   micro-batch down to rank s, then all work of the rank. It ends on rank s, not on rank 0.
+dualpipe-v         the same, less what the rank's pairs save (``work_order.num_pairs``), at most m - P times what
+   a layer's forward and backward are shorter in pairs.
+
+Memory enters by Lagrangian relaxation: for any price l_s >= 0 of a byte on rank s, adding
+l_s (bytes_s - capacity) <= 0 keeps a bound, and every layer then chooses the cheapest of not being recomputed,
+selectively, or wholly. Prices are chosen at the balanced placement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.optimize.bounds.lagrangian_memory import (
+    GPIPE,
+    INTERLEAVED,
+    ZB_H1,
+    Group,
+    Sort,
+    excess_bytes,
+    forced_layers,
+    groups,
+    memory_price,
+    over_fixed_bytes,
+    over_kinds,
+    priced_layers,
+)
+from milpplan.optimize.bounds.layer_counting import counted_bound
+from milpplan.problem.problem import Problem
+from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct, distinct_layers
+from milpplan.simulation.layers.layer_time import ONCE, Phase
+from milpplan.simulation.layers.paired_layers import PAIR_ROUNDING_NS, least_paired_ns
+from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
+from milpplan.simulation.layout_costs import CostTable, layer_durations_ns, least_layer_ns, usable_memory_bytes
+
+SAFETY = 1.0 - 1e-12
+"""Floating-point sums are a few ulps off; bounds are scaled down by more than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutBounds:
+    """Lower bounds over all plans of each layout: nanoseconds and bytes, arrays [n]. The time is left at zero
+    where the memory bound alone decides."""
+
+    step_time_ns: FloatArray
+    memory_bytes: FloatArray
+
+
+def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
+    """Lower bounds of the step time from the layers' compute alone, nanoseconds [n].
+
+    ``placed``: with the communication inside the layers, which depends on where the groups of ranks lie; without
+    it, the bound is the same for all orders of ranks.
+
+    No memory and no sharding, so only the distinct layers are costed. It is the mean over the ranks of the paths
+    above, F and B being the forwards and backwards of the whole model: (m F + (m + P - 1) B) / P for 1f1b,
+    m (F + B) / P in general, and at least one micro-batch through the whole model. With weight gradients W apart,
+    m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1
+    (m F + (m + P - 1) B + (m - P) W) / P. Of the m micro-batches at most m - P are in pairs.
+    """
+    rows, inverse = rows_of_layers(problem, columns, placed)
+    layers = layers_ns(problem, columns.take(rows), placed)
+    counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(layers)).astype(np.float64)
+    forward = over_kinds(counts, layers[:, Phase.FORWARD].astype(np.float64))[inverse]
+    backward = over_kinds(counts, layers[:, Phase.BACKWARD].astype(np.float64))[inverse]
+    m, P = columns.num_micro_batches, columns.pp
+    deep = (columns.schedule != INTERLEAVED) & ~columns.ends_meet & (m >= P)
+    ramp = np.where(deep, P - 1, 0)
+    bound = (m * forward + (m + ramp) * backward) / P
+    split = columns.split_backward
+    if split.any():
+        weight = over_kinds(counts, layers[:, Phase.WEIGHT].astype(np.float64))[inverse]
+        bound += np.where(split & deep, np.maximum(m - P, 0) * weight / P, 0.0)
+        bound = np.maximum(bound, np.where(split, m * (forward + backward + weight) / P, 0.0))
+        if columns.runs_pairs.any():
+            if placed:
+                least = least_paired_ns(problem, columns.take(rows)).sum(axis=1).astype(np.float64)
+            else:
+                least = np.maximum(layers[:, ONCE].sum(axis=1) - PAIR_ROUNDING_NS, 0).astype(np.float64)
+            paired = P * (forward + backward + weight) + (m - P) * over_kinds(counts, least)[inverse]
+            return np.asarray(
+                np.where(columns.runs_pairs, paired / P, np.maximum(bound, forward + backward)) * SAFETY
+            )
+    return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
+
+
+def rows_of_layers(problem: Problem, columns: LayoutColumns, placed: bool) -> tuple[IntArray, IntArray]:
+    """Representatives and inverse (``unique_rows``) of the layouts whose layers differ, but for where they lie
+    unless they are ``placed``."""
+    return distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
+
+
+def layers_ns(problem: Problem, columns: LayoutColumns, placed: bool) -> IntArray:
+    """Durations of a layer of each kind, [K, Phase, n]; its kernels alone unless they are ``placed``."""
+    return layer_durations_ns(problem, columns) if placed else least_layer_ns(problem, columns)
+
+
+def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> LayoutBounds:
+    """Lower bounds of every layout, valid for the problem's space."""
+    time, memory = np.zeros(len(columns)), np.zeros(len(columns))
+    capacity = float(usable_memory_bytes(problem))
+    for rows, group in groups(problem, columns, costs):
+        peak = _memory_bound(group)
+        memory[rows] = peak
+        fits = np.flatnonzero(peak * SAFETY <= capacity)
+        if len(fits):
+            fitting = group.take(fits)
+            time[rows[fits]] = RULES[group.sort](fitting, capacity) + tail(fitting)
+    return LayoutBounds(time * SAFETY, memory * SAFETY)
+
+
+def _memory_bound(group: Group) -> FloatArray:
+    """max_s M_s >= sum_s y_s M_s, minimised over the placement of the layers."""
+    costs = group.costs
+    live = group.live[0] if group.sort is Sort.PLAIN else np.minimum(group.live[0], group.live[1])
+    per_layer = np.maximum(group.held_states + costs.kept.min(axis=0)[:, None] * live, 1.0)
+    weights = 1.0 / over_kinds(group.counts / group.counts.sum(), per_layer)
+    weights /= weights.sum(axis=0)
+    placed = over_kinds(group.counts, (weights * per_layer).min(axis=1))
+    return np.asarray(placed + over_fixed_bytes(group, weights))
+
+
+def path_coefficients(
+    micro_batches: FloatArray, schedule: IntArray, num_ranks: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(whole, on_forward, on_backward, on_weight, transfers), each [P, r], of 1f1b, gpipe and zb-h1: rank s's path
+    is whole * sum_j D_j + on_forward * F_s + on_backward * B_s + on_weight * W_s + transfers * p (+ sum_{i < s}
+    D_i if whole = 0), with D = F + B.
+
+    ``micro_batches`` [r], ``schedule`` [r].
+    """
+    m, P = micro_batches, num_ranks
+    s = np.arange(P, dtype=np.float64)[:, None]
+    gpipe = schedule == GPIPE
+    deep = (m >= P - s) | gpipe
+    forward = np.where(deep, np.where(gpipe, m - 1, m - P + s), m)
+    backward = np.where(deep, m - 1, m)
+    weight = np.where(schedule == ZB_H1, np.maximum(m - 1 - s, 0.0), 0.0)
+    transfers = np.where(deep, 2.0 * (P - 1), 2 * s)
+    return deep.astype(np.float64), forward, backward, weight, transfers
+
+
+def tail(group: Group) -> FloatArray:
+    """After the last backward: the reduction of what rank 0 holds whatever the plan (the embedding; not where
+    paths end on another rank), the barrier, and the mean rank's optimizer; before the first forward: the
+    embedding's gather."""
+    costs = group.costs
+    # Without a pipeline the last reduction and the first gather also hold whatever is not a layer.
+    optimizer = over_kinds(group.counts, costs.optimizer) + costs.end_optimizer[0] + costs.end_optimizer[1]
+    tail = costs.tail - costs.end_reduce if group.sort is Sort.V else costs.tail
+    return np.asarray(tail + optimizer / group.num_ranks)
+
+
+def _work(group: Group) -> FloatArray:
+    """Forward and backward of one micro-batch through the whole model, without recomputation and weight gradients
+    that run apart, [r]."""
+    costs = group.costs
+    layers = over_kinds(group.counts, costs.forward + costs.backward)
+    return np.asarray(layers + costs.embedding[:2].sum(axis=0) + costs.head[:2].sum(axis=0))
+
+
+def _plain_bound(group: Group, capacity: float) -> FloatArray:
+    """1f1b, gpipe and zb-h1: weights that balance the ranks' marginal cost of a layer."""
+    costs, work = group.costs, _work(group)
+    whole, on_forward, on_backward, on_weight, transfers = path_coefficients(
+        group.micro_batches, group.schedule, group.num_ranks
+    )
+    delays = whole + on_backward
+    price = memory_price(group, capacity, delays)
+    per_layer = priced_layers(group, delays, price)[0]
+    per_layer += costs.forward[:, None] * on_forward
+    per_layer += costs.backward[:, None] * on_backward
+    if on_weight.any():
+        per_layer += costs.weight[:, None] * on_weight
+    mean = np.maximum(over_kinds(group.counts / group.counts.sum(), per_layer), 1e-9)
+    weights = 1.0 / mean
+    weights /= weights.sum(axis=0)
+    ends = (costs.embedding[0] * on_forward[0] + costs.embedding[1] * on_backward[0]) * weights[0]
+    ends += (costs.head[0] * on_forward[-1] + costs.head[1] * on_backward[-1]) * weights[-1]
+    ends += costs.head[2] * on_weight[-1] * weights[-1]
+    transfer = costs.transfer * (weights * transfers).sum(axis=0)
+    fixed = over_fixed_bytes(group, weights * price, capacity)
+    placed = over_kinds(group.counts, (weights * per_layer).min(axis=1))
+    bound = (weights * whole).sum(axis=0) * work + placed + ends + transfer + fixed
+    return np.asarray(np.maximum(bound, work))
+
+
+def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
+    """Interleaved: equal weights y_s = 1 / P, for which the bracket cancels; the coefficient of a layer on rank
+    i is m / P + (P - 1 - i) / (P v). Every virtual stage but the first and the last holds some layers
+    (``forced_layers``), whatever that costs more than the cheapest place."""
+    costs, work = group.costs, _work(group)
+    P, m, v = group.num_ranks, group.micro_batches, group.vpp
+    on_rank = (m + (P - 1 - group.ranks) / v) / P
+    price = memory_price(group, capacity, on_rank)
+    per_layer = priced_layers(group, on_rank, price)
+    per_layer += (costs.forward + costs.backward)[:, None] * on_rank
+    cheapest = per_layer.min(axis=(0, 2))
+    excess = (per_layer - cheapest[None, :, None]).min(axis=1)
+    forced = (excess * forced_layers(group)).sum(axis=(0, 1))
+    placed = over_kinds(group.counts, cheapest) + forced
+    ends = costs.embedding.sum(axis=0) * on_rank[0] + costs.head.sum(axis=0) * on_rank[-1]
+    fixed = over_fixed_bytes(group, price, capacity)
+    bound = placed + ends + costs.transfer * (P - 1.0) + fixed
+    rule = _fullest_rank if group.held else counted_bound
+    bound = np.maximum(bound, rule(group, capacity, price * (m / on_rank)))
+    return np.asarray(np.maximum(bound, work * m / P))
+
+
+def _v_bound(group: Group, capacity: float) -> FloatArray:
+    """V schedules: equal weights y_s = 1 / P, so that a layer costs m / P of its work wherever it is. The forward
+    of chunk 0 on rank i is in the ramps of the P - 1 - i ranks after it: the embedding on rank 0, and on every
+    other one the least that an inner virtual stage holds."""
+    costs, work = group.costs, _work(group)
+    P, m = group.num_ranks, group.micro_batches
+    on_rank = np.broadcast_to(m / P, (P, len(m)))
+    price = memory_price(group, capacity, on_rank)
+    least = (costs.forward + costs.backward + costs.weight) * (m / P)
+    ends = (costs.embedding.sum(axis=0) + costs.head.sum(axis=0)) * (m / P)
+    fixed = over_fixed_bytes(group, price, capacity)
+    ramps = costs.embedding[0] * ((P - 1) / P) + costs.transfer * ((P - 1) / 2)
+    ramps += group.fewest * costs.forward.min(axis=0) * ((P - 1) * (P - 2) / (2 * P))
+    if costs.saved is not None:
+        # The first micro-batch runs backward through some pairs, none of its forwards is in one.
+        least -= costs.saved.sum(axis=0) * np.maximum(m - P, 0.0) / P
+        work = work - over_kinds(group.counts, costs.saved[1])
+    # With memory, and without where the price is not a good one.
+    priced = over_kinds(group.counts, priced_layers(group, on_rank, price).min(axis=(0, 2))) + fixed
+    replays = over_kinds(group.counts, costs.extra.min(axis=0)) * (m / P)
+    bound = over_kinds(group.counts, least) + ends + ramps + np.maximum(priced, replays)
+    return np.asarray(np.maximum(bound, work))
+
+
+def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArray:
+    """Even interleaving: the longest of the paths through chunk 0 down to rank s, m D_s + sum_{i < s} D_{0,i} +
+    2 s p, with the layers that every split puts there. Their recomputation is priced rank by rank ([P, r])."""
+    costs, m, held = group.costs, group.micro_batches, group.held_by_kind
+    kinds = range(len(group.counts))
+    least = [costs.forward[k] + costs.backward[k] + costs.extra[:, k].min(axis=0) for k in kinds]
+    first = sum(held[1, k] * least[k] for k in kinds)
+    ramp = np.cumsum(first, axis=0) - first + 2 * group.ranks * costs.transfer
+    ramp[1:] += costs.embedding.sum(axis=0)
+    free = m * sum(held[:, k].sum(axis=0) * least[k] for k in kinds)
+    rows = np.flatnonzero((price > 0).any(axis=0))
+    if len(rows):
+        part = group.take(rows)
+        priced = priced_layers(part, np.broadcast_to(m[rows], price[:, rows].shape), price[:, rows])
+        priced += (part.costs.forward + part.costs.backward)[:, None] * m[rows]
+        tight = (held[..., rows] * priced).sum(axis=(0, 1)) + price[:, rows] * excess_bytes(part, capacity)
+        free[:, rows] = np.maximum(free[:, rows], tight)
+    free[0] += m * costs.embedding.sum(axis=0)
+    free[-1] += m * costs.head.sum(axis=0)
+    return np.asarray((free + ramp).max(axis=0))
+
+
+RULES = {Sort.PLAIN: _plain_bound, Sort.INTERLEAVED: _interleaved_bound, Sort.V: _v_bound}
+"""The bound of the paths of each sort of schedule, [r]."""

@@ -1,0 +1,329 @@
+"""The uniform space: equal virtual stages and one recompute setting, so a layout has one plan a setting.
+
+The plan is known, so its bound is the largest of its path sums, and nothing is left to minimise over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.optimize.bounds.closed_form import SAFETY, path_coefficients
+from milpplan.optimize.bounds.cost_columns import RowCosts
+from milpplan.optimize.bounds.lagrangian_memory import Group, Sort, end_bytes, groups, groups_of, over_kinds
+from milpplan.problem.problem import Problem
+from milpplan.simulation.bulk.cache_keys import distinct_layers
+from milpplan.simulation.bulk.uniform_stages import uniform_plan
+from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layer_durations_ns, usable_memory_bytes
+from milpplan.simulation.stages import EMBEDDING, HEAD
+
+__all__ = ["UniformBounds", "rank_work", "uniform_bounds", "uniform_compute_bounds", "uniform_plan"]
+
+MODES = ("none", "selective", "full")
+"""Recompute modes in the order of ``LayoutCosts.host_kept_bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniformBounds:
+    """Per layout and recompute setting (in the space's order): arrays [n, modes]. The time is left at zero where
+    the plan does not fit."""
+
+    step_time_ns: FloatArray
+    memory_bytes: FloatArray
+
+
+def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> UniformBounds:
+    """Lower bounds on the time and memory of each layout's plans, all layouts at once."""
+    modes, capacity = problem.recompute_modes, usable_memory_bytes(problem)
+    time, memory = np.zeros((2, len(columns), len(modes)))
+    # The best of several node types is no device: what it drops and what it replays are of different ones.
+    passing = None if problem.other_hardware else _Passing.of(costs.distinct, modes)
+    for rows, group in groups(problem, columns, costs):
+        held = _HeldLayers.of(problem, group)
+        passes = None if passing is None else passing.take(costs.place[rows])
+        peaks = _memory(group, held, passes)
+        memory[rows] = peaks
+        fits = peaks * SAFETY <= capacity
+        some = np.flatnonzero(fits.any(axis=1))
+        if not len(some):
+            continue
+        group, held, rows, fits = group.take(some), held.take(some), rows[some], fits[some]
+        around = _Around.of(problem, group, held, columns.take(rows), costs.take(rows))
+        for index in range(len(modes)):
+            own = np.flatnonzero(fits[:, index])
+            if len(own):
+                time[rows[own], index] = _time(group.take(own), held.take(own), index, around.take(own))
+    return UniformBounds(time * SAFETY, memory * SAFETY)
+
+
+def uniform_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Lower bounds of the step time of uniform plans from the layers' compute alone, whatever is recomputed,
+    nanoseconds [n]: the longest of the same path sums, of layers without recomputation and of nothing else. Zero
+    where the schedule runs pairs, which may be shorter than their layers.
+
+    Where all layers are alike, all virtual stages hold as many and no backward is split, the longest path is that
+    through the last rank: m + (P - 1) / v times the layers of a rank, forward and backward.
+    """
+    layer_rows, layer = distinct_layers(problem, columns)
+    layers = layer_durations_ns(problem, columns.take(layer_rows)).astype(np.float64)
+    # Other orders of ranks often change nothing here.
+    first, same = unique_rows(layer, columns.pp, columns.vpp, columns.schedule, columns.num_micro_batches)
+    part, layer = columns.take(first), layer[first]
+    alike = (len(layers) == 1) & (problem.model.num_layers % part.num_virtual_stages == 0)
+    equal = alike & ~part.split_backward
+    passes = part.num_micro_batches + (part.pp - 1) / part.vpp
+    time = passes * (problem.model.num_layers / part.pp) * layers[0, :2].sum(axis=0)[layer]
+    rest = np.flatnonzero(~equal)
+    for rows, group in groups_of(problem, part.take(rest), RowCosts.of_layers(layers), layer[rest]):
+        time[rest[rows]] = _time(group, _HeldLayers.of(problem, group), 0, None)
+    return np.where(part.runs_pairs, 0.0, time * SAFETY)[same]
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldLayers:
+    """Layers of each kind on each rank, in its first and in its last chunk: [K, P, u] for the u numbers of virtual
+    stages that occur; ``fewest`` [u] layers of a virtual stage; ``place`` [r] says which is a layout's."""
+
+    total: FloatArray
+    first: FloatArray
+    last: FloatArray
+    fewest: FloatArray
+    place: IntArray
+
+    @staticmethod
+    def of(problem: Problem, group: Group) -> _HeldLayers:
+        kinds, pp = np.array(problem.model.layer_kinds), group.num_ranks
+        layers, num_kinds = len(kinds), len(problem.model.kinds)
+        prefix = np.zeros((num_kinds, layers + 1), dtype=np.int64)
+        for kind in range(num_kinds):
+            np.cumsum(kinds == kind, out=prefix[kind, 1:])
+        values, place = np.unique(group.vpp, return_inverse=True)
+        total = np.zeros((num_kinds, pp, len(values)))
+        first, last, fewest = np.zeros_like(total), np.zeros_like(total), np.zeros(len(values))
+        for column, vpp in enumerate(values.astype(np.int64).tolist()):
+            each = -(-layers // (pp * vpp))
+            edges = prefix[:, np.minimum(np.arange(pp * vpp + 1) * each, layers)]
+            fewest[column] = max(0, layers - each * (pp * vpp - 1))
+            held = np.diff(edges, axis=1).reshape(num_kinds, vpp, pp)
+            if group.sort is Sort.V:
+                held[:, 1] = held[:, 1, ::-1].copy()
+            total[..., column], first[..., column], last[..., column] = held.sum(axis=1), held[:, 0], held[:, -1]
+        return _HeldLayers(total, first, last, fewest, place)
+
+    def take(self, rows: IntArray) -> _HeldLayers:
+        """The chosen layouts."""
+        return _HeldLayers(self.total, self.first, self.last, self.fewest, self.place[rows])
+
+    def on_ranks(self, per_layer: FloatArray) -> FloatArray:
+        """sum_k layers of kind k * per_layer [K, r] (or [K, P, r]) on each rank, [P, r]."""
+        return _over(self.total, self.place, per_layer)
+
+    def in_first_chunks(self, per_layer: FloatArray) -> FloatArray:
+        """The same of the first chunk of each rank."""
+        return _over(self.first, self.place, per_layer)
+
+
+def _over(held: FloatArray, place: IntArray, per_layer: FloatArray) -> FloatArray:
+    total = held[0][:, place] * per_layer[0]
+    for layers, value in zip(held[1:], per_layer[1:], strict=True):
+        total += layers[:, place] * value
+    return np.asarray(total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What surrounds the work items of a step, nanoseconds: ``start`` [r] before the first forward, which ends no
+    sooner than ``first_end`` [r] (zero where gathers do not overlap); ``trail`` [P, r] after a rank's last item;
+    ``reduced`` [r] after the start of the last backward of virtual stage 0 (zero where reductions do not overlap);
+    ``barrier`` [r].
+
+    These are rank 0's (``costs.pipeline``): plain and interleaved paths start and end there. Under V schedules a
+    path ends on its own rank, and of reductions that overlap nothing is counted.
+    """
+
+    start: FloatArray
+    first_end: FloatArray
+    trail: FloatArray
+    reduced: FloatArray
+    barrier: FloatArray
+
+    @staticmethod
+    def of(problem: Problem, group: Group, held: _HeldLayers, columns: LayoutColumns, costs: CostTable) -> _Around:
+        """Of the layouts of a group, ``columns`` and ``costs``."""
+        own = costs.distinct
+        reduce, gather = (values[:, costs.place].astype(np.float64) for values in (own.reduce_ns, own.gather_ns))
+        kinds = np.array(problem.model.layer_kinds)
+        # The first and the last layer of virtual stage 0, which holds the head where it is the only one.
+        front, back = kinds[0], kinds[-(-len(kinds) // (columns.pp * columns.vpp)) - 1]
+        edge = own.edge_ns[:2, back, costs.place].astype(np.float64)
+        edge += np.where(columns.pp * columns.vpp == 1, own.head_ns[:2, costs.place], 0)
+        every_reduce, every_gather = (_on_ranks_with_ends(group, held, values) for values in (reduce, gather))
+        early, late = columns.overlap_param_gather.astype(bool), columns.overlap_grad_reduce.astype(bool)
+        start = np.where(early, gather[front] + gather[EMBEDDING], every_gather[0])
+        first_end = np.where(early, _of_first_stage(held, columns, gather) + edge[0], 0.0)
+        reduced = _of_first_stage(held, columns, reduce) + edge[1]
+        trail = np.where(late, 0.0, every_reduce)
+        if group.sort is not Sort.V:
+            trail[0] += np.where(late, reduce[front] + reduce[EMBEDDING], 0.0)
+        counted = late & (group.sort is not Sort.V) & ~columns.split_backward
+        barrier = own.barrier_ns[costs.place].astype(np.float64)
+        return _Around(start, first_end, trail, np.where(counted, reduced, 0.0), barrier)
+
+    def take(self, rows: IntArray) -> _Around:
+        """The chosen layouts."""
+        values = (self.start, self.first_end, self.trail, self.reduced, self.barrier)
+        return _Around(*(value.take(rows, axis=-1) for value in values))
+
+
+def _on_ranks_with_ends(group: Group, held: _HeldLayers, values: FloatArray) -> FloatArray:
+    """Sums over the layers and ends of every rank, [P, r], of ``values`` [K + 2, r]."""
+    total = held.on_ranks(values[:EMBEDDING])
+    total[0] += values[EMBEDDING]
+    total[group.head_rank] += values[HEAD]
+    return total
+
+
+def _of_first_stage(held: _HeldLayers, columns: LayoutColumns, values: FloatArray) -> FloatArray:
+    """The same sums of virtual stage 0, [r]."""
+    total = held.in_first_chunks(values[:EMBEDDING])[0] + values[EMBEDDING]
+    return np.asarray(total + np.where(columns.pp * columns.vpp == 1, values[HEAD], 0.0))
+
+
+def _time(group: Group, held: _HeldLayers, mode: int, around: _Around | None) -> FloatArray:
+    """The longest path sum; without what is ``around`` the work items, that of these alone."""
+    costs, turns = group.costs, group.sort is Sort.V
+    paths = _work_paths(group, held, mode)
+    if around is not None:
+        alone = group.num_ranks * group.vpp == 1
+        first, last = (
+            held.in_first_chunks(layers)[0] + costs.embedding[part] + np.where(alone, costs.head[part], 0.0)
+            for part, layers in enumerate(_passes(group, mode))
+        )
+        after = around.trail.copy()
+        after[0] = np.maximum(after[0], around.reduced - last)
+        paths += after if turns else after[0]
+        paths += np.maximum(around.start, around.first_end - first) + around.barrier
+    optimizer = held.on_ranks(costs.optimizer)
+    optimizer[0] += costs.end_optimizer[0]
+    optimizer[group.head_rank] += costs.end_optimizer[1]
+    return np.asarray(paths.max(axis=0) + optimizer.max(axis=0))
+
+
+def _passes(group: Group, mode: int) -> tuple[FloatArray, FloatArray]:
+    """Forward and backward of a layer of each kind with one recompute setting, [K, r] each."""
+    costs = group.costs
+    forward = costs.forward if costs.late is None else costs.forward + costs.late[mode]
+    return forward, costs.backward + costs.extra[mode]
+
+
+def _work_paths(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
+    """From the first forward of rank 0 through rank s, to the last backward of rank 0, under V schedules to the
+    last item of rank s; work items and transfers alone, [P, r]."""
+    costs, pp, m = group.costs, group.num_ranks, group.micro_batches
+    (forward, backward), turns = _passes(group, mode), group.sort is Sort.V
+    ramp = held.in_first_chunks(forward if turns else forward + backward)
+    ramp[0] += costs.embedding[0] if turns else costs.embedding.sum(axis=0)
+    f, b = held.on_ranks(forward), held.on_ranks(backward)
+    w = held.on_ranks(costs.weight) if turns or group.waiting is not None else np.zeros_like(f)
+    for part, own in enumerate((f, b, w)):
+        own[0] += costs.embedding[part]
+        own[group.head_rank] += costs.head[part]
+    paths = np.cumsum(ramp, axis=0) - ramp + m * (f + b) + (1 if turns else 2) * group.ranks * costs.transfer
+    if turns:
+        paths += m * w
+    if costs.saved is not None and group.pairs is not None:
+        # Forwards of one chunk beside backwards of the other one.
+        every, first = ([place(saved) for saved in costs.saved] for place in (held.on_ranks, held.in_first_chunks))
+        one, other = group.pairs
+        paths -= one * (first[0] + every[1] - first[1]) + other * (every[0] - first[0] + first[1])
+    if group.sort is Sort.PLAIN:
+        whole, on_forward, on_backward, on_weight, transfers = path_coefficients(m, group.schedule, pp)
+        deep = whole * (f + b).sum(axis=0) + on_forward * f + on_backward * b + transfers * costs.transfer
+        paths = np.where(whole > 0, np.maximum(deep, paths), paths) + on_weight * w
+    return np.asarray(paths)
+
+
+def rank_work(problem: Problem, group: Group, mode: int) -> FloatArray:
+    """What every rank works in a step with one recompute setting, one item after another, [P, r]: no schedule is
+    faster."""
+    costs, held = group.costs, _HeldLayers.of(problem, group)
+    once = held.on_ranks(sum(_passes(group, mode), costs.weight))
+    once[0] += costs.embedding.sum(axis=0)
+    once[group.head_rank] += costs.head.sum(axis=0)
+    return np.asarray(group.micro_batches * once)
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """Bytes that pass, beside what is kept, while the backward of a layer of each kind runs (``costs.stages``):
+    its temporary bytes, what it brings back, and the layer's part of what is on the host; ``beyond_head`` what of
+    that the head's temporary bytes do not hold; ``beside`` the part of another layer; all [M, K, r]."""
+
+    alone: FloatArray
+    beyond_head: FloatArray
+    beside: FloatArray
+
+    @staticmethod
+    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> _Passing:
+        """Of many layouts."""
+        numbers, host = [MODES.index(mode) for mode in modes], costs.host_kept_bytes
+        dropped = (np.zeros_like(host[0]), costs.dropped_selective_bytes, costs.dropped_full_bytes)
+        beside = np.stack([costs.streamed_bytes + host[number] for number in numbers])
+        rest = beside + np.stack([dropped[number] + host[0] - host[number] for number in numbers])
+        beyond = np.maximum(costs.workspace_bytes - costs.head_workspace_bytes, 0)
+        parts = (rest + costs.workspace_bytes, rest + beyond, beside)
+        return _Passing(*(part.astype(np.float64) for part in parts))
+
+    def take(self, rows: IntArray) -> _Passing:
+        """The chosen layouts."""
+        return _Passing(self.alone[..., rows], self.beyond_head[..., rows], self.beside[..., rows])
+
+
+def _passing_bytes(group: Group, held: _HeldLayers, passing: _Passing, mode: int) -> FloatArray:
+    """What passes on every rank at the peak, beside the head's temporary bytes, [P, r]: with one chunk exact where
+    all layers are of one kind, with several the least of any virtual stage."""
+    if group.sort is Sort.PLAIN:
+        layers = held.total.sum(axis=0)[:, held.place]
+        if (held.total > 0).all():
+            bytes_ = np.repeat(passing.alone[mode].max(axis=0)[None], group.num_ranks, axis=0)
+            bytes_[-1] = passing.beyond_head[mode].max(axis=0)
+        else:
+            there = held.total[:, :, held.place] > 0
+            bytes_ = np.where(there, passing.alone[mode][:, None], 0.0).max(axis=0)
+            bytes_[-1] = np.where(there[:, -1], passing.beyond_head[mode], 0.0).max(axis=0)
+    else:
+        layers = held.fewest[held.place][None]
+        bytes_ = np.repeat(passing.alone[mode].min(axis=0)[None], group.num_ranks, axis=0)
+        bytes_[group.head_rank] = passing.beyond_head[mode].min(axis=0)
+        bytes_ = np.where(layers > 0, bytes_, 0.0)
+    return np.asarray(bytes_ + np.where(layers > 1, passing.beside[mode].min(axis=0), 0.0))
+
+
+def _live_layers(group: Group, held: _HeldLayers) -> FloatArray:
+    """Layers of each kind times the micro-batches alive in them when a rank's warm-up ends, [K, P, r]."""
+    total, first, last = (chunks[:, :, held.place] for chunks in (held.total, held.first, held.last))
+    if group.sort is Sort.PLAIN:
+        return np.asarray(total * group.live[0])
+    in_last, in_first = group.live[:2]
+    if not group.interleaved:
+        return np.asarray(in_first * first + in_last * last)
+    other = group.live[2]
+    return np.asarray(other * total + (in_first - other) * first + (in_last - other) * last)
+
+
+def _memory(group: Group, held: _HeldLayers, passing: _Passing | None) -> FloatArray:
+    """Bytes of the fullest rank when its warm-up ends, [r, M]; exact for gpipe and 1f1b, but for what passes
+    (``_passing_bytes``; None: nothing)."""
+    live, peaks = _live_layers(group, held), []
+    states = held.on_ranks(group.held_states) + group.costs.buffers
+    embedding, head = end_bytes(group)
+    states[0] += embedding
+    states[group.head_rank] += head
+    for mode, kept in enumerate(group.costs.kept):
+        total = states + over_kinds(kept[:, None], live)
+        if passing is not None:
+            total += _passing_bytes(group, held, passing, mode)
+        peaks.append(total.max(axis=0))
+    return np.stack(peaks, axis=1)

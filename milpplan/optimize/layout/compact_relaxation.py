@@ -1,0 +1,385 @@
+"""The compact relaxation: layer and recompute counts as continuous variables, a few columns a virtual stage.
+
+    n_jk layers of kind k in stage j, of which f_jk are recomputed wholly and s_jk selectively; z above ``base``
+
+    minimise z + price * unplaced
+    kinds_are_placed     sum_j n_jk + unplaced_k = N_k                                     for every kind
+    recompute_is_held    f_jk + s_jk <= n_jk                                               for every j, k
+    stage_holds_layers, rank_holds_layers, kinds_begin, kinds_end                          as in ``layer_rows``
+    rank_holds_kind      layers of a kind in all chunks of a rank <= what counting allows  (v > 1)
+    rank_fits            bytes at every live vector of every rank <= capacity
+    rank_fits_on_host    the same on the host, where something is offloaded
+    rank_recomputes_enough  a rank's recomputation >= the least that fits, where the layers are fixed
+    stage_recomputes_block  min(n, most_j) / most_j * sum_k n_jk <= sum_k f_jk <= n, where the first n layers of
+                         every virtual stage are recomputed
+    fullest_stage        z >= path(x) + forwards and backwards of as many layers as the fullest inner stage holds
+                         at least, where splits are free and interleaved (``peaks``)       for every peak path
+    critical_path        z >= path(x)                                                      for every path
+
+It forgets integrality, most of the order of kinds, and all but the mean of the replayed bytes, so its optimum
+bounds every plan of the layout from below; ``Relaxation.proved_bound`` makes that exact. It is solved before any
+menu is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from milpplan.optimize.bounds.layer_counting import most_on_ranks
+from milpplan.optimize.layout.ceiling_cuts import PeakPath, least_passes, least_peak
+from milpplan.optimize.layout.layer_rows import held_rows, held_sides, order_rows, order_sides
+from milpplan.optimize.layout.stage_options import FLOOR_UNITS, Setting
+from milpplan.optimize.milp.linear_relaxation import Relaxation
+from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, Rows
+from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layers.terms import PAIRED
+from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation.layout_costs import LayoutCosts, host_capacity_bytes
+from milpplan.simulation.pipeline.critical_path import CriticalPath
+from milpplan.simulation.pipeline.step_graph import Term
+from milpplan.simulation.stages import EMBEDDING, HEAD, least_edges, stage_options
+
+RESOLUTION = 2_000_000
+"""Units between the base and the cutoff."""
+MEMORY_UNITS = 2**20
+MOST_UNITS = 4 * RESOLUTION
+"""Upper side of z: no plan below the cutoff is near it, and layers may always stay unplaced. The nearer it is, the
+less a dual that is a little off costs the bound that it proves."""
+UNPLACED_PRICE = 64 * RESOLUTION
+PRICE_MARGIN = 1.0
+COUNTS = ("layers", "full", "selective")
+
+
+@dataclass
+class CompactRelaxation:
+    """Columns: (count, stage, kind) in this order, then z, then unplaced layers of each kind."""
+
+    setting: Setting
+    cutoff_ns: int
+    peaks: Sequence[PeakPath] = ()
+    empty: IntArray = field(init=False)
+    """Duration matrix of stages without layers, [Term, J]."""
+    slope: IntArray = field(init=False)
+    """Nanoseconds of one unit of each count, [Term, 3, J, K]."""
+
+    def __post_init__(self) -> None:
+        setting = self.setting
+        J, K = setting.num_stages, len(setting.problem.model.kinds)
+        zero = np.zeros(1, dtype=np.int64)
+        self.slope = np.zeros((len(Term), 3, J, K), dtype=np.int64)
+        empty = []
+        for j in range(J):
+            costs, crossing_ns = self._costs_of(j), setting.costs.crossing_ns(j)
+            duration = costs.duration_ns
+            self.slope[Term.FORWARD, 0, j] = duration[:, Phase.FORWARD]
+            self.slope[Term.FORWARD, 1, j] = costs.replayed_forward_ns[1]
+            self.slope[Term.FORWARD, 2, j] = costs.replayed_forward_ns[0]
+            self.slope[Term.BACKWARD, 0, j] = duration[:, Phase.BACKWARD]
+            self.slope[Term.BACKWARD, 1, j] = duration[:, Phase.FULL]
+            self.slope[Term.BACKWARD, 2, j] = duration[:, Phase.SELECTIVE]
+            self.slope[Term.WEIGHT, 0, j] = duration[:, Phase.WEIGHT]
+            if costs.runs_pairs:
+                self.slope[Term.PAIRED_BACKWARD, :, j] = self.slope[Term.BACKWARD, :, j]
+                self.slope[PAIRED, 0, j] = costs.paired_ns.T
+            for term, values in (
+                (Term.GATHER, costs.gather_ns),
+                (Term.REDUCE, costs.reduce_ns),
+                (Term.OPTIMIZER, costs.optimizer_ns),
+            ):
+                self.slope[term, 0, j] = values[:-2]
+            ends = {"is_first": j == 0, "is_last": j == J - 1}
+            empty.append(stage_options(costs, [], zero, zero, crossing_ns=crossing_ns, **ends).terms[:, 0])
+        self.empty = np.stack(empty, axis=1)
+        for j in range(J):
+            self._edges(j, J > 1 and setting.min_layers(j) == 0)
+
+    def _costs_of(self, stage: int) -> LayoutCosts:
+        """Constants of a virtual stage's rank."""
+        return self.setting.costs.of_rank(self.setting.layout.rank_of(stage))
+
+    def _edges(self, j: int, may_be_empty: bool) -> None:
+        """The buckets at a stage's edges are not sums over its layers: the least they can be."""
+        least = least_edges(self._costs_of(j), j == 0, j == self.setting.num_stages - 1)
+        for term, value in least.items():
+            self.empty[term, j] = min(value, int(self.empty[term, j])) if may_be_empty else value
+
+    def narrowed(self, setting: Setting) -> CompactRelaxation:
+        """The same program for narrower limits: an end of the model that must hold a layer there has the edges of
+        one, where this relaxation has those of an empty stage."""
+        ends = [j for j in (0, setting.num_stages - 1) if setting.min_layers(j) > self.setting.min_layers(j) == 0]
+        if not ends:
+            return self
+        other = copy(self)
+        other.program, other.empty = self.program, self.empty.copy()
+        for j in ends:
+            other._edges(j, False)
+        return other
+
+    @property
+    def num_counts(self) -> int:
+        """Columns before z."""
+        return int(self.slope[0].size)
+
+    def layers(self, values: FloatArray) -> FloatArray:
+        """Layers of every virtual stage at a fractional point, [J]."""
+        counts = values[: self.num_counts].reshape(self.slope.shape[1:])
+        return np.asarray(counts[0].sum(axis=1))
+
+    def durations(self, values: FloatArray) -> IntArray:
+        """Duration matrix [Term, J] of a fractional point."""
+        counts = values[: self.num_counts].reshape(self.slope.shape[1:])
+        return np.asarray(self.empty + np.rint((self.slope * counts).sum(axis=(1, 3))).astype(np.int64))
+
+    def peak_rows(self, base: int, unit: int) -> Rows:
+        """fullest_stage: like the rows of paths, with what the peak of the setting adds."""
+        rows = self.path_rows([peak.path for peak in self.peaks], base, unit)
+        names = [f"fullest_stage[{index}]" for index in range(len(rows))]
+        return replace(rows, names=tuple(names), lower=self.peak_sides(self.setting, base, unit))
+
+    def peak_sides(self, setting: Setting, base: int, unit: int) -> IntArray:
+        """Lower sides of ``peak_rows`` in a narrower setting."""
+        paths = np.array([self._constant(peak.path) for peak in self.peaks], dtype=np.int64)
+        return np.asarray((paths + self.peak_passes_ns(setting) - base) // unit)
+
+    def peak_passes_ns(self, setting: Setting) -> IntArray:
+        """What the fullest inner virtual stage of a setting adds to every path of a peak at least."""
+        passes = np.array([(peak.forwards, peak.backwards) for peak in self.peaks], dtype=np.int64).reshape(-1, 2)
+        return np.asarray(least_peak(setting) * (passes @ self.least_passes_ns))
+
+    @cached_property
+    def least_passes_ns(self) -> IntArray:
+        """What a forward and a backward of a layer take at least, whatever its kind and recomputation, [2]."""
+        return least_passes(self.slope, self.setting.problem.recompute_modes)
+
+    def base_ns(self, paths: list[CriticalPath]) -> int:
+        """Largest path of the empty stages: z starts there."""
+        return max(self._constant(path) for path in paths)
+
+    def _constant(self, path: CriticalPath) -> int:
+        costs = self.setting.costs
+        return int(path.length_ns(self.empty, int(costs.transfer_ns), int(costs.barrier_ns)))
+
+    def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
+        """z * unit - path >= constant - base, coefficients in units rounded down."""
+        matrix = np.zeros((len(paths), self.num_counts + 1), dtype=np.int64)
+        lower = np.zeros(len(paths), dtype=np.int64)
+        for row, path in enumerate(paths):
+            counts = np.einsum("tj,tcjk->cjk", path.counts, self.slope)
+            matrix[row, :-1] = -(counts.ravel() // unit)
+            matrix[row, -1] = 1
+            lower[row] = (self._constant(path) - base) // unit
+        names = [f"critical_path[{index}]" for index in range(len(paths))]
+        return Rows.dense(names, matrix, lower)
+
+    @cached_property
+    def program(self) -> Program:
+        """All rows but the paths."""
+        setting, modes = self.setting, self.setting.problem.recompute_modes
+        J, K, width = setting.num_stages, self.slope.shape[3], self.num_counts
+        total = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=K)
+        upper = np.zeros((3, J, K), dtype=np.int64)
+        for place, name in enumerate(COUNTS):
+            upper[place] = total if name == "layers" or name in modes else 0
+        most = np.array([setting.max_layers(j) for j in range(J)])
+        upper = np.minimum(upper, most[None, :, None])
+        columns = np.concatenate([upper.ravel(), [MOST_UNITS], total])
+        names = [f"{name}[{j},{k}]" for name in COUNTS for j in range(J) for k in range(K)]
+        objective = np.zeros(len(columns), dtype=np.int64)
+        objective[width] = 1
+        objective[width + 1 :] = UNPLACED_PRICE
+        rows = [
+            self._placed(total),
+            self._held(),
+            *self._layers(),
+            self._memory(),
+            *self._host(),
+            self._recomputed(),
+            *self._blocks(),
+        ]
+        return Program(
+            "compact",
+            (*names, "z", *(f"unplaced[{k}]" for k in range(K))),
+            np.zeros(len(columns), dtype=np.int64),
+            columns,
+            np.zeros(len(columns), dtype=np.bool_),
+            Rows.concatenate([part for part in rows if len(part)]),
+            objective,
+        )
+
+    def limits(self, setting: Setting) -> tuple[IntArray, IntArray, IntArray]:
+        """Rows, lower and upper sides that make the program one of a narrower setting."""
+        _, J, K = self.slope.shape[1:]
+        sides = zip(held_sides(setting), order_sides(setting), strict=True)
+        lower, upper = (np.concatenate(side) for side in sides)
+        return K + J * K + np.arange(len(lower)), lower, upper
+
+    def narrow(self, relaxation: Relaxation, setting: Setting) -> None:
+        """Make the rows but those of paths, in a relaxation of the program, those of a narrower setting."""
+        relaxation.set_sides(*self.limits(setting))
+
+    def path_limits(
+        self, setting: Setting, paths: Sequence[CriticalPath], base: int, unit: int
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """The same of ``peak_rows``, which come right after the program's, and of ``path_rows`` after them."""
+        constants = np.array([self._constant(path) for path in paths], dtype=np.int64)
+        lower = np.concatenate([self.peak_sides(setting, base, unit), (constants - base) // unit])
+        return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
+
+    def _placed(self, total: IntArray) -> Rows:
+        """kinds_are_placed: sum_j n_jk + unplaced_k = N_k."""
+        _, J, K = self.slope.shape[1:]
+        matrix = np.zeros((K, self.num_counts + 1 + K), dtype=np.int64)
+        for k in range(K):
+            matrix[k, k : J * K : K] = 1
+            matrix[k, self.num_counts + 1 + k] = 1
+        return Rows.dense([f"kinds_are_placed[{k}]" for k in range(K)], matrix, total, total)
+
+    def _held(self) -> Rows:
+        """recompute_is_held: f_jk + s_jk - n_jk <= 0, = 0 where every layer must be recomputed."""
+        size = self.num_counts // 3
+        eye = np.eye(size, dtype=np.int64)
+        lower = MINUS_INFINITY if "none" in self.setting.problem.recompute_modes else 0
+        names = [f"recompute_is_held[{row}]" for row in range(size)]
+        return Rows.dense(names, np.hstack([-eye, eye, eye]), lower, 0)
+
+    def _layers(self) -> list[Rows]:
+        """The rows of ``limits``, with their sides."""
+        _, J, K = self.slope.shape[1:]
+        kinds = np.zeros((J, K, self.num_counts + 1 + K), dtype=np.int64)
+        kinds[:, :, : J * K] = np.eye(J * K, dtype=np.int64).reshape(J, K, J * K)
+        unplaced = np.zeros((K, self.num_counts + 1 + K), dtype=np.int64)
+        unplaced[:, self.num_counts + 1 :] = np.eye(K, dtype=np.int64)
+        held = held_rows(self.setting, kinds.sum(axis=1), unplaced.sum(axis=0))
+        rows = Rows.concatenate([*held, *order_rows(kinds, unplaced)])
+        _, lower, upper = self.limits(self.setting)
+        return [replace(rows, lower=lower, upper=upper), *self._of_kinds(kinds)]
+
+    def _of_kinds(self, kinds: IntArray) -> list[Rows]:
+        """rank_holds_kind (interleaved): of each kind what a plan at or below the cutoff can hold; ``kinds``
+        [J, K, columns]."""
+        if self.setting.layout.vpp == 1:
+            return []
+        matrix = kinds[self.setting.places].sum(axis=0).swapaxes(0, 1)
+        names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(matrix.shape[:2])]
+        most = np.maximum(most_on_ranks(self.setting, self.cutoff_ns), 0).reshape(-1)
+        return [Rows.dense(names, matrix.reshape(len(names), -1), MINUS_INFINITY, most)]
+
+    def _memory(self) -> Rows:
+        """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation. What
+        waits for weight gradients counts like states, whatever is recomputed."""
+        setting = self.setting
+        unit = max(1, setting.capacity_bytes // MEMORY_UNITS)
+        v, J = setting.layout.vpp, setting.num_stages
+        flat = [(rank, running, live) for rank, rows in enumerate(setting.profiles) for running, live in rows]
+        matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
+        room = np.zeros(len(flat), dtype=np.int64)
+        for row, (rank, running, live) in enumerate(flat):
+            costs = setting.costs.of_rank(rank)
+            states = costs.state_bytes.sum(axis=0)
+            stages = list(setting.layout.rank_stages[rank])
+            count = np.array(live[:v], dtype=np.int64)[:, None]
+            waiting = np.array(live[v:] or (0,) * v, dtype=np.int64)[:, None]
+            own = np.zeros((3, v, len(setting.problem.model.kinds)), dtype=np.int64)
+            own[0] = (states[:-2] + count * costs.kept_bytes + waiting * costs.deferred_bytes) // unit
+            # The running stage replays one layer: with f + s of at most n layers recomputed, the largest replay
+            # is at least their mean, (f dropped_full + s dropped_selective) / n.
+            most = max(1, setting.max_layers(stages[running]))
+            replay = np.zeros_like(count)
+            replay[running] = 1
+            for place, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
+                own[place] = (-count * dropped + replay * (dropped // most)) // unit
+            matrix[row][:, stages] = own
+            fixed, last = int(costs.buffer_bytes), stages[running] == J - 1
+            if rank == 0:
+                fixed += int(states[EMBEDDING]) + live[0] * int(costs.embedding_kept_bytes)
+            if stages[-1] == J - 1:
+                fixed += int(states[HEAD]) + live[v - 1] * int(costs.head_kept_bytes)
+                fixed += int(waiting[-1, 0]) * int(costs.head_deferred_bytes)
+            workspace = int(costs.workspace_bytes.min()) if setting.min_layers(stages[running]) else 0
+            workspace = max(workspace, int(costs.head_workspace_bytes) * last)
+            room[row] = (setting.capacity_of(rank) - fixed - workspace) // unit
+        names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]
+        return Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)
+
+    def _host(self) -> list[Rows]:
+        """rank_fits_on_host: bytes on the host, in units rounded as those of the device."""
+        setting = self.setting
+        if not setting.costs.offloads:
+            return []
+        unit = max(1, host_capacity_bytes(setting.problem) // MEMORY_UNITS)
+        flat = [(rank, live) for rank, rows in enumerate(setting.profiles) for live in {live for _, live in rows}]
+        matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
+        room = np.zeros(len(flat), dtype=np.int64)
+        for row, (rank, live) in enumerate(flat):
+            costs = setting.costs.of_rank(rank)
+            kept = costs.host_kept_bytes
+            count = np.array(live, dtype=np.int64)[:, None]
+            own = list(setting.layout.rank_stages[rank])
+            matrix[row, 0, own] = (costs.host_state_bytes[:-2] + count * kept[0]) // unit
+            # (layers, full, selective), of which the last two keep less.
+            matrix[row, 1, own] = (count * (kept[2] - kept[0])) // unit
+            matrix[row, 2, own] = (count * (kept[1] - kept[0])) // unit
+            ends = int(costs.host_state_bytes[EMBEDDING]) * (rank == 0)
+            ends += int(costs.host_state_bytes[HEAD]) * (rank == setting.layout.stage_ranks[-1])
+            room[row] = (setting.host_capacity_of(rank) - ends) // unit
+        names = [f"rank_fits_on_host[{rank},{number}]" for number, (rank, _) in enumerate(flat)]
+        return [Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)]
+
+    def _recomputed(self) -> Rows:
+        """rank_recomputes_enough (fixed layers): what a rank's recomputation takes is no less than the least that
+        fits. Coefficients and side in units, rounded up: all counts are whole in a plan."""
+        setting, P = self.setting, self.setting.layout.pp
+        if not setting.least_backward_ns:
+            return Rows.dense([], np.zeros((0, self.num_counts), dtype=np.int64), MINUS_INFINITY, INFINITY)
+        matrix = np.zeros((P, *self.slope.shape[1:]), dtype=np.int64)
+        lower = np.zeros(P, dtype=np.int64)
+        for rank, least in enumerate(setting.least_backward_ns):
+            stages = list(setting.layout.rank_stages[rank])
+            backward = self.slope[Term.BACKWARD][:, stages]
+            unit = max(1, int(backward.max()) // FLOOR_UNITS)
+            matrix[rank][:, stages] = -(-backward // unit)
+            lower[rank] = -(-(least - int(self.empty[Term.BACKWARD, stages].sum())) // unit)
+        return Rows.dense([f"rank_recomputes_enough[{rank}]" for rank in range(P)], matrix.reshape(P, -1), lower)
+
+    def _blocks(self) -> list[Rows]:
+        """stage_recomputes_block: of n_j <= most_j layers the first n are recomputed, min(n, n_j), which is no
+        less than the chord between no layer and the most."""
+        block = self.setting.first_full
+        if block is None:
+            return []
+        _, J, K = self.slope.shape[1:]
+        enough = np.zeros((J, 3, J, K), dtype=np.int64)
+        no_more = np.zeros_like(enough)
+        for j in range(J):
+            most = max(1, self.setting.max_layers(j))
+            enough[j, 1, j], enough[j, 0, j] = most, -min(block, most)
+            no_more[j, 1, j] = 1
+        stages = range(J)
+        return [
+            Rows.dense([f"stage_recomputes_block[{j}]" for j in stages], enough.reshape(J, -1), 0, INFINITY),
+            Rows.dense(
+                [f"stage_recomputes_no_more[{j}]" for j in stages], no_more.reshape(J, -1), MINUS_INFINITY, block
+            ),
+        ]
+
+    def item_prices(self, program: Program, duals: FloatArray) -> tuple[float, FloatArray]:
+        """(bound, prices [3, J, K]) in units: every plan of the layout has z >= bound + sum prices * counts.
+
+        Any duals of the right signs will do: z >= y b + (c - A' y) x; negative prices are taken at their worst
+        (all layers) into the bound. Sums are of doubles of at most 1e7 with 1e-15 relative error, so a margin of
+        ``PRICE_MARGIN`` units covers their rounding.
+        """
+        rows = program.rows
+        y = np.where(rows.lower == MINUS_INFINITY, np.minimum(duals, 0.0), duals)
+        y = np.where(rows.upper == INFINITY, np.maximum(y, 0.0), y)
+        side = np.where(y > 0, rows.lower, rows.upper).astype(np.float64)
+        reduced = program.objective.astype(np.float64)
+        np.subtract.at(reduced, rows.columns, rows.coefficients * y[rows.entry_rows()])
+        bound = float(np.sum(np.where(y != 0.0, y * side, 0.0)))
+        bound += float(np.sum(np.minimum(reduced, 0.0) * program.upper)) - PRICE_MARGIN
+        return bound, np.maximum(reduced[: self.num_counts], 0.0).reshape(self.slope.shape[1:])

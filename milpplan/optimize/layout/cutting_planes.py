@@ -1,0 +1,361 @@
+"""Cutting planes of one layout: critical paths are added until the relaxation's bound and its best point meet.
+
+Points are stabilised (in-out separation, Ben-Ameur and Neto 2007): besides the relaxation's optimum, paths are
+taken at points between it and the best point so far, which keeps the sequence of points from jumping about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from milpplan.optimize.counters import Counters
+from milpplan.optimize.layout.compact_relaxation import RESOLUTION as COMPACT_RESOLUTION
+from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
+from milpplan.optimize.layout.layout_program import LayoutProgram
+from milpplan.optimize.layout.path_relaxation import PathRelaxation
+from milpplan.optimize.layout.rounding import fitted_plan, rounded_layers
+from milpplan.optimize.layout.stage_options import Menu, Prices, Setting, stage_menu
+from milpplan.optimize.layout.warm_start import Choice, analytic_paths, best_choice, rank_costs
+from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
+from milpplan.optimize.milp.program import Rows
+from milpplan.problem.plan import Plan
+from milpplan.simulation.layers.terms import PAIRED, WORK
+from milpplan.simulation.layout_columns import FloatArray, IntArray, ascending
+from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_paths
+from milpplan.simulation.pipeline.step_graph import StepGraph, Term
+from milpplan.simulation.stages import durations, plan_stages
+
+INWARD = (1.0, 0.5, 0.2)
+"""Shares of the relaxation's optimum in the points that are separated, the rest is the best point."""
+NEARBY = 4
+"""Further points with one rank slower, whose critical paths differ."""
+MAX_POOL = 96
+CONVERGED = 5e-6
+STALL_ROUNDS, STALL_SHARE = 6, 0.02
+"""Rounds stop when so many of them closed less than this share of what was left to the cutoff."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One layout against a cutoff: what is proved, the best plan found, and the paths known of its graph."""
+
+    setting: Setting
+    graph: StepGraph
+    pool: list[CriticalPath]
+    cutoff_ns: int
+    bound_ns: int
+    gap: float
+    deadline: float | None
+    counters: Counters
+    best: tuple[int, Plan] | None = None
+    rounded: bool = False
+    """Whether an integer program was solved to the end and only its rounding keeps bound and best plan apart."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether no plan at or below the cutoff is left."""
+        return self.bound_ns > self.cutoff_ns
+
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def keep(self, step: int, plan: Plan) -> None:
+        """Remember a plan that fits if it meets the cutoff, and lower the cutoff."""
+        if step <= self.cutoff_ns:
+            self.best = (step, plan)
+            self.cutoff_ns = min(int(step * (1.0 - self.gap)), step - 1)
+
+    def take_best(self, part: Attempt) -> None:
+        """The best plan and the cutoff of an attempt at a part of the same layout."""
+        if part.best is not None and (self.best is None or part.best[0] < self.best[0]):
+            self.best = part.best
+        self.cutoff_ns = min(self.cutoff_ns, part.cutoff_ns)
+
+    def paths_at(self, points: IntArray) -> tuple[list[CriticalPath], list[int]]:
+        """Critical paths and step times of duration matrices [B, Term, J]."""
+        paths = critical_paths(self.graph, points)
+        transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
+        self.counters.simulated(len(points), self.graph)
+        steps = [int(path.length_ns(point, transfer, barrier)) for path, point in zip(paths, points, strict=True)]
+        return list(paths), steps
+
+    def try_plan(self, plan: Plan | None) -> CriticalPath | None:
+        """Simulate a plan that fits in memory; returns its critical path."""
+        if plan is None:
+            return None
+        stages = plan_stages(self.setting.costs, self.setting.problem.model.layer_kinds, plan)
+        paths, steps = self.paths_at(durations(stages)[None])
+        self.keep(steps[0], plan)
+        return paths[0]
+
+    def alike_chunks(self, point: IntArray) -> list[IntArray]:
+        """Free interleaved splits: the point with a rank's work spread evenly over its chunks. Good plans are near
+        such points, relaxations with few paths far from them."""
+        setting = self.setting
+        if setting.layout.vpp == 1 or setting.problem.interleaved_layers == "even":
+            return []
+        alike, terms = point.copy(), list(WORK + PAIRED)
+        work = point[terms][:, setting.places]
+        alike[terms] = work.mean(axis=1)[:, list(setting.layout.stage_ranks)]
+        return [alike, (point + alike) // 2]
+
+    def slower_ranks(self, point: IntArray) -> list[IntArray]:
+        """The point with one of some ranks two per cent slower."""
+        P = self.setting.layout.pp
+        nearby = []
+        for rank in ascending(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
+            slower = point.copy()
+            own = np.ix_(WORK + PAIRED, self.setting.layout.rank_stages[rank])
+            slower[own] += slower[own] // 50
+            nearby.append(slower)
+        return nearby
+
+
+@dataclass(slots=True)
+class Rounds:
+    """One relaxation and the best point found for it."""
+
+    attempt: Attempt
+    relaxation: Relaxation
+    base: int
+    unit: int
+    matrix: Callable[[FloatArray], IntArray]
+    rows: Callable[[list[CriticalPath]], Rows]
+    center: FloatArray | None = None
+    center_ns: float = np.inf
+    improved: bool = False
+    left: list[float] = field(default_factory=list)
+    """Nanoseconds from the bound to the cutoff, after every round."""
+    bound_ns: float = 0.0
+    """What the last optimum says, in floating point; proved where it passes the cutoff, and at the end."""
+    unproved: RelaxationSolution | None = None
+
+    def begin(self, attempt: Attempt, compact: PathRelaxation) -> None:
+        """Go on with another attempt at the same graph, on the same program."""
+        self.attempt, self.center, self.center_ns, self.left = attempt, None, np.inf, []
+        self.bound_ns, self.unproved = 0.0, None
+        self.matrix, self.rows = compact.durations, partial(compact.path_rows, base=self.base, unit=self.unit)
+
+    def narrow(self, compact: PathRelaxation, setting: Setting, paths: Sequence[CriticalPath]) -> None:
+        """Make the relaxation, which has rows of ``paths``, one of a narrower setting."""
+        compact.narrow(self.relaxation, setting)
+        self.relaxation.set_sides(*compact.path_limits(setting, paths, self.base, self.unit))
+
+    def value_ns(self) -> float:
+        """What the relaxation says in floating point, with the paths known: no bound, and 0 where it fails."""
+        solution = self.relaxation.solve()
+        return self.base + self.unit * solution.objective if solution.status == "optimal" else 0.0
+
+    def stalled(self) -> bool:
+        """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""
+        self.left.append(self.attempt.cutoff_ns - max(self.bound_ns, self.attempt.bound_ns))
+        if len(self.left) <= STALL_ROUNDS:
+            return False
+        return self.left[-1] > self.left[-1 - STALL_ROUNDS] * (1.0 - STALL_SHARE)
+
+    def solve(self) -> RelaxationSolution | None:
+        """Solve; None when the solver stopped or time is up. The bound is proved where it passes the cutoff: a
+        proof takes as long as a solution, and only the last one counts."""
+        solution = self.relaxation.solve()
+        self.attempt.counters.relaxed(self.relaxation.program, solution.iterations)
+        if solution.status != "optimal" or self.attempt.out_of_time():
+            return None
+        self.bound_ns, self.unproved = self.base + self.unit * solution.objective, solution
+        if self.bound_ns > self.attempt.cutoff_ns:
+            self.prove()
+        return solution
+
+    def prove(self) -> None:
+        """Raise the attempt's bound to what the duals of the last optimum prove."""
+        if self.unproved is None:
+            return
+        proved = self.relaxation.proved_bound(self.unproved)
+        self.unproved = None
+        if proved is not None:
+            self.attempt.bound_ns = max(self.attempt.bound_ns, self.base + self.unit * proved)
+
+    def separate(self, solution: RelaxationSolution) -> bool:
+        """Add the critical paths near the optimum; False when it is met by its own step time."""
+        optimum = solution.values
+        points = [optimum]
+        if self.center is not None:
+            points += [share * optimum + (1.0 - share) * self.center for share in INWARD[1:]]
+        matrices = [self.matrix(point) for point in points]
+        matrices += self.attempt.alike_chunks(matrices[0])
+        matrices += self.attempt.slower_ranks(matrices[-1])
+        paths, steps = self.attempt.paths_at(np.stack(matrices))
+        self.improved = False
+        for point, step in zip(points, steps, strict=False):
+            if step < self.center_ns:
+                self.improved = step < self.center_ns * (1 - 1e-4)
+                self.center, self.center_ns = point, step
+        if self.center_ns <= max(self.bound_ns, self.attempt.bound_ns) * (1 + CONVERGED):
+            return False
+        found = _distinct(paths)
+        self.attempt.counters.paths += len(found)
+        self.attempt.pool.extend(found)
+        rows = self.rows(found)
+        self.relaxation.add_rows(rows)
+        return len(rows) > 0
+
+
+def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
+    seen: dict[bytes, CriticalPath] = {}
+    for path in paths:
+        seen.setdefault(path.counts.tobytes() + path.num_transfers.to_bytes(8, "big"), path)
+    return list(seen.values())
+
+
+def compact_start(attempt: Attempt) -> tuple[CompactRelaxation, Rounds] | None:
+    """The compact relaxation with all known paths; None where the paths pass the cutoff by themselves."""
+    compact = CompactRelaxation(attempt.setting, attempt.cutoff_ns)
+    run = rounds_on(attempt, compact)
+    return None if run is None else (compact, run)
+
+
+def rounds_on(attempt: Attempt, compact: PathRelaxation) -> Rounds | None:
+    """Rounds on a relaxation with all known paths; None where they pass the cutoff by themselves."""
+    base = compact.base_ns(attempt.pool)
+    if base > attempt.cutoff_ns:
+        attempt.bound_ns = max(attempt.bound_ns, base)
+        return None
+    unit = max(1, (attempt.cutoff_ns - base) // COMPACT_RESOLUTION)
+    relaxation = Relaxation(compact.program)
+    if compact.peaks:
+        relaxation.add_rows(compact.peak_rows(base, unit))
+    relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
+    rows = partial(compact.path_rows, base=base, unit=unit)
+    return Rounds(attempt, relaxation, base, unit, compact.durations, rows)
+
+
+def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] | None:
+    """Rounds on the compact relaxation. None when its bound passes the cutoff, else the menus of the items that
+    its duals leave."""
+    start = compact_start(attempt)
+    if start is None:
+        return None
+    compact, run = start
+    best, prices = -np.inf, None
+    for _ in range(rounds):
+        solution = run.solve()
+        if attempt.closed:
+            return None
+        if solution is None:
+            break
+        bound, price = compact.item_prices(run.relaxation.program, solution.row_duals)
+        if bound > best:
+            best, prices = bound, price
+        more = run.separate(solution)
+        if run.center is not None and run.improved and run.center_ns <= attempt.cutoff_ns:
+            _round(attempt, compact.layers(run.center))
+        if not more or attempt.closed or run.stalled():
+            break
+    run.prove()
+    _trim(attempt.pool, attempt.setting.layout.pp)
+    if attempt.closed:
+        return None
+    return _menus(attempt, most, (attempt.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
+
+
+def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
+    """Keep the analytic paths, which come first, and the newest others."""
+    del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
+
+
+def _round(attempt: Attempt, layers: FloatArray) -> None:
+    """A whole plan near fractional layers [J], if one fits."""
+    plan = fitted_plan(attempt.setting, rounded_layers(attempt.setting, layers))
+    path = attempt.try_plan(plan)
+    if path is not None:
+        attempt.pool.append(path)
+
+
+def _menus(attempt: Attempt, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
+    """Stage menus of the items that can be in a plan at or below the cutoff; None if one is empty."""
+    menus = []
+    for j in range(attempt.setting.num_stages):
+        stage_prices = None if prices is None else Prices(slack, prices[:, j])
+        menu = stage_menu(attempt.setting, j, int(most[j]), stage_prices)
+        if not len(menu):
+            return None
+        menus.append(menu)
+    return menus
+
+
+def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
+    """Rounds on the relaxation of the menus: raises the proved bound, and tries whole plans on the way."""
+    base, unit = program.scaling()
+    if base > attempt.cutoff_ns:
+        attempt.bound_ns = max(attempt.bound_ns, base)
+        return
+    relaxation = Relaxation(program.program(base, unit, elastic=True))
+    num_items = int(program.offsets[-1])
+
+    def rows(paths: list[CriticalPath]) -> Rows:
+        known = len(program.paths)
+        for path in paths:
+            program.add_path(path)
+        return program.path_rows(known, base, unit)
+
+    run = Rounds(attempt, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows)
+    for number in range(rounds):
+        solution = run.solve()
+        if attempt.closed or solution is None:
+            break
+        more = run.separate(solution)
+        if number % 6 == 0 or not more:
+            assert run.center is not None
+            _whole_plans(attempt, program, run.center[:num_items], solution.row_duals)
+        if not more or attempt.closed or run.stalled():
+            break
+    run.prove()
+
+
+def _whole_plans(attempt: Attempt, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:
+    """Whole plans near a fractional point."""
+    setting, menus = attempt.setting, program.menus
+    balanced = rank_costs(menus, analytic_paths(setting.layout), setting.layout)
+    for choice in (
+        best_choice(setting, menus, balanced, True),
+        best_choice(setting, menus, _dual_costs(program, duals), False),
+        best_choice(setting, menus, _distances(program, values), False),
+    ):
+        try_choice(attempt, program, choice)
+
+
+def try_choice(attempt: Attempt, program: LayoutProgram, choice: Choice | None) -> None:
+    """Simulate a choice of items: its critical path joins the program with those of its neighbours, its plan
+    counts if it fits."""
+    if choice is None:
+        return
+    point = program.durations(choice)
+    paths, steps = attempt.paths_at(np.stack([point, *attempt.slower_ranks(point)]))
+    for path in paths:
+        program.add_path(path)
+    if program.overfull_rank(choice) is None:
+        attempt.keep(steps[0], program.plan(choice))
+
+
+def _dual_costs(program: LayoutProgram, duals: FloatArray) -> list[FloatArray]:
+    """Items' costs when paths are weighed by their duals (the last rows of the relaxation are its paths)."""
+    known = min(len(program.coefficients), len(duals))
+    total = np.zeros(int(program.offsets[-1]))
+    for row, dual in zip(program.coefficients[:known], duals[len(duals) - known :], strict=True):
+        total += max(float(dual), 0.0) * row
+    return program.split(total)
+
+
+def _distances(program: LayoutProgram, values: FloatArray) -> list[FloatArray]:
+    """Items' distances from a fractional point, in layers."""
+    costs = []
+    for menu, share in zip(program.menus, program.split(values), strict=True):
+        backward = menu.terms[Term.BACKWARD]
+        tie = backward / max(1.0, float(backward.max()))
+        costs.append((menu.layers - float(share @ menu.layers)) ** 2 + 0.01 * tie - 0.1 * share)
+    return costs

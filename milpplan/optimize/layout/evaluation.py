@@ -1,0 +1,34 @@
+"""The exact step of a plan whose constants are known, and the settings that its layout is decided in."""
+
+from __future__ import annotations
+
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.mixed_costs import RankCosts
+from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.simulator import fits_in_memory, rank_memory, step_times_ns
+from milpplan.simulation.stages import durations, plan_stages
+
+
+def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts) -> int | None:
+    """Exact step time; None where the plan does not fit. With replicas of different make that of the slowest."""
+    if isinstance(costs, ReplicaCosts):
+        views = enumerate(costs.views)
+        steps = [fitting_step_ns(v.problem, plan.of_replicas(t, v.layout), v.costs) for t, v in views]
+        known = [step for step in steps if step is not None]
+        return max(known) if len(known) == len(steps) else None
+    stages = plan_stages(costs, problem.model.layer_kinds, plan)
+    if not fits_in_memory(problem, plan.layout, rank_memory(plan.layout, costs, stages)):
+        return None
+    return int(step_times_ns(plan.layout, costs, durations(stages)))
+
+
+def settings_of(problem: Problem, layout: Layout, costs: RankCosts | ReplicaCosts) -> tuple[Setting, ...]:
+    """What is fixed about a layout; with replicas of different make about each of its views."""
+    if isinstance(costs, ReplicaCosts):
+        return tuple(
+            setting for view in costs.views for setting in settings_of(view.problem, view.layout, view.costs)
+        )
+    return (Setting.of(problem, layout, costs, usable_memory_bytes(problem)),)

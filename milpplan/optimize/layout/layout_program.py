@@ -1,0 +1,381 @@
+"""The integer program of one layout: which layers in which virtual stage, how many of them recomputed.
+
+Sets: J virtual stages on P ranks; items I_j of stage j's menu (``menus``); runs r of equal layers, N_r long.
+Variables: x_ji in {0, 1}: stage j takes item i;  z: step time above ``base``, in units of ``unit`` ns.
+
+    minimise z
+    one_item_per_stage      sum_i x_ji = 1                                                         for every j
+    layers_are_placed_once  sum_ji runs_jir x_ji = N_r                                             for every r
+    runs_in_order           sum_{j' <= j, i} runs_j'ir x_j'i >= N_r [i of stage j has layers after run r]
+    larger_stages_first     sum_i layers_ji x_ji >= sum_i layers_(j+1)i x_(j+1)i      inner j, even interleaving
+    rank_fits_in_memory     sum_{c,i} (state + live_c kept) x + transient x_running <= capacity    vpp > 1
+    critical_path           z >= path_p(x): counts . durations of the chosen items                 for every p
+
+Every path of the step graph bounds the step time of every plan of the layout from below
+(``costs.pipeline.CriticalPath``), so the program is a relaxation of the exact problem, tight at the plans whose
+critical path it contains. All coefficients are integers, rounded so that the program stays a relaxation:
+durations down to whole units, memory down to whole units of capacity / 2**20 (a plan that breaks the exact
+memory is cut off by ``forbid_rank_items``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from milpplan.optimize.layout.stage_options import FLOOR_UNITS, Menu, Setting
+from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
+from milpplan.optimize.space.layer_splits import even_splits
+from milpplan.problem.plan import Plan, Recompute, VirtualStage
+from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation.layout_costs import host_capacity_bytes
+from milpplan.simulation.pipeline.critical_path import CriticalPath
+from milpplan.simulation.pipeline.schedule import held_bytes
+from milpplan.simulation.pipeline.step_graph import Term
+
+RESOLUTION = 400_000
+"""Units between the base and the cutoff: fine enough for 1e-5, small enough for every solver."""
+FINEST = 4_000_000
+"""Most units of an item in a path's row: with more the solvers' tolerances would exceed ``SLACK_UNITS``."""
+SLACK_UNITS = 32
+"""Units above the cutoff that z may take, so that a proof with this much tolerance still passes the cutoff."""
+MEMORY_UNITS = 2**20
+UNPLACED_PRICE = 64 * RESOLUTION
+
+
+class ChoiceProgram(Protocol):
+    """A program of which item every virtual stage takes: of one layout, or of all views of one
+    (``replica_program``). The last variable is z."""
+
+    cutoff_ns: int
+    memory_units: int
+
+    @property
+    def offsets(self) -> IntArray:
+        """First column of each choice's items, and the end."""
+
+    @property
+    def num_rows_found(self) -> int:
+        """Paths and forbidden combinations so far."""
+
+    def split(self, row: FloatArray) -> list[FloatArray]:
+        """A row over all items as one part a choice."""
+
+    def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
+        """(base_ns, unit_ns) of z."""
+
+    def program(self, base: int, unit: int) -> Program:
+        """The whole program with all rows known so far."""
+
+    def overfull_rank(self, choice: Sequence[int]) -> int | None:
+        """A rank whose exact peak exceeds the capacity, if any."""
+
+    def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
+        """Exclude the combination of items that a rank cannot hold together."""
+
+
+@dataclass(slots=True)
+class LayoutProgram:
+    """Menus, paths and the scaling of one layout's program; rows are added by the planner as paths are found."""
+
+    setting: Setting
+    menus: list[Menu]
+    cutoff_ns: int
+    paths: list[CriticalPath] = field(default_factory=list)
+    coefficients: list[IntArray] = field(default_factory=list)
+    """Per path, nanoseconds of every item of all menus, concatenated."""
+    forbidden: list[tuple[IntArray, int]] = field(default_factory=list)
+    """Columns of which no more than so many may be chosen together."""
+    memory_units: int = MEMORY_UNITS
+    """Units of the memory rows between zero and the capacity."""
+
+    @property
+    def offsets(self) -> IntArray:
+        """First column of each stage's items, and the end; [J + 1]."""
+        return np.concatenate([[0], np.cumsum([len(menu) for menu in self.menus])]).astype(np.int64)
+
+    def split(self, row: FloatArray) -> list[FloatArray]:
+        """A row over all items as one part a stage."""
+        offsets = self.offsets
+        return [row[start:end] for start, end in pairwise(offsets)]
+
+    @property
+    def num_rows_found(self) -> int:
+        """Paths and forbidden combinations so far."""
+        return len(self.paths) + len(self.forbidden)
+
+    def fixed_ns(self, path: CriticalPath) -> int:
+        """Transfers and barrier on a path."""
+        costs = self.setting.costs
+        return path.num_transfers * int(costs.transfer_ns) + path.barrier_count * int(costs.barrier_ns)
+
+    def add_path(self, path: CriticalPath) -> bool:
+        """Remember a path; False if it is known already."""
+        for known in self.paths:
+            if known.num_transfers == path.num_transfers and np.array_equal(known.counts, path.counts):
+                return False
+        self.paths.append(path)
+        self.coefficients.append(np.concatenate([path.counts[:, menu.stage] @ menu.terms for menu in self.menus]))
+        return True
+
+    def path_value_ns(self, index: int, choice: Sequence[int]) -> int:
+        """Exact length of a path at a choice of items (one index a stage)."""
+        starts = self.offsets[:-1]
+        picked = self.coefficients[index][starts + np.asarray(choice)]
+        return int(picked.sum()) + self.fixed_ns(self.paths[index])
+
+    def bases(self) -> IntArray:
+        """Least value of every path over the menus taken one by one, [paths]."""
+        starts = self.offsets[:-1]
+        return np.array(
+            [
+                int(np.minimum.reduceat(row, starts).sum()) + self.fixed_ns(path)
+                for row, path in zip(self.coefficients, self.paths, strict=True)
+            ],
+            dtype=np.int64,
+        )
+
+    def drop_hopeless_items(self) -> bool:
+        """Remove items that alone push a path beyond the cutoff; False when a menu runs empty."""
+        starts, ends = self.offsets[:-1], self.offsets[1:]
+        keep = np.ones(int(self.offsets[-1]), dtype=np.bool_)
+        for row, base in zip(self.coefficients, self.bases(), strict=True):
+            lows = np.repeat(np.minimum.reduceat(row, starts), ends - starts)
+            keep &= base + row - lows <= self.cutoff_ns
+        if keep.all():
+            return True
+        if not np.logical_or.reduceat(keep, starts).all():
+            return False
+        self.menus = [
+            menu.take(keep[start:end]) for menu, start, end in zip(self.menus, starts, ends, strict=True)
+        ]
+        self.coefficients = [row[keep] for row in self.coefficients]
+        return True
+
+    def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
+        """(base_ns, unit_ns) of z: step time >= base + unit * z.
+
+        The base is the largest least path, or a bound that is ``proved_ns`` already: the unit is finer then, but
+        no finer than ``FINEST`` allows.
+        """
+        starts = self.offsets[:-1]
+        spans = [np.maximum.reduceat(row, starts) - np.minimum.reduceat(row, starts) for row in self.coefficients]
+        base = max(int(self.bases().max()), proved_ns)
+        longest = max(int(span.max()) for span in spans)
+        return base, max(1, -(-(self.cutoff_ns - base) // RESOLUTION), -(-longest // FINEST))
+
+    def path_rows(self, first: int, base: int, unit: int) -> Rows:
+        """critical_path rows of the paths from number ``first`` on: z - sum q x >= floor((base_p - base) / unit),
+        q = floor((coefficient - least of the stage) / unit)."""
+        starts, ends = self.offsets[:-1], self.offsets[1:]
+        width = int(self.offsets[-1])
+        names, matrix, lower = [], [], []
+        for index in range(first, len(self.paths)):
+            row = self.coefficients[index]
+            lows = np.minimum.reduceat(row, starts)
+            above = (row - np.repeat(lows, ends - starts)) // unit
+            value = int(lows.sum()) + self.fixed_ns(self.paths[index])
+            names.append(f"critical_path[{index}]")
+            matrix.append(np.append(-above, 1))
+            lower.append((value - base) // unit)
+        return Rows.dense(names, np.array(matrix, dtype=np.int64).reshape(-1, width + 1), lower)
+
+    def program(self, base: int, unit: int, elastic: bool = False) -> Program:
+        """The whole program with all rows known so far.
+
+        ``elastic``: layers may stay unplaced at a price above the cutoff, and z has no upper bound, so that the
+        relaxation always has an optimum: one above the cutoff proves that no plan is at or below it.
+        """
+        builder = ProgramBuilder(self.setting.layout.schedule)
+        names = [f"x[{menu.stage},{item}]" for menu in self.menus for item in range(len(menu))]
+        builder.add_variables(names, 0, 1)
+        most = max(0, (self.cutoff_ns - base) // unit) + SLACK_UNITS
+        z = builder.add_variable("z", 0, 2**40 if elastic else most)
+        prices = [1]
+        for run, (_, length) in enumerate(self.setting.runs if elastic else ()):
+            builder.add_variable(f"unplaced[{run}]", 0, length, integer=False)
+            prices.append(UNPLACED_PRICE)
+        builder.minimize(range(z, z + len(prices)), prices)
+        for family in ROW_FAMILIES:
+            family(self, builder)
+        built = builder.build()
+        return built.with_rows(self.path_rows(0, base, unit))
+
+    def plan(self, choice: Sequence[int]) -> Plan:
+        """Decode a choice of items."""
+        stages, start = [], 0
+        for menu, item in zip(self.menus, choice, strict=True):
+            count = int(menu.runs[item].sum())
+            recompute = Recompute(full=int(menu.full[item]), selective=int(menu.selective[item]))
+            stages.append(VirtualStage(layers=(start, start + count), recompute=recompute))
+            start += count
+        return Plan(layout=self.setting.layout, virtual_stages=tuple(stages))
+
+    def durations(self, choice: Sequence[int]) -> IntArray:
+        """Duration matrix [Term, J] of a choice."""
+        return np.stack([menu.terms[:, item] for menu, item in zip(self.menus, choice, strict=True)], axis=1)
+
+    def fractional_durations(self, values: FloatArray) -> IntArray:
+        """Duration matrix of a fractional point: the mean of the items, rounded."""
+        offsets = self.offsets
+        columns = [
+            menu.terms @ values[start:end]
+            for menu, start, end in zip(self.menus, offsets[:-1], offsets[1:], strict=True)
+        ]
+        return np.rint(np.stack(columns, axis=1)).astype(np.int64)
+
+    def overfull_rank(self, choice: Sequence[int]) -> int | None:
+        """A rank whose exact peak exceeds the capacity, if any."""
+        setting = self.setting
+        for rank, rows in enumerate(setting.profiles):
+            held = [(self.menus[j], choice[j]) for j in setting.layout.rank_stages[rank]]
+            state = sum(int(menu.state_bytes[item]) for menu, item in held)
+            kept = np.array([int(menu.kept_bytes[item]) for menu, item in held])
+            deferred = np.array([int(menu.deferred_bytes[item]) for menu, item in held])
+            buffers = int(setting.costs.of_rank(rank).buffer_bytes)
+            for running, counts in rows:
+                menu, item = held[running]
+                live = int(np.dot(counts, held_bytes(kept, deferred, len(counts))))
+                total = state + live + int(menu.transient_bytes[item]) + buffers
+                if total > setting.capacity_of(rank):
+                    return rank
+                host = sum(int(part.host_state_bytes[own]) for part, own in held)
+                on_host = [int(part.host_kept_bytes[own]) for part, own in held]
+                host += int(np.dot(counts[: len(held)], on_host))
+                if host > setting.host_capacity_of(rank):
+                    return rank
+        return None
+
+    def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
+        """Exclude the combination of items that a rank cannot hold together."""
+        stages = self.setting.layout.rank_stages[rank]
+        columns = np.array([self.offsets[j] + choice[j] for j in stages], dtype=np.int64)
+        self.forbidden.append((columns, len(columns) - 1))
+
+
+def one_item_per_stage(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """sum_i x_ji = 1."""
+    offsets = program.offsets
+    for menu, start, end in zip(program.menus, offsets[:-1], offsets[1:], strict=True):
+        columns = np.arange(start, end)
+        builder.add_row(f"one_item_per_stage[{menu.stage}]", columns, np.ones_like(columns), 1, 1)
+
+
+def layers_are_placed_once(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """sum_ji runs_jir x_ji = N_r."""
+    z = int(program.offsets[-1])
+    columns = np.arange(z)
+    runs = np.concatenate([menu.runs for menu in program.menus])
+    elastic = builder.num_variables > z + 1
+    for run, (_, length) in enumerate(program.setting.runs):
+        held, counts = columns, runs[:, run]
+        if elastic:
+            held, counts = np.append(held, z + 1 + run), np.append(counts, 1)
+        builder.add_row(f"layers_are_placed_once[{run}]", held, counts, length, length)
+
+
+def runs_in_order(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """A stage with layers after run r needs all of run r on it or before it."""
+    offsets = program.offsets
+    for run, (_, length) in enumerate(program.setting.runs[:-1]):
+        before = np.zeros(offsets[-1], dtype=np.int64)
+        for menu, start, end in zip(program.menus, offsets[:-1], offsets[1:], strict=True):
+            before[start:end] = menu.runs[:, run]
+            row = before.copy()
+            row[start:end] -= length * (menu.runs[:, run + 1 :].sum(axis=1) > 0)
+            builder.add_row(f"runs_in_order[{run},{menu.stage}]", np.arange(end), row[:end], 0)
+
+
+def larger_stages_first(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """Even interleaving: an inner stage holds no more layers than the inner stage before it."""
+    if even_splits(program.setting.problem, program.setting.layout) is None:
+        return
+    offsets = program.offsets
+    for before, menu in pairwise(program.menus[1:-1]):
+        columns = np.arange(offsets[before.stage], offsets[menu.stage + 1])
+        layers = np.concatenate([before.layers, -menu.layers])
+        builder.add_row(f"larger_stages_first[{menu.stage}]", columns, layers, 0)
+
+
+def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """Peak memory of ranks with several virtual stages, one row for each running chunk and live vector."""
+    setting, offsets = program.setting, program.offsets
+    if setting.layout.vpp == 1:
+        return
+    unit = max(1, setting.capacity_bytes // program.memory_units)
+    for rank, rows in enumerate(setting.profiles):
+        stages, v = setting.layout.rank_stages[rank], setting.layout.vpp
+        columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
+        for number, (running, counts) in enumerate(rows):
+            parts = [
+                program.menus[j].state_bytes
+                + counts[chunk] * program.menus[j].kept_bytes
+                + sum(counts[chunk + v : chunk + v + 1]) * program.menus[j].deferred_bytes
+                + (program.menus[j].transient_bytes if chunk == running else 0)
+                for chunk, j in enumerate(stages)
+            ]
+            room = setting.capacity_of(rank) - int(setting.costs.of_rank(rank).buffer_bytes)
+            builder.add_row(
+                f"rank_fits_in_memory[{rank},{number}]",
+                columns,
+                np.concatenate(parts) // unit,
+                MINUS_INFINITY,
+                room // unit,
+            )
+
+
+def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """Bytes on the host of ranks with several virtual stages, one row for each live vector."""
+    setting, offsets = program.setting, program.offsets
+    if setting.layout.vpp == 1 or not setting.costs.offloads:
+        return
+    unit = max(1, host_capacity_bytes(setting.problem) // program.memory_units)
+    for rank, rows in enumerate(setting.profiles):
+        stages = setting.layout.rank_stages[rank]
+        columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
+        for number, counts in enumerate(dict.fromkeys(counts for _, counts in rows)):
+            parts = [
+                program.menus[j].host_state_bytes + counts[chunk] * program.menus[j].host_kept_bytes
+                for chunk, j in enumerate(stages)
+            ]
+            name, held = f"rank_fits_on_host[{rank},{number}]", np.concatenate(parts) // unit
+            builder.add_row(name, columns, held, MINUS_INFINITY, setting.host_capacity_of(rank) // unit)
+
+
+def rank_recomputes_enough(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """Fixed layers: sum_i backward_ji x_ji over a rank's chunks is no less than the least that fits, which rows
+    of memory do not say of fractions. Above the least of each stage, in units rounded for a relaxation."""
+    setting, offsets = program.setting, program.offsets
+    for rank, least in enumerate(setting.least_backward_ns):
+        stages = setting.layout.rank_stages[rank]
+        columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
+        backwards = [program.menus[j].terms[Term.BACKWARD] for j in stages]
+        above = np.concatenate([backward - backward.min() for backward in backwards])
+        needed = least - sum(int(backward.min()) for backward in backwards)
+        if needed > 0:
+            unit = max(1, int(above.max()) // FLOOR_UNITS)
+            builder.add_row(f"rank_recomputes_enough[{rank}]", columns, -(-above // unit), -(-needed // unit))
+
+
+def forbidden_combinations(program: LayoutProgram, builder: ProgramBuilder) -> None:
+    """Combinations that exact memory refused."""
+    for number, (columns, most) in enumerate(program.forbidden):
+        builder.add_row(f"forbidden[{number}]", columns, np.ones_like(columns), MINUS_INFINITY, most)
+
+
+ROW_FAMILIES = (
+    one_item_per_stage,
+    layers_are_placed_once,
+    runs_in_order,
+    larger_stages_first,
+    rank_fits_in_memory,
+    rank_fits_on_host,
+    rank_recomputes_enough,
+    forbidden_combinations,
+)
+
+__all__ = ["INFINITY", "ROW_FAMILIES", "LayoutProgram"]

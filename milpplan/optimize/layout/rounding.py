@@ -1,0 +1,236 @@
+"""Whole plans from fractional ones: round the layers, then recompute as much as memory needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.space.layer_splits import even_splits
+from milpplan.optimize.space.recompute_parts import in_parts
+from milpplan.problem.plan import Plan, Recompute, VirtualStage
+from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation.pipeline.schedule import LiveProfile, held_bytes
+from milpplan.simulation.pipeline.step_graph import Term
+from milpplan.simulation.stages import StageMemo, StageOptions
+
+
+def rounded_layers(setting: Setting, layers: FloatArray) -> IntArray:
+    """Whole layers of each stage, [J], from fractional ones: differences of the rounded running sum, each at
+    least what the space demands."""
+    splits = even_splits(setting.problem, setting.layout)
+    if splits is not None:
+        return _nearest_split(setting, splits, layers)
+    total = setting.problem.model.num_layers
+    least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])
+    most = np.array([setting.max_layers(j) for j in range(setting.num_stages)])
+    whole = np.clip(np.diff(np.rint(np.cumsum(layers)), prepend=0), least, most).astype(np.int64)
+    while (missing := total - int(whole.sum())) != 0:
+        step = 1 if missing > 0 else -1
+        movable = np.flatnonzero(whole < most) if missing > 0 else np.flatnonzero(whole > least)
+        if not len(movable):
+            break
+        furthest = movable[np.argsort(step * (whole - layers)[movable], kind="stable")]
+        whole[furthest[: abs(missing)]] += step
+    return whole
+
+
+def _nearest_split(setting: Setting, splits: tuple[tuple[int, ...], ...], layers: FloatArray) -> IntArray:
+    """The allowed split with the least summed distance."""
+    table = np.array(splits, dtype=np.int64).reshape(-1, setting.num_stages)
+    bounds = np.array(setting.layer_bounds)
+    table = table[((table >= bounds[:, 0]) & (table <= bounds[:, 1])).all(axis=1)]
+    if not len(table):
+        return np.zeros(setting.num_stages, dtype=np.int64)
+    return np.asarray(table[int(np.abs(table - layers).sum(axis=1).argmin())])
+
+
+@dataclass(slots=True)
+class _Rank:
+    """Virtual stages of one rank while recomputation is added to them."""
+
+    setting: Setting
+    memo: StageMemo
+    rank: int
+    kinds: list[list[int]]
+    full: list[int]
+    selective: list[int]
+
+    def options(self, chunk: int) -> StageOptions:
+        """Costs of a chunk as it stands."""
+        stage = self.setting.layout.rank_stages[self.rank][chunk]
+        return self.memo.option(stage, self.kinds[chunk], self.full[chunk], self.selective[chunk])
+
+    def worst(self) -> tuple[int, tuple[int, ...]]:
+        """(bytes above the capacity, live vector) of the fullest moment, on the device or on the host."""
+        held = [self.options(chunk) for chunk in range(len(self.kinds))]
+        state = sum(int(option.state_bytes.sum()) for option in held)
+        state += int(self.setting.costs.of_rank(self.rank).buffer_bytes)
+        kept = np.array([int(option.kept_bytes[0]) for option in held])
+        deferred = np.array([option.deferred_bytes for option in held])
+        transient = np.array([int(option.transient_bytes[0]) for option in held])
+        running, live = _moments(self.setting.profiles[self.rank])
+        bytes_used = live @ held_bytes(kept, deferred, live.shape[1]) + transient[running]
+        fullest = int(bytes_used.argmax())
+        excess = state + int(bytes_used[fullest]) - self.setting.capacity_of(self.rank)
+        if self.setting.costs.offloads:
+            on_host = live @ np.array([int(option.host_kept_bytes[0]) for option in held])
+            over = int(sum(option.host_state_bytes for option in held)) - self.setting.host_capacity_of(self.rank)
+            if over + int(on_host.max()) > excess:
+                fullest = int(on_host.argmax())
+                excess = over + int(on_host[fullest])
+        return excess, tuple(live[fullest].tolist())
+
+    def relieve(self, excess: int, live: tuple[int, ...]) -> bool:
+        """Recompute a few more layers where it frees most bytes a nanosecond; False when all are recomputed."""
+        costs, modes = self.setting.costs.of_rank(self.rank), self.setting.problem.recompute_modes
+        # What is not kept on the device is kept on the host.
+        host = costs.host_kept_bytes
+        selectively = costs.dropped_selective_bytes + host[0] - host[1]
+        wholly = costs.dropped_full_bytes + host[0] - host[2]
+        best: tuple[float, str, int, float] | None = None
+        for chunk, kinds in enumerate(self.kinds):
+            plain = len(kinds) - self.full[chunk] - self.selective[chunk]
+            if not kinds:
+                continue
+            kind = kinds[-1]
+            for mode, phase, dropped in (
+                ("selective", Phase.SELECTIVE, selectively),
+                ("full", Phase.FULL, wholly),
+            ):
+                if mode not in modes or (plain == 0 and (mode == "selective" or not self.selective[chunk])):
+                    continue
+                freed = float(dropped[kind]) * live[chunk]
+                spent = float(costs.duration_ns[kind, phase])
+                if plain == 0:
+                    freed -= float(selectively[kind]) * live[chunk]
+                    spent -= float(costs.duration_ns[kind, Phase.SELECTIVE])
+                rate = freed / max(spent, 1.0)
+                if freed > 0 and (best is None or rate > best[0]):
+                    best = (rate, mode, chunk, freed)
+        if best is None:
+            return False
+        _, mode, chunk, freed = best
+        self._add(mode, chunk, max(1, int(excess // max(freed, 1.0))))
+        return True
+
+    def _add(self, mode: str, chunk: int, layers: int) -> None:
+        plain = len(self.kinds[chunk]) - self.full[chunk] - self.selective[chunk]
+        if mode == "selective":
+            self.selective[chunk] += min(layers, plain)
+        elif plain:
+            self.full[chunk] += min(layers, plain)
+        else:
+            moved = min(layers, self.selective[chunk])
+            self.full[chunk] += moved
+            self.selective[chunk] -= moved
+
+
+@lru_cache(maxsize=512)
+def _moments(profiles: tuple[LiveProfile, ...]) -> tuple[IntArray, IntArray]:
+    """Running chunk [n] and counts of micro-batches of ``live_profiles`` [n, counts] at a rank's fullest
+    moments."""
+    return np.array([chunk for chunk, _ in profiles]), np.array([live for _, live in profiles])
+
+
+def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = None) -> Plan | None:
+    """The plan with the given layers in each stage and a greedy least recomputation; None if it cannot fit.
+    ``memo`` is kept between plans of a layout."""
+    kinds = setting.problem.model.layer_kinds
+    if int(layers.sum()) != len(kinds):
+        return None
+    if setting.first_full is not None or in_parts(setting.problem):
+        return _alike_plan(setting, layers, memo or StageMemo(setting.layout, setting.costs))
+    P, v = setting.layout.pp, setting.layout.vpp
+    ends = np.cumsum(layers)
+    starts = ends - layers
+    must = "none" not in setting.problem.recompute_modes
+    recompute: list[Recompute] = [Recompute()] * setting.num_stages
+    memo = memo or StageMemo(setting.layout, setting.costs)
+    for rank in range(P):
+        stages = setting.layout.rank_stages[rank]
+        held = [list(kinds[starts[j] : ends[j]]) for j in stages]
+        lightest = "selective" if "selective" in setting.problem.recompute_modes else "full"
+        whole = [len(part) if must else 0 for part in held]
+        none = [0] * v
+        state = _Rank(
+            setting,
+            memo,
+            rank,
+            held,
+            whole if must and lightest == "full" else list(none),
+            whole if must and lightest == "selective" else list(none),
+        )
+        excess, live = state.worst()
+        while excess > 0:
+            if not state.relieve(excess, live):
+                return None
+            excess, live = state.worst()
+        for chunk, j in enumerate(stages):
+            recompute[j] = Recompute(full=state.full[chunk], selective=state.selective[chunk])
+    return _plan(setting, layers, recompute)
+
+
+def _plan(setting: Setting, layers: IntArray, recompute: list[Recompute]) -> Plan:
+    ends = np.cumsum(layers)
+    return Plan(
+        layout=setting.layout,
+        virtual_stages=tuple(
+            VirtualStage(layers=(int(end - size), int(end)), recompute=choice)
+            for size, end, choice in zip(layers, ends, recompute, strict=True)
+        ),
+    )
+
+
+def _alike_plan(setting: Setting, layers: IntArray, memo: StageMemo) -> Plan | None:
+    """The plan with one recompute setting for all stages that fits and recomputes for the shortest time."""
+    modes, most = setting.problem.recompute_modes, int(layers.max())
+    if setting.first_full is not None:
+        blocks = [setting.first_full]
+    else:
+        by_block = setting.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes)
+        blocks = [0] * ("none" in modes) + list(range(1, most)) * by_block + [most] * ("full" in modes)
+    tried = [_blocks(layers, _first_that_fits(setting, layers, memo, blocks))] if blocks else []
+    if "selective" in modes and setting.first_full is None:
+        tried.append([Recompute(selective=int(size)) for size in layers])
+    found: list[tuple[int, list[Recompute]]] = []
+    for recompute in tried:
+        spent = _spent_if_it_fits(setting, layers, memo, recompute)
+        if spent is not None:
+            found.append((spent, recompute))
+    return _plan(setting, layers, min(found, key=lambda entry: entry[0])[1]) if found else None
+
+
+def _blocks(layers: IntArray, block: int) -> list[Recompute]:
+    return [Recompute(full=min(block, int(size))) for size in layers]
+
+
+def _first_that_fits(setting: Setting, layers: IntArray, memo: StageMemo, blocks: list[int]) -> int:
+    """The first block that fits, by halving: more recomputed layers hold less (but for what one of them replays).
+    The last one where none does."""
+    low, high = 0, len(blocks) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _spent_if_it_fits(setting, layers, memo, _blocks(layers, blocks[middle])) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return blocks[low]
+
+
+def _spent_if_it_fits(
+    setting: Setting, layers: IntArray, memo: StageMemo, recompute: list[Recompute]
+) -> int | None:
+    """Nanoseconds of all backwards together; None where a rank does not fit."""
+    kinds, ends, spent = setting.problem.model.layer_kinds, np.cumsum(layers), 0
+    for rank, stages in enumerate(setting.layout.rank_stages):
+        held = [list(kinds[int(ends[j] - layers[j]) : int(ends[j])]) for j in stages]
+        full, selective = [recompute[j].full for j in stages], [recompute[j].selective for j in stages]
+        state = _Rank(setting, memo, rank, held, full, selective)
+        if state.worst()[0] > 0:
+            return None
+        spent += sum(int(state.options(chunk).terms[Term.BACKWARD, 0]) for chunk in range(len(stages)))
+    return spent

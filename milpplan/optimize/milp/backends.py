@@ -1,0 +1,169 @@
+"""Names of the solver backends and which of them work here. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Final
+
+from milpplan.errors import MilpplanError, SolverError, UnavailableError, UnknownNameError
+from milpplan.optimize.milp.program import Program, ProgramBuilder
+from milpplan.optimize.milp.solution import (
+    Backend,
+    Limits,
+    Solution,
+    check_solution,
+    printing_aside,
+    run_interruptibly,
+    running,
+)
+from milpplan.plugins import plugin, plugin_names, plugin_title
+
+
+def _cbc() -> Backend:
+    from milpplan.optimize.milp.cbc import CbcBackend
+
+    return CbcBackend()
+
+
+def _cpsat() -> Backend:
+    from milpplan.optimize.milp.cpsat import CpSatBackend
+
+    return CpSatBackend()
+
+
+def _highs() -> Backend:
+    from milpplan.optimize.milp.highs import HighsBackend
+
+    return HighsBackend()
+
+
+_LIBRARIES: Final = (
+    "ortools.linear_solver.python.model_builder_helper",
+    "ortools.math_opt.core.python.solver",
+    "ortools.math_opt.callback_pb2",
+    "ortools.math_opt.model_parameters_pb2",
+    "scipy.optimize",
+    "scipy.sparse",
+)
+
+
+def load_solvers() -> None:
+    """Import what programs are solved with now, half a second, and not in the middle of a search: an interruption
+    of an import may be lost."""
+    for name in _LIBRARIES:
+        import_module(name)
+
+
+BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
+AUTO: Final = "auto"
+LATE_S: Final = 1.0
+"""Seconds that a plug-in is waited for after its time limit."""
+PROBE_S: Final = 20.0
+"""Most time that a solver gets for a program of two variables."""
+PROBE_OPTIMUM: Final = 10
+
+
+class AutoBackend:
+    """HiGHS, the fastest on deep pipelines; CBC where it fails, then CP-SAT."""
+
+    name = AUTO
+
+    def version(self) -> str:
+        """Versions of all that may be asked."""
+        return "; ".join(backend(name).version() for name in ("highs", "cbc", "cpsat"))
+
+    def solve(self, program: Program, limits: Limits) -> Solution:
+        """The answer of the first backend that gives one that stands."""
+        for name in ("highs", "cbc"):
+            try:
+                return backend(name).solve(program, limits)
+            except (SolverError, ImportError):
+                continue
+        return backend("cpsat").solve(program, limits)
+
+
+def backend(name: str) -> Backend:
+    """The backend called ``name``, or ``auto``."""
+    if name == AUTO:
+        return AutoBackend()
+    if name not in BACKENDS:
+        known = [*backend_names(), AUTO]
+        if name in known:
+            return PluginBackend(name)
+        close = difflib.get_close_matches(name.lower().replace("-", ""), known, n=1)
+        raise UnknownNameError(
+            f"There is no solver backend {name!r}.",
+            f"One of {', '.join(known)} expected.",
+            f"Did you mean {close[0]!r}?" if close else "",
+        )
+    return BACKENDS[name]()
+
+
+def witnessed(program: Program, limits: Limits, solution: Solution) -> Solution:
+    """The answer to a program; where a solver of floats calls it infeasible, that of HiGHS without presolve.
+
+    CBC, and HiGHS by what it simplifies first, have called feasible programs infeasible; nothing in their answers
+    shows it.
+    """
+    if solution.status != "infeasible" or solution.backend == "cpsat":
+        return solution
+    return backend("highs").solve(program, replace(limits, presolve=False))
+
+
+def backend_names() -> tuple[str, ...]:
+    """Names of our backends, then those of the installed plug-ins."""
+    return (*BACKENDS, *(name for name in plugin_names("solvers") if name not in (*BACKENDS, AUTO)))
+
+
+class PluginBackend:
+    """A function of another package over the solver-neutral program (``milpplan.solvers``); its answers go through
+    the same exact check as everybody's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._function: Callable[[Program, Limits], Solution] = plugin("solvers", name)
+
+    def version(self) -> str:
+        """Name, package and version."""
+        return plugin_title("solvers", self.name)
+
+    def solve(self, program: Program, limits: Limits) -> Solution:
+        """The checked answer of the function."""
+        # It runs beside us, so that neither a limit nor Ctrl-C depends on its looking at them.
+        most_s = None if limits.time_limit_s is None else limits.time_limit_s + LATE_S
+        try:
+            with printing_aside(), running(f"The solver plug-in {self.version()}"):
+                solution = run_interruptibly(
+                    lambda: self._function(program, limits),
+                    lambda: None,
+                    grace_s=0.0,
+                    cancelled=limits.cancelled,
+                    most_s=most_s,
+                )
+        except (MilpplanError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # SystemExit, too: that is not for a plug-in to say.
+            raise UnavailableError(
+                f"The solver plug-in {self.version()} fails on {program.name}: {type(error).__name__}: {error}.",
+                do="Use another backend, or repair its package.",
+            ) from error
+        if not isinstance(solution, Solution):
+            raise SolverError(
+                f"The solver plug-in {self.version()} answers with {type(solution).__name__}.",
+                "A milpplan Solution expected.",
+                "Repair its package.",
+            )
+        return check_solution(program, replace(solution, backend=self.name))
+
+
+def probed(name: str) -> Solution:
+    """The answer of a backend to a program of two variables, whose optimum is ``PROBE_OPTIMUM``."""
+    builder = ProgramBuilder("probe")
+    pair = builder.add_variables(("a", "b"), 0, 3)
+    builder.add_row("cover", pair, (2, 3), lower=7)
+    builder.minimize(pair, (3, 4))
+    return backend(name).solve(builder.build(), Limits(time_limit_s=PROBE_S))

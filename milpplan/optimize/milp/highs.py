@@ -1,0 +1,135 @@
+"""HiGHS through the MathOpt interface of OR-Tools: floating point, so its proof has a tolerance."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from milpplan.errors import SolverError
+from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, FloatArray, Program
+from milpplan.optimize.milp.scaling import Scaling, model_proto, sparse_values, without_wide_integers
+from milpplan.optimize.milp.solution import (
+    Limits,
+    Solution,
+    Status,
+    checked_solve,
+    require_exact_floats,
+    run_interruptibly,
+    running,
+)
+
+if TYPE_CHECKING:
+    from ortools.math_opt import parameters_pb2
+
+_STATUSES: Final[dict[str, Status]] = {
+    "OPTIMAL": "optimal",
+    "FEASIBLE": "feasible",
+    "INFEASIBLE": "infeasible",
+    "NO_SOLUTION_FOUND": "no_solution_found",
+}
+_PREFIX: Final = "TERMINATION_REASON_"
+
+
+class HighsBackend:
+    """HiGHS, one thread. It cannot be interrupted: after Ctrl-C or a cancellation its thread ends at its limit."""
+
+    name = "highs"
+
+    def version(self) -> str:
+        """Version of OR-Tools, whose build of HiGHS is used."""
+        return f"HiGHS of OR-Tools {version('ortools')}"
+
+    def solve(self, program: Program, limits: Limits) -> Solution:
+        """Solve with relative gap ``limits.relative_gap`` (HiGHS' own default would be 1e-4)."""
+        if limits.deterministic_limit is not None:
+            # MathOpt cannot read the status HiGHS gives at a node limit.
+            raise SolverError("HiGHS has no deterministic limit here.", do="Use a time limit, cbc or cpsat.")
+        require_exact_floats(program, self.name)
+        relaxed = without_wide_integers(program, self.name)
+        with running("HiGHS"):
+            return checked_solve(
+                program, lambda presolve: _solve(relaxed, limits, presolve and limits.presolve), relaxed
+            )
+
+
+def _parameters(limits: Limits, presolve: bool) -> parameters_pb2.SolveParametersProto:
+    from ortools.math_opt import parameters_pb2
+
+    parameters = parameters_pb2.SolveParametersProto()
+    parameters.relative_gap_tolerance = limits.relative_gap
+    parameters.highs.int_options["random_seed"] = limits.seed
+    if limits.time_limit_s is not None:
+        parameters.time_limit.FromMicroseconds(max(1, round(limits.time_limit_s * 1_000_000)))
+    if not presolve:
+        parameters.presolve = parameters_pb2.EMPHASIS_OFF
+    return parameters
+
+
+def _solve(program: Program, limits: Limits, presolve: bool) -> Solution:
+    from ortools.math_opt import callback_pb2, model_parameters_pb2, parameters_pb2
+    from ortools.math_opt.core.python import solver
+
+    scaling = Scaling.of(program, integer=True)
+    model = model_proto(program, scaling, integer=True)
+    parameters = _parameters(limits, presolve)
+
+    def work() -> Any:
+        # MathOpt's own wrapper turns an error status into an AttributeError, so call what it wraps.
+        return solver.solve(
+            model,
+            parameters_pb2.SOLVER_TYPE_HIGHS,
+            parameters_pb2.SolverInitializerProto(),
+            parameters,
+            model_parameters_pb2.ModelSolveParametersProto(),
+            None,
+            callback_pb2.CallbackRegistrationProto(),
+            None,
+            None,
+        )
+
+    start = time.perf_counter()
+    try:
+        result = run_interruptibly(work, lambda: None, grace_s=0.0, cancelled=limits.cancelled)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise SolverError(f"HiGHS failed on {program.name}: {error}", do="Use another backend.") from error
+    return _solution(program, scaling, result, time.perf_counter() - start)
+
+
+def _solution(program: Program, scaling: Scaling, result: Any, wall_time_s: float) -> Solution:
+    from ortools.math_opt import result_pb2
+
+    termination = result.termination
+    raw = result_pb2.TerminationReasonProto.Name(termination.reason).removeprefix(_PREFIX)
+    bounded = bool((program.lower > MINUS_INFINITY).all() and (program.upper < INFINITY).all())
+    known = "INFEASIBLE" if raw == "INFEASIBLE_OR_UNBOUNDED" and bounded else raw
+    if known not in _STATUSES:
+        raise SolverError(
+            f"HiGHS answered {raw} ({termination.detail}) to {program.name}.",
+            f"One of {', '.join(_STATUSES)} expected.",
+            "Bound every variable, or use another backend.",
+        )
+    status = _STATUSES[known]
+    found = status in ("optimal", "feasible")
+    values: FloatArray | None = None
+    reported = None
+    if found and result.solutions:
+        primal = result.solutions[0].primal_solution
+        values = sparse_values(primal.variable_values, program.num_variables) * scaling.columns
+        reported = float(primal.objective_value) * scaling.cost + program.offset
+    bound = float(termination.objective_bounds.dual_bound) * scaling.cost + program.offset
+    return Solution(
+        status=status,
+        values=values,
+        objective=None,
+        bound=bound if status != "infeasible" and np.isfinite(bound) else None,
+        raw_status=raw,
+        backend=HighsBackend.name,
+        wall_time_s=wall_time_s,
+        limit_reached=status in ("feasible", "no_solution_found"),
+        reported_objective=reported,
+    )

@@ -1,0 +1,368 @@
+"""What a backend is asked and answers, and the exact re-check that every answer goes through."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from milpplan.errors import SolverError, UnavailableError
+from milpplan.optimize.milp.program import INFINITY, IntArray, Program, Values
+from milpplan.optimize.milp.violations import violations
+
+Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
+T = TypeVar("T")
+
+# An integer variable may come back this far from an integer before the answer is refused.
+INTEGRALITY_TOLERANCE: Final = 1e-5
+# Allowed relative excess in rows with several continuous variables, and in the objective a solver reports.
+ROW_TOLERANCE: Final = 1e-6
+# How often a running solver is asked whether it was cancelled.
+POLL_S: Final = 0.1
+# Name of the threads that solvers run in.
+SOLVER_THREAD: Final = "milpplan-solver"
+# Floating-point solvers get only numbers that a double holds exactly.
+EXACT_FLOAT: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop. ``deterministic_limit`` is in the solver's own unit of work, so that it reproduces:
+    deterministic seconds for CP-SAT, branch-and-bound nodes for CBC; HiGHS has none. Wall-clock limits are
+    soft. ``cancelled`` is asked now and then: from when it says yes on, the solve ends as by Ctrl-C. Without
+    ``presolve`` nothing is simplified first: slower, but not misled by what was simplified."""
+
+    time_limit_s: float | None = None
+    deterministic_limit: float | None = None
+    seed: int = 1
+    relative_gap: float = 0.0
+    cancelled: Callable[[], bool] | None = None
+    presolve: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """An answer.
+
+    ``values`` are int64 and exact unless a continuous variable is fractional. ``objective`` is recomputed
+    from them in Python integers (rounded up when fractional); ``reported_objective`` is what the solver
+    said. ``bound`` is what the solver proved, with its own tolerance; None when it proved nothing.
+    """
+
+    status: Status
+    values: Values | None
+    objective: int | None
+    bound: float | None
+    raw_status: str
+    backend: str
+    wall_time_s: float
+    limit_reached: bool = False
+    reported_objective: float | None = None
+
+
+class Backend(Protocol):
+    """A solver of integer programs."""
+
+    @property
+    def name(self) -> str:
+        """Name in the registry."""
+
+    def solve(self, program: Program, limits: Limits) -> Solution:
+        """Solve; the answer has been through ``check_solution``."""
+
+    def version(self) -> str:
+        """Name and version of the solver itself."""
+
+
+def check_solution(program: Program, solution: Solution) -> Solution:
+    """The solution with exact values and objective; SolverError if it breaks a row, a bound or its objective.
+
+    Integer variables are rounded (at most by ``INTEGRALITY_TOLERANCE``) and every row of integers is then
+    checked without any tolerance. A continuous variable is recomputed as the best whole number that the rows
+    leave it, if one costs less than a unit, so that the solver's rounding errors do not reach the objective;
+    unless these are ``shares``.
+    """
+    if solution.values is None:
+        if solution.status in ("optimal", "feasible"):
+            raise SolverError(f"{solution.backend} said {solution.raw_status} but gave no values.")
+        return replace(solution, objective=None)
+    values = _rounded(program, solution)
+    broken = violations(program, values, tolerance=ROW_TOLERANCE)
+    if broken:
+        raise SolverError(
+            f"{solution.backend} said {solution.raw_status}, but its answer to {program.name} breaks "
+            f"{len(broken)} rows or bounds exactly: {'; '.join(map(str, broken[:3]))}.",
+            "An answer must satisfy every row in integers.",
+            "Use another backend, or run `milpplan doctor`.",
+        )
+    objective = program.objective_at(values)
+    reported, allowed = solution.reported_objective, _objective_tolerance(program, values)
+    # Better than reported is no contradiction: a solver that stops at a gap leaves continuous values slack. What
+    # it proved must hold for the better value too.
+    if reported is not None and objective - reported > allowed:
+        raise SolverError(
+            f"{solution.backend} reports the objective {reported!r}, but its values give {objective}.",
+            "Both must agree.",
+            "Use another backend, or run `milpplan doctor`.",
+        )
+    if solution.bound is not None and solution.bound > objective + allowed:
+        raise SolverError(
+            f"{solution.backend} claims to have proved the bound {solution.bound!r}, "
+            f"but its own answer costs {objective}."
+        )
+    return replace(solution, values=values, objective=objective)
+
+
+def checked_solve(program: Program, solve: Callable[[bool], Solution], relaxed: Program | None = None) -> Solution:
+    """``solve(presolve=True)``, checked; once more without presolve if the check refutes it.
+
+    Where the solver was given ``relaxed``, its answer is first made whole by that, then checked as usual.
+    """
+
+    def attempt(presolve: bool) -> Solution:
+        solution = solve(presolve)
+        if relaxed is not None and relaxed is not program and solution.values is not None:
+            # What was reported is about the relaxed program and is checked against that.
+            reported = solution.reported_objective
+            solution = check_solution(relaxed, solution)
+            whole = check_solution(program, replace(solution, reported_objective=solution.objective))
+            return replace(whole, reported_objective=reported)
+        return check_solution(program, solution)
+
+    try:
+        return attempt(True)
+    except UnavailableError:
+        raise
+    except SolverError:
+        return attempt(False)
+
+
+def require_exact_floats(program: Program, backend: str) -> None:
+    """Refuse programs whose numbers a double would round."""
+    rows = program.rows
+    numbers = (rows.coefficients, program.objective, rows.lower, rows.upper, program.lower, program.upper)
+    for array in numbers:
+        size = np.abs(array)
+        wrong = size[(size > EXACT_FLOAT) & (size < INFINITY)]
+        if wrong.size:
+            raise SolverError(
+                f"{program.name} holds {int(wrong[0])}, which {backend} would round.",
+                f"At most 2^53 = {EXACT_FLOAT} expected.",
+                "State the program in a coarser unit.",
+            )
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Make a solver unavailable, not the solve impossible, where the system refuses it something.
+
+    Raises:
+        UnavailableError: there is no room for files, no memory, or no process; the cause is named.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise UnavailableError(
+            f"{what} could not run: memory ran out.",
+            "Expected more free memory.",
+            "Free some, or use fewer workers.",
+        ) from error
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"{what} was {error}.", "Expected it to keep its time limit.", "Use another backend."
+        ) from error
+    except OSError as error:
+        place = "" if error.filename is None else f" ({error.filename})"
+        raise UnavailableError(
+            f"{what} could not run: {error.strerror or error}{place}.",
+            "Expected room for its files in the temporary folder, and free memory.",
+            "Let TMPDIR name a folder with room, or free memory.",
+        ) from error
+
+
+@contextmanager
+def printing_aside() -> Iterator[None]:
+    """Send what is printed inside, by whatever means, to stderr: stdout is for the result."""
+    before, kept = sys.stdout, None
+    with suppress(OSError, ValueError, AttributeError):
+        before.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        # What still runs goes on printing aside.
+        sys.stdout = _Aside(before) if solver_runs() else before
+        with suppress(OSError, ValueError, AttributeError):
+            before.flush()
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+class _Aside:
+    """A stream for all threads but those of solvers, which write to stderr."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        own = threading.current_thread().name == SOLVER_THREAD
+        return getattr(sys.stderr if own else self._stream, name)
+
+
+def end_if(cancelled: Callable[[], bool] | None) -> None:
+    """End a solve that somebody has cancelled, the way Ctrl-C does."""
+    if cancelled is not None and cancelled():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def undisturbed() -> Iterator[list[int]]:
+    """Let Ctrl-C, and every other signal that something is done about, wait until the end of the block.
+
+    Yields:
+        The signals that came: whoever asks for this says what they mean. None in a thread other than the main
+        one, where none is heard.
+    """
+    heard: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGALRM"))
+        before = {one: signal.getsignal(one) for one in known if one is not None}
+        before = {one: handler for one, handler in before.items() if callable(handler)}
+    for one in before:
+        signal.signal(one, lambda number, frame: heard.append(number))
+    try:
+        yield heard
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Let Ctrl-C, and every other signal that something is done about, come when the block has ended."""
+    with undisturbed() as heard:
+        yield
+    if heard:
+        signal.raise_signal(signal.Signals(heard[0]))
+
+
+def run_interruptibly(
+    work: Callable[[], T],
+    stop: Callable[[], None],
+    grace_s: float = 5.0,
+    cancelled: Callable[[], bool] | None = None,
+    most_s: float | None = None,
+) -> T:
+    """Run ``work`` in a thread, so that Ctrl-C reaches Python while a C++ solver runs.
+
+    On an interruption ``stop`` is called, the thread gets ``grace_s`` to end, and the interruption goes on; it is
+    one, too, when ``cancelled`` says yes.
+    """
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            failures.append(error)
+
+    until = None if most_s is None else time.monotonic() + most_s
+    thread = threading.Thread(target=body, name=SOLVER_THREAD, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(POLL_S)
+            end_if(cancelled)
+            if until is not None and time.monotonic() > until and thread.is_alive():
+                raise TimeoutError(f"not back {most_s:g} s after it was called")
+    except BaseException:
+        stop()
+        thread.join(grace_s)
+        raise
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def solver_runs() -> bool:
+    """Whether a solver that was interrupted has not ended yet."""
+    return any(thread.name == SOLVER_THREAD for thread in threading.enumerate())
+
+
+def _rounded(program: Program, solution: Solution) -> Values:
+    values = solution.values
+    assert values is not None
+    if np.issubdtype(values.dtype, np.integer):
+        return values
+    if not np.isfinite(values).all():
+        raise SolverError(f"{solution.backend} said {solution.raw_status} but gave values that are not finite.")
+    nearest = np.rint(values)
+    off = np.where(program.is_integer, np.abs(values - nearest), 0.0)
+    if off.size and off.max() > INTEGRALITY_TOLERANCE:
+        worst = int(off.argmax())
+        raise SolverError(
+            f"{solution.backend} gave {program.variable_names[worst]} = {float(values[worst])!r}.",
+            f"An integer within {INTEGRALITY_TOLERANCE} expected.",
+            "Use another backend.",
+        )
+    continuous = np.flatnonzero(~program.is_integer)
+    if continuous.size == 0:
+        return nearest.astype(np.int64)
+    if program.shares:
+        return np.where(program.is_integer, nearest, values)
+    whole = np.clip(nearest, -(2.0**62), 2.0**62).astype(np.int64)
+    for column in continuous.tolist():
+        best = _best_whole_value(program, whole, column)
+        if best is not None:
+            whole[column] = best
+    reported = solution.reported_objective
+    near = reported is None or program.objective_at(whole) <= reported + _objective_tolerance(program, values)
+    if near and not violations(program, whole):
+        return whole
+    return np.where(program.is_integer, nearest, values)
+
+
+def _objective_tolerance(program: Program, values: Values) -> float:
+    """Rounding error allowed in a reported objective, and a unit where continuous values are made whole."""
+    scale = float(np.abs(program.objective * values.astype(np.float64)).sum()) + abs(program.offset)
+    return ROW_TOLERANCE * max(1.0, scale) + (0.0 if program.is_integer.all() else 1.0)
+
+
+def _best_whole_value(program: Program, values: IntArray, column: int) -> int | None:
+    """Cheapest whole value that the rows leave to ``column``, the others fixed; None if there is none."""
+    rows = program.rows
+    entries = np.flatnonzero(rows.columns == column)
+    inside = rows.entry_rows()[entries]
+    others = values.copy()
+    others[column] = 0
+    rest = rows.activities(others)
+    low, high = int(program.lower[column]), int(program.upper[column])
+    for entry, row in zip(entries.tolist(), inside.tolist(), strict=True):
+        factor, activity = int(rows.coefficients[entry]), int(rest[row])
+        ends = (int(rows.lower[row]), int(rows.upper[row]))
+        lower, upper = ends if factor > 0 else (-ends[1], -ends[0])
+        activity, factor = (activity, factor) if factor > 0 else (-activity, -factor)
+        if lower > -INFINITY:
+            low = max(low, -((activity - lower) // factor))
+        if upper < INFINITY:
+            high = min(high, (upper - activity) // factor)
+    if low > high:
+        return None
+    cost = int(program.objective[column])
+    if cost:
+        best = low if cost > 0 else high
+        return best if abs(best) < INFINITY else None
+    return min(max(int(values[column]), low), high)

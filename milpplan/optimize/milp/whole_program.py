@@ -1,0 +1,302 @@
+"""The monolithic form: degrees, layers and recomputation of a small problem in one integer program.
+
+Variables: the degrees and one literal layout_l a legal layout (``degrees``), and for every layout the items
+x_lji of its stage menus (``formulation``); z, the objective above ``base``, in units of ``unit`` nanoseconds.
+
+    minimise z
+    <rows of degrees.py>
+    <row of formulation.py with side b, for every layout l>     row(x_l, z) - b layout_l  >= 0, = 0 or <= 0
+    nothing_below_the_cutoff     layout_l <= 0      layouts whose menus or paths rule them out
+    forbidden_plan               sum of some items <= their number - 1
+
+Multiplying the side of every row by the layout's literal puts it under that literal without any big M: where
+layout_l = 0 all x_l are 0 (their one_item_per_stage rows have side layout_l), and the row says 0 >= 0 or
+z >= 0. Every path of a layout bounds its plans, so the program is a relaxation. It is solved, the plan
+simulated and its critical path added, until bound and simulator meet; items that exact memory refuses
+together, and a plan that only rounding lets through, are forbidden by name.
+
+Never the only way to an answer: it cross-checks ``solve`` and is what ``export`` hands to other solvers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, floor, lcm
+
+import numpy as np
+
+from milpplan.errors import InvalidInputError, SolverError
+from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.warm_start import Choice, analytic_paths, best_choice, rank_costs
+from milpplan.optimize.milp.backends import backend as backend_named
+from milpplan.optimize.milp.degrees import Degrees
+from milpplan.optimize.milp.layout_block import ROW_MAGNITUDE, LayoutBlock, coarsened, under_literal
+from milpplan.optimize.milp.program import Program, ProgramBuilder, Rows
+from milpplan.optimize.milp.solution import Backend, Limits
+from milpplan.optimize.result import Status
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import IntArray, LayoutColumns
+from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.simulation.replica_costs import ReplicaCosts
+
+MAX_LAYOUTS = 400
+MAX_ITEMS = 60_000
+MAX_PROGRAMS = 400
+
+WITNESSES = {"highs": "cpsat", "cbc": "cpsat", "cpsat": "cbc", "auto": "cbc"}
+"""Who proves the last bound again; CP-SAT, where a plug-in proved it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MonolithResult:
+    """``step_time_ns`` and ``bound_ns`` are step times, times largest batch / batch where the batch may vary.
+
+    ``program`` is the last program; ``iterations`` how many were solved.
+    """
+
+    status: Status
+    step_time_ns: float | None
+    bound_ns: float | None
+    plan: Plan | None
+    program: Program
+    iterations: int
+
+
+def monolithic_program(problem: Problem, max_layouts: int = MAX_LAYOUTS) -> Program:
+    """The program with the analytic paths and those of balanced plans, for export. Its name says how a bound
+    follows from the optimum z: objective >= base + unit * z.
+
+    Raises:
+        InvalidInputError: the problem is too large, or not one that this form states.
+    """
+    monolith = _Monolith.of(problem, max_layouts)
+    if monolith.value is not None:
+        monolith.cutoff = monolith.value
+    return monolith.program()
+
+
+def solve_monolithic(
+    problem: Problem, backend: str = "highs", gap: float = 1e-4, max_layouts: int = MAX_LAYOUTS
+) -> MonolithResult:
+    """Solve a small problem as one program; ``gap`` 0 proves the optimum to the nanosecond.
+
+    The bound that decides is proved by two solvers (``WITNESSES``); where they differ the better plan counts.
+
+    Raises:
+        InvalidInputError: the problem is too large, or not one that this form states.
+        SolverError: an answer fails its exact re-check.
+    """
+    solver, witness = backend_named(backend), backend_named(WITNESSES.get(backend, "cpsat"))
+    return _Monolith.of(problem, max_layouts).solve(solver, witness, gap)
+
+
+@dataclass(slots=True)
+class _Monolith:
+    """``value`` and ``bound`` are objectives; any two different objectives are at least ``grain`` apart."""
+
+    problem: Problem
+    columns: LayoutColumns
+    blocks: list[LayoutBlock]
+    grain: Fraction
+    cutoff: Fraction
+    """Only plans at or below it are looked for."""
+    value: Fraction | None = None
+    plan: Plan | None = None
+    bound: Fraction = Fraction(0)
+    base: int = 0
+    unit: int = 1
+    starts: dict[int, int] = field(default_factory=dict)
+    """First column of every block, by its number."""
+
+    @staticmethod
+    def of(problem: Problem, max_layouts: int) -> _Monolith:
+        """Menus and first paths of every layout, and a first incumbent."""
+        columns = layout_space(problem).columns
+        _require_small(problem, len(columns), max_layouts)
+        blocks = _blocks(problem, columns)
+        grain = Fraction(1, lcm(*(block.weight.denominator for block in blocks)))
+        cutoff = max((block.most() for block in blocks), default=Fraction(0))
+        monolith = _Monolith(problem, columns, blocks, grain, cutoff)
+        for block in blocks:
+            monolith._balanced(block)
+        return monolith
+
+    def solve(self, solver: Backend, witness: Backend, gap: float) -> MonolithResult:
+        """Programs until bound and simulator meet, and a second solver proves the same bound."""
+        for iteration in range(1, MAX_PROGRAMS + 1):
+            program = self.program()
+            if not any(block.program for block in self.blocks):
+                self.bound = self.cutoff + self.grain
+                return self._result(program, iteration - 1, closed=True)
+            proved = self._learn_from(solver, program)
+            if self._closed(proved, gap):
+                self.bound = min(proved, self._learn_from(witness, program))
+                if self._closed(self.bound, gap):
+                    return self._result(program, iteration, closed=True)
+        return self._result(self.program(), MAX_PROGRAMS, closed=False)
+
+    def _closed(self, bound: Fraction, gap: float) -> bool:
+        """Whether a bound leaves nothing to look for."""
+        if self.value is None:
+            return bound > self.cutoff
+        return self.value - bound <= Fraction(gap) * self.value
+
+    def _learn_from(self, solver: Backend, program: Program) -> Fraction:
+        """Solve, learn from the answer, and return the bound on all plans that it proves."""
+        nothing_left = self.cutoff + self.grain
+        solution = solver.solve(program, Limits())
+        if solution.status == "infeasible":
+            return nothing_left
+        if solution.status != "optimal" or solution.values is None or solution.bound is None:
+            raise SolverError(f"{solution.backend} answered {solution.raw_status} without a limit.")
+        self._learn(program, np.asarray(solution.values, dtype=np.int64))
+        return min(Fraction(self.base + self.unit * ceil(solution.bound - 1e-6)), nothing_left)
+
+    def program(self) -> Program:
+        """The whole program, in units as fine as the row magnitudes allow."""
+        for block in self.blocks:
+            block.cut(self.cutoff)
+        self.base = floor(min((block.least() for block in self.blocks if block.program), default=0))
+        self.unit = max(1, ceil((self.cutoff - self.base) / RESOLUTION))
+        built = self._assembled()
+        magnitude = built.max_row_magnitude()
+        if magnitude > ROW_MAGNITUDE:
+            self.unit *= ceil(magnitude / ROW_MAGNITUDE)
+            built = self._assembled()
+        return built
+
+    def _assembled(self) -> Program:
+        builder = ProgramBuilder(f"monolith, objective >= {self.base} + {self.unit} z")
+        most = max(0, floor((self.cutoff - self.base) / self.unit)) + SLACK_UNITS
+        z = builder.add_variable("z", 0, most)
+        builder.minimize([z], [1])
+        layouts = Degrees.add(self.problem, builder).add_layouts(builder, self.columns)
+        parts = []
+        for block in self.blocks:
+            literal = layouts[block.number]
+            if block.program is None:
+                builder.add_row(f"nothing_below_the_cutoff[{block.number}]", [literal], [1], upper=0)
+            else:
+                parts.append(self._rows_of(builder, block, literal, z))
+        built = builder.build()
+        return built.with_rows(Rows.concatenate(parts)) if parts else built
+
+    def _rows_of(self, builder: ProgramBuilder, block: LayoutBlock, literal: int, z: int) -> Rows:
+        """Add the items of a layout; its rows, their sides multiplied by the layout's literal.
+
+        Where the objective is weighed, a unit of it is unit / weight nanoseconds of the layout's step; both
+        this and the base are rounded up, so that z never exceeds what a plan has.
+        """
+        assert block.program is not None
+        own = block.program.program(ceil(self.base / block.weight), ceil(self.unit / block.weight))
+        names = [f"{name}@{block.number}" for name in own.variable_names[: block.num_items]]
+        columns = builder.add_variables(names, 0, 1)
+        self.starts[block.number] = columns.start
+        for number, inside in enumerate(block.forbidden_columns()):
+            name = f"forbidden_plan[{number}]@{block.number}"
+            builder.add_row(name, inside + columns.start, np.ones_like(inside), upper=len(inside) - 1)
+        to_whole = np.array([*columns, z], dtype=np.int64)
+        return under_literal(coarsened(own.rows), to_whole, literal, f"@{block.number}")
+
+    def _learn(self, program: Program, values: IntArray) -> None:
+        """Simulate the plan of an answer: a new path, a new incumbent, or a combination to forbid."""
+        block, choice = self._decoded(program, values)
+        assert block.program is not None
+        layout, rank = block.setting.layout, block.program.overfull_rank(choice)
+        if rank is not None:
+            block.forbid(choice, layout.rank_stages[rank])
+            return
+        path, step = block.simulate(choice)
+        is_new = block.program.add_path(path)
+        if not self._offer(block, choice, step) and not is_new:
+            block.forbid(choice, range(layout.num_virtual_stages))
+
+    def _decoded(self, program: Program, values: IntArray) -> tuple[LayoutBlock, Choice]:
+        """The chosen layout and its items; the degrees must be those of the layout."""
+        chosen = dict(zip(program.variable_names, values.tolist(), strict=True))
+        (block,) = [block for block in self.blocks if chosen[f"layout[{block.number}]"] == 1]
+        assert block.program is not None
+        for name in ("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch_size"):
+            assert chosen[name] == getattr(block.setting.layout, name), f"{name} is not that of the layout"
+        start = self.starts[block.number]
+        own = values[start : start + block.num_items]
+        return block, [int(np.argmax(own[low:high])) for low, high in pairwise(block.program.offsets)]
+
+    def _offer(self, block: LayoutBlock, choice: Choice, step_time_ns: int) -> bool:
+        """Whether a plan that fits is the new incumbent."""
+        value = step_time_ns * block.weight
+        if block.program is None or (self.value is not None and value >= self.value):
+            return False
+        self.value, self.plan, self.cutoff = value, block.program.plan(choice), value - self.grain
+        return True
+
+    def _balanced(self, block: LayoutBlock) -> None:
+        """Simulate a balanced plan of a layout: an incumbent, and its critical path."""
+        if block.program is None:
+            return
+        menus, layout = block.program.menus, block.setting.layout
+        costs = rank_costs(menus, analytic_paths(layout), layout)
+        choice = best_choice(block.setting, menus, costs, True)
+        if choice is None:
+            return
+        path, step = block.simulate(choice)
+        block.program.add_path(path)
+        if block.program.overfull_rank(choice) is None:
+            self._offer(block, choice, step)
+
+    def _result(self, program: Program, iterations: int, closed: bool) -> MonolithResult:
+        if self.value is None:
+            status: Status = "infeasible" if closed else "no_solution_found"
+            return MonolithResult(status, None, None, None, program, iterations)
+        status, bound = "optimal" if closed else "feasible", float(min(self.bound, self.value))
+        return MonolithResult(status, float(self.value), bound, self.plan, program, iterations)
+
+
+def _require_small(problem: Problem, num_layouts: int, max_layouts: int) -> None:
+    job, space = problem.job, problem.space
+    if space.kind != "free" or job.objective != "step_time_per_token" or job.deadline_s is not None:
+        raise InvalidInputError(
+            f"The problem has space={space.kind}, objective={job.objective}, deadline_s={job.deadline_s}.",
+            "The monolithic program states the free space, step_time_per_token and no deadline.",
+            "Use solve() for the others.",
+        )
+    if problem.other_hardware and "replicas" in space.mixing:
+        raise InvalidInputError(
+            f"The problem has mixing={', '.join(space.mixing)}.",
+            "The monolithic program states node types that differ between stages alone.",
+            "Fix mixing=stages, or use solve().",
+        )
+    if num_layouts > max_layouts:
+        raise _too_large(f"it has {num_layouts:,} legal layouts", f"{max_layouts:,}")
+
+
+def _too_large(what: str, most: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"The problem is too large for one program: {what}.",
+        f"At most {most}.",
+        "Fix some degrees, or use solve(), which takes any number.",
+    )
+
+
+def _blocks(problem: Problem, columns: LayoutColumns) -> list[LayoutBlock]:
+    """Every layout with its menus and analytic paths."""
+    costs, capacity = cluster_costs(problem, columns), usable_memory_bytes(problem)
+    largest = max(problem.job.global_batch_values)
+    blocks: list[LayoutBlock] = []
+    items = 0
+    for number in range(len(columns)):
+        layout = columns.at(number)
+        own = costs.at(number)
+        assert not isinstance(own, ReplicaCosts), "refused before"
+        setting = Setting.of(problem, layout, own, capacity)
+        blocks.append(LayoutBlock.of(number, setting, Fraction(largest, layout.global_batch_size)))
+        items += blocks[-1].num_items
+        if items > MAX_ITEMS:
+            raise _too_large(f"the menus of {number + 1} layouts have {items:,} items", f"{MAX_ITEMS:,}")
+    return blocks

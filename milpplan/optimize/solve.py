@@ -1,0 +1,364 @@
+"""``solve``: the best plan of a problem, with its proof."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from milpplan.errors import InvalidInputError, SolverError
+from milpplan.optimize.context import Means
+from milpplan.optimize.deadline import Deadline
+from milpplan.optimize.fewest import FewestSearch
+from milpplan.optimize.first_plan import first_plan
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.milp.backends import backend as backend_named
+from milpplan.optimize.milp.cross_check import witnesses
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.objective import (
+    has_one_step_time,
+    objective_weights,
+    of_one_second,
+    printed_unit,
+)
+from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status, proof_strength
+from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.rule_filter import check_forbidden
+from milpplan.optimize.uneven.relaxed_space_bound import bound_of_any_chunks
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
+from milpplan.problem.reading import plain_reason
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.mixed_costs import costs_of
+from milpplan.simulation.report import StepReport
+from milpplan.simulation.simulator import simulate
+
+LOGGER = logging.getLogger("milpplan.search")
+START_GAP = 1e-3
+"""How well the even plan is proved from which the search for splits of any kind starts."""
+NO_MEMORY = "Memory ran out: the best plan so far. Free some, or fix or forbid some choices."
+MOVED_PLANS = 6
+"""So many of the best even plans have their layers moved."""
+
+
+def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any) -> PlanResult:
+    """Find the plan with the least objective, and prove it.
+
+    Args:
+        problem: model, hardware, job and space.
+        options: how to solve; ``changes`` replace single fields, e.g. ``time_limit_s=60``.
+
+    Returns:
+        The best plan with a proved lower bound. ``status`` is ``optimal`` only where bound and simulated time
+        are within ``options.gap``; a time limit or Ctrl-C gives ``feasible`` with the gap reached.
+
+    Raises:
+        InvalidInputError: options that make no sense.
+        SolverError: two solvers contradict each other, or an answer fails its exact re-check.
+    """
+    chosen = replace(options or SolveOptions(), **changes)
+    _check(chosen)
+    if LOGGER.isEnabledFor(logging.DEBUG):
+        chosen = replace(chosen, callback=_logged(chosen.callback))
+    if problem.job.objective == "num_gpus":
+        return fewest(problem, chosen, problem.job.num_gpus_values)
+    if problem.space.kind == "free" and problem.interleaved_layers == "any":
+        # With few layers the splits of any kind are searched as fast as the even ones before them.
+        start = _solve if problem.model.num_layers <= ANY_SPLIT_LAYERS else _from_even
+        return start(problem, chosen)
+    result = _solve(problem, chosen)
+    return _with_any_chunks(result, chosen) if chosen.any_chunks else result
+
+
+def fewest(problem: Problem, options: SolveOptions, counts: Iterable[int]) -> PlanResult:
+    """The fewest of some numbers of accelerators, in ascending order, that have a plan, with the best one on them.
+
+    ``details`` of the result hold ``refused`` and ``open_counts``: numbers that are proved to have no plan, and
+    the smaller ones of which that is open.
+    """
+    return FewestSearch(problem, options, _solve).run(counts)
+
+
+def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
+    """The callback, with the log before it."""
+
+    def told(progress: Progress) -> None:
+        LOGGER.debug("%s", progress)
+        if callback is not None:
+            callback(progress)
+
+    return told
+
+
+def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
+    """The problem with fields of the layout, or the recompute mode of all layers, fixed, e.g. ``{"tp": 8,
+    "recompute": "full"}``.
+
+    Raises:
+        InvalidInputError: a name or value that no layout has.
+    """
+    known = set(Space.model_fields) - NOT_LISTS
+    for name in values:
+        if name not in known:
+            raise InvalidInputError(
+                f"Cannot fix {name!r}.", f"Expected one of {', '.join(sorted(known))}.", "Check the spelling."
+            )
+    changed = problem.space.model_dump() | {name: (value,) for name, value in _with_mixing(values).items()}
+    try:
+        space = Space.model_validate(changed)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidInputError(
+            f"Cannot fix {first['loc'][0]} to {first['input']!r}: {plain_reason(first)}.",
+            "",
+            "See `milpplan schema`.",
+        ) from error
+    changed_problem = problem.model_copy(update={"space": space})
+    try:
+        changed_problem.check_node_types()
+    except ValueError as error:
+        raise InvalidInputError(
+            f"Cannot fix the node types: {error}.",
+            "Expected an order of the cluster's node types (0 is the first one named), or a share of each.",
+            "Leave it out, or correct it.",
+        ) from error
+    return changed_problem
+
+
+def _with_mixing(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Shares of the replicas say where the node types differ: between the replicas, or, where there are none,
+    between the stages of replicas that are alike.
+
+    Raises:
+        InvalidInputError: ``mixing`` is fixed to the other one.
+    """
+    if "replica_micro_batches" not in values:
+        return values
+    shares = values["replica_micro_batches"]
+    mixing = "replicas" if shares else "stages"
+    if values.get("mixing", mixing) != mixing:
+        raise InvalidInputError(
+            f"Cannot fix mixing to {values['mixing']!r} and replica_micro_batches to {shares!r}.",
+            "Expected shares of the two node types where the replicas differ, and none where they are alike.",
+            "Leave one of the two out, or correct it.",
+        )
+    rest = {name: value for name, value in values.items() if shares or name != "replica_micro_batches"}
+    return rest | {"mixing": mixing}
+
+
+def _check(options: SolveOptions) -> None:
+    if not 0 <= options.gap < 1:
+        raise InvalidInputError(f"gap={options.gap}.", "Expected 0 <= gap < 1.", "The default is 1e-4.")
+    if options.time_limit_s is not None and not options.time_limit_s > 0:
+        raise InvalidInputError(
+            f"time_limit_s={options.time_limit_s}.", "Expected a positive number of seconds.", ""
+        )
+    if options.workers is not None and options.workers < 1:
+        raise InvalidInputError(
+            f"workers={options.workers}.", "Expected at least 1, which is this process.", "Leave it out."
+        )
+    check_forbidden(options.forbid)
+
+
+def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) -> PlanResult:
+    """One search; ``known`` are plans to start from, beside the caller's."""
+    started = time.monotonic()
+    deadline = None if options.time_limit_s is None else started + options.time_limit_s
+    means = Means(options, backend_named(options.backend), witnesses(options), deadline)
+    starts = [*([] if options.warm_start is None else [options.warm_start]), *known]
+    search, message = None, ""
+    try:
+        first = None if known else first_plan(problem, means)
+        starts += [] if first is None else [first]
+        search = Search(problem, layout_space(problem, options.forbid), means, started, tuple(starts))
+        search.run()
+    except KeyboardInterrupt:
+        message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
+    except MemoryError:
+        if not starts and (search is None or search.best is None):
+            raise
+        message = NO_MEMORY
+    with undisturbed() as heard:
+        if search is None:
+            own = [plan for plan in starts if plan is not options.warm_start]
+            result = _unsearched(problem, means, own, started)
+        else:
+            if message:
+                # The last line of the log is what the result says.
+                search.note(force=True, tell=False)
+            result = _result(problem, options, search, started)
+    return replace(result, message=message or ("Interrupted." if heard else ""))
+
+
+def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
+    """The result with what is proved of interleaved chunks of any size, where its space has even ones."""
+    problem, layouts, plan = result.problem, result.layouts, result.plan
+    declared = problem.space.kind == "free" and problem.interleaved_layers == "even"
+    if not declared or layouts is None or plan is None or result.message:
+        return result
+    started = time.monotonic()
+    limit = options.time_limit_s
+    deadline = Deadline.after(None if limit is None else limit - result.wall_time_s)
+    if deadline.passed:
+        return result
+    try:
+        if not layouts.space.is_interleaved:
+            return replace(result, any_chunks_bound=result.objective_bound)
+        bound = bound_of_any_chunks(problem, layouts, plan, options, deadline.until)
+    except (KeyboardInterrupt, MemoryError):
+        return result
+    scale, _ = printed_unit(problem)
+    spent = time.monotonic() - started
+    return replace(result, any_chunks_bound=bound * scale, wall_time_s=result.wall_time_s + spent)
+
+
+def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
+    """Splits of any kind, from a good even one, which is found much sooner: at most half of the time limit goes to
+    it. Its bound says nothing about the others, so it need not be tight."""
+    even = problem.model_copy(update={"space": problem.space.model_copy(update={"interleaved_layers": "even"})})
+    limit = options.time_limit_s
+    half = None if limit is None else 0.5 * limit
+    first = _solve(even, replace(options, time_limit_s=half, gap=max(options.gap, START_GAP)))
+    started = time.monotonic()
+    known: list[Plan] = []
+    try:
+        if not first.message:
+            known = _moved(problem, first, None if limit is None else started + 0.1 * limit)
+    except KeyboardInterrupt:
+        first = replace(first, message="Interrupted.")
+    known = known or [plan for plan in (first.plan,) if plan is not None]
+    spent = first.wall_time_s + time.monotonic() - started
+    left = None if limit is None else max(0.01, limit - spent)
+    # What became of ten million even layouts takes as much memory as a search over those of any split.
+    first = replace(first, layouts=None)
+    result = _solve(problem, replace(options, time_limit_s=0.01 if first.message else left), known)
+    return replace(result, wall_time_s=spent + result.wall_time_s, message=first.message or result.message)
+
+
+def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
+    """The best even plans, and what moving their layers makes of those with interleaving."""
+    from milpplan.optimize.uneven.layer_local_search import moved
+
+    best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
+    known = best[:1]
+    for plan in best[:MOVED_PLANS]:
+        if plan.layout.vpp > 1 and not plan.layout.replica_micro_batches:
+            costs = costs_of(problem, plan.layout)
+            setting = Setting.of(problem, plan.layout, costs, usable_memory_bytes(problem))
+            known.append(moved(setting, plan, deadline))
+    return known
+
+
+def _unsearched(problem: Problem, means: Means, starts: Sequence[Plan], started: float) -> PlanResult:
+    """Return the result before the layouts of the space are: the best of some plans of the space, and no bound."""
+    best: tuple[float, Plan, StepReport] | None = None
+    for plan in starts:
+        report = simulate(problem, plan)
+        weight, limit_ns = (
+            float(values[0]) for values in objective_weights(problem, LayoutColumns.of([plan.layout]))
+        )
+        value = report.step_time_ns * weight
+        if report.fits and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
+            best = value, plan, report
+    scale, name = printed_unit(problem)
+    return PlanResult(
+        status="no_solution_found" if best is None else "feasible",
+        problem=problem,
+        plan=None if best is None else best[1],
+        report=None if best is None else best[2],
+        objective_name=name,
+        objective=None if best is None else best[0] * scale,
+        objective_bound=None,
+        lower_bound_s=None,
+        gap=None,
+        rejected={},
+        enumerated=0,
+        layouts=None,
+        log=(),
+        work=_work(means, "feasible"),
+        forbid=means.options.forbid,
+        wall_time_s=time.monotonic() - started,
+        details={"usable_memory_bytes": usable_memory_bytes(problem), "least_memory_bytes": None},
+    )
+
+
+def _work(means: Means, status: Status) -> SolverWork:
+    """Return what the solvers did."""
+    counters = means.counters
+    return SolverWork(
+        backend=means.options.backend,
+        versions=means.backend.version() if counters.integer_programs else "",
+        relaxations=counters.relaxations,
+        integer_programs=counters.integer_programs,
+        witnessed=counters.witnessed,
+        paths=counters.paths,
+        simulations=counters.simulations,
+        proof=proof_strength(status, counters.integer_programs),
+    )
+
+
+def _result(problem: Problem, options: SolveOptions, search: Search, started: float) -> PlanResult:
+    """Return what a search has found and proved, ended or not."""
+    value, plan = search.best if search.best else (None, None)
+    bound = min(search.global_bound(), search.best_value)
+    report = None if plan is None else simulate(problem, plan)
+    # Before the layouts have bounds nothing is proved.
+    gap = None if value is None or bound <= 0 else max(0.0, (value - bound) / value)
+    status = _status(search, options, gap)
+    if report is not None and value is not None:
+        _cross_check(problem, search, report.step_time_ns, plan, value)
+    scale, name = printed_unit(problem)
+    single = has_one_step_time(problem)
+    known = 0 < bound < np.inf
+    return PlanResult(
+        status=status,
+        problem=problem,
+        plan=plan,
+        report=report,
+        objective_name=name,
+        objective=None if value is None else value * scale,
+        objective_bound=bound * scale if known else None,
+        lower_bound_s=bound / of_one_second(problem) if known and single else None,
+        gap=gap,
+        rejected=dict(search.whole.rejected),
+        enumerated=search.whole.enumerated,
+        layouts=search.result(),
+        log=tuple(search.log),
+        work=_work(search.means, status),
+        wall_time_s=time.monotonic() - started,
+        runners_up=tuple(other for _, other in search.offered if other != plan),
+        forbid=options.forbid,
+        details={
+            "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
+            "least_memory_bytes": search.least_memory(),
+            "unavailable": tuple(f"{seen} {do}" for seen, do in search.means.unavailable.items()),
+        },
+    )
+
+
+def _status(search: Search, options: SolveOptions, gap: float | None) -> Status:
+    if gap is not None:
+        return "optimal" if gap <= options.gap * (1 + 1e-9) else "feasible"
+    if search.best is not None:
+        return "feasible"
+    return "infeasible" if not np.isfinite(search.global_bound()) else "no_solution_found"
+
+
+def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan | None, value: float) -> None:
+    """The number printed is the simulator's: the search must have used the same."""
+    assert plan is not None
+    assert search.whole.find(plan.layout) is not None
+    weight = float(objective_weights(problem, LayoutColumns.of([plan.layout]))[0][0])
+    if abs(step_time_ns * weight - value) > 1e-9 * value:
+        raise SolverError(
+            f"The search valued the plan at {value}, the simulator at {step_time_ns * weight}.",
+            "They must be the same.",
+            "This is a bug: please report the problem file.",
+        )

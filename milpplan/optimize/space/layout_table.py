@@ -1,0 +1,405 @@
+"""The layout space: every legal layout as a row of columns, and what each rule rejected.
+
+Rules are applied as soon as the columns they need exist, so a rejected row stands for all its extensions; the
+counts say how many (partial) layouts each rule refused. Megatron-LM's rules are quoted from
+megatron/core/transformer/transformer_config.py, training/arguments.py, core/parallel_state.py and
+core/pipeline_parallel/schedules.py at d98e8a64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from milpplan.optimize.space.cluster_rules import (
+    CLUSTER_ORDER_RULES,
+    CLUSTER_RULES,
+    node_orders,
+)
+from milpplan.optimize.space.execution_rules import (
+    CAPACITY_RULES,
+    DOMINANCE,
+    EXECUTION_RULES,
+    INFERENCE_RULES,
+    TRANSFER_DOMINANCE,
+    Rule,
+    asked_switches,
+    default_switches,
+    offloads_asked,
+)
+from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
+from milpplan.optimize.space.lazy_product import Blocks, sifted, without_slower_transfers
+from milpplan.optimize.space.product import Columns, cross, expand
+from milpplan.optimize.space.replica_rules import (
+    ALL_REPLICA_RULES,
+    REPLICA_DEGREE_RULES,
+    REPLICA_RULES,
+    meeting_once,
+    replica_rank_orders,
+    shares_in,
+    with_shares,
+)
+from milpplan.optimize.space.rule_filter import STANDS_FOR, Sieve, not_forbidden
+from milpplan.optimize.space.stage_choices import allowed, stage_choices, virtual_stages
+from milpplan.optimize.space.stage_rules import (
+    SPLIT_BACKWARD_RULES,
+    SPLIT_RULES,
+    max_virtual_stages,
+    schedule_rules,
+    stage_rules,
+)
+from milpplan.optimize.space.target_rules import target_crossed_rules, target_rules, target_sharding_rules
+from milpplan.problem.model import DenseMlp, MixtureOfExperts
+from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, Layout
+from milpplan.problem.problem import Problem, Space
+from milpplan.simulation.layout_columns import (
+    BoolArray,
+    IntArray,
+    LayoutColumns,
+    ascending,
+    column_value,
+    constant,
+)
+from milpplan.simulation.network import placement
+from milpplan.simulation.replica_costs import view_of
+
+
+def divisors(number: int) -> IntArray:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return np.array(sorted({*small, *(number // d for d in small)}), dtype=np.int64)
+
+
+def _attention(problem: Problem) -> tuple[int, tuple[int, ...]]:
+    """Query heads common to all layers' divisibility, and key/value head counts (none for latent attention)."""
+    heads = {kind.attention.num_attention_heads for kind in problem.model.kinds}
+    kv = {kind.attention.num_key_value_heads for kind in problem.model.kinds if kind.attention.type == "gqa"}
+    return int(np.gcd.reduce(list(heads))), tuple(kv)
+
+
+def _kv_heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    _, kv = _attention(problem)
+    legal = np.ones(len(c["tp"]), dtype=np.bool_)
+    for heads in kv:
+        legal &= (heads % c["tp"] == 0) | (c["tp"] % heads == 0)
+    return legal
+
+
+def _widths(problem: Problem) -> list[int]:
+    """Widths that tensor parallelism divides."""
+    widths = []
+    for kind in problem.model.kinds:
+        if isinstance(kind.mlp, DenseMlp):
+            widths.append(kind.mlp.intermediate_size)
+        elif kind.mlp.shared_intermediate_size:
+            widths.append(kind.mlp.shared_intermediate_size)
+    return widths
+
+
+def _experts(problem: Problem) -> list[MixtureOfExperts]:
+    return [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
+
+
+def _no_experts(problem: Problem) -> BoolArray:
+    return np.array(not _experts(problem))
+
+
+def _all_divide(values: list[int], by: IntArray) -> BoolArray:
+    legal = np.ones(len(by), dtype=np.bool_)
+    for value in values:
+        legal &= value % by == 0
+    return legal
+
+
+DEGREE_RULES: dict[str, Rule] = {
+    "heads_divisible_by_tp": lambda p, c: _attention(p)[0] % c["tp"] == 0,
+    "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
+    "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
+    "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),
+    "pp_not_above_stages": lambda p, c: c["pp"] <= max_virtual_stages(p),
+    "batch_divisible_by_dp": lambda p, c: c["global_batch_size"] % c["dp"] == 0,
+}
+
+EXPERT_RULES: dict[str, Rule] = {
+    "experts_divisible_by_ep": lambda p, c: _all_divide([m.num_experts for m in _experts(p)], c["ep"]),
+    "expert_width_divisible_by_etp": lambda p, c: _all_divide(
+        [m.intermediate_size for m in _experts(p)], c["etp"]
+    ),
+    "expert_grid_divides_ranks": lambda p, c: (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"]) == 0,
+    "etp_divides_tp": lambda p, c: c["tp"] % c["etp"] == 0,
+}
+
+ORDER_RULES: dict[str, Rule] = {
+    "experts_need_pp_last_or_equal_replicas": lambda p, c: (
+        _no_experts(p) | placement.pp_is_last(c) | (c["pp"] == 1) | (c["tp"] * c["cp"] == c["ep"] * c["etp"])
+    ),
+    "expert_stages_are_dense_stages": lambda p, c: _no_experts(p) | placement.stages_agree(c),
+}
+"""Megatron-LM's conditions on the order of ranks, core/parallel_state.py, initialize_model_parallel."""
+
+SEQUENCE_RULES: dict[str, Rule] = {
+    "sequence_parallel_needs_tp": lambda p, c: (c["sequence_parallel"] == 0) | (c["tp"] > 1),
+    "sequence_divisible_by_tp": lambda p, c: (
+        (c["sequence_parallel"] == 0) | ((p.job.sequence_length // c["cp"]) % c["tp"] == 0)
+    ),
+    "experts_with_tp_need_sequence_parallel": lambda p, c: (
+        (len(_experts(p)) == 0) | (c["tp"] == 1) | (c["sequence_parallel"] == 1)
+    ),
+}
+
+SHARDING_RULES: dict[str, Rule] = {
+    "zero_needs_replicas": lambda p, c: (c["zero_stage"] == 0) | (c["cp"] * c["dp"] > 1),
+    "grad_overlap_needs_replicas": lambda p, c: (c["overlap_grad_reduce"] == 0) | (c["cp"] * c["dp"] > 1),
+    "param_overlap_needs_zero_and_grad_overlap": lambda p, c: (
+        (c["overlap_param_gather"] == 0) | ((c["zero_stage"] >= 1) & (c["overlap_grad_reduce"] == 1))
+    ),
+    "sharded_gradients_are_overlapped": lambda p, c: (c["zero_stage"] < 2) | (c["overlap_grad_reduce"] == 1),
+    "sharded_weights_are_overlapped": lambda p, c: (c["zero_stage"] < 3) | (c["overlap_param_gather"] == 1),
+}
+
+
+def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """A layout without an overlap switch never beats its twin with it: memory is equal, and in the step graph a
+    stream that starts earlier ends no later (LEAD <= BACKWARD, where it is split <= WEIGHT, TRAIL <= REDUCE, FIRST
+    <= GATHER, LAST <= FORWARD). Only where the twin is in the space."""
+    replicas = c["cp"] * c["dp"] > 1
+    if problem.inference:
+        return np.ones(len(replicas), dtype=np.bool_)
+    grad_twin = replicas & (c["overlap_grad_reduce"] == 0)
+    param_twin = replicas & (c["overlap_param_gather"] == 0) & (c["zero_stage"] >= 1)
+    keep = np.ones(len(replicas), dtype=np.bool_)
+    if True in problem.space.overlap_grad_reduce:
+        keep &= ~grad_twin
+    if True in problem.space.overlap_param_gather:
+        keep &= ~(param_twin & (c["overlap_grad_reduce"] == 1))
+    return keep
+
+
+def _order_is_new(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """An order of ranks that gives the strides of an earlier one of the space is the same layout."""
+    offered = tuple(sorted(column_value("rank_order", order) for order in problem.space.rank_order))
+    return placement.is_first_alike(c, offered, bool(_experts(problem)))
+
+
+def layout_space(
+    problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = (), without: Collection[str] = ()
+) -> LayoutSpace:
+    """Every legal layout of the problem's space.
+
+    ``forbidden`` lists partial layouts (field to value) that the caller excludes; ``without`` names rules that are
+    not applied, to see what they keep out.
+    """
+    sieve = Sieve(problem, without=without)
+    stages = not problem.other_hardware or "stages" in problem.space.mixing
+    parts = [_pipelines(problem, sieve)] if stages else []
+    if problem.other_hardware and "replicas" in problem.space.mixing:
+        switches = ("sequence_parallel", *asked_switches(problem))
+        parts.append(Blocks.of_families(_different_replicas(problem, sieve), switches, ("vpp", "schedule")))
+    return _shardings(problem, sieve, parts[0] if len(parts) == 1 else Blocks.joined(parts), forbidden)
+
+
+def _pipelines(problem: Problem, sieve: Sieve) -> Blocks:
+    """Layouts with all replicas alike, but for their sharding."""
+    columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
+    if problem.other_hardware:
+        columns = cross(sieve.keep(columns, CLUSTER_RULES), "node_order", node_orders(problem))
+    degrees = _expert_degrees(problem, sieve, columns)
+    number = np.arange(len(degrees["tp"]))
+    blocks = _micro_batches(problem, _rank_orders(problem, sieve, {**degrees, "number": number}))
+    place = blocks.pop("number")
+    stands_for = np.bincount(place, minlength=len(number))
+    found = _switches(problem, sieve, {**degrees, "number": number, STANDS_FOR: stands_for})
+    asked = asked_switches(problem)
+    table = {name: found[name] for name in ("sequence_parallel", *asked)}
+    switches = Choices.listed(table, found["number"], len(number), place)
+    if asked:
+        switches = without_slower_transfers(sieve, blocks, switches)
+    rules = schedule_rules(problem)
+    # Those that look at the switches as well come after both are listed.
+    late = {name: rules.pop(name) for name in SPLIT_BACKWARD_RULES if name in rules and offloads_asked(problem)}
+    stages = stage_choices(problem, sieve, blocks, switches.counts, rules)
+    made = Blocks(blocks, switches.shared(), stages.shared(), Choices.none(len(place)))
+    return sifted(sieve, made, late | target_rules(problem))
+
+
+def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
+    """Layouts with replicas of different make, but for their sharding."""
+    orders = replica_rank_orders(problem)
+    space = problem.space.model_copy(update={"rank_order": tuple(RANK_ORDERS[code] for code in orders)})
+    own = Sieve(problem.model_copy(update={"space": space}), sieve.rejected, without=sieve.without)
+    degrees = {name: rule for name, rule in DEGREE_RULES.items() if name != "batch_divisible_by_dp"}
+    columns: Mapping[str, IntArray] = own.keep(_degrees(problem), REPLICA_DEGREE_RULES | degrees)
+    columns = _expert_degrees(problem, own, columns)
+    crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
+    columns = own.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
+    columns = _switches(problem, own, with_shares(problem, columns))
+    if asked_switches(problem):
+        columns = own.sift(columns, TRANSFER_DOMINANCE)
+    columns = virtual_stages(problem, own.keep(columns, REPLICA_RULES))
+    schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
+    own.enumerated += len(columns["vpp"]) * len(schedules)
+    columns = cross(columns, "schedule", schedules)
+    for node_type in range(len(problem.node_types)):
+        shares = {"num_micro_batches": shares_in(columns, node_type)}
+        columns = own.sift({**columns, **shares}, SPLIT_RULES | schedule_rules(problem))
+    sieve.enumerated += own.enumerated
+    return {name: column for name, column in columns.items() if name != "num_micro_batches"}
+
+
+def _expert_degrees(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Columns:
+    """Every row with the degrees of its experts."""
+    space = problem.space
+    if not _experts(problem):
+        one = np.ones_like(columns["tp"])
+        legal = 1 in (space.ep or (1,)) and 1 in (space.etp or (1,))
+        rules: dict[str, Rule] = {"experts_need_moe": lambda p, c: np.full(len(c["ep"]), legal)}
+        return sieve.keep({**columns, "ep": one, "etp": one}, rules)
+    experts = divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))
+    columns = cross(columns, "ep", allowed(space.ep, experts))
+    degrees = ascending(np.concatenate([[1], *(divisors(int(tp)) for tp in ascending(columns["tp"]))]))
+    return sieve.keep(cross(columns, "etp", allowed(space.etp, degrees)), EXPERT_RULES)
+
+
+def _switches(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
+    """Every row with sequence parallelism or not, and with the switches that are to decide."""
+    values = np.array(sorted(set(problem.space.sequence_parallel)), dtype=np.int64)
+    return _execution(problem, sieve, sieve.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES))
+
+
+def _execution(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
+    """Every row with the values of the switches that are not left at their defaults."""
+    asked = asked_switches(problem)
+    if not asked:
+        return columns
+    for name, values in asked.items():
+        columns = cross(columns, name, values)
+    kept = sieve.keep({**columns, **default_switches(columns)}, EXECUTION_RULES | CAPACITY_RULES | DOMINANCE)
+    return {name: column for name, column in kept.items() if name in columns}
+
+
+def _shardings(
+    problem: Problem, sieve: Sieve, blocks: Blocks, forbidden: tuple[Mapping[str, Any], ...]
+) -> LayoutSpace:
+    """Every family with every legal choice of ZeRO stage and overlap switches.
+
+    Whether a choice is legal depends on the family only through having replicas, so the rules are applied to the
+    choices, once with and once without, and counted for all families that they stand for. Blocks with replicas
+    come before those without (``_degrees``). Rules that look at the sharding and at more come last.
+    """
+    space = problem.space
+    choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
+    for switch in ("overlap_grad_reduce", "overlap_param_gather"):
+        values = sorted({int(value) for value in getattr(space, switch)})
+        choices = cross(choices, switch, np.array(values, dtype=np.int64))
+    rules = SHARDING_RULES | INFERENCE_RULES | target_sharding_rules(problem)
+    if not target_crossed_rules(problem):
+        # Else the twin with the overlap may be none that the target has.
+        rules |= {"dominated_by_overlap": _dominated_by_overlap}
+    columns, families = blocks.columns, blocks.num_families
+    replicated = columns["cp"] * columns["dp"] > 1
+    size, legal = len(choices["zero_stage"]), []
+    counts = int(families[replicated].sum()), int(families[~replicated].sum())
+    for has_replicas, count in zip((True, False), counts, strict=True):
+        group = Sieve(problem, without=sieve.without)
+        table = {"cp": np.full(size, 1 + has_replicas), "dp": np.ones(size, dtype=np.int64)}
+        legal.append(group.keep({**choices, **table}, rules))
+        sieve.enumerated += group.enumerated * count
+        for name, lost in group.rejected.items():
+            sieve.rejected[name] = sieve.rejected.get(name, 0) + lost * count
+    table = {name: np.concatenate([part[name] for part in legal]) for name in SHARDING}
+    sizes = len(legal[0]["zero_stage"]), len(legal[1]["zero_stage"])
+    shardings = Choices(table, np.where(replicated, 0, sizes[0]), np.where(replicated, *sizes))
+    columns = {**default_switches(columns), **columns}
+    columns = {name: values for name, values in columns.items() if name not in blocks.switches.table}
+    columns["num_micro_batches"] = columns["global_batch_size"] // (columns["dp"] * columns["micro_batch_size"])
+    blocks = Blocks(columns, blocks.switches, blocks.stages, shardings)
+    if "replica_micro_batches" in columns and columns["replica_micro_batches"].any():
+        blocks = sifted(sieve, blocks, meeting_once())
+    more = target_crossed_rules(problem)
+    if forbidden:
+        more["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
+    if more:
+        sieve.enumerated += int((blocks.num_families * blocks.shardings.counts).sum())
+        blocks = sifted(sieve, blocks, more)
+    none = constant(0, len(blocks.columns["tp"]))
+    chosen = dict.fromkeys((*blocks.switches.table, *blocks.stages.table, *SHARDING), none)
+    return LayoutSpace(
+        blocks=LayoutColumns.from_mapping({**blocks.columns, **chosen}),
+        switches=blocks.switches,
+        stages=blocks.stages,
+        shardings=blocks.shardings,
+        num_choices=sizes,
+        kept=None,
+        rejected=sieve.rejected,
+        enumerated=sieve.enumerated,
+    )
+
+
+def _degrees(problem: Problem) -> Columns:
+    """tp, cp, pp, dp with product equal to each candidate number of GPUs, and the global batch."""
+    space, rows = problem.space, []
+    batches = problem.job.global_batch_values
+    for gpus in problem.job.num_gpus_values:
+        for tp in allowed(space.tp, divisors(gpus)):
+            for cp in allowed(space.cp, divisors(gpus // tp)):
+                for pp in allowed(space.pp, divisors(gpus // (tp * cp))):
+                    dp = gpus // (tp * cp * pp)
+                    if space.dp is None or dp in space.dp:
+                        rows.append((tp, cp, pp, dp))
+    # Those with replicas first, as ``_shardings`` takes them; what is crossed with them keeps this order.
+    rows.sort(key=lambda row: row[1] * row[3] == 1)
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
+    return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
+
+
+def _rank_orders(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Columns:
+    """Every row with the orders of its ranks that give different strides."""
+    orders = sorted({column_value("rank_order", order) for order in problem.space.rank_order})
+    crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
+    rules = ORDER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else ORDER_RULES
+    return sieve.keep(crossed, rules | {"rank_order_places_alike": _order_is_new})
+
+
+def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns:
+    """Micro-batch sizes that divide a replica's share of the batch."""
+    share = columns["global_batch_size"] // columns["dp"]
+    by_share = {
+        int(value): allowed(problem.space.micro_batch_size, divisors(int(value))) for value in ascending(share)
+    }
+    crossed = dict(expand(columns, "micro_batch_size", by_share, share))
+    crossed["num_micro_batches"] = crossed["global_batch_size"] // (crossed["dp"] * crossed["micro_batch_size"])
+    return crossed
+
+
+def broken_rules(problem: Problem, layout: Layout) -> list[str]:
+    """Names of the rules that a layout breaks (empty when it is legal); the space's value lists do not count."""
+    if not layout.replica_micro_batches:
+        return [name for name, kept in kept_rules(problem, LayoutColumns.of([layout])).items() if not kept.all()]
+    columns = LayoutColumns.of([layout]).mapping
+    own = [name for name, rule in ALL_REPLICA_RULES.items() if not np.all(rule(problem, columns))]
+    views = [] if own else [view_of(problem, layout, node_type) for node_type in range(len(problem.node_types))]
+    return list(dict.fromkeys([*own, *(name for view in views for name in broken_rules(*view))]))
+
+
+def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]:
+    """For the name of every rule, whether each layout keeps it [N]; the space's value lists do not count."""
+    problem = problem.model_copy(update={"space": Space(schedule=SCHEDULES)})
+    mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
+    mapping["num_micro_batches"] = columns.num_micro_batches
+    rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | CAPACITY_RULES | SHARDING_RULES
+    rules |= stage_rules(problem) | INFERENCE_RULES
+    rules.pop("layers_split_uniformly")
+    rules.pop("one_schedule_without_pipeline")
+    rules |= CLUSTER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else {}
+    if _experts(problem):
+        rules |= EXPERT_RULES | ORDER_RULES
+    else:
+        rules |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
+    size = len(columns)
+    kept = {name: np.broadcast_to(rule(problem, mapping), size) for name, rule in rules.items()}
+    share = mapping["dp"] * mapping["micro_batch_size"]
+    kept["micro_batch_divides_share_of_batch"] = mapping["global_batch_size"] % share == 0
+    return kept

@@ -1,0 +1,65 @@
+"""Spaces in which all virtual stages recompute alike (``Space.recompute_counts``), as parts with one setting each.
+
+A launcher that has one recompute setting for a whole run is searched setting by setting: in a part the counts of
+a virtual stage follow from its layers, so everything that holds for free counts holds for the part, with smaller
+menus. The layout's bound is the least of its parts'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from milpplan.optimize.layout.stage_options import Setting
+from milpplan.problem.plan import Plan, Recompute
+from milpplan.problem.problem import Problem
+
+PartKey = tuple[tuple[str, ...], int | None]
+"""The recompute modes of a part, and its first layers."""
+
+
+def in_parts(problem: Problem) -> bool:
+    """Whether the recompute settings of a space are searched one by one."""
+    return problem.space.kind == "free" and problem.space.recompute_counts != "any" and not _one_mode(problem)
+
+
+def _one_mode(problem: Problem) -> bool:
+    return len(problem.recompute_modes) == 1
+
+
+def part_key(setting: Setting) -> PartKey:
+    """What tells the parts of a layout apart."""
+    return setting.problem.recompute_modes, setting.first_full
+
+
+def part_settings(setting: Setting) -> Iterator[Setting]:
+    """The parts of a layout: all layers of one mode, then, where the space has blocks, the first n of every
+    virtual stage recomputed wholly."""
+    modes = setting.problem.recompute_modes
+    for mode in modes:
+        yield replace(setting, problem=_with_modes(setting.problem, mode))
+    if setting.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes):
+        blocks = _with_modes(setting.problem, "none", "full")
+        # A block as long as the longest stage is all layers.
+        for number in range(1, max(most for _, most in setting.layer_bounds)):
+            yield replace(setting, problem=blocks, first_full=number)
+
+
+def _with_modes(problem: Problem, *modes: str) -> Problem:
+    space = problem.space.model_copy(update={"recompute": modes, "recompute_counts": "any"})
+    return problem.model_copy(update={"space": space})
+
+
+def recomputes_as_declared(problem: Problem, plan: Plan) -> bool:
+    """Whether the counts of a plan are those that a space allows, mode by mode and stage by stage."""
+    counts, modes = problem.space.recompute_counts, problem.recompute_modes
+    found = [stage.recompute for stage in plan.virtual_stages]
+    sizes = [stage.num_layers for stage in plan.virtual_stages]
+    plain = [size - part.full - part.selective for size, part in zip(sizes, found, strict=True)]
+    used = {"none": sum(plain), "selective": sum(r.selective for r in found), "full": sum(r.full for r in found)}
+    if any(number and mode not in modes for mode, number in used.items()):
+        return False
+    if counts == "any" or sum(number > 0 for number in used.values()) <= 1:
+        return True
+    block = max(part.full for part in found)
+    return counts == "block" and found == [Recompute(full=min(block, size)) for size in sizes]

@@ -1,0 +1,162 @@
+"""Layouts with data-parallel replicas of different make: their rules, and the shares of the batch.
+
+A replica is wholly on one node type. The replicas of all types have the same degrees, layers and switches; each
+type has a number of micro-batches of its own. Replicas are numbered outermost (the order of ranks ends with dp):
+those of a type are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from milpplan.errors import InvalidInputError
+from milpplan.optimize.space.execution_rules import Rule, offloads
+from milpplan.optimize.space.product import Crossed, expand
+from milpplan.problem.plan import (
+    RANK_ORDERS,
+    SHARE_BASES,
+    MicroBatchShares,
+    RankOrder,
+    shares_code,
+    shares_of,
+)
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending, column_value
+
+USUAL_ORDER: RankOrder = "tp-cp-pp-dp"
+"""The order of ranks where the space names none with the replicas outermost."""
+MAX_ROWS = 4_000_000
+"""Most shares of two types over all degrees and micro-batch sizes."""
+MAX_ROWS_OF_MANY = 400_000
+"""The same of more types, whose shares grow with a power of the batch: about two million layouts, 1.5 GB."""
+OUTERMOST = np.array([order.endswith("dp") for order in RANK_ORDERS])
+
+
+def replicas_of(problem: Problem, c: Mapping[str, IntArray]) -> list[IntArray]:
+    """Replicas on each node type, [n] each; whole only for legal layouts."""
+    block = c["tp"] * c["cp"] * c["pp"]
+    return [gpus // block for gpus in problem.node_gpus]
+
+
+def _whole_replicas(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    block = c["tp"] * c["cp"] * c["pp"]
+    return np.asarray(np.logical_and.reduce([gpus % block == 0 for gpus in problem.node_gpus]))
+
+
+REPLICA_DEGREE_RULES: dict[str, Rule] = {
+    "different_replicas_need_two_node_types": lambda p, c: np.full(len(c["tp"]), len(p.node_types) >= 2),
+    "different_replicas_are_trained": lambda p, c: np.full(len(c["tp"]), not p.inference),
+    "node_types_hold_whole_replicas": _whole_replicas,
+}
+
+REPLICA_RULES: dict[str, Rule] = {
+    "different_replicas_hold_all_experts": lambda p, c: (c["tp"] * c["cp"]) % (c["ep"] * c["etp"]) == 0,
+    "different_replicas_offload_nothing": lambda p, c: ~offloads(c),
+    "different_replicas_are_neighbours": lambda p, c: OUTERMOST[c["rank_order"]],
+}
+
+REPLICA_SHARDING_RULES: dict[str, Rule] = {
+    "different_replicas_meet_once_a_step": lambda p, c: c["zero_stage"] <= 1,
+}
+"""ZeRO 2 and 3 exchange gradients or weights in every micro-batch, and replicas have different numbers of them."""
+
+ALL_REPLICA_RULES = REPLICA_DEGREE_RULES | REPLICA_RULES | REPLICA_SHARDING_RULES
+"""All of them, for rows that have everything."""
+
+
+def replica_rank_orders(problem: Problem) -> tuple[int, ...]:
+    """Codes of the space's orders of ranks with the replicas outermost, or of the usual one of these."""
+    orders = [order for order in problem.space.rank_order if order.endswith("dp")]
+    return tuple(sorted({column_value("rank_order", order) for order in orders or [USUAL_ORDER]}))
+
+
+def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
+    """Every row with all micro-batch sizes and all shares of the types that make up the batch."""
+    batch = columns["global_batch_size"]
+    sizes = problem.space.micro_batch_size
+    by_batch = {
+        int(value): np.array(
+            [size for size in (sizes or range(1, int(value) + 1)) if value % size == 0], dtype=np.int64
+        )
+        for value in ascending(batch)
+    }
+    sized = expand(columns, "micro_batch_size", by_batch, batch)
+    if len(problem.node_types) not in SHARE_BASES:
+        none = {0: np.zeros(0, dtype=np.int64)}
+        return expand(sized, "replica_micro_batches", none, np.zeros_like(batch, shape=len(sized["tp"])))
+    numbers = [np.maximum(number, 1) for number in replicas_of(problem, sized)]
+    total = sized["global_batch_size"] // sized["micro_batch_size"]
+    # One integer for what the shares depend on.
+    keys, place = np.unique(np.stack([*numbers, total]), axis=1, return_inverse=True)
+    place, asked = np.asarray(place).reshape(-1), problem.space.replica_micro_batches
+    if asked is None:
+        ways = np.array([num_shares(key[:-1].tolist(), int(key[-1])) for key in keys.T], dtype=np.int64)
+        most = MAX_ROWS if len(problem.node_types) == 2 else MAX_ROWS_OF_MANY
+        _check_size(float(ways[place].astype(np.float64).sum()), most)
+    codes: dict[int, IntArray] = {
+        number: np.array([shares_code(own) for own in _shares(asked, *key.tolist())], dtype=np.int64)
+        for number, key in enumerate(keys.T)
+    }
+    return expand(sized, "replica_micro_batches", codes, place)
+
+
+def _check_size(rows: float, most: int) -> None:
+    """Refuse tables that no memory holds."""
+    if rows > most:
+        raise InvalidInputError(
+            f"Replicas of different make share the batch in {rows:,.0f} ways, over all degrees and micro-batches.",
+            f"Expected at most {most:,}.",
+            "Fix micro_batch_size or some degrees (--fix micro_batch_size=1,tp=8), or take a smaller batch.",
+        )
+
+
+def num_shares(numbers: Sequence[int], total: int) -> int:
+    """How many ways so many replicas of each type have to run ``total`` micro-batches, each at least 1."""
+    left = total - sum(numbers)
+    if left < 0:
+        return 0
+    # ways[t]: of the types so far, to run t micro-batches beyond one each; floats, exact below 2**53.
+    ways = np.zeros(left + 1)
+    ways[0] = 1
+    for number in numbers:
+        for first in range(min(number, left + 1)):
+            ways[first::number] = np.cumsum(ways[first::number])
+    return int(min(ways[left], 2.0**62))
+
+
+def _shares(asked: tuple[MicroBatchShares, ...] | None, *key: int) -> Iterator[MicroBatchShares]:
+    """All shares of replicas, so many on each type, that run ``total`` micro-batches, each at least 1; the last of
+    ``key`` is the total. ``asked``: of these alone."""
+    *numbers, total = key
+    if asked is not None:
+        whole = (
+            own for own in sorted(set(asked)) if sum(n * m for n, m in zip(numbers, own, strict=True)) == total
+        )
+        yield from whole
+        return
+    first, *rest = numbers
+    if not rest:
+        if total >= first and total % first == 0:
+            yield (total // first,)
+        return
+    for own in range(1, (total - sum(rest)) // first + 1):
+        for others in _shares(None, *rest, total - first * own):
+            yield (own, *others)
+
+
+def shares_in(columns: Mapping[str, IntArray], node_type: int) -> IntArray:
+    """Micro-batches of the replicas on one type, [n]."""
+    codes, place = np.unique(columns["replica_micro_batches"], return_inverse=True)
+    own = np.array([shares_of(code)[node_type] for code in codes.tolist()], dtype=np.int64)
+    return own[np.asarray(place).reshape(-1)]
+
+
+def meeting_once() -> dict[str, Rule]:
+    """The rules of shardings (``REPLICA_SHARDING_RULES``), for rows with replicas of different make and others."""
+
+    def of_different(rule: Rule) -> Rule:
+        return lambda p, c: (c["replica_micro_batches"] == 0) | rule(p, c)
+
+    return {name: of_different(rule) for name, rule in REPLICA_SHARDING_RULES.items()}

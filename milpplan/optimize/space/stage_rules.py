@@ -1,0 +1,108 @@
+"""Rules of virtual stages and schedules.
+
+Those of Megatron-LM are quoted from core/transformer/transformer_config.py and training/arguments.py at d98e8a64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from milpplan.optimize.space.execution_rules import Rule, offloads
+from milpplan.problem.plan import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import BoolArray, IntArray
+
+_IS_SPLIT = np.array([name in SPLIT_SCHEDULES for name in SCHEDULES])
+_IS_PAIRED = np.array([name in PAIRED_SCHEDULES for name in SCHEDULES])
+_IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
+
+
+def max_virtual_stages(problem: Problem) -> int:
+    """Free: every virtual stage but the first and the last holds a layer. Uniform: all of them do."""
+    layers = problem.model.num_layers
+    return layers + 2 if problem.space.kind == "free" else layers
+
+
+def _splits_evenly(problem: Problem, stages: IntArray) -> BoolArray:
+    """Uniform space: ceil(L / J) layers in all virtual stages but the last, which gets what is left."""
+    if problem.space.kind == "free":
+        return np.ones(len(stages), dtype=np.bool_)
+    layers = problem.model.num_layers
+    each = -(-layers // stages)
+    return np.asarray(layers - each * (stages - 1) >= 1)
+
+
+def _has_v(problem: Problem) -> bool:
+    return not V_SCHEDULES.isdisjoint(problem.schedules)
+
+
+def _schedule_matches_vpp(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """One chunk a rank, several where schedules interleave them, two where they turn."""
+    matches = (c["schedule"] == SCHEDULES.index("interleaved")) == (c["vpp"] > 1)
+    return np.asarray(np.where(_IS_V[c["schedule"]], c["vpp"] == 2, matches) if _has_v(problem) else matches)
+
+
+def _plain_schedule(problem: Problem) -> int:
+    """Without a pipeline gpipe and 1f1b are both gradient accumulation, to the nanosecond; one stands for both.
+
+    Schedules that split the backward need a pipeline, whose bubble their weight gradients fill.
+    """
+    return SCHEDULES.index("gpipe" if "1f1b" not in problem.schedules and "gpipe" in problem.schedules else "1f1b")
+
+
+SPLIT_RULES: dict[str, Rule] = {
+    "virtual_stages_not_above_layers": lambda p, c: c["pp"] * c["vpp"] <= max_virtual_stages(p),
+    "interleaving_needs_two_stages": lambda p, c: (c["vpp"] == 1) | (c["pp"] > 1),
+    # A V schedule takes any number of micro-batches, and its rows are not apart from others yet.
+    "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
+        (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0) | ((c["vpp"] == 2) & _has_v(p))
+    ),
+    "layers_split_uniformly": lambda p, c: _splits_evenly(p, c["pp"] * c["vpp"]),
+}
+
+SCHEDULE_RULES: dict[str, Rule] = {
+    "schedule_matches_vpp": lambda p, c: _schedule_matches_vpp(p, c),
+    "one_schedule_without_pipeline": lambda p, c: (c["pp"] > 1) | (c["schedule"] == _plain_schedule(p)),
+}
+
+V_RULES: dict[str, Rule] = {
+    "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
+        (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0) | _IS_V[c["schedule"]]
+    ),
+}
+"""In place of the rule of the same name where the space has V schedules."""
+
+SPLIT_BACKWARD_RULES: dict[str, Rule] = {
+    # Weight gradients apart from the rest fill a bubble; no launcher splits backwards without a pipeline.
+    "split_backward_needs_two_stages": lambda p, c: ~_IS_SPLIT[c["schedule"]] | (c["pp"] > 1),
+    "offload_needs_whole_backward": lambda p, c: ~_IS_SPLIT[c["schedule"]] | ~offloads(c),
+}
+"""Besides, where the space has schedules that split the backward: no framework offloads what waits for a weight
+gradient, and it is not priced."""
+
+PAIR_RULES: dict[str, Rule] = {
+    "pairs_need_two_micro_batches_per_stage": lambda p, c: (
+        ~_IS_PAIRED[c["schedule"]] | (c["num_micro_batches"] >= 2 * c["pp"])
+    ),
+    "pairs_need_one_node_type": lambda p, c: ~_IS_PAIRED[c["schedule"]] | (not p.other_hardware),
+}
+"""Besides, where the space has schedules with pairs: deepseek-ai/DualPipe, dualpipe/dualpipev.py, and PyTorch's
+ScheduleDualPipeV refuse fewer micro-batches than there are virtual stages. Bounds of mixed clusters count all work
+of a rank as if nothing ran beside it."""
+
+STAGE_RULES = SPLIT_RULES | SCHEDULE_RULES | SPLIT_BACKWARD_RULES | PAIR_RULES
+"""All of them, to look them up by name."""
+
+
+def schedule_rules(problem: Problem) -> dict[str, Rule]:
+    """The rules that look at the schedule."""
+    rules = SCHEDULE_RULES | V_RULES if _has_v(problem) else SCHEDULE_RULES
+    rules = rules if PAIRED_SCHEDULES.isdisjoint(problem.schedules) else rules | PAIR_RULES
+    return rules if SPLIT_SCHEDULES.isdisjoint(problem.schedules) else rules | SPLIT_BACKWARD_RULES
+
+
+def stage_rules(problem: Problem) -> dict[str, Rule]:
+    """The rules of virtual stages and schedules for rows that have both."""
+    return SPLIT_RULES | schedule_rules(problem)

@@ -1,0 +1,294 @@
+"""The relaxation of a layout by what whole ranks hold: one column for each choice of all chunks of a rank.
+
+    x_si in [0, 1]: rank s takes choice i, layers and recomputation of all its chunks;  z as in ``compact``
+
+    minimise z + price * (unplaced + undecided)
+    one_choice_per_rank     sum_i x_si + undecided_s = 1                                      every rank s
+    layers_are_placed_once  sum_si runs_sir x_si + unplaced_r = N_r                           every run r
+    runs_in_order           sum of the runs r up to virtual stage j + unplaced_r >= N_r [j has layers after r]
+    fullest_stage, critical_path                                                              as in ``compact``
+
+A choice is whole and fits into its rank's memory exactly, so what fractions of recomputed layers save is gone:
+only the mean of whole choices is left. Limits to the layers of stages and ranks leave the choices within them.
+It serves where ranks have few choices, and memory binds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from milpplan.optimize.layout.ceiling_cuts import PeakPath
+from milpplan.optimize.layout.compact_relaxation import MOST_UNITS, UNPLACED_PRICE, CompactRelaxation
+from milpplan.optimize.layout.stage_options import Menu, Setting, stage_menu
+from milpplan.optimize.milp.linear_relaxation import Relaxation
+from milpplan.optimize.milp.program import INFINITY, Program, ProgramBuilder, Rows
+from milpplan.optimize.space.layer_splits import layers_up_to, place_bounds
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation.pipeline.critical_path import CriticalPath
+from milpplan.simulation.pipeline.schedule import held_bytes
+from milpplan.simulation.pipeline.step_graph import Term
+
+MOST_PRODUCTS = 300_000
+"""Combinations of a rank's chunks that are looked at."""
+MOST_CHOICES = 4_000
+"""Choices of all ranks together that a relaxation holds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankChoices:
+    """What the chunks of one rank may hold together: ``runs`` [I, v, R] layers of each run, ``terms``
+    [Term, v, I] nanoseconds, of the virtual stages ``stages``."""
+
+    stages: tuple[int, ...]
+    runs: IntArray
+    terms: IntArray
+
+    def take(self, kept: BoolArray) -> RankChoices:
+        """The chosen ones."""
+        return RankChoices(self.stages, self.runs[kept], self.terms[..., kept])
+
+
+def rank_choices(setting: Setting, rank: int) -> RankChoices | None:
+    """Every choice of a rank that fits and that no other one beats; None where there is none, or too many to look
+    at."""
+    stages = setting.layout.rank_stages[rank]
+    if math.prod(_num_items(*setting.layer_bounds[stage]) for stage in stages) > MOST_PRODUCTS:
+        return None
+    menus = [stage_menu(setting, stage, setting.max_layers(stage)) for stage in stages]
+    if not 0 < math.prod(map(len, menus)) <= MOST_PRODUCTS:
+        return None
+    grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
+    total = sum(menu.layers[items] for menu, items in zip(menus, grid, strict=True))
+    fewest, most = setting.rank_bounds[rank]
+    grid = grid[:, (total >= fewest) & (total <= most)]
+    grid = grid[:, _fit(setting, rank, menus, grid)]
+    if not grid.size:
+        return None
+    parts = list(zip(menus, grid, strict=True))
+    runs = np.stack([menu.runs[items] for menu, items in parts], axis=1)
+    terms = np.stack([menu.terms[:, items] for menu, items in parts], axis=1)
+    return _unbeaten(RankChoices(stages, runs, terms))
+
+
+def _num_items(fewest: int, most: int) -> int:
+    """Numbers of layers and ways to recompute them, wholly, selectively or not."""
+    return math.comb(most + 3, 3) - math.comb(fewest + 2, 3)
+
+
+def _fit(setting: Setting, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
+    """Which choices of the chunks [v, choices] fit into a rank's memory."""
+
+    def held(name: str) -> IntArray:
+        return np.stack([getattr(menu, name)[items] for menu, items in zip(menus, grid, strict=True)])
+
+    kept, deferred, transient = held("kept_bytes"), held("deferred_bytes"), held("transient_bytes")
+    room = (
+        setting.capacity_of(rank) - int(setting.costs.of_rank(rank).buffer_bytes) - held("state_bytes").sum(axis=0)
+    )
+    host_room = setting.host_capacity_of(rank) - held("host_state_bytes").sum(axis=0)
+    host = held("host_kept_bytes")
+    fits = np.ones(grid.shape[1], dtype=np.bool_)
+    for running, live in setting.profiles[rank]:
+        fits &= np.array(live) @ held_bytes(kept, deferred, len(live)) + transient[running] <= room
+        fits &= np.array(live[: len(menus)]) @ host <= host_room
+    return fits
+
+
+def _unbeaten(choices: RankChoices) -> RankChoices:
+    """Of choices with the same layers in every chunk those that no other one matches in all forwards and
+    backwards: what it holds does not matter to other ranks, and no path gets longer."""
+    size = len(choices.runs)
+    layers = choices.runs.reshape(size, -1)
+    _, group = np.unique(layers, axis=0, return_inverse=True)
+    work = choices.terms[[Term.FORWARD, Term.BACKWARD]].reshape(-1, size).T
+    order = np.lexsort((work.sum(axis=1), group.reshape(-1)))
+    best: list[int] = []
+    first = 0
+    for row in order.tolist():
+        if best and group[best[-1]] != group[row]:
+            first = len(best)
+        if not (work[best[first:]] <= work[row]).all(axis=1).any():
+            best.append(row)
+    kept = np.zeros(size, dtype=np.bool_)
+    kept[best] = True
+    return choices.take(kept)
+
+
+@dataclass
+class RankRelaxation:
+    """Columns: the choices of rank 0, of rank 1, ..., then z, unplaced layers of each run, undecided ranks."""
+
+    compact: CompactRelaxation
+    """Of the same layout, with the same peaks."""
+    choices: list[RankChoices]
+    offsets: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.offsets = np.cumsum([0, *(len(rank.runs) for rank in self.choices)])
+
+    @staticmethod
+    def of(
+        compact: CompactRelaxation, setting: Setting, paths: Sequence[CriticalPath], cutoff_ns: int
+    ) -> RankRelaxation | None:
+        """For ``setting`` and narrower ones, with the choices that can be part of a plan at or below the cutoff;
+        None where there are too many."""
+        choices = []
+        for rank in range(setting.layout.pp):
+            own = rank_choices(setting, rank)
+            if own is None:
+                return None
+            choices.append(own)
+        made = RankRelaxation(compact, choices)
+        found = made._take(made._within(setting))
+        found = None if found is None else found._without_hopeless(paths, cutoff_ns)
+        return found if found is not None and int(found.offsets[-1]) <= MOST_CHOICES else None
+
+    def _without_hopeless(self, paths: Sequence[CriticalPath], cutoff_ns: int) -> RankRelaxation | None:
+        """Without the choices that alone push a path beyond the cutoff; None where a rank has none left."""
+        kept = np.ones(int(self.offsets[-1]), dtype=np.bool_)
+        for path in paths:
+            above, least = self._above(path)
+            kept &= least + above <= cutoff_ns
+        return self._take(kept)
+
+    def _take(self, kept: BoolArray) -> RankRelaxation | None:
+        """With the chosen choices; None where a rank has none left."""
+        if not np.logical_or.reduceat(kept, self.offsets[:-1]).all():
+            return None
+        ends = zip(self.offsets[:-1], self.offsets[1:], self.choices, strict=True)
+        return RankRelaxation(self.compact, [rank.take(kept[start:end]) for start, end, rank in ends])
+
+    def _above(self, path: CriticalPath) -> tuple[IntArray, int]:
+        """What every choice adds to a path beyond the least of its rank, and the path with the least of all."""
+        own = [np.einsum("tv,tvi->i", path.counts[:, list(rank.stages)], rank.terms) for rank in self.choices]
+        lows = [int(values.min()) for values in own]
+        costs = self.compact.setting.costs
+        fixed = path.num_transfers * int(costs.transfer_ns) + path.barrier_count * int(costs.barrier_ns)
+        return np.concatenate([values - low for values, low in zip(own, lows, strict=True)]), sum(lows) + fixed
+
+    @property
+    def peaks(self) -> Sequence[PeakPath]:
+        """Rows of peaks, right after those of the program."""
+        return self.compact.peaks
+
+    def narrowed(self, setting: Setting) -> RankRelaxation:
+        """The same: a choice has its own edges."""
+        del setting
+        return self
+
+    def base_ns(self, paths: Sequence[CriticalPath]) -> int:
+        """Largest path with the least of every rank: z starts there."""
+        return max(self._above(path)[1] for path in paths)
+
+    def path_rows(self, paths: Sequence[CriticalPath], base: int, unit: int) -> Rows:
+        """z * unit - path >= constant - base, coefficients in units rounded down."""
+        z = int(self.offsets[-1])
+        matrix = np.zeros((len(paths), z + 1), dtype=np.int64)
+        matrix[:, z] = 1
+        lower = np.zeros(len(paths), dtype=np.int64)
+        for row, path in enumerate(paths):
+            above, least = self._above(path)
+            matrix[row, :z] = -(above // unit)
+            lower[row] = (least - base) // unit
+        return Rows.dense([f"critical_path[{index}]" for index in range(len(paths))], matrix, lower)
+
+    def peak_rows(self, base: int, unit: int) -> Rows:
+        """fullest_stage, for limits that say nothing of the peak."""
+        return self.path_rows([peak.path for peak in self.compact.peaks], base, unit)
+
+    def path_limits(
+        self, setting: Setting, paths: Sequence[CriticalPath], base: int, unit: int
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Rows of ``peak_rows`` with their lower and upper sides in a narrower setting; those of paths stay."""
+        del paths
+        least = np.array([self._above(peak.path)[1] for peak in self.compact.peaks], dtype=np.int64)
+        lower = (least + self.compact.peak_passes_ns(setting) - base) // unit
+        return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
+
+    def durations(self, values: FloatArray) -> IntArray:
+        """Duration matrix [Term, J] of a fractional point."""
+        found = np.zeros((len(Term), self.compact.setting.num_stages), dtype=np.int64)
+        for rank, start, end in zip(self.choices, self.offsets[:-1], self.offsets[1:], strict=True):
+            found[:, list(rank.stages)] = np.rint(rank.terms @ values[start:end])
+        return found
+
+    def layers(self, values: FloatArray) -> FloatArray:
+        """Layers of every virtual stage at a fractional point, [J]."""
+        return np.asarray(self._held @ values[: int(self.offsets[-1])])
+
+    @cached_property
+    def _held(self) -> IntArray:
+        """Layers of every virtual stage in every choice, [J, choices]."""
+        return np.asarray(self._runs.sum(axis=2))
+
+    @cached_property
+    def _runs(self) -> IntArray:
+        """Layers of each run of every virtual stage in every choice, [J, choices, R]."""
+        setting = self.compact.setting
+        held = np.zeros((setting.num_stages, int(self.offsets[-1]), len(setting.runs)), dtype=np.int64)
+        for rank, start, end in zip(self.choices, self.offsets[:-1], self.offsets[1:], strict=True):
+            held[list(rank.stages), start:end] = rank.runs.transpose(1, 0, 2)
+        return held
+
+    @cached_property
+    def program(self) -> Program:
+        """All rows but the paths and peaks."""
+        setting, z = self.compact.setting, int(self.offsets[-1])
+        P, R = setting.layout.pp, len(setting.runs)
+        builder = ProgramBuilder("ranks")
+        builder.add_variables([f"x[{column}]" for column in range(z)], 0, 1)
+        builder.add_variable("z", 0, MOST_UNITS)
+        for run, (_, length) in enumerate(setting.runs):
+            builder.add_variable(f"unplaced[{run}]", 0, length)
+        builder.add_variables([f"undecided[{rank}]" for rank in range(P)], 0, 1)
+        builder.minimize(range(z, z + 1 + R + P), [1, *[UNPLACED_PRICE] * (R + P)])
+        for rank in range(P):
+            columns = np.append(np.arange(self.offsets[rank], self.offsets[rank + 1]), z + 1 + R + rank)
+            builder.add_row(f"one_choice_per_rank[{rank}]", columns, np.ones_like(columns), 1, 1)
+        self._placed(builder)
+        built = builder.build()
+        return replace(built, is_integer=np.zeros(len(built.upper), dtype=np.bool_))
+
+    def _placed(self, builder: ProgramBuilder) -> None:
+        """layers_are_placed_once and runs_in_order."""
+        z, setting, runs = int(self.offsets[-1]), self.compact.setting, self._runs
+        columns = np.arange(z)
+        for run, (_, length) in enumerate(setting.runs):
+            unplaced = z + 1 + run
+            held = np.append(runs[..., run].sum(axis=0), 1)
+            builder.add_row(f"layers_are_placed_once[{run}]", np.append(columns, unplaced), held, length, length)
+            before = list(accumulate(runs[..., run]))
+            for stage in range(setting.num_stages if run + 1 < len(setting.runs) else 0):
+                later = runs[stage, :, run + 1 :].sum(axis=1) > 0
+                row = np.append(before[stage] - length * later, 1)
+                builder.add_row(f"runs_in_order[{run},{stage}]", np.append(columns, unplaced), row, 0)
+
+    def narrow(self, relaxation: Relaxation, setting: Setting) -> None:
+        """Leave, in a relaxation that holds the program, the choices within a narrower setting."""
+        columns = np.arange(int(self.offsets[-1]))
+        relaxation.set_upper_bounds(columns, self._within(setting).astype(np.int64))
+
+    def _within(self, setting: Setting) -> BoolArray:
+        """Which choices are within a setting's limits to stages and ranks, and have a place in the model."""
+        least, most = np.array(setting.layer_bounds, dtype=np.int64).T
+        total, parts = setting.problem.model.num_layers, []
+        first, last = layers_up_to(setting.layer_bounds, total)
+        for choices, (fewest, upper) in zip(self.choices, setting.rank_bounds, strict=True):
+            own = np.array(choices.stages)
+            held = choices.runs.sum(axis=2)
+            earliest, latest = place_bounds(setting.runs, choices.runs)
+            # Before and after a chunk are what other stages hold at least, and the rank's own other chunks.
+            more = held - least[own]
+            before = np.maximum(first[own] - held, least.cumsum()[own] - held + more.cumsum(axis=1))
+            behind = least[::-1].cumsum()[::-1][own] - held + more[:, ::-1].cumsum(axis=1)[:, ::-1]
+            after = np.maximum(last[own] - held, behind)
+            fits = (np.maximum(earliest, before) <= np.minimum(latest, total - held - after)).all(axis=1)
+            fits &= ((held >= least[own]) & (held <= most[own])).all(axis=1)
+            parts.append(fits & (held.sum(axis=1) >= fewest) & (held.sum(axis=1) <= upper))
+        return np.concatenate(parts)

@@ -1,0 +1,261 @@
+"""Calculon's model, execution and system files as a ``Problem`` and a ``Plan`` of milpplan.
+
+Calculon's words on the left, ours on the right, of those that are more than another name:
+
+    activation_recompute   full: every layer wholly; attn_only: every layer selectively (its unfused scores)
+    optimizer_sharding     zero_stage 1: shards the optimizer and communicates once a step
+    pipeline_interleaving  vpp, schedule 1f1b or interleaved
+    *_net                  the domain is the part of network 0 that the execution uses (``calculon_networks``)
+    the others             ``SWITCHES``
+
+Calculon has no embedding, head or loss; its own count of parameters has 51,200 tied tokens and learned positions,
+which the model gets. What differs in the costs is in docs/calculon.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from milpplan.errors import InvalidInputError
+from milpplan.problem.calculon.fields import CalculonExecution
+from milpplan.problem.calculon.networks import free_wholes, placed, used_networks
+from milpplan.problem.calculon.read_files import CalculonFiles, read_calculon
+from milpplan.problem.calculon.system import hardware_of, slowest_scalar
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Job, Problem, Space
+from milpplan.problem.reading import RecordType, invalid_fields, validated
+from milpplan.problem.records import Record
+
+VOCABULARY: Final = 51_200
+"""Calculon counts its parameters with so many tokens (calculon/llm/llm.py, ``num_parameters``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A field of Calculon's execution and the field here that says the same."""
+
+    theirs: str
+    record: type[Record]
+    ours: str
+    values: dict[object, object]
+    """Their values and ours."""
+
+
+SWITCHES: Final = (
+    Switch("tensor_par_overlap", Layout, "tp_overlap", {"none": "none", "ring": "ring", "pipe": "pipelined"}),
+    Switch("tensor_par_comm_type", Layout, "pp_scatter_gather", {"ar": False, "rs_ag": False, "p2p_rs_ag": True}),
+    Switch("tensor_par_comm_type", Layout, "sequence_parallel", {"ar": False, "p2p_rs_ag": False, "rs_ag": True}),
+    Switch("weight_offload", Layout, "offload_weights", {False: False, True: True}),
+    Switch("activations_offload", Layout, "offload_activations", {False: False, True: True}),
+    Switch("optimizer_offload", Layout, "offload_optimizer", {False: False, True: True}),
+    Switch("training", Job, "kind", {True: "training", False: "inference"}),
+)
+
+
+def calculon_run(files: CalculonFiles) -> tuple[Problem, Plan]:
+    """The execution as a plan, on the system with its networks as the execution uses them.
+
+    Raises:
+        InvalidInputError: an assignment of networks or a split of blocks that cannot be.
+    """
+    files = used_networks(files)
+    wholes, order = placed(files)
+    layout = _layout(files, order)
+    problem = _problem(files, wholes, Space())
+    stages = _stages(files, layout)
+    return problem, validated(Plan, {"layout": layout, "virtual_stages": stages}, files.names[1])
+
+
+def calculon_problem(files: CalculonFiles, space: Space) -> Problem:
+    """Model, system, number of processors, batch and number format; the layout is free. Networks keep their sizes.
+
+    Raises:
+        InvalidInputError: more networks than three, or some that are not listed from the inside outwards.
+    """
+    return _problem(files, free_wholes(files), space)
+
+
+def notes(files: CalculonFiles, free: bool = False) -> tuple[str, ...]:
+    """What of the files is priced in another way here, in sentences; ``free``: the layout is not the execution's,
+    and nothing is said of what it decides."""
+    files = files if free else used_networks(files)
+    execution, outer = files.execution, files.system.networks[1:]
+    system = files.system
+    said = {
+        "The model gets an embedding and a head of 51,200 tokens, which Calculon's estimates leave out.": True,
+        "Operators without a matrix product are priced by their bytes; Calculon adds the time of their FLOPs.": (
+            system.processing_mode == "no_overlap"
+        ),
+        "Operators without a matrix product are priced by their bytes; Calculon takes their FLOPs where longer.": (
+            system.processing_mode == "roofline"
+        ),
+        "optimizer_sharding is ZeRO stage 1; Calculon also shards gradients, and reduces them once a step.": (
+            execution.optimizer_sharding and execution.training and not free
+        ),
+        "Forwards alone run without interleaving here: whole stages fill and drain the pipeline.": (
+            not execution.training and execution.pipeline_interleaving > 1 and not free
+        ),
+        "A forward without a backward keeps no activations and has no optimizer: nothing to offload or shard.": (
+            not (execution.training or free) and (execution.activations_offload or execution.optimizer_sharding)
+        ),
+        "float8 here means fp8 products; Calculon halves all tensors.": execution.datatype == "float8",
+        "Between domains a ring all-reduce moves 2 (n - 1) / n of the bytes; the system file says less.": any(
+            network.ops.all_reduce[0] < 2 for network in outer
+        ),
+    }
+    rates = {f"1/{slowest_scalar(network):g}" for network in outer if slowest_scalar(network) > 1}
+    for rate in sorted(rates):
+        said[f"An outer network's operations all get the rate of its slowest, {rate}."] = True
+    return tuple(text for text, applies in said.items() if applies)
+
+
+def model_of(files: CalculonFiles) -> ModelSpec:
+    """The blocks as layers, with Calculon's count of tokens and positions around them."""
+    model, execution = files.model, files.execution
+    attention = {
+        "type": "gqa",
+        "num_attention_heads": model.attn_heads,
+        "num_key_value_heads": model.attn_heads if execution.attention_type == "multihead" else 1,
+        "head_dim": model.attn_size,
+        "qkv_bias": True,
+        "output_bias": True,
+    }
+    mlp = {"type": "dense", "intermediate_size": model.feedforward, "gated": False, "bias": True}
+    data = {
+        "name": Path(files.names[0]).stem[:200] or "calculon",
+        "hidden_size": model.hidden,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": model.seq_size,
+        "layers": [{"count": model.num_blocks, "attention": attention, "mlp": mlp}],
+        "tie_word_embeddings": True,
+        "learned_positions": True,
+        "norm": "layernorm",
+        "dropout": True,
+        "default_sequence_length": model.seq_size,
+    }
+    return validated(ModelSpec, data, files.names[0])
+
+
+def switch_values(files: CalculonFiles, record: type[Record]) -> dict[str, object]:
+    """Fields of a layout or a job that the execution's switches set."""
+    return {
+        switch.ours: switch.values[_effective(files.execution, switch)]
+        for switch in SWITCHES
+        if switch.record is record
+    }
+
+
+def _chunks(execution: CalculonExecution) -> int:
+    """Virtual stages of a processor; forwards alone fill and drain the pipeline with whole stages."""
+    return execution.pipeline_interleaving if execution.training else 1
+
+
+def _effective(execution: CalculonExecution, switch: Switch) -> object:
+    """The value, or the plain one where there is nothing to switch: no tensor ranks, no stage borders, nothing
+    that a forward keeps for a backward."""
+    value = getattr(execution, switch.theirs)
+    if switch.theirs == "activations_offload":
+        return value and execution.training
+    if switch.theirs == "tensor_par_comm_type":
+        idle = execution.tensor_par == 1 or (value == "p2p_rs_ag" and execution.pipeline_par == 1)
+        return "ar" if idle else value
+    return value
+
+
+def _problem(files: CalculonFiles, wholes: tuple[int, ...], space: Space) -> Problem:
+    execution = files.execution
+    job = {
+        "num_gpus": execution.num_procs,
+        "global_batch_size": execution.batch_size,
+        "sequence_length": files.model.seq_size,
+        "precision": "fp8" if execution.datatype == "float8" else "bf16",
+        "attention_kernel": "unfused",
+        "grad_dtype": "bf16",
+        **switch_values(files, Job),
+    }
+    name = f"calculon {Path(files.names[2]).stem}"[:200]
+    hardware = hardware_of(files.system, execution.datatype, wholes, files.names[2], name)
+    # Layouts say themselves whether inputs are gathered again (``gather_again``), the framework need not.
+    software = hardware.software.model_copy(update={"activate_again": execution.fused_activation})
+    parts = {
+        "model": model_of(files),
+        "hardware": hardware.model_copy(update={"software": software}),
+        "job": validated(Job, job, files.names[1]),
+        "space": space,
+    }
+    return _checked(Problem, files.names[1], **parts)
+
+
+def _keeps_gathered(execution: CalculonExecution) -> bool:
+    """Whether the inputs of products stay gathered from forward to backward."""
+    sequence_parallel = execution.tensor_par_comm_type == "rs_ag" and execution.tensor_par > 1
+    return execution.training and sequence_parallel and not execution.seq_par_ag_redo
+
+
+def _layout(files: CalculonFiles, order: str | None) -> dict[str, object]:
+    """The layout as plain data."""
+    execution, chunks = files.execution, _chunks(files.execution)
+    pipelined = "interleaved" if chunks > 1 else "1f1b"
+    values: dict[str, object] = {
+        "tp": execution.tensor_par,
+        "pp": execution.pipeline_par,
+        "dp": execution.data_par,
+        "vpp": chunks,
+        "micro_batch_size": execution.microbatch_size,
+        "global_batch_size": execution.batch_size,
+        "zero_stage": 1 if execution.optimizer_sharding and execution.training else 0,
+        "schedule": pipelined if execution.training else "gpipe",
+        "overlap_grad_reduce": execution.data_par_overlap,
+        "overlap_param_gather": execution.data_par_overlap and execution.optimizer_sharding,
+        "gather_again": not _keeps_gathered(execution),
+        **switch_values(files, Layout),
+    }
+    return values if order is None else values | {"rank_order": order}
+
+
+def _stages(files: CalculonFiles, layout: dict[str, object]) -> list[dict[str, object]]:
+    """Equal virtual stages; without interleaving the first ones hold a block more where it does not come out."""
+    blocks, execution = files.model.num_blocks, files.execution
+    chunks = _chunks(execution)
+    number = execution.pipeline_par * chunks
+    if number > blocks or (blocks % number and chunks > 1):
+        raise InvalidInputError(
+            f"{files.names[1]}: pipeline_par={execution.pipeline_par} with "
+            f"pipeline_interleaving={chunks} makes {number} virtual stages of "
+            f"{blocks} blocks.",
+            "Expected at least a block in each, and with interleaving the same number.",
+            "Change pipeline_par or pipeline_interleaving.",
+        )
+    counts = [blocks // number + (index < blocks % number) for index in range(number)]
+    ends = [sum(counts[: index + 1]) for index in range(number)]
+    kind = {"full": "full", "attn_only": "selective"}.get(execution.activation_recompute)
+    return [
+        {"layers": [end - count, end], "recompute": {kind: count} if kind else {}}
+        for count, end in zip(counts, ends, strict=True)
+    ]
+
+
+def _checked(kind: type[RecordType], source: str, **values: object) -> RecordType:
+    """A record of records; what does not fit together is named after ``source``."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise invalid_fields(kind, error, source) from error
+
+
+__all__ = [
+    "SWITCHES",
+    "CalculonFiles",
+    "Switch",
+    "calculon_problem",
+    "calculon_run",
+    "model_of",
+    "notes",
+    "read_calculon",
+    "switch_values",
+]

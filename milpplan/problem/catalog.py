@@ -1,0 +1,198 @@
+"""Models and hardware by name (shipped as TOML) or by path (the user's own TOML or JSON)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Literal
+
+from milpplan.errors import InvalidInputError, UnknownNameError
+from milpplan.plugins import PluginError, plugin, plugin_names
+from milpplan.problem.apply_overlay import applied
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.huggingface.config import is_huggingface_config, model_from_config
+from milpplan.problem.huggingface.typed_keys import MAX_LAYERS
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.overlay import Overlay
+from milpplan.problem.reading import nearest, parse_json, parse_toml, read_text, shown, validated
+
+Kind = Literal["models", "hardware"]
+
+STACKS = "stacks"
+STACK_MARK = "+"
+MAX_OVERLAYS = 8
+"""Most overlays on one another."""
+_SUFFIXES = (".toml", ".json")
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def _directory(kind: Kind) -> Traversable:
+    """Where the presets are: inside the installed package, else at the root of the source checkout."""
+    packaged = resources.files("milpplan") / "presets" / kind
+    return packaged if packaged.is_dir() else _CHECKOUT / kind
+
+
+def _files(kind: Kind) -> dict[str, Traversable]:
+    """Shipped files by name; of hardware also the overlays of software stacks, and what plug-ins bring."""
+    directories = [_directory(kind)]
+    if kind == "hardware":
+        directories.append(directories[0] / STACKS)
+        directories = [*_plugin_directories(), *directories]  # of two with one name the later, shipped one counts
+    entries = [entry for directory in directories if directory.is_dir() for entry in directory.iterdir()]
+    return dict(sorted((entry.name.removesuffix(".toml"), entry) for entry in entries if _is_preset(entry)))
+
+
+def _plugin_directories() -> list[Traversable]:
+    """Where installed packages keep their hardware descriptions.
+
+    One that fails is left out, with a warning, so that it does not take ours with it.
+    """
+    found = []
+    for name in plugin_names("hardware"):
+        try:
+            found.append(resources.files(plugin("hardware", name)))
+        except (PluginError, TypeError) as error:
+            logging.getLogger(__name__).warning("%s Its hardware is left out.", error)
+    return found
+
+
+def _is_preset(entry: Traversable) -> bool:
+    return entry.name.endswith(".toml") and entry.is_file()
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of the shipped models, sorted."""
+    return tuple(_files("models"))
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Names of the shipped hardware descriptions, sorted."""
+    return tuple(name for name in _files("hardware") if STACK_MARK not in name)
+
+
+def stack_names() -> tuple[str, ...]:
+    """Names of the shipped software stacks, hardware+framework, sorted; each serves as a hardware name."""
+    return tuple(name for name in _files("hardware") if STACK_MARK in name)
+
+
+def preset_text(name: str) -> str:
+    """The TOML of a shipped model or hardware description, comments included."""
+    files = {**_files("hardware"), **_files("models")}
+    if name not in files:
+        raise _unknown_name("preset", name, tuple(files))
+    return files[name].read_text(encoding="utf-8")
+
+
+def load_model(name_or_path: str | Path, ignore: Collection[str] = ()) -> ModelSpec:
+    """A shipped model by name, or the user's TOML, JSON or Hugging Face ``config.json`` by path.
+
+    ``ignore``: keys of a config.json to leave out, whatever they cost; the model names those that it had.
+
+    Raises:
+        UnknownNameError: no model has the name, and no file is there.
+        InvalidInputError: the file cannot be read, or describes no model.
+    """
+    data, source = _data("models", name_or_path)
+    if is_huggingface_config(data):
+        model = model_from_config(data, _config_name(Path(source)), ignore)
+    else:
+        if ignore:
+            raise InvalidInputError(
+                f"--ignore names {', '.join(map(shown, ignore))}, and {source} is no Hugging Face config.",
+                "Expected it with a config.json alone, some of whose keys are not priced.",
+                "Leave --ignore out.",
+            )
+        model = validated(ModelSpec, data, source)
+    if model.num_layers > MAX_LAYERS:
+        raise InvalidInputError(
+            f"{source}: the counts of its layers add up to {model.num_layers:,}.",
+            f"Expected at most {MAX_LAYERS:,} layers.",
+            "Correct the counts.",
+        )
+    return model
+
+
+def load_hardware(name_or_path: str | Path) -> HardwareSpec:
+    """A shipped hardware description by name, or the user's TOML or JSON by path.
+
+    A file with a ``base`` is an overlay: it is applied to its base, a shipped name or a path relative to it.
+
+    Raises:
+        UnknownNameError: no description has the name, and no file is there.
+        InvalidInputError: the file, or what it is laid over, cannot be read or describes no hardware.
+    """
+    return _load_hardware(name_or_path, MAX_OVERLAYS)
+
+
+def file_keys(path: str) -> frozenset[str]:
+    """Read the keys at the top of a user's file.
+
+    Raises:
+        UnknownNameError: no file is there.
+        InvalidInputError: the file cannot be read.
+    """
+    return frozenset(_data("models", path)[0])
+
+
+def load_overlay(path: str | Path) -> Overlay | None:
+    """The overlay of a file; None where a name or a file is a hardware description itself."""
+    data, source = _data("hardware", path)
+    return validated(Overlay, data, source) if "base" in data else None
+
+
+def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
+    data, source = _data("hardware", name_or_path)
+    if "base" not in data:
+        return validated(HardwareSpec, data, source)
+    overlay = validated(Overlay, data, source)
+    if not depth:
+        raise InvalidInputError(
+            f"{source} is the last of more than {MAX_OVERLAYS} overlays, each the base of the one before.",
+            f"Expected at most {MAX_OVERLAYS}, and a hardware description under the last.",
+            "Give a hardware description as base; an overlay cannot lie on itself.",
+        )
+    base: str | Path = overlay.base
+    if overlay.base not in _files("hardware"):
+        beside = Path(source).parent / overlay.base
+        base = beside if _exists(beside) else overlay.base
+    return applied(_load_hardware(base, depth - 1), overlay)
+
+
+def _data(kind: Kind, name_or_path: str | Path) -> tuple[dict[str, Any], str]:
+    """The parsed file and its name for messages; a shipped name wins over a file of the same name."""
+    files = _files(kind)
+    name = str(name_or_path)
+    if name in files:
+        source = f"{kind}/{name}.toml"
+        return parse_toml(files[name].read_text(encoding="utf-8"), source), source
+    path = Path(name)
+    if not name or (path.suffix.lower() not in _SUFFIXES and not _exists(path)):
+        raise _unknown_name("model" if kind == "models" else kind, name, tuple(files))
+    text = read_text(path)
+    is_json = path.suffix.lower() == ".json" or text.lstrip().startswith("{")
+    return (parse_json if is_json else parse_toml)(text, name), name
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _config_name(path: Path) -> str:
+    """The file's stem; for a bare ``config.json`` its directory, which on the Hub is the model."""
+    return path.stem if path.stem != "config" else path.resolve().parent.name or path.stem
+
+
+def _unknown_name(what: str, name: str, known: tuple[str, ...]) -> UnknownNameError:
+    close = nearest(name, known, 3)
+    meant = f"Did you mean {' or '.join(close)}?" if close else "Give one of these names."
+    return UnknownNameError(
+        f"There is no {what} named {shown(name)}.",
+        f"Known: {', '.join(known) or 'none'}.",
+        f"{meant} Or give the path of a .toml or .json file.",
+    )

@@ -1,0 +1,217 @@
+"""From a Hugging Face ``config.json`` (already parsed) to a ``ModelSpec``.
+
+Only the keys are read; neither the network nor the transformers package is needed. Both spellings in use are
+understood: the Hub's files (written by transformers 4 and earlier) and what transformers 5 saves. Every key is
+priced, or on a list of keys known not to change the cost, or refused by name; a key that the user ignores is named
+in the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from pydantic import ValidationError
+
+from milpplan.errors import InvalidInputError
+from milpplan.problem.huggingface.defaults import CLASS_DEFAULTS, CLASS_SIZES
+from milpplan.problem.huggingface.families import BUILDERS
+from milpplan.problem.huggingface.known_keys import (
+    FIXED,
+    FUSED,
+    UNPRICED,
+    ZERO_IS_NONE,
+    outer_without_effect,
+    without_effect,
+)
+from milpplan.problem.huggingface.typed_keys import DO, HEADS, HIDDEN, KEY_VALUE_HEADS, LAYERS, POSITIONS, Fields
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.reading import invalid_fields, shown
+
+_GPT2_NAMES: dict[str, tuple[str, ...]] = {
+    HIDDEN: ("n_embd",),
+    LAYERS: ("n_layer",),
+    HEADS: ("n_head",),
+    POSITIONS: ("n_positions",),
+}
+ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpt2": _GPT2_NAMES,
+    "gptj": _GPT2_NAMES,
+    "mixtral": {"num_local_experts": ("num_experts",)},
+    "gpt_oss": {"num_local_experts": ("num_experts",)},
+    "qwen3_moe": {"num_experts": ("num_local_experts",)},
+    "deepseek_v2": {"n_routed_experts": ("num_experts",)},
+    "deepseek_v3": {"n_routed_experts": ("num_local_experts",)},
+    "glm4_moe": {"n_routed_experts": ("num_local_experts",)},
+    "gemma3_text": {"sliding_window_pattern": ("_sliding_window_pattern",)},
+    "falcon": {
+        HIDDEN: ("n_embed",),
+        LAYERS: ("n_layer",),
+        HEADS: ("n_head",),
+        KEY_VALUE_HEADS: ("num_kv_heads", "n_head_kv"),
+    },
+}
+"""Other spellings that a family's class takes (its ``attribute_map``, and what its older versions saved)."""
+
+_GENERIC = {
+    "layers": (LAYERS, "n_layer", "n_layers", "num_layers"),
+    "hidden size": (HIDDEN, "n_embd", "d_model"),
+    "heads": (HEADS, "n_head", "n_heads"),
+    "key-value heads": (KEY_VALUE_HEADS, "num_kv_heads", "n_head_kv"),
+    "feed-forward width": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "vocabulary": ("vocab_size",),
+    "context": (POSITIONS, "n_positions"),
+}
+_REQUIRED = ("layers", "hidden size", "heads", "feed-forward width", "vocabulary")
+_CAUSAL = ("forcausallm", "lmheadmodel")
+_CLASS_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
+_CLASS_NAMES = {"falcon": ("rw",), "gemma3_text": ("gemma3text", "gemma3")}
+"""Names of classes, without their suffix, that are not the family's name without its underscores."""
+_TEXT_PART = {"gemma3": "gemma3_text"}
+"""The model_type of the text part where a multimodal config does not name it."""
+_TOWER = "vision_config"
+
+
+def is_huggingface_config(data: Mapping[str, object]) -> bool:
+    """Tell a Hugging Face config from a ``ModelSpec``, both JSON objects."""
+    return "model_type" in data or "architectures" in data or isinstance(data.get("text_config"), dict)
+
+
+def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -> ModelSpec:
+    """Build the model that a Hugging Face config describes.
+
+    Args:
+        config: The parsed file.
+        name: What the model is called.
+        ignore: Keys that are left out, whatever they cost; the model names those that the file has.
+
+    Raises:
+        InvalidInputError: an unknown family, a missing or impossible value, or a key that is not understood.
+    """
+    source = f"Hugging Face config of {name}"
+    if not isinstance(config, Mapping):
+        raise InvalidInputError(f"{source} is {shown(config)}.", "Expected a JSON object.", DO)
+    ignored = [key for key in dict.fromkeys(ignore) if _has(config, key)]
+    config = {key: value for key, value in config.items() if key not in ignored}
+    text = _text_part(config, ignored)
+    family = _family(text)
+    if family not in BUILDERS:
+        raise _unknown_family(text, family, source)
+    _check_class(config, family, ignored, source)
+    fields = Fields(text, source, ALIASES.get(family, {}), CLASS_DEFAULTS[family], CLASS_SIZES[family])
+    try:
+        model = BUILDERS[family](fields, name)
+    except ValidationError as error:
+        raise invalid_fields(ModelSpec, error, source) from error
+    _check_keys(config, fields, family)
+    return model.model_copy(update={"ignored_keys": tuple(ignored)}) if ignored else model
+
+
+def _has(config: Mapping[str, object], key: str) -> bool:
+    text = config.get("text_config")
+    return config.get(key) is not None or (isinstance(text, Mapping) and text.get(key) is not None)
+
+
+def _text_part(config: Mapping[str, object], ignored: Collection[str]) -> Mapping[str, object]:
+    """The language model of a multimodal config, which may leave its family and tying to the outside."""
+    text = config.get("text_config")
+    outer = config.get("model_type")
+    if isinstance(text, Mapping):
+        inherited = {key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config}
+        config = {**inherited, **{key: value for key, value in text.items() if key not in ignored}}
+    if config.get("model_type") == outer and isinstance(outer, str) and outer in _TEXT_PART:
+        config = {**config, "model_type": _TEXT_PART[outer]}
+    return config
+
+
+def _class_name(config: Mapping[str, object]) -> str | None:
+    classes = config.get("architectures")
+    return classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None
+
+
+def _family(config: Mapping[str, object]) -> str:
+    """``model_type``; for files without one, the family whose name the class in ``architectures`` carries."""
+    family = config.get("model_type")
+    if family is not None:
+        return family if isinstance(family, str) else shown(family)
+    name = _class_name(config) or "missing"
+    stem = name.split("For", 1)[0] if "For" in name else name
+    for suffix in _CLASS_SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    return next((known for known in BUILDERS if stem.lower() in _class_stems(known)), stem)
+
+
+def _class_stems(family: str) -> tuple[str, ...]:
+    return (family.replace("_", ""), *_CLASS_NAMES.get(family, ()))
+
+
+def _check_class(config: Mapping[str, object], family: str, ignored: Collection[str], source: str) -> None:
+    """Refuse classes whose head, or whose other parts, are not those of a causal language model."""
+    classes = config.get("architectures")
+    if classes is None or classes == []:
+        return
+    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+        raise InvalidInputError(
+            f"{source}: architectures is {shown(classes)}.", "Expected a list of names of classes.", DO
+        )
+    causal = {stem + suffix for stem in _class_stems(family) for suffix in _CAUSAL}
+    other = [one for one in classes if one.lower() not in causal]
+    if isinstance(config.get("text_config"), Mapping) and _TOWER in ignored:
+        other = [one for one in other if not one.endswith("ForConditionalGeneration")]
+    if other:
+        raise InvalidInputError(
+            f"{source}: architectures names {', '.join(map(shown, other))}.",
+            f"Expected the class of {family} with a head over the vocabulary (...ForCausalLM): other heads, "
+            "models without one and models of other media are not priced.",
+            "Price the model as if it had such a head with --ignore architectures, or write it as TOML.",
+        )
+
+
+def _check_keys(config: Mapping[str, object], fields: Fields, family: str) -> None:
+    """Refuse every key that is neither priced nor known not to change the cost.
+
+    Raises:
+        InvalidInputError: keys are left; all of them are named.
+    """
+    wrapped = isinstance(config.get("text_config"), Mapping)
+    outer = Fields(config if wrapped else {}, fields.source)
+    for key, (expected, reason) in FIXED.items():
+        for level in (fields, outer):
+            level.must_be(key, expected, reason)
+    implementation = fields.value("attn_implementation") or fields.value("_attn_implementation")
+    if implementation is not None and implementation not in FUSED:
+        raise fields.refuse(
+            f"attn_implementation is {shown(implementation)}.",
+            f"Expected one of {', '.join(FUSED)}: an unfused attention is asked for with --attention unfused.",
+        )
+    known = {"model_type", "architectures", *fields.read, *without_effect(family)}
+    known_outside = {"model_type", "architectures", "text_config", "tie_word_embeddings"}
+    known_outside |= {*outer.read, *outer_without_effect()}
+    left = {key: value for key, value in fields.values.items() if key not in known}
+    left |= {key: value for key, value in outer.values.items() if key not in known_outside}
+    left = {key: value for key, value in left.items() if value is not None}
+    left = {key: value for key, value in left.items() if not (key in ZERO_IS_NONE and value == 0)}
+    if left:
+        told = ", ".join(f"{shown(key)[1:-1]} ({UNPRICED.get(key, 'not understood')})" for key in left)
+        ignore = " ".join(f"--ignore {shown(key)[1:-1]}" for key in list(left)[:6])
+        raise InvalidInputError(
+            f"{fields.source}: {told}.",
+            f"Expected keys of {family} that are priced or known not to change the cost.",
+            f"Correct the spelling, or price the model without: milpplan show CONFIG {ignore}.",
+        )
+
+
+def _unknown_family(config: Mapping[str, object], family: str, source: str) -> InvalidInputError:
+    found, missing = [], []
+    for dimension, keys in _GENERIC.items():
+        key = next((key for key in keys if config.get(key) is not None), None)
+        if key is not None:
+            found.append(f"{key}={shown(config[key])}")
+        elif dimension in _REQUIRED:
+            missing.append(f"{dimension} ({' or '.join(keys)})")
+    return InvalidInputError(
+        f"{source} has model_type {shown(family)}, which is not supported; "
+        f"found {', '.join(found) or 'no known dimension'}; missing {', '.join(missing) or 'none'}.",
+        f"Supported families: {', '.join(sorted({*BUILDERS, *_TEXT_PART}))}.",
+        "Write the model as TOML: `milpplan show llama3-8b` prints one to start from.",
+    )

@@ -1,0 +1,167 @@
+"""What is trained: a decoder-only transformer as runs of identical layers.
+
+Field names are those of Hugging Face ``config.json`` where one exists. No formulas here: parameter counts
+are in ``milpplan.simulation.layers.parameters``, FLOPs and bytes in ``milpplan.simulation.layers.layer_time``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from milpplan.problem.records import Count, PositiveInt, Record
+
+
+class GroupedQueryAttention(Record):
+    """Multi-head, grouped-query or multi-query attention (``num_key_value_heads`` = heads, fewer, 1)."""
+
+    type: Literal["gqa"] = "gqa"
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: Literal["none", "per_head", "full_width"] = "none"
+    """``per_head``: one weight of head_dim for q and one for k (Qwen3); ``full_width``: one as wide as all
+    heads (OLMo 2)."""
+    sinks: bool = False
+    """One learned sink logit a head (gpt-oss)."""
+    sliding_window: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _heads_group(self) -> GroupedQueryAttention:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        return self
+
+
+class LatentAttention(Record):
+    """Multi-head latent attention (DeepSeek-V2/V3)."""
+
+    type: Literal["mla"] = "mla"
+    num_attention_heads: PositiveInt
+    q_lora_rank: PositiveInt | None
+    kv_lora_rank: PositiveInt
+    qk_nope_head_dim: PositiveInt
+    qk_rope_head_dim: PositiveInt
+    v_head_dim: PositiveInt
+
+
+Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="type")]
+
+
+class DenseMlp(Record):
+    """A feed-forward block; ``gated`` has three matrices (SwiGLU, GeGLU), otherwise two."""
+
+    type: Literal["dense"] = "dense"
+    intermediate_size: PositiveInt
+    gated: bool = True
+    bias: bool = False
+
+
+class MixtureOfExperts(Record):
+    """Routed experts with an optional shared expert; sizes are per expert."""
+
+    type: Literal["moe"] = "moe"
+    num_experts: PositiveInt
+    num_experts_per_tok: PositiveInt
+    intermediate_size: PositiveInt
+    gated: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    shared_intermediate_size: Count = 0
+    """Total width of the shared experts (0: none)."""
+    shared_gate: bool = False
+    """A learned scalar gate of the shared expert (hidden_size weights, Qwen1.5-MoE)."""
+
+    @model_validator(mode="after")
+    def _top_k(self) -> MixtureOfExperts:
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok={self.num_experts_per_tok} exceeds num_experts={self.num_experts}"
+            )
+        return self
+
+
+Mlp = Annotated[DenseMlp | MixtureOfExperts, Field(discriminator="type")]
+
+
+class LayerRun(Record):
+    """``count`` identical consecutive layers."""
+
+    count: Annotated[int, Field(gt=0, le=10_000)]
+    attention: Attention
+    mlp: Mlp
+    num_norms: Annotated[int, Field(ge=0, le=8)] = 2
+    """Norms of hidden_size a layer (Gemma 2 has 4)."""
+
+
+class ModelSpec(Record):
+    """A model. ``layers`` lists the runs in order; the whole model is their concatenation."""
+
+    schema_version: Literal[1] = 1
+    name: str = Field(min_length=1, max_length=200)
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    layers: tuple[LayerRun, ...] = Field(min_length=1)
+    tie_word_embeddings: bool = False
+    learned_positions: bool = False
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """LayerNorm has a bias, RMSNorm has none."""
+    lm_head_bias: bool = False
+    dropout: bool = False
+    """Trained with dropout after attention and feed-forward block, whose masks are kept for the backward pass (the
+    GPT-3 generation)."""
+    embedding_dropout: bool | None = None
+    """Dropout of the embedding; null: as ``dropout``."""
+    attention_dropout: bool | None = None
+    """Dropout of the scores, whose masks unfused attention keeps; null: as ``dropout``."""
+    default_sequence_length: PositiveInt = 4096
+    ignored_keys: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=100)
+    """Keys of the Hugging Face config that the user left out: what they add is not in this model."""
+
+    @property
+    def drops_embedding(self) -> bool:
+        """Tell whether the embedding keeps a dropout mask."""
+        return self.dropout if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
+    def drops_scores(self) -> bool:
+        """Tell whether unfused attention keeps dropout masks."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return sum(run.count for run in self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether some layers have routed experts."""
+        return any(run.mlp.type == "moe" for run in self.layers)
+
+    @property
+    def kinds(self) -> tuple[LayerRun, ...]:
+        """The distinct kinds of layer, in order of first appearance (``count`` set to 1)."""
+        return _kinds(self.layers)[0]
+
+    @property
+    def layer_kinds(self) -> tuple[int, ...]:
+        """For every layer, the index of its kind in ``kinds``; length ``num_layers``."""
+        return _kinds(self.layers)[1]
+
+
+@lru_cache(maxsize=256)
+def _kinds(layers: tuple[LayerRun, ...]) -> tuple[tuple[LayerRun, ...], tuple[int, ...]]:
+    """``ModelSpec.kinds`` and ``layer_kinds``, which simulations ask for once a stage. Kept by value: a cached
+    property would outlive a ``model_copy`` that changes the layers."""
+    single = [run.model_copy(update={"count": 1}) for run in layers]
+    index = {kind: position for position, kind in enumerate(dict.fromkeys(single))}
+    pairs = zip(single, layers, strict=True)
+    return tuple(index), tuple(index[kind] for kind, run in pairs for _ in range(run.count))

@@ -1,0 +1,257 @@
+"""What is asked: a model, a cluster, a training job, and the space of plans a proof speaks about."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import MicroBatchShares, NodeOrder, RankOrder, Schedule, TpOverlap
+from milpplan.problem.records import PositiveFloat, PositiveInt, Record
+
+MAX_GPUS: Final = 1_048_576
+MAX_BATCH: Final = 1_048_576
+MAX_SEQUENCE: Final = 16_777_216
+
+Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
+
+
+MAX_NODE_TYPES = 4
+"""Most node types of one cluster: all their orders along the pipeline are tried, 24 of four."""
+
+
+class NodeGroup(Record):
+    """Nodes of one type in a cluster of several: what they are, and how many accelerators they have together."""
+
+    hardware: HardwareSpec
+    num_gpus: PositiveInt
+
+
+class Range(Record):
+    """An inclusive range of integers, in steps."""
+
+    minimum: PositiveInt
+    maximum: PositiveInt
+    step: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _order(self) -> Range:
+        if self.maximum < self.minimum:
+            raise ValueError(f"maximum={self.maximum} is below minimum={self.minimum}")
+        return self
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Every value of the range."""
+        return tuple(range(self.minimum, self.maximum + 1, self.step))
+
+
+class Job(Record):
+    """One training job, or forwards alone. Batch sizes count sequences."""
+
+    kind: Literal["training", "inference"] = "training"
+    """``inference``: one forward of every sequence (a prefill), no gradients and no optimizer."""
+    num_gpus: PositiveInt | Range
+    global_batch_size: PositiveInt | Range
+    sequence_length: PositiveInt
+    precision: Literal["bf16", "fp8"] = "bf16"
+    attention_kernel: Literal["flash", "unfused"] = "flash"
+    grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    objective: Objective = "step_time_per_token"
+    training_tokens: PositiveFloat | None = None
+    """Tokens of the whole run; needed by a deadline and by ``gpu_hours``."""
+    deadline_s: PositiveFloat | None = None
+    """The whole run must take no longer than this. ``num_gpus`` without it: the fewest on which a plan fits."""
+
+    @property
+    def num_gpus_values(self) -> tuple[int, ...]:
+        """Candidate numbers of accelerators."""
+        return self.num_gpus.values if isinstance(self.num_gpus, Range) else (self.num_gpus,)
+
+    @property
+    def global_batch_values(self) -> tuple[int, ...]:
+        """Candidate global batch sizes, in sequences."""
+        if isinstance(self.global_batch_size, Range):
+            return self.global_batch_size.values
+        return (self.global_batch_size,)
+
+    @model_validator(mode="after")
+    def _objective_has_what_it_needs(self) -> Job:
+        if self.objective == "gpu_hours" and self.training_tokens is None:
+            raise ValueError("objective=gpu_hours needs training_tokens")
+        if self.deadline_s is not None and self.training_tokens is None:
+            raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
+        return self
+
+
+ANY_SPLIT_LAYERS = 10
+"""Layers of the largest models whose interleaved splits of any kind are in the default space."""
+
+Values = tuple[int, ...]
+Switch = tuple[bool, ...]
+
+
+Mixing = Literal["stages", "replicas"]
+MIXINGS: tuple[Mixing, ...] = ("stages", "replicas")
+
+
+class Space(Record):
+    """The declared set of plans. ``None`` leaves a degree to its divisibility rules.
+
+    ``uniform``: every virtual stage holds ceil(layers / virtual stages) layers, the last one what is left;
+    one recompute setting (none, selective or full) for all layers.
+
+    ``free``: any recompute counts in each virtual stage, and layers split unevenly. Without interleaving any
+    split is allowed in which every stage holds at least one layer (the first and the last, which also hold the
+    embedding and the head, may hold none). With interleaving ``interleaved_layers`` says how uneven: ``any`` as
+    without; ``even`` gives inner virtual stages ceil or floor of layers / virtual stages, the larger ones first,
+    and the ends at most ceil; ``auto`` is ``any`` for models of at most ``ANY_SPLIT_LAYERS`` layers, whose proofs
+    take seconds, and ``even`` for larger ones. ``vpp_values`` = ``all`` offers every number of virtual stages a
+    rank; ``distinct`` only those that make the largest chunk smaller than any smaller number does.
+
+    In the free space ``recompute_counts`` says how recomputation may differ between virtual stages: ``any``;
+    ``alike``: one mode for all layers; ``block``: that, or the first n layers of every virtual stage wholly (all
+    of a shorter one), with one n. ``target`` names a launcher (``launchers.capabilities.CAPABILITIES``) whose
+    rules every layout keeps, ``target_version`` its version; ``launchers.restriction.restrict`` sets all three.
+    """
+
+    kind: Literal["uniform", "free"] = "free"
+    interleaved_layers: Literal["auto", "even", "any"] = "auto"
+    vpp_values: Literal["distinct", "all"] = "all"
+    tp: Values | None = None
+    cp: Values | None = None
+    ep: Values | None = None
+    etp: Values | None = None
+    pp: Values | None = None
+    dp: Values | None = None
+    vpp: Values | None = None
+    micro_batch_size: Values | None = None
+    sequence_parallel: Switch = (False, True)
+    zero_stage: Annotated[tuple[Annotated[int, Field(ge=0, le=3)], ...], Field(min_length=1)] = (0, 1, 2, 3)
+    schedule: Annotated[tuple[Schedule, ...], Field(min_length=1)] = ("1f1b", "interleaved")
+    overlap_grad_reduce: Switch = (False, True)
+    overlap_param_gather: Switch = (False, True)
+    tp_overlap: Annotated[tuple[TpOverlap, ...], Field(min_length=1)] = ("none",)
+    pp_scatter_gather: Switch = (False,)
+    gather_again: Switch = (True,)
+    offload_weights: Switch = (False,)
+    offload_activations: Switch = (False,)
+    offload_optimizer: Switch = (False,)
+    rank_order: Annotated[tuple[RankOrder, ...], Field(min_length=1)] = ("tp-cp-dp-pp",)
+    node_order: tuple[NodeOrder, ...] | None = None
+    """Orders of the node types along the pipeline, in a cluster of several types; None: every order."""
+    mixing: Annotated[tuple[Mixing, ...], Field(min_length=1)] = ("stages",)
+    """Where the node types of a cluster differ: between the stages of a pipeline, all replicas being alike, or
+    between the replicas, each wholly on one type and with a share of the batch of its own."""
+    replica_micro_batches: tuple[MicroBatchShares, ...] | None = None
+    """Shares of the replicas on each node type, in micro-batches; None: all that make up the batch."""
+    recompute: Annotated[tuple[Literal["none", "selective", "full"], ...], Field(min_length=1)] = (
+        "none",
+        "selective",
+        "full",
+    )
+    recompute_counts: Literal["any", "alike", "block"] = "any"
+    target: str | None = None
+    target_version: str | None = None
+
+
+NOT_LISTS: Final = frozenset(
+    ("kind", "interleaved_layers", "vpp_values", "recompute_counts", "target", "target_version")
+)
+"""Fields of a space that are no lists of values."""
+
+SPACES: Final = {"uniform": Space(kind="uniform"), "free": Space(), "any": Space(interleaved_layers="any")}
+"""The spaces that have a name of their own."""
+
+
+class Problem(Record):
+    """Everything a proof speaks about, apart from the cost model (named by the package version).
+
+    In a cluster of several node types ``other_hardware`` holds the types beside ``hardware``, whose accelerators
+    are the rest of ``job.num_gpus``. All accelerators of a pipeline rank are of one type.
+    """
+
+    schema_version: Literal[1] = 1
+    model: ModelSpec
+    hardware: HardwareSpec
+    job: Job
+    space: Space = Space()
+    other_hardware: Annotated[tuple[NodeGroup, ...], Field(max_length=MAX_NODE_TYPES - 1)] = ()
+
+    @property
+    def node_types(self) -> tuple[HardwareSpec, ...]:
+        """The types of node, ``hardware`` first."""
+        return (self.hardware, *(group.hardware for group in self.other_hardware))
+
+    @property
+    def node_gpus(self) -> tuple[int, ...]:
+        """Accelerators of each type, for a job with one number of them."""
+        others = tuple(group.num_gpus for group in self.other_hardware)
+        return (max(self.job.num_gpus_values) - sum(others), *others)
+
+    def on_type(self, node_type: int) -> Problem:
+        """The problem seen from one node type: its ``hardware`` comes first, the same types are in the cluster."""
+        if node_type == 0:
+            return self
+        gpus, types = self.node_gpus, self.node_types
+        rest = [NodeGroup(hardware=types[t], num_gpus=gpus[t]) for t in range(len(types)) if t != node_type]
+        return self.model_copy(update={"hardware": types[node_type], "other_hardware": tuple(rest)})
+
+    @property
+    def inference(self) -> bool:
+        """Whether only forwards run."""
+        return self.job.kind == "inference"
+
+    @property
+    def recompute_modes(self) -> tuple[Literal["none", "selective", "full"], ...]:
+        """Recompute modes of the space; forwards alone recompute nothing."""
+        return ("none",) if self.inference else self.space.recompute
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Schedules of the space; forwards alone fill the pipeline and drain it, as those of GPipe."""
+        return ("gpipe",) if self.inference else self.space.schedule
+
+    @property
+    def interleaved_layers(self) -> Literal["even", "any"]:
+        """How uneven interleaved splits may be, with ``auto`` resolved by the size of the model."""
+        declared = self.space.interleaved_layers
+        if declared == "auto":
+            return "any" if self.model.num_layers <= ANY_SPLIT_LAYERS else "even"
+        return declared
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Problem:
+        for hardware in self.node_types:
+            if self.job.precision == "fp8" and hardware.accelerator.fp8 is None:
+                raise ValueError(f"{hardware.accelerator.name} has no fp8; use precision bf16")
+        self.check_node_types()
+        if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
+            raise ValueError(
+                f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
+                " learned positions"
+            )
+        return self
+
+    def check_node_types(self) -> None:
+        """A number of GPUs of each type, and orders of as many types as there are; else ``ValueError``."""
+        count = len(self.node_types)
+        if count > 1 and (len(self.job.num_gpus_values) > 1 or self.node_gpus[0] < 1):
+            others = sum(group.num_gpus for group in self.other_hardware)
+            raise ValueError(
+                f"other_hardware holds {others} GPUs, so num_gpus must be one number above that (the rest are "
+                f"{self.hardware.name}), got {self.job.num_gpus}"
+            )
+        if count > 1 and any(hardware.pods is not None for hardware in self.node_types):
+            raise ValueError("pods, a third tier of network, need a cluster of one node type")
+        wanted = list(range(count)) if count > 1 else []
+        for shares in self.space.replica_micro_batches or ():
+            if len(shares) != count or count == 1:
+                raise ValueError(
+                    f"replica_micro_batches must name each of {max(2, count)} node types once, got {list(shares)}"
+                )
+        for order in self.space.node_order or ():
+            if sorted(order) != wanted:
+                raise ValueError(f"node_order must name each of {count} node types once, got {list(order)}")

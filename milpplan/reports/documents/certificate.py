@@ -1,0 +1,252 @@
+"""The certificate of a result: what it was proved about and by what, sealed together with the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Final, Literal, TypeVar
+
+from pydantic import BaseModel
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.optimize.certificate import Certification, Verdict
+from milpplan.optimize.result import PlanResult
+from milpplan.problem.problem import Problem
+from milpplan.problem.records import Record
+from milpplan.reports.words.spaces import cost_model_text
+from milpplan.version import __version__
+
+Document = TypeVar("Document", bound=BaseModel)
+LIBRARIES = ("ortools", "pulp", "numpy")
+"""What a proof rests on beside the cost model."""
+
+
+class CertificateDocument(Record):
+    """What a result was proved about. Digests are SHA-256: of the problem with all its constants, of the legal
+    layouts, and (``sha256``) of the whole document without this one."""
+
+    cost_model: str
+    problem_sha256: str
+    layouts_sha256: str
+    forbid: tuple[dict[str, int | bool | str | tuple[int, ...]], ...] = ()
+    """Layouts that the user forbade."""
+    versions: dict[str, str] = {}
+    parts: tuple[str, ...] = ()
+    """Parts of the document that a result may be without (``evidence``, say) and this one has."""
+    sha256: str = ""
+
+
+class CheckDocument(Record):
+    """One thing that was worked out again."""
+
+    name: str
+    passed: bool
+    seen: str
+
+
+class NotCertifiedDocument(Record):
+    """Fields of a result that a second proof cannot speak about, or not wholly, and why not."""
+
+    fields: tuple[str, ...]
+    why: str
+
+
+class CertificationDocument(Record):
+    """The second proof of a result (``milpplan certify``)."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    verdict: Verdict
+    backend: str
+    checks: tuple[CheckDocument, ...]
+    claimed_gap: float | None
+    objective_bound: float | None
+    """Of the second proof, in the unit of the objective."""
+    gap: float | None
+    wall_time_s: float | None
+    proof: str
+    """The proved statement, in the certifier's own words: cost model, space and tolerance. ``Nothing.`` unless
+    the result is certified."""
+    compared: str
+    """Fields computed again and compared; ``Nothing.`` unless the result is certified."""
+    bounds_only: tuple[NotCertifiedDocument, ...]
+    """Bounds that may be lower than what the run had proved."""
+    not_certified: tuple[NotCertifiedDocument, ...]
+
+
+def certificate_of(result: PlanResult) -> CertificateDocument | None:
+    """The certificate of a result, not yet sealed; None where no layouts were listed."""
+    if result.layouts is None:
+        return None
+    return certificate_for(result.problem, result.layouts.space.sha256(), result.forbid)
+
+
+def certificate_for(
+    problem: Problem, layouts_sha256: str, forbid: Sequence[Mapping[str, object]]
+) -> CertificateDocument:
+    """The certificate of a proof over legal layouts with that digest, not yet sealed."""
+    versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+    return CertificateDocument(
+        cost_model=cost_model_text(problem),
+        problem_sha256=digest(problem),
+        layouts_sha256=layouts_sha256,
+        forbid=tuple(dict(partial) for partial in forbid),
+        versions=versions,
+    )
+
+
+def certificate_sentence(certificate: CertificateDocument) -> str:
+    """What a result was proved about and by what, in words."""
+    versions = ", ".join(f"{name} {number}" for name, number in certificate.versions.items())
+    return (
+        f"Certificate: cost model {certificate.cost_model}; problem with all its constants "
+        f"{certificate.problem_sha256[:16]}…; legal layouts {certificate.layouts_sha256[:16]}…; {versions}."
+    )
+
+
+def digest(record: BaseModel) -> str:
+    """SHA-256 of a record's JSON with its fields in order."""
+    return _digest(record.model_dump(mode="json"))
+
+
+def _digest(data: object) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def sealed(document: Document) -> Document:
+    """The document with its certificate sealed, if it has one."""
+    certificate = getattr(document, "certificate", None)
+    if certificate is None:
+        return document
+    bare = document.model_copy(update={"certificate": certificate.model_copy(update={"sha256": ""})})
+    return document.model_copy(update={"certificate": certificate.model_copy(update={"sha256": digest(bare)})})
+
+
+def is_sealed(document: BaseModel, text: str) -> bool:
+    """Whether the document is as it was when its certificate was sealed, by its fields or, where the version that
+    wrote it had others, by those of its ``text``."""
+    certificate = getattr(document, "certificate", None)
+    if certificate is None or not certificate.sha256:
+        return False
+    data = json.loads(text)
+    bare = data | {"certificate": data["certificate"] | {"sha256": ""}}
+    return sealed(document) == document or bool(_digest(bare) == certificate.sha256)
+
+
+def lacks_constants(problem: BaseModel, certificate: CertificateDocument, text: str) -> bool:
+    """Whether a document's proof is about the problem in its ``text``, but that lacks constants which the problem
+    has here: a state of milpplan wrote it whose cost model had none of these."""
+    claimed = certificate.problem_sha256
+    return bool(_digest(json.loads(text)["problem"]) == claimed != digest(problem))
+
+
+def certification_document(done: Certification, claimed_gap: float | None, proof: str) -> CertificationDocument:
+    """The document of a second proof; ``proof`` is the certifier's own sentence."""
+    again = done.again
+    return CertificationDocument(
+        milpplan_version=__version__,
+        verdict=done.verdict,
+        backend=done.backend,
+        checks=tuple(CheckDocument(**asdict(check)) for check in done.checks),
+        claimed_gap=claimed_gap,
+        objective_bound=again.objective_bound if again else None,
+        gap=again.gap if again else None,
+        wall_time_s=again.wall_time_s if again else None,
+        proof=proof,
+        compared=COMPARED if done.verdict == "certified" else NOTHING,
+        bounds_only=tuple(NotCertifiedDocument(fields=fields, why=why) for fields, why in BOUNDS_ONLY),
+        not_certified=tuple(NotCertifiedDocument(fields=fields, why=why) for fields, why in NOT_CERTIFIED),
+    )
+
+
+NOTHING: Final = "Nothing."
+"""Statement for a result that is not."""
+
+NOT_CERTIFIED: Final = (
+    (
+        ("wall_time_s", "target.price.wall_time_s", "log"),
+        "how long the run took and how it progressed: another run takes another time",
+    ),
+    (
+        (
+            *("solver.backend", "solver.versions", "solver.relaxations", "solver.integer_programs"),
+            *("solver.witnessed", "solver.paths", "solver.simulations"),
+        ),
+        "which solver did how much work: another run does other work",
+    ),
+    (
+        ("solver.tolerance",),
+        "the tolerance that was asked for (--gap): a proof that depends on it names it, and that sentence is "
+        "compared",
+    ),
+    (
+        (
+            *("layouts.does_not_fit", "layouts.bounded", "layouts.relaxed", "layouts.solved", "layouts.open"),
+            "layouts.bounds[].fates",
+        ),
+        "by what each layout was decided, which depends on the run; that the counts add up to the legal layouts "
+        "is checked",
+    ),
+)
+"""Fields that a run alone knows, and why. Everything else is built anew and compared."""
+
+BOUNDS_ONLY: Final = (
+    (
+        ("lower_bound_s of the fewest GPUs", "robustness.ends[].lower_bound_s"),
+        "that no plan takes less time is proved again; the run may have proved a higher bound, which no other "
+        "field repeats",
+    ),
+)
+"""Bounds that are certified from one side, and why: one that is lower than what was proved is true as well."""
+
+COMPARED: Final = (
+    "Every field of the file but those named below was computed again from the problem and the plan in it, and is "
+    "the same (numbers to 1e-9)."
+)
+
+WORDS = {
+    "certified": ("Certified", "green", "the result is what it says it is."),
+    "refuted": ("Refuted", "bold red", "the result is not what it says it is: see the check that failed."),
+    "unproved": (
+        *("Not certified", "yellow"),
+        "nothing speaks against the result, but the check that failed could not confirm it. A proof that was "
+        "stopped needs more time.",
+    ),
+}
+
+
+def certification_report(done: Certification, proof: str) -> RenderableType:
+    """The checks, a row each, and the verdict with what it speaks about, in the certifier's own words."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("worked out again", "", "seen"):
+        table.add_column(column)
+    for check in done.checks:
+        mark = Text("ok", "green") if check.passed else Text("FAILED", "bold red")
+        table.add_row(Text(check.name), mark, Text(check.seen))
+    word, style, reason = WORDS[done.verdict]
+    who = f" Second proof by {done.backend}." if done.again is not None else ""
+    verdict = Text.assemble((word, style), f": {reason}{who}")
+    if done.verdict != "certified":
+        return Group(table, verdict)
+    return Group(
+        table,
+        verdict,
+        Text(f"Compared: {COMPARED}"),
+        Text(f"Proved again: {proof}"),
+        *_fields_and_reasons("Certified as bounds only:", BOUNDS_ONLY),
+        *_fields_and_reasons("Not certified:", NOT_CERTIFIED),
+    )
+
+
+def _fields_and_reasons(title: str, listed: Sequence[tuple[tuple[str, ...], str]]) -> list[RenderableType]:
+    """A title, and a line for all fields that have a reason in common."""
+    lines = [Padding(Text(f"{', '.join(fields)}: {why}."), (0, 0, 0, 2)) for fields, why in listed]
+    return [Text(title), *lines]

@@ -1,0 +1,215 @@
+"""Parts of a file to believe: its proof, where this version wrote it and nobody has changed it since; and
+where a result differs from the one that was built again from its problem and its plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from milpplan.errors import InvalidInputError
+from milpplan.optimize.search.prune_reasons import FATES, PRUNED
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import parse_json, read_text, shown
+from milpplan.reports.documents.certificate import NOT_CERTIFIED, digest, lacks_constants
+from milpplan.reports.documents.document import LayoutsDocument, ResultDocument, proof_sentence, read_result
+from milpplan.reports.documents.prune_counts import BoundClassDocument, empty_classes
+from milpplan.reports.words.spaces import cost_model_text
+from milpplan.version import __version__
+
+
+def result_in(path: Path) -> ResultDocument | None:
+    """The result in a file that may be a bare plan, as it was when it was written; None where there is no proof
+    about what the problem is here.
+
+    Raises:
+        InvalidInputError: it has a certificate, and was changed since.
+    """
+    if not parse_json(read_text(path), str(path)).get("certificate"):
+        return None
+    found = read_result(path)
+    if _is_of_other_constants(found, path):
+        return None
+    _check_itself(found, path)
+    return found
+
+
+def _check_itself(document: ResultDocument, path: Path) -> None:
+    """Refuse a result whose own numbers contradict each other, however it is sealed. Whether they are true says
+    ``milpplan certify`` alone.
+
+    Raises:
+        InvalidInputError: it is one, by this version.
+    """
+    certificate, objective = document.certificate, document.objective
+    assert certificate is not None
+    if document.milpplan_version != __version__ or certificate.cost_model != cost_model_text(document.problem):
+        return
+    problem, tolerance = document.problem, document.solver.tolerance
+    gap = None
+    if objective.value is not None and objective.bound is not None:
+        gap = max(0.0, (objective.value - objective.bound) / objective.value)
+    pairs = ((objective.bound, objective.value), (document.lower_bound_s, document.step_time_s))
+    sound = {
+        "problem_sha256": certificate.problem_sha256 == digest(problem),
+        "gap": _agree("gap", document.gap, gap),
+        "status": document.status != "optimal" or (gap is not None and gap <= tolerance * (1 + ROUNDING)),
+        "proof": document.proof
+        == proof_sentence(document.status, problem, tolerance, certificate.forbid, document.gap, objective.bound),
+        "a lower bound": all(not least or (value and least <= value * (1 + ROUNDING)) for least, value in pairs),
+    }
+    wrong = [name for name, right in sound.items() if not right]
+    if wrong:
+        raise InvalidInputError(
+            f"{path} contradicts itself: {' and '.join(wrong)} cannot be what the rest of it says.",
+            "Expected a result that nobody has changed.",
+            "Take the original file, or solve again; `milpplan certify` checks all of it.",
+        )
+
+
+def written_by_another(path: Path) -> str | None:
+    """The version of milpplan that wrote a document, where it is not this one or had fewer constants; None for a
+    bare plan.
+
+    Raises:
+        InvalidInputError: this version wrote it, and somebody has changed it since.
+    """
+    data = parse_json(read_text(path), str(path))
+    version = data.get("milpplan_version")
+    if version is None:
+        return None
+    if version != __version__:
+        return shown(version)
+    if data.get("certificate") and _is_of_other_constants(read_result(path), path):
+        return f"{shown(version)}, with fewer constants"
+    return None
+
+
+def check_constants(document: ResultDocument, path: Path) -> None:
+    """Refuse the proof of a result whose problem lacks constants that it has here.
+
+    Raises:
+        InvalidInputError: it does.
+    """
+    if _is_of_other_constants(document, path):
+        raise InvalidInputError(
+            f"{path} was proved for a cost model without some of the constants that this one has.",
+            f"Expected a result of this state of milpplan {__version__}.",
+            "Solve the problem again; `milpplan simulate` reads the plan.",
+        )
+
+
+def _is_of_other_constants(document: ResultDocument, path: Path) -> bool:
+    certificate = document.certificate
+    return certificate is not None and lacks_constants(document.problem, certificate, read_text(path))
+
+
+def proved_bound_s(path: Path) -> float | None:
+    """The lower bound of the step time in a file, where it is a result as it was written."""
+    found = result_in(path)
+    return None if found is None else found.lower_bound_s
+
+
+def bound_for(path: Path, problem: Problem) -> float | None:
+    """The lower bound of the step time that a file proves for the whole space of this problem, by the cost model
+    that is here; None where it proves none, or was changed."""
+    try:
+        found = result_in(path)
+    except InvalidInputError:
+        return None
+    certificate = None if found is None else found.certificate
+    if found is None or certificate is None or certificate.forbid or found.problem != problem:
+        return None
+    return found.lower_bound_s if certificate.cost_model == cost_model_text(problem) else None
+
+
+ROUNDING: Final = 1e-9
+"""Relative. On one version and machine a number that is built again is the same to its last bit; other processors
+round otherwise."""
+SHARE_ROUNDING: Final = 1e-15
+"""Absolute, of shares that are small differences from one."""
+SHARES: Final = frozenset(("gap", "any_chunks.gap", "target.price.least_fraction", "target.price.most_fraction"))
+NOT_BUILT: Final = frozenset(field for fields, _ in NOT_CERTIFIED for field in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field of a result that is not what was built again."""
+
+    field: str
+    claimed: object
+    built: object
+
+
+def differences(claimed: ResultDocument, built: ResultDocument) -> tuple[Difference, ...]:
+    """List the fields in which a result differs from one that was built again, but for ``NOT_CERTIFIED``."""
+    return tuple(_differences("", claimed.model_dump(mode="json"), built.model_dump(mode="json")))
+
+
+def _differences(field: str, claimed: Any, built: Any) -> Iterator[Difference]:
+    if isinstance(claimed, dict) and isinstance(built, dict):
+        for name in dict.fromkeys((*claimed, *built)):
+            inner = f"{field}.{name}" if field else name
+            if name not in claimed or name not in built:
+                yield Difference(inner, claimed.get(name, "nothing"), built.get(name, "nothing"))
+            else:
+                yield from _differences(inner, claimed[name], built[name])
+    elif isinstance(claimed, list) and isinstance(built, list) and len(claimed) == len(built):
+        for number, pair in enumerate(zip(claimed, built, strict=True)):
+            yield from _differences(f"{field}[{number}]", *pair)
+    elif not (_is_left_out(field) or _agree(field, claimed, built)):
+        yield Difference(field, claimed, built)
+
+
+def _is_left_out(field: str) -> bool:
+    """Tell whether a field, or one that it is a part of, is not certified."""
+    whole = re.sub(r"\[\d+\]", "[]", field)
+    return any(whole == one or whole.startswith((f"{one}.", f"{one}[")) for one in NOT_BUILT)
+
+
+def _agree(field: str, claimed: object, built: object) -> bool:
+    numbers = [
+        value for value in (claimed, built) if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    if len(numbers) < 2 or not any(isinstance(value, float) for value in numbers):
+        return type(claimed) is type(built) and claimed == built
+    first, second = numbers
+    least = SHARE_ROUNDING if field in SHARES else 0.0
+    return abs(first - second) <= max(ROUNDING * max(abs(first), abs(second)), least)
+
+
+def layouts_again(
+    claimed: LayoutsDocument, legal: int, enumerated: int, rejected: dict[str, int], has_plan: bool
+) -> LayoutsDocument:
+    """Build what a result says of its layouts from those that were listed again and what decided each of them."""
+    pruned = sum(getattr(claimed, fate) for fate in PRUNED)
+    classes = empty_classes() if has_plan and legal else ()
+    held = [one.fates for one in claimed.bounds] if len(claimed.bounds) == len(classes) else [{} for _ in classes]
+    return claimed.model_copy(
+        update={
+            "enumerated": enumerated,
+            "legal": legal,
+            "rejected": rejected,
+            "pruned_fraction": pruned / legal if legal else None,
+            "bounds": tuple(
+                BoundClassDocument(low=one.low, high=one.high, fates=dict.fromkeys(FATES, 0) | fates)
+                for one, fates in zip(classes, held, strict=True)
+            ),
+        }
+    )
+
+
+def miscounted(document: ResultDocument) -> str | None:
+    """Say which counts of layouts by what decided them do not add up; None where all do."""
+    layouts, legal = document.layouts, document.layouts.legal
+    counts = {fate: getattr(layouts, fate) for fate in FATES}
+    if sum(counts.values()) != legal:
+        return f"{sum(counts.values()):,} layouts decided and open, of {legal:,}"
+    for fate, count in counts.items():
+        bounded = sum(one.fates.get(fate, 0) for one in layouts.bounds)
+        if bounded > count:
+            return f"{bounded:,} bounds of {count:,} layouts ({fate})"
+    proved = document.status in ("optimal", "infeasible") and document.problem.job.objective != "num_gpus"
+    return f"{layouts.open:,} layouts open" if proved and layouts.open else None

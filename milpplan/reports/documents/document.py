@@ -1,0 +1,509 @@
+"""The JSON documents: what ``--json`` prints and ``--out`` writes. Seconds, bytes, rates per second.
+
+Both documents carry their problem and their plan, so both are plan files (``reports.documents.plan_file``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from milpplan.calibration.records import ErrorBar, Robustness
+from milpplan.errors import InvalidInputError, MilpplanError
+from milpplan.explain.run_totals import RunTotals
+from milpplan.optimize.result import PlanResult, Status, Strength
+from milpplan.optimize.search.prune_reasons import FATES
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import parse_json, read_text, validated
+from milpplan.problem.records import Computed, Record
+from milpplan.reports.documents import plan_file
+from milpplan.reports.documents.certificate import CertificateDocument, certificate_of, is_sealed, sealed
+from milpplan.reports.documents.explain_document import ExplanationDocument
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+from milpplan.reports.documents.prune_counts import BoundClassDocument, bound_classes
+from milpplan.reports.words.evidence import EvidenceDocument, evidence_document
+from milpplan.reports.words.run_totals import RunDocument, run_document
+from milpplan.reports.words.spaces import scope_text
+from milpplan.reports.words.target import TargetDocument, target_document
+from milpplan.simulation.report import MemoryVerdict, StepReport
+from milpplan.validation.evidence import Evidence
+from milpplan.version import __version__
+
+LINE_WIDTH = 110
+OPTIONAL_PARTS = ("error_bar", "robustness", "evidence", "any_chunks", "infeasible", "run", "runners_up")
+"""Parts that a result may be without: it was not asked for, or the run was interrupted before it."""
+
+
+class LayoutsDocument(Record):
+    """What happened to the layouts; ``rejected`` counts (partial) layouts by the rule that refused them.
+
+    ``pruned_fraction``: legal layouts decided with proof and never solved (``does_not_fit``, ``bounded``,
+    ``relaxed``) over all legal ones; None where no layout is legal. ``bounds``: the legal layouts that may fit, by
+    their proved bound as a multiple of the best plan found; empty without one.
+    """
+
+    enumerated: Computed
+    legal: Computed
+    rejected: dict[str, Computed]
+    does_not_fit: Computed
+    bounded: Computed
+    relaxed: Computed
+    solved: Computed
+    open: Computed
+    pruned_fraction: float | None = None
+    bounds: tuple[BoundClassDocument, ...] = ()
+
+
+class ObjectiveDocument(Record):
+    """What was minimised: its name, the plan's value, and the proved lower bound."""
+
+    name: str
+    value: float | None
+    bound: float | None
+
+
+class AnyChunksDocument(Record):
+    """What is proved over interleaved chunks of any size where the space has even ones: a bound of the objective,
+    and the share that uneven chunks can gain at most."""
+
+    bound: float
+    gap: float
+
+
+class ProgressDocument(Record):
+    """One line of the log over time."""
+
+    wall_time_s: float
+    incumbent: float | None
+    bound: float | None
+    open_layouts: Computed
+
+
+class InfeasibleDocument(Record):
+    """Why there is no plan: what was seen, what is needed, what to do."""
+
+    seen: str
+    expected: str
+    do: str
+
+
+class ErrorBarDocument(Record):
+    """One sigma of a step time, seconds, where the hardware has an uncertainty (docs/calibration.md)."""
+
+    overlay: str
+    below_s: float
+    above_s: float
+    parts_s: dict[str, tuple[float, float]]
+    """Seconds down and up of every uncertain constant, and ``residual``: what no constant explains."""
+
+
+class EndDocument(Record):
+    """All uncertain constants one sigma to one side: step time of the best plan, and of the fastest other."""
+
+    end: Literal["fast", "slow"]
+    best_s: float
+    rival_s: float | None
+    lower_bound_s: float | None
+    """Proved for every plan of the space at this end; null unless it was solved again (``--check-ends``)."""
+    solved: PlanDocument | None = None
+    """The best plan of this end's own solve."""
+    still_best: bool
+
+
+class RobustnessDocument(Record):
+    """Whether the best plan is still the fastest at both ends, and among what."""
+
+    still_best: bool
+    num_plans: Computed
+    """Other plans of the search that were simulated at both ends."""
+    solved_again: bool
+    ends: tuple[EndDocument, ...]
+
+
+class OtherPlanDocument(Record):
+    """A plan that the search simulated beside the best one, with its step time."""
+
+    step_time_s: float
+    plan: PlanDocument
+
+
+class SolverDocument(Record):
+    """Who solved to which tolerance and how much work that was. ``proof``: ``exact`` where no bound that decided
+    rests on a solver's word, ``tolerance`` where some rest on integer programs, ``none`` where nothing is proved
+    to the tolerance."""
+
+    backend: str
+    versions: str
+    relaxations: Computed
+    integer_programs: Computed
+    witnessed: Computed
+    paths: Computed
+    simulations: Computed
+    proof: Strength
+    tolerance: Annotated[float, Field(ge=0, lt=1)]
+
+
+class ResultDocument(Record):
+    """The result of a solve. Fields without a value are null: no plan, or no single step time to bound."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    status: Literal["optimal", "feasible", "infeasible", "no_solution_found"]
+    step_time_s: float | None
+    error_bar: ErrorBarDocument | None = None
+    robustness: RobustnessDocument | None = None
+    evidence: EvidenceDocument | None = None
+    lower_bound_s: float | None
+    gap: float | None
+    any_chunks: AnyChunksDocument | None = None
+    target: TargetDocument | None = None
+    tokens_per_s: float | None
+    mfu: float | None
+    peak_memory_bytes: Computed | None
+    usable_memory_bytes: int
+    context_bytes: Computed | None = None
+    """Reserve of context, libraries and communicators."""
+    fragmentation_bytes: Computed | None = None
+    """Reserve of what the caching allocator loses."""
+    memory_margin_bytes: int | None = None
+    """Usable memory less the peak."""
+    host_memory_bytes: Computed = 0
+    """The most that an accelerator has in the memory of the host, of ``host_capacity_bytes``."""
+    host_capacity_bytes: Computed = 0
+    memory_verdict: MemoryVerdict | None = None
+    """``tight``: the plan fits, but would not if its peak were 5 % larger."""
+    wall_time_s: float
+    proof: str
+    """One sentence: the cost model, the declared space and the tolerance that the status speaks about."""
+    infeasible: InfeasibleDocument | None
+    objective: ObjectiveDocument
+    run: RunDocument | None = None
+    plan: PlanDocument | None
+    runners_up: tuple[OtherPlanDocument, ...] = ()
+    """The plans that ``evidence`` and ``robustness`` compare with this one."""
+    breakdown: dict[str, float] | None
+    """Seconds, the mean over the stages; they add up to the step time."""
+    hidden: dict[str, float] | None
+    """Seconds of communication that compute covers."""
+    layouts: LayoutsDocument
+    solver: SolverDocument
+    log: tuple[ProgressDocument, ...]
+    certificate: CertificateDocument | None = None
+    problem: Problem
+
+
+class SimulationDocument(Record):
+    """One simulated step of a plan."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    step_time_s: float
+    error_bar: ErrorBarDocument | None = None
+    evidence: EvidenceDocument | None = None
+    tokens_per_s: float
+    mfu: float
+    peak_memory_bytes: Computed
+    usable_memory_bytes: int
+    context_bytes: Computed = 0
+    fragmentation_bytes: Computed = 0
+    fits: bool
+    memory_margin_bytes: int = 0
+    """Usable memory less the peak; negative where the plan does not fit."""
+    host_memory_bytes: Computed = 0
+    """The most that an accelerator has in the memory of the host, of ``host_capacity_bytes``."""
+    host_capacity_bytes: Computed = 0
+    memory_verdict: MemoryVerdict | None = None
+    plan: PlanDocument
+    breakdown: dict[str, float]
+    hidden: dict[str, float]
+    problem: Problem
+
+
+def result_document(
+    result: PlanResult,
+    tolerance: float,
+    infeasible: MilpplanError | None = None,
+    bar: ErrorBar | None = None,
+    robust: Robustness | None = None,
+    evidence: Evidence | None = None,
+    totals: RunTotals | None = None,
+    others: Sequence[tuple[Plan, float]] = (),
+) -> ResultDocument:
+    """The document of a result; ``infeasible`` explains why there is no plan, where that is proved; ``bar`` and
+    ``robust`` what the hardware's uncertainty means for the plan, ``evidence`` what measured runs say about it;
+    ``totals`` what the whole run takes, ``others`` the plans that it was compared with, and their step times."""
+    report = result.report
+    plan = None if result.plan is None else plan_document(result.plan, report)
+    why = None
+    if infeasible is not None:
+        why = InfeasibleDocument(seen=infeasible.seen, expected=infeasible.expected, do=infeasible.do)
+    document = ResultDocument(
+        milpplan_version=__version__,
+        status=result.status,
+        step_time_s=result.step_time_s,
+        error_bar=error_bar_document(bar),
+        robustness=robustness_document(robust),
+        evidence=evidence_document(evidence, result.step_time_s),
+        lower_bound_s=result.lower_bound_s,
+        gap=result.gap,
+        any_chunks=_any_chunks(result),
+        target=target_document(result),
+        tokens_per_s=report.tokens_per_s if report else None,
+        mfu=report.mfu if report else None,
+        peak_memory_bytes=report.peak_memory_bytes if report else None,
+        usable_memory_bytes=result.details["usable_memory_bytes"],
+        context_bytes=report.context_bytes if report else None,
+        fragmentation_bytes=report.fragmentation_bytes if report else None,
+        memory_margin_bytes=report.memory_margin_bytes if report else None,
+        host_memory_bytes=report.host_memory_bytes if report else 0,
+        host_capacity_bytes=report.host_capacity_bytes if report else 0,
+        memory_verdict=report.memory_verdict if report else None,
+        wall_time_s=result.wall_time_s,
+        proof=proof_sentence(
+            result.status, result.problem, tolerance, result.forbid, result.gap, result.objective_bound
+        ),
+        infeasible=why,
+        objective=ObjectiveDocument(
+            name=result.objective_name, value=result.objective, bound=result.objective_bound
+        ),
+        run=run_document(totals),
+        plan=plan,
+        runners_up=tuple(
+            OtherPlanDocument(step_time_s=seconds, plan=plan_document(other)) for other, seconds in others
+        ),
+        breakdown=report.breakdown_s if report else None,
+        hidden=report.hidden_s if report else None,
+        layouts=layouts_document(result),
+        solver=SolverDocument(**asdict(result.work), tolerance=tolerance),
+        log=tuple(ProgressDocument(**asdict(line)) for line in result.log),
+        certificate=certificate_of(result),
+        problem=result.problem,
+    )
+    return sealed(with_parts(document))
+
+
+def with_parts(document: ResultDocument) -> ResultDocument:
+    """Have the certificate, if there is one, name the parts that a result may be without and that this one has."""
+    certificate = document.certificate
+    if certificate is None:
+        return document
+    named = {name: getattr(document, name) for name in OPTIONAL_PARTS}
+    named["target.price"] = None if document.target is None else document.target.price
+    parts = tuple(name for name, part in named.items() if part)
+    return document.model_copy(update={"certificate": certificate.model_copy(update={"parts": parts})})
+
+
+def layouts_document(result: PlanResult) -> LayoutsDocument:
+    """What happened to every layout."""
+    fates = result.layouts
+    counts = {fate: fates.count(fate) if fates else 0 for fate in FATES}
+    return LayoutsDocument(
+        enumerated=result.enumerated,
+        legal=len(fates.space) if fates else 0,
+        rejected=result.rejected,
+        pruned_fraction=fates.pruned_fraction if fates else None,
+        bounds=bound_classes(fates, fates.best) if fates and fates.best is not None else (),
+        **counts,
+    )
+
+
+def error_bar_document(bar: ErrorBar | None) -> ErrorBarDocument | None:
+    """The record of an error bar."""
+    if bar is None:
+        return None
+    return ErrorBarDocument(overlay=bar.overlay, below_s=bar.below_s, above_s=bar.above_s, parts_s=bar.parts_s)
+
+
+def _any_chunks(result: PlanResult) -> AnyChunksDocument | None:
+    bound, gap = result.any_chunks_bound, result.any_chunks_gap
+    return None if bound is None or gap is None else AnyChunksDocument(bound=bound, gap=gap)
+
+
+def robustness_document(robust: Robustness | None) -> RobustnessDocument | None:
+    """The record of what was checked at both ends."""
+    if robust is None:
+        return None
+    ends = tuple(
+        EndDocument(
+            end=one.end,
+            best_s=one.best_s,
+            rival_s=one.rival_s,
+            lower_bound_s=one.lower_bound_s,
+            solved=None if one.solved is None else plan_document(one.solved),
+            still_best=one.still_best,
+        )
+        for one in robust.ends
+    )
+    return RobustnessDocument(
+        still_best=robust.still_best, num_plans=robust.num_plans, solved_again=robust.solved, ends=ends
+    )
+
+
+def simulation_document(
+    problem: Problem,
+    plan: Plan,
+    report: StepReport,
+    bar: ErrorBar | None = None,
+    evidence: Evidence | None = None,
+) -> SimulationDocument:
+    """The document of one simulated plan."""
+    return SimulationDocument(
+        milpplan_version=__version__,
+        step_time_s=report.step_time_s,
+        error_bar=error_bar_document(bar),
+        evidence=evidence_document(evidence, report.step_time_s),
+        tokens_per_s=report.tokens_per_s,
+        mfu=report.mfu,
+        peak_memory_bytes=report.peak_memory_bytes,
+        usable_memory_bytes=report.usable_memory_bytes,
+        context_bytes=report.context_bytes,
+        fragmentation_bytes=report.fragmentation_bytes,
+        fits=report.fits,
+        memory_margin_bytes=report.memory_margin_bytes,
+        host_memory_bytes=report.host_memory_bytes,
+        host_capacity_bytes=report.host_capacity_bytes,
+        memory_verdict=report.memory_verdict,
+        plan=plan_document(plan, report),
+        breakdown=report.breakdown_s,
+        hidden=report.hidden_s,
+        problem=problem,
+    )
+
+
+def read_plan(path: Path) -> tuple[Problem, Plan]:
+    """The problem and the plan of a plan file or of any document here; other fields are not read."""
+    known = (ResultDocument, SimulationDocument, ExplanationDocument)
+    return plan_file.read_plan_file(path, frozenset().union(*(document.model_fields for document in known)))
+
+
+OTHER_KINDS: Final = (
+    ({"num_gpus", "refused", "result"}, "the answer of `milpplan min-gpus --json`", "what its --out wrote"),
+    ({"measure", "candidates"}, "a choice among several kinds of hardware", "what its --out wrote"),
+    ({"plans", "failed"}, "the gaps of some plans", "a result of `milpplan solve` for one of the problems"),
+    ({"verdict", "checks"}, "a certification itself", "the result that it is about"),
+    ({"fits", "plan"}, "one simulated plan, without a proof", "a result of `milpplan solve`"),
+    ({"above_best", "is_outside"}, "an explanation of a plan", "a result of `milpplan solve`"),
+    ({"plans", "same_problem"}, "a comparison of plans", "a result of `milpplan solve`"),
+    ({"study", "num_cells"}, "the summary of a sweep", "a result of `milpplan solve`"),
+    ({"problem"}, "a plan without a proof", "what `milpplan solve` writes, with this plan as --warm-start"),
+    ({"milpplan_version"}, "a document of milpplan without a proof", "a result of `milpplan solve`"),
+)
+"""What has no proof that can be made again, by keys that only it has: what it is, and what to certify instead."""
+
+
+def _refuse_other_kinds(data: Mapping[str, Any], path: Path) -> None:
+    plan_file.refuse_lengths(data, path)
+    if "status" in data:
+        return
+    for keys, kind, instead in OTHER_KINDS:
+        if keys <= set(data):
+            raise InvalidInputError(
+                f"{path} is {kind}.", "Expected the result of one solve, with its certificate.", f"Give {instead}."
+            )
+
+
+def read_result(path: Path) -> ResultDocument:
+    """The result in a file, as it was when it was written.
+
+    Raises:
+        InvalidInputError: it is none, it has no certificate, or it was changed since.
+    """
+    text = read_text(path)
+    data = parse_json(text, str(path))
+    _refuse_other_kinds(data, path)
+    document = validated(ResultDocument, data, str(path))
+    if document.certificate is None:
+        refuse_unproved(document, str(path))
+        raise InvalidInputError(
+            f"{path} has no certificate.",
+            "Expected the result of `milpplan solve --out` or `--json`.",
+            "Solve the problem again and write the result to a file.",
+        )
+    if not is_sealed(document, text):
+        raise InvalidInputError(
+            f"{path} is not as it was written: its contents do not match the digest of its certificate.",
+            "Expected a result that nobody has changed.",
+            "Take the original file, or solve again; a plan of your own needs no certificate: delete that field.",
+        )
+    return document
+
+
+def refuse_unproved(document: ResultDocument, source: str) -> None:
+    """Refuse a result that says nothing of the plans that it does not have.
+
+    Raises:
+        InvalidInputError: its search was stopped before it proved anything.
+    """
+    if document.status == "no_solution_found":
+        raise InvalidInputError(
+            f"{source} has neither a plan nor a proof that there is none: its search was stopped before.",
+            "Expected a result with a plan and a bound, or one that is proved infeasible.",
+            "Solve the problem again with more time (--time-limit), then certify that result.",
+        )
+    if document.status == "feasible" and document.objective.bound is None:
+        raise InvalidInputError(
+            f"{source} proves nothing: its search was stopped before it had a bound, so no plan is ruled out.",
+            "Expected a result with a plan and a bound, or one that is proved infeasible.",
+            "Solve the problem again with more time (--time-limit), with this file as --warm-start, then certify "
+            "that result; `milpplan simulate` checks the plan alone.",
+        )
+
+
+def proof_sentence(
+    status: Status,
+    problem: Problem,
+    tolerance: float,
+    forbid: Sequence[Mapping[str, object]] = (),
+    gap: float | None = None,
+    bound: float | None = None,
+) -> str:
+    """What the status means: for which cost model, space and tolerance."""
+    model = scope_text(problem, forbid)
+    if status == "optimal":
+        return f"Optimal within {tolerance_text(tolerance)} (relative) for {model}."
+    if status == "infeasible":
+        return f"Infeasible: proved that no plan satisfies the request for {model}."
+    if status == "feasible" and gap is None:
+        return (
+            f"Feasible: the plan fits. The search stopped before anything was proved of better ones, for {model}."
+        )
+    if status == "feasible":
+        return f"Feasible: proved within the gap given, not within {tolerance_text(tolerance)}, for {model}."
+    proved = "nothing was proved" if bound is None else "no plan is below the bound: proved"
+    return f"No plan was found before the search stopped; {proved}, for {model}."
+
+
+def tolerance_text(tolerance: float) -> str:
+    """0.0001 as 1e-4, 0.01 as it is: exactly, in the shorter way to write it."""
+    text = f"{tolerance:g}" if float(f"{tolerance:g}") == tolerance else repr(float(tolerance))
+    mantissa, _, exponent = text.partition("e")
+    if not exponent and 0 < tolerance < 1e-3:
+        scientific = f"{tolerance:e}" if float(f"{tolerance:e}") == tolerance else f"{tolerance:.16e}"
+        mantissa, _, exponent = scientific.partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def document_text(document: Record) -> str:
+    """One JSON document in ASCII with a newline at its end; whatever fits on a line stays on one."""
+    return _pretty(document.model_dump(mode="json"), "") + "\n"
+
+
+def _pretty(value: Any, indent: str) -> str:
+    flat = json.dumps(value, allow_nan=False)
+    if not isinstance(value, dict | list) or not value or len(indent) + len(flat) <= LINE_WIDTH:
+        return flat
+    inner = indent + "  "
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(key)}: {_pretty(item, inner)}" for key, item in value.items()]
+        opening, closing = "{}"
+    else:
+        items = [inner + _pretty(item, inner) for item in value]
+        opening, closing = "[]"
+    return f"{opening}\n" + ",\n".join(items) + f"\n{indent}{closing}"

@@ -1,0 +1,237 @@
+"""The JSON document of ``milpplan explain``. Seconds, bytes, fractions; null where nothing is proved."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from milpplan.explain.records import (
+    Explanation,
+    Interval,
+    Optimum,
+    Outcome,
+    SingleChange,
+    Unit,
+    WishAnswer,
+    Worth,
+)
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
+from milpplan.problem.records import Computed, Record
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+from milpplan.version import __version__
+
+
+class IntervalDocument(Record):
+    """Proved: the true value is not below ``low`` and not above ``high``; null where no such bound is known."""
+
+    low: float | None
+    high: float | None
+
+
+class OptimumDocument(Record):
+    """The best objective of a problem, and the layout of the best plan found. ``infeasible``: proved to have
+    none."""
+
+    bounds: IntervalDocument
+    infeasible: bool
+    peak_memory_bytes: Computed | None
+    layout: Layout | None
+
+
+class ExposedDocument(Record):
+    """Communication that adds to the step."""
+
+    part: str
+    seconds: float
+    share: float
+    num_ranks: Computed
+    tier: str
+
+
+class RuleDocument(Record):
+    """A rule of divisibility and the least bound, in seconds, of what it alone refuses; null where that is
+    nothing."""
+
+    rule: str
+    num_refused: Computed
+    least_bound_s: float | None
+    may_bind: bool
+
+
+class LimitsDocument(Record):
+    """What holds the plan back: bytes left on every stage, the bubble's share of the step, communication,
+    rules."""
+
+    headroom_bytes: tuple[int, ...]
+    bubble_share: float
+    num_micro_batches: Computed
+    exposed: tuple[ExposedDocument, ...]
+    rules: tuple[RuleDocument, ...]
+
+
+class SingleChangeDocument(Record):
+    """The proved best when only these fields may change, and the share of the plan's objective that it saves."""
+
+    fields: tuple[str, ...]
+    words: str
+    best: OptimumDocument
+    saved: IntervalDocument
+
+
+class WorthDocument(Record):
+    """What a change is worth: ``gain`` is the share of the proved best that is saved."""
+
+    name: str
+    words: str
+    same_plan: float | None
+    """Objective of the plan as it is after the change; null where it breaks a rule or does not fit."""
+    best: OptimumDocument
+    gain: IntervalDocument
+    implied_by: str
+    """The question from whose answer this one follows; empty: it was solved."""
+
+
+class WishDocument(Record):
+    """A wish, the proved best with it, and its price: share of the best without it, and in the unit."""
+
+    wish: dict[str, int | bool | str]
+    words: str
+    outcome: Outcome
+    reason: str
+    best: OptimumDocument | None
+    price: IntervalDocument | None
+    amount: IntervalDocument | None
+    in_space: bool
+    asked: bool
+
+
+class ExplanationDocument(Record):
+    """Why a plan is as it is. Objectives are in ``unit``: seconds of a step of the plan's batch, or GPU-hours."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    unit: Unit
+    step_time_s: float
+    value: float
+    best: OptimumDocument
+    above_best: IntervalDocument
+    """Share of ``value`` that the proved best saves."""
+    fits: bool
+    is_outside: bool
+    """The plan is not in the declared space of the problem."""
+    peak_memory_bytes: Computed
+    usable_memory_bytes: int
+    breakdown: dict[str, float]
+    hidden: dict[str, float]
+    limits: LimitsDocument
+    changes: tuple[SingleChangeDocument, ...]
+    worth: tuple[WorthDocument, ...]
+    wishes: tuple[WishDocument, ...]
+    unanswered: tuple[str, ...]
+    interrupted: bool
+    wall_time_s: float
+    plan: PlanDocument
+    problem: Problem
+
+
+def explanation_document(told: Explanation) -> ExplanationDocument:
+    """The document of an explanation; it carries plan and problem, so it is a plan file too."""
+    report = told.report
+    return ExplanationDocument(
+        milpplan_version=__version__,
+        unit=told.unit,
+        step_time_s=report.step_time_s,
+        value=told.value,
+        best=_optimum(told.best),
+        above_best=interval_document(told.above_best),
+        fits=report.fits,
+        is_outside=told.is_outside,
+        peak_memory_bytes=report.peak_memory_bytes,
+        usable_memory_bytes=report.usable_memory_bytes,
+        breakdown=report.breakdown_s,
+        hidden=report.hidden_s,
+        limits=_limits(told),
+        changes=tuple(_change(change) for change in told.changes),
+        worth=tuple(_worth(one) for one in told.worth),
+        wishes=tuple(_wish(one) for one in told.wishes),
+        unanswered=told.unanswered,
+        interrupted=told.interrupted,
+        wall_time_s=told.wall_time_s,
+        plan=plan_document(told.plan, report),
+        problem=told.problem,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def interval_document(interval: Interval) -> IntervalDocument:
+    """An interval; an end that nothing bounds is None."""
+    return IntervalDocument(low=_finite(interval.low), high=_finite(interval.high))
+
+
+def _optimum(best: Optimum) -> OptimumDocument:
+    return OptimumDocument(
+        bounds=interval_document(best.bounds),
+        infeasible=best.infeasible,
+        peak_memory_bytes=best.peak_bytes,
+        layout=None if best.plan is None else best.plan.layout,
+    )
+
+
+def _limits(told: Explanation) -> LimitsDocument:
+    known = told.limits
+    return LimitsDocument(
+        headroom_bytes=known.headroom_bytes,
+        bubble_share=known.bubble_share,
+        num_micro_batches=known.num_micro_batches,
+        exposed=tuple(
+            ExposedDocument(
+                part=one.part, seconds=one.seconds, share=one.share, num_ranks=one.num_ranks, tier=one.tier
+            )
+            for one in known.exposed
+        ),
+        rules=tuple(
+            RuleDocument(
+                rule=one.rule,
+                num_refused=one.num_refused,
+                least_bound_s=_finite(one.least_bound),
+                may_bind=one.may_bind,
+            )
+            for one in known.rules
+        ),
+    )
+
+
+def _change(change: SingleChange) -> SingleChangeDocument:
+    return SingleChangeDocument(
+        fields=change.fields, words=change.words, best=_optimum(change.best), saved=interval_document(change.saved)
+    )
+
+
+def _worth(one: Worth) -> WorthDocument:
+    return WorthDocument(
+        name=one.name,
+        words=one.words,
+        same_plan=one.same_plan,
+        best=_optimum(one.best),
+        gain=interval_document(one.gain),
+        implied_by=one.implied_by,
+    )
+
+
+def _wish(one: WishAnswer) -> WishDocument:
+    wish: dict[str, Any] = dict(one.wish)
+    return WishDocument(
+        wish=wish,
+        words=one.words,
+        outcome=one.outcome,
+        reason=one.reason,
+        best=None if one.best is None else _optimum(one.best),
+        price=None if one.price is None else interval_document(one.price),
+        amount=None if one.amount is None else interval_document(one.amount),
+        in_space=one.in_space,
+        asked=one.asked,
+    )

@@ -1,0 +1,279 @@
+"""The JSON document of ``milpplan gap``: seconds, bytes, shares of the plan's step; null: not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from milpplan.errors import MilpplanError
+from milpplan.explain.judge.records import Change, Effort, GapReport, SpaceGap, Spending
+from milpplan.optimize.result import PlanResult, Status
+from milpplan.optimize.search.prune_reasons import FATES
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
+from milpplan.problem.records import Computed, Record
+from milpplan.reports.documents.certificate import CertificateDocument, certificate_of
+from milpplan.reports.documents.explain_document import IntervalDocument, interval_document
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+from milpplan.reports.documents.prune_counts import BoundClassDocument, Fates, bound_classes
+from milpplan.reports.words.spaces import cost_model_text, space_text
+from milpplan.simulation.report import MemoryVerdict
+from milpplan.units import NS_PER_S
+from milpplan.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A plan that was judged, with what its file said beside it."""
+
+    name: str
+    gap: GapReport
+    launcher: str | None = None
+    unknown_flags: tuple[str, ...] = ()
+    ignored_flags: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A file of several that could not be judged."""
+
+    name: str
+    error: MilpplanError
+
+
+class LayoutFatesDocument(Record):
+    """What became of every layout of a space. ``rejected`` counts (partial) layouts by the rule that refused them;
+    ``bounds`` are those of the legal layouts that may fit."""
+
+    enumerated: Computed
+    legal: Computed
+    rejected: Fates
+    fates: Fates
+    bounds: tuple[BoundClassDocument, ...]
+
+
+class TimedDocument(Record):
+    """One moment of a search, in seconds."""
+
+    wall_time_s: float
+    incumbent_s: float | None
+    bound_s: float | None
+    open_layouts: Computed
+
+
+class SpaceGapDocument(Record):
+    """The plan against the proved best of one space.
+
+    ``saved``: shares of the plan's step: ``low`` is what the plan ``best`` saves, ``high`` what a bound leaves.
+    ``is_outside``: the plan is not one of the space. ``proved``: bound and best known meet within the tolerance,
+    or nothing fits (``status`` is that of the search of this space alone).
+    """
+
+    name: str
+    space: str
+    status: Status
+    bound_s: float | None
+    best_s: float | None
+    saved: IntervalDocument
+    is_outside: bool
+    proved: bool
+    best: PlanDocument | None
+    layouts: LayoutFatesDocument | None
+    log: tuple[TimedDocument, ...]
+    certificate: CertificateDocument | None
+
+
+class ChangeDocument(Record):
+    """One change, simulated. ``saved``: share of the step before it; ``closed``: of the way to the fastest plan
+    known. ``effort``: ``flag``, or ``reshard`` where a checkpoint must be converted."""
+
+    lead: str
+    words: str
+    fields: tuple[str, ...]
+    effort: Effort
+    step_time_s: float
+    peak_memory_bytes: Computed
+    saved: float
+    closed: float | None
+    plan: PlanDocument
+
+
+class NearDocument(Record):
+    """A plan that the search of the whole space simulated."""
+
+    step_time_s: float
+    peak_memory_bytes: Computed
+    layout: Layout
+
+
+class SpendingDocument(Record):
+    """What a run of ``tokens`` costs, and what of it is saved by the fastest plan known (``low``) and at most
+    (``high``)."""
+
+    tokens: float
+    gpu_hours: float
+    saved_gpu_hours: IntervalDocument
+    price_per_gpu_hour: float | None
+    money: float | None
+    saved_money: IntervalDocument | None
+
+
+class PlanGapDocument(Record):
+    """The gap of one plan; its ``plan`` and ``problem`` are those of a plan file."""
+
+    name: str
+    launcher: str | None
+    cost_model: str
+    step_time_s: float
+    fits: bool
+    memory_verdict: MemoryVerdict
+    peak_memory_bytes: Computed
+    usable_memory_bytes: int
+    breakdown: dict[str, float]
+    hidden: dict[str, float]
+    proved: bool
+    spaces: tuple[SpaceGapDocument, ...]
+    changes: tuple[ChangeDocument, ...]
+    chain: tuple[ChangeDocument, ...]
+    near: tuple[NearDocument, ...]
+    spending: SpendingDocument
+    unanswered: tuple[str, ...]
+    interrupted: bool
+    unknown_flags: tuple[str, ...]
+    ignored_flags: tuple[str, ...]
+    notes: tuple[str, ...]
+    wall_time_s: float
+    plan: PlanDocument
+    problem: Problem
+
+
+class FailedDocument(Record):
+    """A file that could not be judged: what was seen, what was expected, what to do."""
+
+    name: str
+    seen: str
+    expected: str
+    do: str
+
+
+class GapDocument(Record):
+    """What ``milpplan gap --json`` prints."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    plans: tuple[PlanGapDocument, ...]
+    failed: tuple[FailedDocument, ...]
+
+
+def gap_document(judged: Sequence[Judged], failed: Sequence[Failed] = ()) -> GapDocument:
+    """The document of the gaps of some plans."""
+    return GapDocument(
+        milpplan_version=__version__,
+        plans=tuple(_plan(one) for one in judged),
+        failed=tuple(
+            FailedDocument(name=one.name, seen=one.error.seen, expected=one.error.expected, do=one.error.do)
+            for one in failed
+        ),
+    )
+
+
+def _plan(one: Judged) -> PlanGapDocument:
+    told, report = one.gap, one.gap.report
+    return PlanGapDocument(
+        name=one.name,
+        launcher=one.launcher,
+        cost_model=cost_model_text(told.problem),
+        step_time_s=report.step_time_s,
+        fits=report.fits,
+        memory_verdict=report.memory_verdict,
+        peak_memory_bytes=report.peak_memory_bytes,
+        usable_memory_bytes=report.usable_memory_bytes,
+        breakdown=report.breakdown_s,
+        hidden=report.hidden_s,
+        proved=told.proved,
+        spaces=tuple(_space(space) for space in told.spaces),
+        changes=tuple(_change(change) for change in told.changes),
+        chain=tuple(_change(change) for change in told.chain),
+        near=tuple(
+            NearDocument(
+                step_time_s=near.step_time_s, peak_memory_bytes=near.peak_memory_bytes, layout=near.plan.layout
+            )
+            for near in told.near
+        ),
+        spending=_spending(told.spending),
+        unanswered=told.unanswered,
+        interrupted=told.interrupted,
+        unknown_flags=one.unknown_flags,
+        ignored_flags=one.ignored_flags,
+        notes=one.notes,
+        wall_time_s=told.wall_time_s,
+        plan=plan_document(told.plan, report),
+        problem=told.problem,
+    )
+
+
+def _space(space: SpaceGap) -> SpaceGapDocument:
+    result = space.result
+    return SpaceGapDocument(
+        name=space.name,
+        space=space_text(space.problem),
+        status=result.status,
+        bound_s=space.bound_s,
+        best_s=space.best_s,
+        saved=interval_document(space.saved),
+        is_outside=space.is_outside,
+        proved=space.proved,
+        best=None if space.best is None else plan_document(space.best),
+        layouts=layout_fates(result, space.best_s),
+        log=tuple(
+            TimedDocument(
+                wall_time_s=line.wall_time_s,
+                incumbent_s=line.incumbent,
+                bound_s=line.bound,
+                open_layouts=line.open_layouts,
+            )
+            for line in result.log
+        ),
+        certificate=certificate_of(result),
+    )
+
+
+def layout_fates(result: PlanResult, best_s: float | None) -> LayoutFatesDocument | None:
+    """What became of every layout, with the bounds of those that may fit by class; None without layouts."""
+    layouts = result.layouts
+    if layouts is None:
+        return None
+    return LayoutFatesDocument(
+        enumerated=result.enumerated,
+        legal=len(layouts.space),
+        rejected={name: count for name, count in result.rejected.items() if count},
+        fates={fate: layouts.count(fate) for fate in FATES},
+        bounds=bound_classes(layouts, None if best_s is None else best_s * NS_PER_S),
+    )
+
+
+def _change(change: Change) -> ChangeDocument:
+    return ChangeDocument(
+        lead=change.lead,
+        words=change.words,
+        fields=change.fields,
+        effort=change.effort,
+        step_time_s=change.step_time_s,
+        peak_memory_bytes=change.peak_memory_bytes,
+        saved=change.saved,
+        closed=change.closed,
+        plan=plan_document(change.plan),
+    )
+
+
+def _spending(spent: Spending) -> SpendingDocument:
+    return SpendingDocument(
+        tokens=spent.tokens,
+        gpu_hours=spent.gpu_hours,
+        saved_gpu_hours=interval_document(spent.saved_gpu_hours),
+        price_per_gpu_hour=spent.price_per_gpu_hour,
+        money=spent.money,
+        saved_money=None if spent.saved_money is None else interval_document(spent.saved_money),
+    )

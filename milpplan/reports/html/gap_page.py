@@ -1,0 +1,248 @@
+"""The gaps of plans as one HTML page that needs no network: figures, tables, and the whole JSON document in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from milpplan.explain.judge.records import Change, GapReport, SpaceGap
+from milpplan.problem.plan import Plan
+from milpplan.reports.documents.certificate import certificate_sentence
+from milpplan.reports.documents.document import document_text
+from milpplan.reports.documents.gap_document import (
+    GapDocument,
+    Judged,
+    PlanGapDocument,
+    SpaceGapDocument,
+)
+from milpplan.reports.documents.prune_counts import WORDS
+from milpplan.reports.html.charts import Part, stacked_bar
+from milpplan.reports.html.page_data import shown_ranks
+from milpplan.reports.html.page_template import rendered, script_json
+from milpplan.reports.html.prune_chart import fates_chart
+from milpplan.reports.html.step_charts import (
+    counted_rows,
+    memory_rows,
+    memory_width,
+    search_chart,
+    time_bar,
+    time_colour,
+    time_names,
+)
+from milpplan.reports.text.gap_text import (
+    EFFORTS,
+    space_row,
+    spending_text,
+    verdict,
+)
+from milpplan.reports.words.node_types import cluster_text
+from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, layout_text
+from milpplan.reports.words.spaces import cost_model_text
+from milpplan.simulation.report import StepReport
+from milpplan.units import counted, gib_text, percent_text, seconds_text
+
+NEAR_FRACTION: Final = 0.05
+"""Plans up to this share slower than the fastest are listed."""
+MAX_STAGES: Final = 16
+"""Stages of a plan that have a bar of memory."""
+Simulated = tuple[str, Plan, StepReport]
+"""A plan with its name and its simulation."""
+
+
+def gap_page(document: GapDocument, judged: Sequence[Judged]) -> str:
+    """The whole page.
+
+    Raises:
+        InvalidInputError: jinja2 is not installed.
+    """
+    return rendered(
+        "gap_page.html",
+        title=judged[0].name if len(judged) == 1 else f"Gaps of {counted(len(judged), 'plan')}",
+        summary=[_summary(one) for one in judged],
+        failed=document.failed,
+        plans=[_plan(one, said) for one, said in zip(judged, document.plans, strict=True)],
+        memory_keys=[(colour, label) for colour, (label, _) in enumerate(MEMORY_PARTS.values())],
+        near_text=percent_text(NEAR_FRACTION, 0),
+        document_html=script_json(json.loads(document_text(document))),
+    )
+
+
+def _summary(one: Judged) -> tuple[str, ...]:
+    told = one.gap
+    memory = gib_text(told.report.peak_memory_bytes)
+    return (
+        one.name,
+        seconds_text(told.report.step_time_s),
+        memory if told.report.fits else f"{memory}: does not fit",
+        f"{told.spending.gpu_hours:,.0f}",
+        "; ".join(f"{space.name}: {verdict(told, space)}" for space in told.spaces),
+    )
+
+
+def _plan(one: Judged, said: PlanGapDocument) -> dict[str, Any]:
+    """Everything that the page shows about a plan."""
+    told = one.gap
+    fits = "" if told.report.fits else "; it does not fit in memory, so the step is only what it would be"
+    cluster, step = (
+        cluster_text(told.problem, told.plan.layout.num_gpus),
+        seconds_text(told.report.step_time_s),
+    )
+    simulated = _simulated(told)
+    reports = [report for _, _, report in simulated]
+    longest, width = max(report.step_time_s for report in reports), memory_width(reports)
+    return {
+        "name": one.name,
+        "layout": layout_text(told.plan),
+        "headline": f"{told.problem.model.name} on {cluster}: {step} a step{fits}",
+        "verdicts": [f"Gap to {space.name}: {verdict(told, space)}." for space in told.spaces],
+        "cost": f"Cost: {spending_text(told)}.",
+        "ends_html": _ends(told),
+        "best": [space_row(told, space) for space in told.spaces],
+        "changes": [_change_row(change) for change in told.changes],
+        "chain": [_change_row(change) for change in told.chain],
+        "times_html": counted_rows(
+            (name, time_bar(report.breakdown_s, longest), seconds_text(report.step_time_s))
+            for name, _, report in simulated
+        ),
+        "time_heads": [name for name, _, _ in simulated],
+        "time_rows": [
+            (
+                time_colour(part),
+                TIME_PARTS[part][0],
+                [seconds_text(report.breakdown_s[part]) for report in reports],
+            )
+            for part in time_names(reports)
+        ],
+        "memory": [_memory(*one, width) for one in simulated],
+        "spaces": [_space(told, space, own) for space, own in zip(told.spaces, said.spaces, strict=True)],
+        "near": _near_rows(told),
+        "near_text": _near_text(told, said.spaces[-1]),
+        "flags": ", ".join((*one.unknown_flags, *one.ignored_flags)),
+    }
+
+
+def _simulated(told: GapReport) -> list[Simulated]:
+    """The plan and, where it is another one, the best known plan of every space, with their simulations."""
+    found = [("this plan", told.plan, told.report)]
+    for space in told.spaces:
+        result = space.result
+        if result.plan is None or result.report is None or space.best != result.plan:
+            continue
+        if all(plan != result.plan for _, plan, _ in found):
+            found.append((f"best of {space.name}", result.plan, result.report))
+    return found
+
+
+def _ends(told: GapReport) -> str:
+    """The plan's step above best and bound of every space."""
+    ends = [("this plan", told.report.step_time_s, 2)]
+    for space in told.spaces:
+        for word, value, colour in (("best known", space.best_s, 4), ("bound", space.bound_s, 0)):
+            if value is not None:
+                ends.append((f"{space.name}: {word}", value, colour))
+    whole = max(value for _, value, _ in ends)
+    return counted_rows(
+        (name, stacked_bar([Part(name, value, seconds_text(value), colour)], whole), seconds_text(value))
+        for name, value, colour in ends
+    )
+
+
+def _memory(name: str, plan: Plan, report: StepReport, width: float) -> dict[str, str]:
+    """The bars of the stages of a plan."""
+    shown = [(_stage_name(plan, report, number), number) for number in shown_ranks(len(report.stages), MAX_STAGES)]
+    return {
+        "name": name,
+        "peak": gib_text(report.peak_memory_bytes),
+        "limit": gib_text(report.usable_memory_bytes),
+        "bars_html": memory_rows(report, shown, width),
+    }
+
+
+def _stage_name(plan: Plan, report: StepReport, number: int) -> str:
+    """``stage 3``; with replicas of different make on which nodes."""
+    stage = f"stage {number % plan.layout.pp}"
+    return f"{stage} on {report.stages[number].node_type}" if plan.layout.replica_micro_batches else stage
+
+
+def _change_row(change: Change) -> tuple[str, ...]:
+    return (
+        change.words,
+        seconds_text(change.step_time_s),
+        gib_text(change.peak_memory_bytes),
+        percent_text(change.saved),
+        "-" if change.closed is None else percent_text(change.closed, 0),
+        EFFORTS[change.effort],
+    )
+
+
+def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str, Any]:
+    """The proof of one space: the search over time, what became of its layouts, the certificate."""
+    layouts, certificate = said.layouts, said.certificate
+    refused = (
+        ""
+        if layouts is None
+        else ", ".join(
+            f"{name.replace('_', ' ')} ({count:,})"
+            for name, count in sorted(layouts.rejected.items(), key=lambda item: -item[1])[:5]
+        )
+    )
+    words = ""
+    if layouts is not None:
+        fates = ", ".join(f"{layouts.fates[fate]:,} {WORDS[fate]}" for fate in WORDS if layouts.fates[fate])
+        words = (
+            f"{counted(layouts.enumerated, 'partial layout was', 'partial layouts were')} listed, "
+            f"{counted(layouts.legal, 'layout is', 'layouts are')} legal: {fates}. "
+            f"Rules refused the others, most of them by {refused or 'none'}."
+        )
+    sealed = (
+        ""
+        if certificate is None
+        else f"{certificate_sentence(certificate)} milpplan certify proves what solve writes for the same space."
+    )
+    return {
+        "name": space.name,
+        "text": f"Cost model {cost_model_text(told.problem)}; {said.space}; {said.status.replace('_', ' ')}.",
+        "progress_html": search_chart(
+            [(line.wall_time_s, line.incumbent_s, line.bound_s) for line in said.log],
+            " s",
+            told.report.step_time_s,
+        ),
+        "layouts": words,
+        "fates_html": ""
+        if layouts is None or space.best_s is None
+        else fates_chart(layouts.rejected, layouts.fates, layouts.bounds),
+        "certificate": sealed,
+    }
+
+
+def _near_rows(told: GapReport) -> list[tuple[str, ...]]:
+    """Plans of the search within ``NEAR_FRACTION`` of the fastest."""
+    fastest = min((near.step_time_s for near in told.near), default=0.0)
+    close = [near for near in told.near if near.step_time_s <= (1.0 + NEAR_FRACTION) * fastest]
+    return [
+        (
+            seconds_text(near.step_time_s),
+            percent_text(near.step_time_s / fastest - 1.0, 2),
+            gib_text(near.peak_memory_bytes),
+            " ".join(
+                f"{name}={value}" for name, value in near.plan.layout.model_dump(exclude_defaults=True).items()
+            ),
+        )
+        for near in close
+    ]
+
+
+def _near_text(told: GapReport, whole: SpaceGapDocument) -> str:
+    """What the list leaves out, as far as it is proved."""
+    if whole.layouts is None or not told.near:
+        return "The search kept no plans."
+    beyond = sum(sum(one.fates.values()) for one in whole.layouts.bounds if one.low >= 1.0 + NEAR_FRACTION)
+    lost = whole.layouts.fates["does_not_fit"]
+    rest = max(0, whole.layouts.legal - beyond - lost)
+    return (
+        f"The fastest plans that the search simulated, one a layout. Of "
+        f"{counted(whole.layouts.legal, 'legal layout')} "
+        f"{lost:,} are proved not to fit and {beyond:,} proved to be further away; of the other {rest:,} "
+        "the search stopped looking once they could not be faster than the best, so some may be as close."
+    )

@@ -1,0 +1,132 @@
+"""What the page's script draws: the pipeline time line and the communication matrix, as short lists of numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from milpplan.communication.records import Pairs, TrafficReport
+from milpplan.reports.html.traffic_rows import domain_edges, gpus_per_row, row_of_gpu, row_word
+from milpplan.reports.text.traffic_text import NAMES
+from milpplan.simulation.layout_columns import BoolArray, IntArray
+from milpplan.simulation.pipeline.lanes import SLICE_KINDS, Lane, RankLanes, StepLanes
+
+MAX_RANKS: Final = 24
+"""Rows of the time line; of more ranks some between the first and the last are shown."""
+MAX_ITEMS: Final = 40_000
+"""Slices of the time line; of more the first and the last of every row are shown, and the steady part between
+them as one."""
+UNITS: Final = 4_000_000
+"""The time line's clock: so many units a step, or nanoseconds where that is less."""
+MAX_PLACES: Final = 128
+"""Rows of the matrix."""
+STEADY: Final = len(SLICE_KINDS)
+"""Kind of the slice that stands for the steady part."""
+
+
+def shown_ranks(num_ranks: int, most: int = MAX_RANKS) -> list[int]:
+    """All ranks, or so many from the first to the last at even distances."""
+    if num_ranks <= most:
+        return list(range(num_ranks))
+    return sorted(set(np.linspace(0, num_ranks - 1, most).round().astype(int).tolist()))
+
+
+def timeline_data(lanes: StepLanes) -> dict[str, Any]:
+    """The rows of the time line. Every row has a list of slices of the compute lane, five numbers each (units
+    since the slice before ended, units, kind, chunk, micro-batch or -1), and bars of its collectives (start,
+    units, kind).
+    """
+    unit = max(1, lanes.step_time_ns // UNITS)
+    ranks = [lanes.ranks[rank] for rank in shown_ranks(len(lanes.ranks))]
+    budget = max(64, MAX_ITEMS // len(ranks))
+    rows = [_row(rank, budget, unit) for rank in ranks]
+    return {
+        "step_ns": lanes.step_time_ns,
+        "unit_ns": unit,
+        "kinds": [*SLICE_KINDS, "steady"],
+        "rows": rows,
+        "num_ranks": len(lanes.ranks),
+        "shortened": any(row["steady"] for row in rows),
+    }
+
+
+def _row(rank: RankLanes, budget: int, unit: int) -> dict[str, Any]:
+    work = rank.lane("compute")
+    slices: list[int] = []
+    steady = 0
+    if work is not None:
+        slices, steady = _slices(work, rank, budget, unit)
+    bars: list[int] = []
+    for lane in (rank.lane("parameter gather"), rank.lane("gradient reduction")):
+        if lane is not None:
+            starts, ends = lane.start_ns // unit, lane.end_ns // unit
+            bars += np.stack([starts, ends - starts, lane.kind], axis=1).ravel().tolist()
+    layers = sum(rank.num_layers)
+    return {
+        "rank": rank.label,
+        "name": rank.name,
+        "layers": layers,
+        "slices": slices,
+        "steady": steady,
+        "bars": bars,
+    }
+
+
+def _slices(work: Lane, rank: RankLanes, budget: int, unit: int) -> tuple[list[int], int]:
+    """Numbers of the slices, and how many the steady part stands for."""
+    keep: BoolArray = np.ones(len(work), dtype=np.bool_)
+    hidden = max(0, len(work) - budget)
+    if hidden:
+        keep[budget // 2 : budget // 2 + hidden] = False
+    chunk_of = {stage: chunk for chunk, stage in enumerate(rank.virtual_stages)}
+    chunks = np.array([chunk_of.get(stage, -1) for stage in work.stage.tolist()], dtype=np.int64)
+    columns = [work.start_ns // unit, work.end_ns // unit, work.kind, chunks, work.micro_batch]
+    if hidden:
+        first, last = budget // 2, budget // 2 + hidden
+        whole = [columns[0][first], columns[1][last - 1], STEADY, -1, hidden]
+        columns = [
+            np.concatenate([column[:first], [value], column[last:]])
+            for column, value in zip(columns, whole, strict=True)
+        ]
+    return _by_gaps(columns), hidden
+
+
+def _by_gaps(columns: list[IntArray]) -> list[int]:
+    start, end = columns[0], columns[1]
+    gaps = start - np.concatenate([[0], end[:-1]])
+    numbers: list[int] = np.stack([gaps, end - start, *columns[2:]], axis=1).ravel().tolist()
+    return numbers
+
+
+def matrix_data(report: TrafficReport, most: int = MAX_PLACES) -> dict[str, Any]:
+    """Bytes from place to place, of at most so many places: for each parallelism that sends, cells (distance from
+    the cell before, number of the value) and the values, four digits each."""
+    rows = row_of_gpu(report, most)
+    places, each = int(rows.max()) + 1, gpus_per_row(report, most)
+    wide = report.gpus_per_domain >= 2 * each
+    shown = {"all together": report.all_pairs} | {NAMES[name]: pairs for name, pairs in report.pairs.items()}
+    return {
+        "places": places,
+        "each": each,
+        "word": row_word(report, most),
+        "edges": [int(rows[edge]) for edge in domain_edges(report)] if wide else [],
+        "maps": {
+            name: _cells(pairs, places, rows) | {"total": float(pairs.total_bytes)}
+            for name, pairs in shown.items()
+            if len(pairs.sender)
+        },
+    }
+
+
+def _cells(pairs: Pairs, places: int, rows: IntArray) -> dict[str, Any]:
+    flat = pairs.matrix(places, rows).ravel()
+    cells = np.flatnonzero(flat > 0)
+    powers = 10.0 ** (3 - np.floor(np.log10(flat[cells])))
+    rounded = np.round(flat[cells] * powers) / powers
+    values, numbers = np.unique(rounded, return_inverse=True)
+    steps = np.diff(cells, prepend=0)
+    return {
+        "cells": np.stack([steps, numbers], axis=1).ravel().tolist(),
+        "values": [float(f"{value:.4g}") for value in values.tolist()],
+    }

@@ -1,0 +1,51 @@
+"""A picture of every layout: what decided it, and how much longer than the best plan it takes at least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from milpplan.reports.documents.prune_counts import WORDS, BoundClassDocument
+from milpplan.reports.html.charts import Part, stacked_bar
+from milpplan.reports.html.step_charts import counted_rows
+
+COLOURS: Final = {"does_not_fit": 8, "bounded": 0, "relaxed": 7, "solved": 4, "open": 2}
+REFUSED: Final = "refused by a rule"
+
+
+def fates_chart(
+    rejected: Mapping[str, int], fates: Mapping[str, int], bounds: Sequence[BoundClassDocument]
+) -> str:
+    """Rows of layouts: refused by rules, too large, and by their bound; empty without a best plan to measure by.
+    ``rejected`` counts layouts by rule, ``fates`` by what decided them. Lengths are logarithms of the numbers,
+    shared by the fates inside."""
+    if not bounds:
+        return ""
+    lost = (WORDS["does_not_fit"], fates["does_not_fit"], COLOURS["does_not_fit"])
+    rows = [
+        (REFUSED, [(REFUSED, sum(rejected.values()), 5)]),
+        ("too large for memory", [lost]),
+        *(
+            (one.words, [(WORDS[fate], one.fates[fate], colour) for fate, colour in COLOURS.items()])
+            for one in bounds
+        ),
+    ]
+    totals = [sum(count for _, count, _ in parts) for _, parts in rows]
+    longest = math.log10(1 + max([1, *totals]))
+    drawn = counted_rows(_row(name, parts, longest) for name, parts in rows)
+    keys = "".join(
+        f'<span class="key"><i class="c{colour}"></i>{WORDS[fate]}</span>'
+        for fate, colour in COLOURS.items()
+        if fates[fate]
+    )
+    return f'{drawn}<div class="keys">{keys}</div>'
+
+
+def _row(name: str, parts: list[tuple[str, int, int]], longest: float) -> tuple[str, str, str]:
+    total = sum(count for _, count, _ in parts)
+    length = math.log10(1 + total)
+    pieces = [
+        Part(what, length * count / total, f"{count:,}", colour) for what, count, colour in parts if count > 0
+    ]
+    return name, stacked_bar(pieces, longest), f"{total:,}"

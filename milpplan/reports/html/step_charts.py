@@ -1,0 +1,117 @@
+"""Charts of a step that several pages have: bars of its time and memory, and the course of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Final
+
+import numpy as np
+
+from milpplan.reports.html.charts import Line, Part, distinct_texts, line_chart, round_levels, stacked_bar
+from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS
+from milpplan.simulation.report import StepReport
+from milpplan.units import gib_text, seconds_text
+
+MEMORY_ROOM: Final = 1.04
+"""The width of a bar of memory, as a multiple of the largest limit or peak."""
+MOST_START: Final = 0.8
+"""A search that found its first plan later than this share of its time has no course to draw."""
+Moment = tuple[float, float | None, float | None]
+"""A moment of a search: seconds since its start, best plan so far, proved bound."""
+
+
+def named_rows(bars: Iterable[tuple[str, str]]) -> str:
+    """Drawn bars under one another, each with its name."""
+    return "".join(f'<div class="row"><span>{escape(name)}</span>{drawn}</div>' for name, drawn in bars)
+
+
+def counted_rows(bars: Iterable[tuple[str, str, str]]) -> str:
+    """Drawn bars under one another, each between a longer name and its number."""
+    rows = (
+        f'<div class="row"><span>{escape(name)}</span>{drawn}<span class="number">{escape(number)}</span></div>'
+        for name, drawn, number in bars
+    )
+    return f'<div class="rows counted">{"".join(rows)}</div>'
+
+
+def time_names(reports: Iterable[StepReport]) -> list[str]:
+    """The parts of the step that any stage of these has. Their order is that of ``TIME_PARTS``, which gives a part
+    the same colour on every page."""
+    used = {
+        name
+        for report in reports
+        for seconds in (report.breakdown_s, *(stage.breakdown_s for stage in report.stages))
+        for name, value in seconds.items()
+        if value > 0
+    }
+    return [name for name in TIME_PARTS if name in used]
+
+
+def time_colour(name: str) -> int:
+    """The colour of a part: compute, bubble and the big messages apart, small things share one."""
+    order = ("compute", "recompute", "tp_exposed", "cp_exposed", "ep_exposed", "bubble", "optimizer")
+    if name in order:
+        return order.index(name)
+    return 7 if name in ("param_gather_exposed", "grad_reduce_exposed", "zero_exposed") else 8
+
+
+def time_bar(seconds: Mapping[str, float], whole: float) -> str:
+    """The parts of a step, or of a stage, on a bar of ``whole`` seconds."""
+    parts = [
+        Part(TIME_PARTS[name][0], seconds[name], seconds_text(seconds[name]), time_colour(name))
+        for name in TIME_PARTS
+        if name in seconds
+    ]
+    return stacked_bar(parts, whole)
+
+
+def memory_width(reports: Iterable[StepReport]) -> float:
+    """The bytes of a whole bar of memory that has room for all stages of these."""
+    sizes = [
+        size
+        for report in reports
+        for stage in report.stages
+        for size in (stage.usable_memory_bytes, stage.memory.peak_bytes)
+    ]
+    return MEMORY_ROOM * max(sizes)
+
+
+def memory_rows(report: StepReport, named: Iterable[tuple[str, int]], whole: float) -> str:
+    """The peak of some stages, by name and number, by part, with a mark where the limit is."""
+    bars = []
+    for name, number in named:
+        stage = report.stages[number]
+        parts = [
+            Part(label, getattr(stage.memory, field), gib_text(getattr(stage.memory, field)), colour)
+            for colour, (field, (label, _)) in enumerate(MEMORY_PARTS.items())
+        ]
+        bars.append((name, stacked_bar(parts, whole, stage.usable_memory_bytes)))
+    return named_rows(bars)
+
+
+def time_ticks(end: float) -> list[tuple[float, str]]:
+    """Places on a line of time from 0 to ``end`` seconds."""
+    return [(place, seconds_text(place) if place else "0") for place in round_levels(0.0, end, 4)]
+
+
+def search_chart(log: Sequence[Moment], unit: str, judged: float | None = None) -> str:
+    """Incumbent and bound as the search went on, beside the value of the plan that is judged; empty where there is
+    nothing to see. ``unit`` stands after the numbers."""
+    known = [(time, best, bound) for time, best, bound in log if best is not None and bound is not None]
+    if len(known) < 2 or known[0][0] > MOST_START * known[-1][0]:
+        return ""
+    places, bests, bounds = np.array(known, dtype=np.float64).T
+    end = float(places[-1]) or 1.0
+    lines = [Line("best plan so far", places, bests, 2), Line("proved: no plan is below", places, bounds, 0)]
+    if judged is not None:
+        lines.append(Line("this plan", np.zeros(1), np.array([judged]), 9, dashed=True))
+    least = min(float(line.values.min()) for line in lines)
+    most = max(float(line.values.max()) for line in lines)
+    room = 0.08 * (most - least) or 0.01 * most
+    low, high = least - room, most + room
+    places_of = round_levels(low, high)
+    texts = distinct_texts(places_of, lambda level, digits: f"{level:,.{digits}g}{unit}", 6)
+    levels = list(zip(places_of, texts, strict=True))
+    label = "Best plan and proved bound over the search"
+    return line_chart(lines, end, time_ticks(end), levels, low, high, label)

@@ -1,0 +1,163 @@
+"""The traffic of a plan as one HTML page: matrix, time line, links and bandwidth, with nothing to fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from milpplan.communication.records import Bandwidth, TrafficReport
+from milpplan.reports.html.charts import Line, Part, line_chart, round_levels, stacked_bar
+from milpplan.reports.html.page_data import matrix_data
+from milpplan.reports.html.page_template import asset, rendered, script_json
+from milpplan.reports.html.step_charts import counted_rows, time_ticks
+from milpplan.reports.html.traffic_rows import MAX_PLACES
+from milpplan.reports.text.traffic_text import NAMES, cluster_words
+from milpplan.simulation.layout_columns import FloatArray
+from milpplan.units import bytes_text, counted, percent_text, seconds_text
+
+OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
+HEAD: Final = ("parallelism", "all GPUs", "inside domains", "between", "pairs")
+ROOM: Final = 1.05
+"""The height of a chart, as a multiple of its largest value."""
+MOST_TICKS: Final = 4
+EXPOSED, HIDDEN = 9, 5
+"""Colours."""
+
+
+def traffic_page(report: TrafficReport, title: str) -> str:
+    """The whole page.
+
+    Raises:
+        InvalidInputError: jinja2 is not installed.
+    """
+    rows = _rows(report)
+    summary = (
+        f"{bytes_text(sum(report.wire_bytes.values()))} a step of {seconds_text(report.step_time_s)} on "
+        f"{cluster_words(report)}; {report.algorithm} algorithms."
+    )
+    return rendered(
+        "traffic_page.html",
+        title=title,
+        summary=summary,
+        head=HEAD,
+        rows=rows,
+        busy=percent_text(float(np.mean([use.busy_fraction for use in report.utilisation]))),
+        over_step_html=_over_step(report),
+        links_html=_links(report),
+        overheads_html=_overheads(report),
+        bandwidths=_bandwidths(report),
+        matrix_html=script_json(matrix_data(report, MAX_PLACES)) if rows else "",
+        script_html=asset("page.js") + asset("matrix.js"),
+    )
+
+
+def _rows(report: TrafficReport) -> list[tuple[str, ...]]:
+    """What every parallelism sends."""
+    return [
+        (
+            NAMES[name],
+            bytes_text(wire),
+            *(bytes_text(report.tier_bytes[name][tier]) for tier in ("inside", "between")),
+            f"{len(report.pairs[name].sender):,}",
+        )
+        for name, wire in report.wire_bytes.items()
+        if wire
+    ]
+
+
+def _over_step(report: TrafficReport) -> str:
+    """Rate of all GPUs together by tier."""
+    edges = report.timeline.edges_s
+    length, end = float(edges[1] - edges[0]), float(edges[-1])
+    tiers = (report.timeline.inside_bytes / length, report.timeline.between_bytes / length)
+    names = ("inside domains", "between domains")
+    lines = [
+        Line(name, edges[:-1], values, colour)
+        for colour, (name, values) in enumerate(zip(names, tiers, strict=True))
+    ]
+    return _from_zero(lines, end, time_ticks(end), "Bytes a second over the step", a_second=True)
+
+
+def _links(report: TrafficReport) -> str:
+    """Bytes out of and into the network of every node."""
+    links, places = report.node_links, np.arange(len(report.node_links.out_between), dtype=np.float64)
+    lines = [
+        Line("out to the network", places, links.out_between, 0),
+        Line("in from the network", places, links.in_between, 2, dashed=True),
+    ]
+    ticks = [(level, f"{level:,.0f}") for level in round_levels(0.0, len(places), 8) if level == round(level)]
+    return _from_zero(lines, float(len(places)), ticks, "Bytes a step over the network, by node")
+
+
+def _from_zero(
+    lines: Sequence[Line], end: float, ticks: list[tuple[float, str]], label: str, *, a_second: bool = False
+) -> str:
+    """Lines above zero with levels in bytes, or in bytes a second."""
+    high = ROOM * max(float(line.values.max(initial=0.0)) for line in lines) or 1.0
+    levels = [(level, bytes_text(level) + ("/s" if a_second else "")) for level in round_levels(0.0, high)]
+    return line_chart(lines, end, ticks, levels, 0.0, high, label)
+
+
+def _overheads(report: TrafficReport) -> str:
+    """Exposed and hidden communication as shares of the step."""
+    times = {
+        name: (report.exposed_s.get(f"{name}_exposed", 0.0), report.hidden_s.get(f"{name}_hidden", 0.0))
+        for name in OVERHEADS
+    }
+    times = {name: both for name, both in times.items() if any(both)}
+    whole = max([report.step_time_s, *(sum(both) for both in times.values())])
+    bars = []
+    for name, both in times.items():
+        texts = [percent_text(seconds / report.step_time_s) for seconds in both]
+        exposed, hidden = (
+            Part(word, seconds, text, colour)
+            for word, seconds, text, colour in zip(
+                ("exposed", "hidden"), both, texts, (EXPOSED, HIDDEN), strict=True
+            )
+        )
+        bars.append((name.replace("_", " "), stacked_bar([exposed, hidden], whole), " + ".join(texts)))
+    return counted_rows(bars)
+
+
+def _bandwidths(report: TrafficReport) -> list[dict[str, str]]:
+    """Bus bandwidth over the message, a chart for every operation and a line for every group."""
+    groups: dict[str, dict[str, list[Bandwidth]]] = {}
+    for row in report.bandwidths:
+        of_type = f", {row.nodes}" if len(report.blocks) > 1 else ""
+        lines = groups.setdefault(row.operation, {})
+        lines.setdefault(f"{counted(row.num_gpus, 'GPU')}, {row.where}{of_type}", []).append(row)
+    return [
+        {"name": name.replace("_", "-"), "chart_html": _bandwidth_chart(name, lines)}
+        for name, lines in groups.items()
+    ]
+
+
+def _bandwidth_chart(operation: str, groups: dict[str, list[Bandwidth]]) -> str:
+    """One operation, both scales logarithmic."""
+    messages = sorted({row.message_bytes for rows in groups.values() for row in rows})
+    first, end = float(np.log10(messages[0])), float(np.log10(messages[-1] / messages[0]))
+    lines = [
+        Line(
+            name,
+            _logs([row.message_bytes for row in rows]) - first,
+            _logs([row.bus_bandwidth_bytes_per_s for row in rows]),
+            colour,
+            dashed=rows[0].tier == "between",
+            sloped=True,
+        )
+        for colour, (name, rows) in enumerate(groups.items())
+    ]
+    low = float(np.floor(min(line.values.min() for line in lines)))
+    high = float(np.ceil(max(line.values.max() for line in lines)))
+    levels = [(power, f"{bytes_text(10.0**power)}/s") for power in np.arange(low, high + 1).tolist()]
+    # Few, and none at the right edge, beyond which its text would reach.
+    some = messages[: -1 : -(-len(messages) // MOST_TICKS)]
+    ticks = [(float(np.log10(size)) - first, bytes_text(size)) for size in some]
+    return line_chart(lines, end, ticks, levels, low, high, f"Bus bandwidth of {operation.replace('_', '-')}")
+
+
+def _logs(values: list[float]) -> FloatArray:
+    """Powers of ten."""
+    return np.log10(np.array(values, dtype=np.float64))

@@ -1,0 +1,121 @@
+"""Several kinds of hardware for one job, set side by side: the document, and the words on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from milpplan.explain.candidates import Choice, Outcome
+from milpplan.problem.records import Record
+from milpplan.reports.documents.document import ResultDocument, result_document
+from milpplan.reports.text.terminal import plan_report, report_table
+from milpplan.reports.words.run_totals import RunDocument, run_document
+from milpplan.reports.words.spaces import scope_text
+from milpplan.units import gap_text, money_text, percent_text, printable, rate_text, seconds_text
+from milpplan.version import __version__
+
+UNITS = {"cost": "cost", "gpu_hours": "GPU-hours", "s_per_token": "time a token"}
+
+
+class CandidateDocument(Record):
+    """One kind of hardware. ``value`` and ``bound`` are in the unit of the measure: what its plan takes, and what
+    no plan of its space undercuts (absent where it is proved that none exists)."""
+
+    hardware: str
+    price_per_gpu_hour: float | None
+    value: float | None
+    bound: float | None
+    run: RunDocument | None
+    result: ResultDocument
+
+
+class ChoiceDocument(Record):
+    """Kinds of hardware, the best first. ``proved``: no plan on another one undercuts the best plan;
+    ``ahead_fraction``: by how much at least, where that is proved."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    measure: Literal["cost", "gpu_hours", "s_per_token"]
+    best: str | None
+    proved: bool
+    ahead_fraction: float | None
+    candidates: tuple[CandidateDocument, ...]
+
+
+def choice_document(choice: Choice, tolerance: float) -> ChoiceDocument:
+    """The document of a choice."""
+    return ChoiceDocument(
+        milpplan_version=__version__,
+        measure=choice.measure,
+        best=choice.best.candidate.name if choice.best else None,
+        proved=choice.proved,
+        ahead_fraction=_ahead(choice),
+        candidates=tuple(_candidate(one, tolerance) for one in choice.outcomes),
+    )
+
+
+def _candidate(outcome: Outcome, tolerance: float) -> CandidateDocument:
+    return CandidateDocument(
+        hardware=outcome.candidate.name,
+        price_per_gpu_hour=outcome.candidate.price_per_gpu_hour,
+        value=outcome.value,
+        bound=outcome.bound if isfinite(outcome.bound) else None,
+        run=run_document(outcome.totals),
+        result=result_document(outcome.result, tolerance, totals=outcome.totals),
+    )
+
+
+def _ahead(choice: Choice) -> float | None:
+    """Least distance of every rival's plans from the best one's, relative; None where it is not proved ahead."""
+    best, rivals = choice.best, choice.rivals_bound
+    if best is None or best.value is None or not choice.proved or not isfinite(rivals):
+        return None
+    return rivals / best.value - 1.0
+
+
+def choice_report(choice: Choice, tolerance: float) -> RenderableType:
+    """Who wins and by how much, a row for every candidate, then the winner's plan."""
+    table = report_table("candidates", "hardware", "GPUs", "step", "days", "GPU-hours", "cost", "gap", "status")
+    for outcome in choice.outcomes:
+        table.add_row(*_row(outcome))
+    parts: list[RenderableType] = [_verdict(choice), Text(), table]
+    best = choice.best
+    if best is not None and best.result.plan is not None and best.result.report is not None:
+        parts += [Text(), Text(printable(f"the plan on {best.candidate.name}:"), "bold")]
+        parts += plan_report(best.result.problem, best.result.plan, best.result.report)
+        scope = scope_text(best.result.problem, best.result.forbid)
+        parts.append(Text(f"\nproof: {scope}; the same space on every candidate"))
+    return Group(*parts)
+
+
+def _row(outcome: Outcome) -> Iterator[str]:
+    result, totals = outcome.result, outcome.totals
+    yield printable(outcome.candidate.name)
+    yield "-" if result.plan is None else rate_text(result.plan.layout.num_gpus)
+    yield "-" if result.step_time_s is None else seconds_text(result.step_time_s)
+    yield "-" if totals is None else f"{totals.days:,.3g}"
+    yield "-" if totals is None else rate_text(totals.gpu_hours)
+    yield "-" if totals is None or totals.cost is None else money_text(totals.cost)
+    yield "-" if result.gap is None else gap_text(result.gap)
+    yield {"no_solution_found": "no plan found"}.get(result.status, result.status)
+
+
+def _verdict(choice: Choice) -> Text:
+    best, unit = choice.best, UNITS[choice.measure]
+    if best is None:
+        words = "no plan on any of them: proved" if choice.proved else "no plan was found, and none is ruled out"
+        return Text(words, "bold red" if choice.proved else "bold yellow")
+    name = printable(best.candidate.name)
+    if not choice.proved:
+        return Text(f"{name} has the best plan found, but another may still undercut it ({unit})", "bold yellow")
+    ahead = _ahead(choice)
+    if ahead is None:
+        return Text(f"{name} is the only one with a plan: proved", "bold green")
+    return Text(
+        f"{name} is best: every plan on another takes at least {percent_text(ahead)} more {unit}, proved",
+        "bold green",
+    )

@@ -1,0 +1,225 @@
+"""Plans side by side: what differs between their problems and layouts, and where the time and the memory go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.records import Computed, Record
+from milpplan.reports.text.terminal import report_table
+from milpplan.reports.words.node_types import cluster_text
+from milpplan.simulation.report import BREAKDOWN, StepReport
+from milpplan.units import (
+    SECONDS_PER_HOUR,
+    gib_text,
+    percent_text,
+    printable,
+    rate_text,
+    seconds_text,
+    signed_percent_text,
+)
+from milpplan.version import __version__
+
+DIFFERENT = 1e-4
+"""Plans closer than this are called equally fast: the default tolerance of a proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One plan of a comparison. ``bound_s``: the proved lower bound in its file, if it has one."""
+
+    name: str
+    problem: Problem
+    plan: Plan
+    report: StepReport
+    bound_s: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.plan.layout.global_batch_size * self.problem.job.sequence_length
+
+    @property
+    def gpu_s_per_token(self) -> float:
+        """Accelerator seconds a token: what the training costs."""
+        return self.report.step_time_s * self.plan.layout.num_gpus / self.tokens
+
+    @property
+    def breakdown_per_token(self) -> dict[str, float]:
+        """The breakdown in accelerator seconds a token."""
+        share = self.plan.layout.num_gpus / self.tokens
+        return {name: seconds * share for name, seconds in self.report.breakdown_s.items()}
+
+
+class SideDocument(Record):
+    """One plan. ``slower_fraction``: accelerator seconds a token over the first plan's, minus 1;
+    ``gap_to_bound``: how far the plan is above the best bound that a file proves for the same problem."""
+
+    name: str
+    step_time_s: float
+    tokens_per_s: float
+    mfu: float
+    num_gpus: Computed
+    gpu_hours_per_billion_tokens: float
+    peak_memory_bytes: Computed
+    fits: bool
+    slower_fraction: float
+    gap_to_bound: float | None
+    layout: Layout
+    breakdown: dict[str, float]
+
+
+class ComparisonDocument(Record):
+    """What ``milpplan compare --json`` prints; ``differences`` has a value of each plan by the field's name."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    same_problem: bool
+    differences: dict[str, tuple[str, ...]]
+    plans: tuple[SideDocument, ...]
+
+
+def differences(sides: Sequence[Side]) -> dict[str, tuple[str, ...]]:
+    """Fields of the problem and the layout, and what the stages hold, wherever two plans differ."""
+    rows: dict[str, tuple[str, ...]] = {}
+    facts = [dict(_facts(side)) for side in sides]
+    for name in facts[0]:
+        values = tuple(fact[name] for fact in facts)
+        if len(set(values)) > 1:
+            rows[name] = values
+    return rows
+
+
+def _facts(side: Side) -> Iterator[tuple[str, str]]:
+    job, layout = side.problem.job, side.plan.layout
+    yield "model", side.problem.model.name
+    several = side.problem.other_hardware
+    yield "hardware", cluster_text(side.problem, layout.num_gpus) if several else side.problem.hardware.name
+    yield "GPUs", f"{layout.num_gpus:,}"
+    for name in ("kind", "sequence_length", "precision", "attention_kernel", "grad_dtype"):
+        yield name, _word(getattr(job, name))
+    for name, value in layout.model_dump().items():
+        yield name, _word(value)
+    yield "micro-batches", f"{layout.num_micro_batches:,}"
+    for mode in ("full", "selective"):
+        counts = sum(getattr(stage.recompute, mode) for stage in side.plan.virtual_stages)
+        yield f"layers recomputed {mode}", f"{counts:,}"
+    held = [stage.num_layers for stage in side.plan.virtual_stages]
+    yield "layers a virtual stage", f"{min(held)} to {max(held)}" if min(held) < max(held) else str(held[0])
+
+
+def _word(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def same_problem(sides: Sequence[Side]) -> bool:
+    """Whether all plans are for the same model, hardware and job, so that a bound for one is one for all."""
+    asked = [
+        (side.problem.model, side.problem.hardware, side.problem.other_hardware, side.problem.job)
+        for side in sides
+    ]
+    return all(one == asked[0] for one in asked)
+
+
+def best_bound_s(sides: Sequence[Side]) -> float | None:
+    """The lowest bound of the files, if all plans have the same problem and each is in some file's space: the
+    bounds are of declared spaces, and only the least of them holds for all that were declared."""
+    bounds = [side.bound_s for side in sides if side.bound_s is not None]
+    return min(bounds) if bounds and same_problem(sides) else None
+
+
+def comparison_document(sides: Sequence[Side]) -> ComparisonDocument:
+    """The document of a comparison."""
+    bound, first = best_bound_s(sides), sides[0]
+    plans = [
+        SideDocument(
+            name=side.name,
+            step_time_s=side.report.step_time_s,
+            tokens_per_s=side.report.tokens_per_s,
+            mfu=side.report.mfu,
+            num_gpus=side.plan.layout.num_gpus,
+            gpu_hours_per_billion_tokens=side.gpu_s_per_token * 1e9 / SECONDS_PER_HOUR,
+            peak_memory_bytes=side.report.peak_memory_bytes,
+            fits=side.report.fits,
+            slower_fraction=side.gpu_s_per_token / first.gpu_s_per_token - 1.0,
+            gap_to_bound=None if bound is None else max(0.0, 1.0 - bound / side.report.step_time_s),
+            layout=side.plan.layout,
+            breakdown=side.report.breakdown_s,
+        )
+        for side in sides
+    ]
+    return ComparisonDocument(
+        milpplan_version=__version__,
+        same_problem=same_problem(sides),
+        differences=differences(sides),
+        plans=tuple(plans),
+    )
+
+
+def comparison_report(sides: Sequence[Side]) -> RenderableType:
+    """The verdict, what differs, the results, and the parts of the time from the largest difference on."""
+    names = [printable(side.name) for side in sides]
+    parts: list[RenderableType] = [Text(line) for line in _verdicts(sides, names)]
+    rows = differences(sides)
+    table = report_table("What differs", "field", *names)
+    for name, values in rows.items():
+        table.add_row(name.replace("_", " "), *(Text(printable(value)) for value in values))
+    parts += [Text(), table if rows else Text("Layouts, stages and problems are the same.")]
+    return Group(*parts, _results(sides, names), _times(sides, names))
+
+
+def _verdicts(sides: Sequence[Side], names: list[str]) -> Iterator[str]:
+    first = sides[0]
+    for side, name in zip(sides[1:], names[1:], strict=True):
+        ratio = side.gpu_s_per_token / first.gpu_s_per_token - 1.0
+        if abs(ratio) < DIFFERENT:
+            yield f"{name} is as fast as {names[0]} (within {DIFFERENT:.0e})."
+            continue
+        word = "more" if ratio > 0 else "less"
+        part, change = _largest(first, side)
+        yield (
+            f"{name} takes {percent_text(abs(ratio), 2)} {word} GPU time a token than {names[0]}; "
+            f"most of the difference is in {part.replace('_', ' ')} ({signed_percent_text(change, 2)})."
+        )
+
+
+def _largest(first: Side, side: Side) -> tuple[str, float]:
+    """The part of the breakdown that differs most, and by what share of the first plan's step."""
+    ours, theirs = first.breakdown_per_token, side.breakdown_per_token
+    change = {name: (theirs[name] - ours[name]) / first.gpu_s_per_token for name in BREAKDOWN}
+    sign = 1.0 if sum(change.values()) > 0 else -1.0
+    part = max(BREAKDOWN, key=lambda name: sign * change[name])
+    return part, change[part]
+
+
+def _results(sides: Sequence[Side], names: list[str]) -> Table:
+    table = report_table("Results", "", *names)
+    reports, bound = [side.report for side in sides], best_bound_s(sides)
+    table.add_row("step", *(seconds_text(report.step_time_s) for report in reports))
+    table.add_row("tokens/s", *(rate_text(report.tokens_per_s) for report in reports))
+    table.add_row("MFU", *(percent_text(report.mfu) for report in reports))
+    hours = (side.gpu_s_per_token * 1e9 / SECONDS_PER_HOUR for side in sides)
+    table.add_row("GPU-hours a billion tokens", *(f"{value:,.4g}" for value in hours))
+    table.add_row("peak memory", *(gib_text(report.peak_memory_bytes) for report in reports))
+    table.add_row("memory", *(report.memory_verdict.replace("_", " ") for report in reports))
+    if bound is not None:
+        gaps = (percent_text(max(0.0, 1.0 - bound / report.step_time_s), 2) for report in reports)
+        table.add_row("above the proved bound", *gaps)
+    return table
+
+
+def _times(sides: Sequence[Side], names: list[str]) -> Table:
+    table = report_table("Time (mean of the stages)", "part", *names)
+    breakdowns = [side.report.breakdown_s for side in sides]
+    shown = [name for name in BREAKDOWN if any(one[name] for one in breakdowns)]
+    spread = {name: max(one[name] for one in breakdowns) - min(one[name] for one in breakdowns) for name in shown}
+    for name in sorted(shown, key=lambda one: -spread[one]):
+        table.add_row(name.replace("_", " "), *(seconds_text(one[name]) for one in breakdowns))
+    return table

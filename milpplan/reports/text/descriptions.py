@@ -1,0 +1,120 @@
+"""The shipped models and hardware as tables, and any description as text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from milpplan.errors import InvalidInputError
+from milpplan.problem.catalog import file_keys, hardware_names, load_hardware, load_model, model_names, preset_text
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.reports.documents.document import document_text
+from milpplan.simulation.layers.parameters import active_parameters, total_parameters
+from milpplan.units import count_text, gib_text
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def model_table() -> Table:
+    """Every shipped model with its main dimensions."""
+    table = _table("model", "parameters", "active", "layers", "hidden", "sequence")
+    for name in model_names():
+        model = load_model(name)
+        table.add_row(
+            name,
+            count_text(total_parameters(model)),
+            count_text(active_parameters(model)),
+            f"{model.num_layers:,}",
+            f"{model.hidden_size:,}",
+            f"{model.default_sequence_length:,}",
+        )
+    return table
+
+
+def hardware_table() -> Table:
+    """Every shipped hardware description."""
+    table = _table("hardware", "accelerator", "memory", "a node", "fast domain", "fp8")
+    for name in hardware_names():
+        hardware = load_hardware(name)
+        accelerator = hardware.accelerator
+        table.add_row(
+            name,
+            accelerator.name,
+            gib_text(accelerator.memory_bytes),
+            f"{hardware.gpus_per_node}",
+            f"{hardware.scale_up.num_gpus}",
+            "yes" if accelerator.fp8 else "no",
+        )
+    return table
+
+
+def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:
+    """Describe a preset or a user's file.
+
+    Args:
+        name: A shipped name, or the path of a file.
+        ignore: Keys of a config.json to leave out.
+
+    Returns:
+        A preset's TOML with its sources, or a file as JSON, as milpplan understands it; and what to say beside it,
+        if anything.
+    """
+    shipped = name in (*model_names(), *hardware_names()) or not _is_file(Path(name))
+    if shipped and not ignore:
+        text = preset_text(name)
+        found = load_model(name) if name in model_names() else load_hardware(name)
+    else:
+        found = _read(name, ignore)
+        text = document_text(found)
+    return text, model_text(found) if isinstance(found, ModelSpec) else ""
+
+
+def model_text(model: ModelSpec) -> str:
+    """Say how many parameters a model has, and which keys of its config are not in it."""
+    total, active = total_parameters(model), active_parameters(model)
+    each = "" if active == total else f", {active:,} of them active ({count_text(active)})"
+    left_out = f" Ignored, whatever it costs: {', '.join(model.ignored_keys)}." if model.ignored_keys else ""
+    return f"{model.name}: {total:,} parameters ({count_text(total)}){each}.{left_out}"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+MODEL_MARKS = frozenset(
+    {"model_type", "architectures", "text_config", *ModelSpec.model_fields} - {*HardwareSpec.model_fields}
+)
+"""Keys that only a description of a model has."""
+HARDWARE_MARKS = frozenset({"base", *HardwareSpec.model_fields} - {*ModelSpec.model_fields})
+"""Keys that only a description of hardware has."""
+
+
+def _read(name: str, ignore: Collection[str]) -> ModelSpec | HardwareSpec:
+    """Read a file as what its keys say that it is.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or has keys of neither kind or of both.
+    """
+    keys = file_keys(name)
+    model, hardware = sorted(keys & MODEL_MARKS), sorted(keys & HARDWARE_MARKS)
+    if len(model) == len(hardware):
+        seen = f"keys of both: {', '.join(model)}, and {', '.join(hardware)}" if model else "keys of neither"
+        raise InvalidInputError(
+            f"{name} is neither a model nor hardware: it has {seen}.",
+            "Expected a model (hidden_size, layers, ...; or model_type, of Hugging Face) or hardware "
+            "(accelerator, scale_up, ...; or base, of an overlay).",
+            "Start from an example: `milpplan show llama3-8b`, `milpplan show dgx-h100`.",
+        )
+    return load_model(name, ignore) if len(model) > len(hardware) else load_hardware(name)

@@ -1,0 +1,96 @@
+"""The fewest accelerators that a job needs: the document of ``milpplan min-gpus``, and its words on a terminal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from milpplan.explain.fewest import Fewest
+from milpplan.problem.problem import MAX_GPUS
+from milpplan.problem.records import Record
+from milpplan.reports.documents.document import ResultDocument, result_document
+from milpplan.reports.text.terminal import solve_report
+from milpplan.units import counted, printable
+from milpplan.version import __version__
+
+
+class FewestDocument(Record):
+    """The fewest accelerators, of the numbers tried; ``refused``: the smaller ones proved to have no plan,
+    ``why``: what the largest of them lacks; ``open``: the smaller ones of which that is not proved;
+    ``whole_nodes``: beyond one node only whole nodes were tried; ``result``: the best plan on the fewest."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    num_gpus: int | None
+    whole_nodes: bool
+    refused: tuple[int, ...]
+    open: tuple[int, ...]
+    why: str | None
+    result: ResultDocument
+
+
+def fewest_document(found: Fewest, tolerance: float) -> FewestDocument:
+    """The document of an answer."""
+    return FewestDocument(
+        milpplan_version=__version__,
+        num_gpus=found.num_gpus,
+        whole_nodes=found.whole_nodes,
+        refused=found.refused,
+        open=found.open,
+        why=found.why,
+        result=result_document(found.result, tolerance),
+    )
+
+
+def fewest_report(found: Fewest, tolerance: float) -> RenderableType:
+    """The number, of which smaller ones it is proved that they have no plan and what they lack, then the plan."""
+    return Group(_headline(found), Text(), solve_report(found.result, tolerance))
+
+
+def _headline(found: Fewest) -> Text:
+    most = f"{found.refused[-1]:,}" if found.refused else ""
+    tried = _tried(found)
+    if found.num_gpus is None:
+        known = f"; of {tried} up to {most} it is proved that they have none" if most and not found.open else ""
+        left = f"; {_spans(found)} open" if found.open else ""
+        return Text(f"no number of GPUs with a plan was found{known}{left}", "bold yellow")
+    if found.open:
+        text = Text(f"fits on {counted(found.num_gpus, 'GPU')}; {_spans(found)} open, of {tried}", "bold yellow")
+        if most:
+            text.append(
+                f": proved that the other {len(found.refused):,} smaller ones have no plan.", "bold yellow"
+            )
+        if found.why is not None:
+            text.append(printable(f"\nWith {most}: {found.why}"), "default")
+        return text
+    fewest = counted(found.num_gpus, "GPU is", "GPUs are")
+    text = Text(f"{fewest} the fewest that have a plan, of {tried}", "bold green")
+    if most:
+        text.append(f": proved of all {len(found.refused):,} smaller ones, up to {most}.\n", "bold green")
+        if found.why is not None:
+            text.append(printable(f"With {most}: {found.why}"), "default")
+    return text
+
+
+def _spans(found: Fewest) -> str:
+    """The open numbers in words: ``72 to 160``, where all between that were tried are open."""
+    words, run = [], list[int]()
+    for count in sorted((*found.refused, *found.open, found.num_gpus or MAX_GPUS + 1)):
+        if count in found.open:
+            run.append(count)
+        elif run:
+            words.append(f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}")
+            run = []
+    if run:
+        words.append(f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}")
+    return ", ".join(words)
+
+
+def _tried(found: Fewest) -> str:
+    """The numbers that were candidates, in words."""
+    node = found.result.problem.hardware.gpus_per_node
+    if not found.whole_nodes:
+        return "the numbers asked for"
+    return f"1 to {node:,} and whole nodes of {node:,}" if node > 1 else "all numbers"

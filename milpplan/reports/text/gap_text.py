@@ -1,0 +1,198 @@
+"""What a person reads after ``milpplan gap``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.explain.judge.records import Change, GapReport, SpaceGap, layout_words
+from milpplan.explain.records import Interval
+from milpplan.reports.documents.gap_document import Failed, Judged
+from milpplan.reports.text.terminal import hanging, plan_report, report_table, would_be_headline
+from milpplan.reports.words.intervals import joined, range_text
+from milpplan.reports.words.spaces import cost_model_text, space_text
+from milpplan.units import count_text, gib_text, money_text, percent_text, printable, rate_text, seconds_text
+
+EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}
+
+
+def gap_report(one: Judged) -> RenderableType:
+    """Everything about the gap of one plan, the most important first."""
+    told = one.gap
+    parts: list[RenderableType] = [
+        would_be_headline(told.problem, told.plan, told.report),
+        *(Text(line) for line in _verdicts(told)),
+        Text(),
+    ]
+    parts += plan_report(told.problem, told.plan, told.report)
+    parts += [Text(), _spaces_table(told)]
+    if told.changes:
+        parts += [Text(), _changes_table("Single changes, each simulated", "saves", told.changes)]
+    if len(told.chain) > 1:
+        parts += [Text(), _changes_table("One after the other, each simulated", "saves more", told.chain)]
+    return Group(*parts, Text(), *_closing(told))
+
+
+def _verdicts(told: GapReport) -> Iterator[str]:
+    """A sentence on every space."""
+    for space in told.spaces:
+        yield f"gap to {space.name}: {verdict(told, space)}"
+
+
+def verdict(told: GapReport, space: SpaceGap) -> str:
+    """What the gap to the best of a space is, in words."""
+    if space.result.status == "infeasible" and space.best is None:
+        return "no plan of it fits (proved)"
+    if not told.report.fits:
+        if space.best_s is None:
+            return "no plan that fits was found in the time"
+        return f"the best that fits takes {_times(space)}"
+    if space.is_outside and space.saved.low < 0:
+        return f"the plan is outside of it, and its best takes {_times(space)}"
+    if space.best == told.plan and space.proved:
+        return f"none: no plan saves more than {percent_text(max(0.0, space.saved.high), 2)} (proved)"
+    if space.best == told.plan:
+        return (
+            f"no better plan was found; {range_text(Interval(-math.inf, space.saved.high))} can be saved (proved)"
+        )
+    return f"{range_text(space.saved)} of the step can be saved"
+
+
+def _times(space: SpaceGap) -> str:
+    """Bound and best of a space."""
+    low = "-" if space.bound_s is None else seconds_text(space.bound_s)
+    return low if space.best_s is None else joined(low, seconds_text(space.best_s))
+
+
+def _spaces_table(told: GapReport) -> Table:
+    table = report_table("Proved best", "space", "bound", "best known", "saves", "proof", "best known differs in")
+    table.columns[-1].justify = "left"
+    for space in told.spaces:
+        name, *words = space_row(told, space)
+        table.add_row(Text(printable(name)), *words)
+    return table
+
+
+def space_row(told: GapReport, space: SpaceGap) -> tuple[str, ...]:
+    """A space, its bound and best step, what that saves, its proof, and how the best differs."""
+    return (
+        space.name,
+        "-" if space.bound_s is None else seconds_text(space.bound_s),
+        "-" if space.best_s is None else seconds_text(space.best_s),
+        saved_text(told, space),
+        proof_text(space),
+        layout_difference(told, space),
+    )
+
+
+def saved_text(told: GapReport, space: SpaceGap) -> str:
+    """What the best of a space saves; nothing is saved of a plan that cannot run."""
+    return range_text(space.saved) if told.report.fits else "-"
+
+
+def proof_text(space: SpaceGap) -> str:
+    """How far the proof came."""
+    if space.result.status == "infeasible" and space.best_s is None:
+        return "nothing fits"
+    return "proved" if space.proved else "open"
+
+
+def layout_difference(told: GapReport, space: SpaceGap) -> str:
+    """In what the best known plan of a space differs."""
+    if space.best is None:
+        return ""
+    words = layout_words(told.plan.layout, space.best.layout)
+    if space.best.virtual_stages == told.plan.virtual_stages:
+        return words or "nothing: it is this plan"
+    return f"{words}, stages" if words else "stages"
+
+
+def _changes_table(title: str, saves: str, changes: Sequence[Change]) -> Table:
+    table = report_table(title, "change", "step", "memory", saves, "of the gap", "takes")
+    table.columns[-1].justify = "left"
+    for change in changes:
+        table.add_row(
+            Text(change.words),
+            seconds_text(change.step_time_s),
+            gib_text(change.peak_memory_bytes),
+            percent_text(change.saved),
+            "-" if change.closed is None else percent_text(change.closed, 0),
+            EFFORTS[change.effort],
+        )
+    return table
+
+
+def spending_text(told: GapReport) -> str:
+    """GPU-hours and money of a run, and what of them can be saved."""
+    spent = told.spending
+    text = f"a run of {count_text(spent.tokens)} tokens takes {rate_text(spent.gpu_hours)} GPU-hours"
+    if spent.money is not None:
+        text += f" ({money_text(spent.money)} at {spent.price_per_gpu_hour:g} a GPU-hour)"
+    if not told.report.fits:
+        return f"{text}, if it fitted"
+    less = spent.saved_gpu_hours
+    if less.high <= 0:
+        return f"{text}, none of which can be saved"
+    text += f"; {_amounts(less)} GPU-hours can be saved"
+    return text if spent.saved_money is None else f"{text} ({_amounts(spent.saved_money)})"
+
+
+def _amounts(interval: Interval) -> str:
+    """Whole numbers, rounded outwards."""
+    low = max(0.0, interval.low)
+    if math.isinf(interval.high):
+        return f"at least {rate_text(math.floor(low))}"
+    ends = rate_text(math.floor(low)), rate_text(math.ceil(interval.high))
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
+def _closing(told: GapReport) -> Iterator[RenderableType]:
+    yield hanging("cost", spending_text(told))
+    if told.unanswered:
+        why = "interrupted before" if told.interrupted else "no time left for"
+        yield hanging("open", f"{why}: {'; '.join(told.unanswered)}")
+    spaces = "; ".join(f"{space.name} is {space_text(space.problem)}" for space in told.spaces)
+    model = f"cost model {cost_model_text(told.problem)}; {spaces}; {seconds_text(told.wall_time_s)}"
+    yield hanging("proof", printable(model))
+
+
+def gaps_table(judged: Sequence[Judged], failed: Sequence[Failed]) -> RenderableType:
+    """Many plans, a row each, in the order in which they were given."""
+    narrow = next((one.gap.spaces[0].name for one in judged if len(one.gap.spaces) > 1), None)
+    columns = ["plan", "step", "memory", *([f"gap to {narrow}"] if narrow else []), "gap to the whole space"]
+    table = report_table("Gaps", *columns, "GPU-hours to save", "best single change")
+    table.columns[-1].justify = "left"
+    for one in judged:
+        told = one.gap
+        shares = [_share(told, space) for space in told.spaces]
+        table.add_row(
+            Text(printable(one.name)),
+            seconds_text(told.report.step_time_s),
+            gib_text(told.report.peak_memory_bytes) if told.report.fits else "does not fit",
+            *(["-"] * (len(columns) - 3 - len(shares)) + shares),
+            _amounts(told.spending.saved_gpu_hours) if told.report.fits else "-",
+            _first(told),
+        )
+    for lost in failed:
+        empty = ["-"] * len(columns)
+        table.add_row(Text(printable(lost.name)), *empty, "not judged (see below)")
+    tokens = {count_text(one.gap.spending.tokens) for one in judged}
+    return Group(table, hanging("cost", f"runs of {' or '.join(sorted(tokens))} tokens")) if judged else table
+
+
+def _share(told: GapReport, space: SpaceGap) -> str:
+    if space.best_s is None:
+        return "nothing fits" if space.result.status == "infeasible" else "unknown"
+    return range_text(space.saved) if told.report.fits else f"best {seconds_text(space.best_s)}"
+
+
+def _first(told: GapReport) -> str:
+    if not told.changes:
+        return ""
+    first = told.changes[0]
+    closes = "" if first.closed is None else f" ({percent_text(first.closed, 0)} of it)"
+    return f"{first.words}{closes}"

@@ -1,0 +1,387 @@
+"""What a person reads after solve and simulate; numbers get their units here, through ``milpplan.units``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from itertools import groupby
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from milpplan.calibration.records import ErrorBar, Robustness
+from milpplan.explain.run_totals import RunTotals
+from milpplan.optimize.result import PlanResult
+from milpplan.problem.plan import Layout, Plan, VirtualStage
+from milpplan.problem.problem import Problem
+from milpplan.reports.documents.document import layouts_document, tolerance_text
+from milpplan.reports.words.error_bars import error_bar_text, robustness_text
+from milpplan.reports.words.evidence import evidence_text
+from milpplan.reports.words.node_types import cluster_text, node_types_text, replicas_text
+from milpplan.reports.words.run_totals import run_text
+from milpplan.reports.words.spaces import scope_text
+from milpplan.reports.words.target import target_price_text
+from milpplan.simulation.report import StepReport
+from milpplan.units import counted, gap_text, gib_text, percent_text, printable, rate_text, seconds_text
+from milpplan.validation.evidence import Evidence
+
+MAX_STAGE_ROWS = 16
+"""With more pipeline ranks, equal neighbours share a row."""
+SHOWN_RULES = 3
+MAX_COLUMNS = 1000
+"""More than any table here is wide."""
+
+
+def solve_report(
+    result: PlanResult,
+    tolerance: float,
+    bar: ErrorBar | None = None,
+    robust: Robustness | None = None,
+    evidence: Evidence | None = None,
+    totals: RunTotals | None = None,
+) -> RenderableType:
+    """Everything about a result that has a plan; the headline alone where there is none."""
+    parts: list[RenderableType] = [_headline(result, tolerance)]
+    if result.any_chunks_gap is not None and result.any_chunks_gap > max(tolerance, result.gap or 0.0):
+        parts.append(
+            Text(
+                f"over interleaved chunks of any size: at most {percent_text(result.any_chunks_gap)} less "
+                "(proved; --space any looks for them)"
+            )
+        )
+    if result.target_price is not None:
+        parts.append(Text(printable(target_price_text(result.problem, result.target_price))))
+    if result.plan is not None and result.report is not None:
+        run = [] if totals is None else [hanging("whole run", run_text(totals))]
+        parts += [_rates(result.report), *run, *_known(bar, robust, evidence)]
+        parts += [*_left_out(result.problem), Text()]
+        parts += plan_report(result.problem, result.plan, result.report)
+    return Group(*parts, *_proof(result))
+
+
+def _known(bar: ErrorBar | None, robust: Robustness | None, evidence: Evidence | None) -> Iterator[RenderableType]:
+    """What the hardware's uncertainty means, where it has one, and what measured runs say about the plan."""
+    if bar is not None:
+        yield hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
+    if robust is not None:
+        yield hanging("choice", robustness_text(robust))
+    if evidence is not None:
+        yield hanging("evidence", printable(evidence_text(evidence)))
+
+
+def simulation_report(
+    problem: Problem,
+    plan: Plan,
+    report: StepReport,
+    bar: ErrorBar | None = None,
+    evidence: Evidence | None = None,
+) -> RenderableType:
+    """Everything about one simulated plan."""
+    headline = step_headline(problem, plan, report)
+    if not report.fits:
+        tiers = (
+            ("", report.peak_memory_bytes, report.usable_memory_bytes),
+            (" on the host", report.host_memory_bytes, report.host_capacity_bytes),
+        )
+        over = [f"{gib_text(size)} of {gib_text(room)}{where}" for where, size, room in tiers if size > room]
+        headline.append(f"; does not fit: {', '.join(over)}", "bold red")
+    known = _known(bar, None, evidence)
+    return Group(
+        headline, _rates(report), *known, *_left_out(problem), Text(), *plan_report(problem, plan, report)
+    )
+
+
+def _left_out(problem: Problem) -> Iterator[RenderableType]:
+    """Name what the user left out of the model: the answer is without it."""
+    if problem.model.ignored_keys:
+        keys = ", ".join(problem.model.ignored_keys)
+        yield hanging("ignored", printable(f"{keys} of the model's config: what they add is not priced"))
+
+
+def step_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
+    """The model, the cluster and the time of a step."""
+    line = Text(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
+    return line.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
+
+
+def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
+    """The same of a plan that is looked at although it does not fit."""
+    line = step_headline(problem, plan, report)
+    if not report.fits:
+        line.append("; does not fit in memory, so the step is only what it would be", "bold red")
+    return line
+
+
+def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:
+    """Layout, stages, where the time goes and where the memory goes."""
+    yield from _layout_lines(plan.layout)
+    if problem.other_hardware:
+        text = replicas_text(problem, plan, report) or node_types_text(report)
+        yield hanging("nodes", printable(text))
+    yield Text()
+    yield from _stage_tables(plan, report)
+    yield _SideBySide(_time_table(report), _memory_table(report, plan.layout.pp))
+
+
+class _SideBySide:
+    """Two tables beside each other; one below the other where the terminal is too narrow for both."""
+
+    def __init__(self, left: Table, right: Table) -> None:
+        self.tables = left, right
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = Table.grid(padding=(0, 4))
+        grid.add_row(*self.tables)
+        fits = console.measure(grid, options=options.update(max_width=MAX_COLUMNS)).maximum <= options.max_width
+        yield from (grid,) if fits else self.tables
+
+
+def _headline(result: PlanResult, tolerance: float) -> Text:
+    model = scope_text(result.problem, result.forbid)
+    if result.status == "optimal":
+        text, style = f"optimal within {tolerance_text(tolerance)} for {model}:\n", "bold green"
+    elif result.plan is not None:
+        text = f"best plan so far, not proved within {tolerance_text(tolerance)} for {model}:\n"
+        style = "bold yellow"
+    elif result.status == "infeasible":
+        return Text(f"infeasible: proved for {model}", "bold red")
+    else:
+        headline = Text(f"stopped before any plan was found ({model})", "bold yellow")
+        if result.lower_bound_s is not None:
+            headline.append(f"\nno plan takes less than {seconds_text(result.lower_bound_s)} a step: proved")
+        return headline
+    headline = Text(text, style)
+    if result.step_time_s is not None:
+        headline.append(f"{seconds_text(result.step_time_s)} a step")
+    if result.lower_bound_s is not None:
+        headline.append(f", bound {seconds_text(result.lower_bound_s)}")
+    if result.objective is not None and result.objective_name == "gpu_hours":
+        headline.append(f", {rate_text(result.objective)} GPU-hours")
+    if result.objective is not None and result.objective_name == "num_gpus":
+        headline.append(f", {rate_text(result.objective)} GPUs")
+    if result.gap is not None:
+        headline.append(f", gap {gap_text(result.gap)}")
+    elif result.objective_name != "num_gpus":
+        headline.append(", nothing proved yet of better ones")
+    return headline
+
+
+def _rates(report: StepReport) -> Text:
+    return Text(
+        f"{rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}, peak memory "
+        f"{gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)} usable: "
+        f"{_verdict(report)}"
+    )
+
+
+def _verdict(report: StepReport) -> str:
+    """Whether the memory suffices, and what is left or lacking."""
+    margin = gib_text(abs(report.memory_margin_bytes))
+    if report.memory_margin_bytes < 0:
+        return f"does not fit, {margin} too much"
+    if not report.fits:
+        missing = gib_text(report.host_memory_bytes - report.host_capacity_bytes)
+        return f"does not fit, {missing} too much on the host"
+    return f"{report.memory_verdict}, {margin} left"
+
+
+def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
+    degrees = " ".join(f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "vpp"))
+    if layout.ep > 1 or layout.etp > 1:
+        degrees += f" ep={layout.ep} etp={layout.etp}"
+    if layout.rank_order != Layout.model_fields["rank_order"].default:
+        degrees += f" order={layout.rank_order}"
+    yield hanging("layout", f"{degrees} ({counted(layout.num_gpus, 'GPU')})")
+    shares = " or ".join(f"{share:,}" for share in layout.replica_micro_batches or (layout.num_micro_batches,))
+    yield hanging(
+        "batch",
+        f"{counted(layout.global_batch_size, 'sequence')}: {counted(shares, 'micro-batch', 'micro-batches')} of "
+        f"{layout.micro_batch_size} on each of {counted(layout.dp, 'replica')}, schedule {layout.schedule}",
+    )
+    switches = {
+        "sequence parallel": layout.sequence_parallel,
+        "overlap of gradient reduction": layout.overlap_grad_reduce,
+        "of parameter gather": layout.overlap_param_gather,
+    }
+    chosen = ", ".join(f"{name}: {'yes' if on else 'no'}" for name, on in switches.items())
+    yield hanging("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
+    further = list(_further(layout))
+    if further:
+        yield hanging("execution", "; ".join(further))
+
+
+def _further(layout: Layout) -> Iterator[str]:
+    """Switches that are off in most layouts."""
+    if layout.tp_overlap != "none":
+        yield f"tensor-parallel overlap: {layout.tp_overlap}"
+    if layout.pp_scatter_gather:
+        yield "stages scatter and gather"
+    if not layout.gather_again:
+        yield "inputs stay gathered"
+    parts = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]
+    if parts:
+        yield f"on the host: {', '.join(parts)}"
+
+
+def report_table(title: str, *columns: str) -> Table:
+    """An empty table of a report: the first column is words, the others numbers."""
+    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for index, column in enumerate(columns):
+        # A word that is too long for a narrow terminal goes on in the next line: none of it is left out.
+        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
+    return table
+
+
+def _runs(values: Iterable[int]) -> str:
+    """5, 5, 5, 4 as ``3x5 4``; nothing but zeros as ``0``."""
+    lengths = [(value, len(list(same))) for value, same in groupby(values)]
+    if len(lengths) == 1 and not lengths[0][0]:
+        return "0"
+    return " ".join(f"{times}x{value}" if times > 1 else str(value) for value, times in lengths)
+
+
+def _held(stages: tuple[VirtualStage, ...]) -> tuple[str, ...]:
+    """Layers and recompute counts of one rank, for each of its virtual stages."""
+    return (
+        _runs(stage.num_layers for stage in stages),
+        _runs(stage.recompute.full for stage in stages),
+        _runs(stage.recompute.selective for stage in stages),
+    )
+
+
+def _stage_tables(plan: Plan, report: StepReport) -> Iterator[Table]:
+    """One table, or with replicas of different make one of a replica on each node type."""
+    pp, layout = plan.layout.pp, plan.layout.model_copy(update={"replica_micro_batches": ()})
+    if not plan.layout.replica_micro_batches:
+        yield _stage_table(plan, report)
+        return
+    for node_type in range(len(report.stages) // pp):
+        stages = report.stages[pp * node_type : pp * (node_type + 1)]
+        table = _stage_table(plan.of_replicas(node_type, layout), replace(report, stages=stages))
+        table.title = Text(f"{table.title} on {stages[0].node_type}", "bold")
+        yield table
+
+
+def _stage_table(plan: Plan, report: StepReport) -> Table:
+    pp, vpp = plan.layout.pp, plan.layout.vpp
+    table = report_table(
+        "Stages" if vpp == 1 else f"Stages (of {counted(vpp, 'virtual stage')} each, in order)",
+        *("stage", "layers", "number", "full recompute", "selective", "memory", "bubble"),
+    )
+    ranks = range(pp)
+    held = [_held(tuple(plan.virtual_stages[j] for j in own)) for own in plan.layout.rank_stages]
+    alike = [held[rank] if pp > MAX_STAGE_ROWS else (str(rank),) for rank in ranks]
+    for _, same in groupby(ranks, key=lambda rank: alike[rank]):
+        group = list(same)
+        first, last = group[0], group[-1]
+        table.add_row(
+            str(first) if first == last else f"{first}-{last}",
+            _spans(plan, first, last),
+            *held[first],
+            _range_text([gib_text(report.stages[rank].memory.peak_bytes) for rank in group]),
+            _range_text([seconds_text(report.stages[rank].breakdown_s["bubble"]) for rank in group]),
+        )
+    return table
+
+
+def _spans(plan: Plan, first: int, last: int) -> str:
+    """Layers of ranks ``first`` to ``last``; of several virtual stages the first one's, then dots."""
+    start, end = plan.virtual_stages[first].layers[0], plan.virtual_stages[last].layers[1]
+    text = f"{start}-{end - 1}" if end > start else "none"
+    return text if plan.layout.vpp == 1 else f"{text}, ..."
+
+
+def _range_text(texts: list[str]) -> str:
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]} - {texts[-1]}"
+
+
+def _time_table(report: StepReport) -> Table:
+    table = report_table("Time (mean of the stages)", "part", "time", "share")
+    for name, seconds in report.breakdown_s.items():
+        if seconds:
+            share = percent_text(seconds / report.step_time_s)
+            table.add_row(Text(name.replace("_", " ")), seconds_text(seconds), share)
+    table.add_section()
+    table.add_row("step", seconds_text(report.step_time_s), percent_text(1.0))
+    hidden = {name: seconds for name, seconds in report.hidden_s.items() if seconds}
+    if hidden:
+        table.add_section()
+    for name, seconds in hidden.items():
+        table.add_row(Text(name.replace("_", " ")), seconds_text(seconds), "")
+    return table
+
+
+def _memory_table(report: StepReport, pp: int) -> Table:
+    fullest = report.tightest_stage
+    where = f" on {report.stages[fullest].node_type}" if len(report.stages) > pp else ""
+    table = report_table(f"Memory (stage {fullest % pp}{where}, the fullest)", "part", "size", "share")
+    parts = asdict(report.stages[fullest].memory)
+    peak, host = parts.pop("peak_bytes"), parts.pop("host_bytes")
+    usable = report.usable_memory_bytes
+    for name, size in parts.items():
+        if size:
+            table.add_row(name.removesuffix("_bytes"), gib_text(size), _share(size, usable))
+    table.add_section()
+    table.add_row("peak", gib_text(peak), _share(peak, usable))
+    table.add_row("usable", gib_text(usable), _share(usable, usable))
+    table.add_row("context, NCCL", gib_text(report.context_bytes), "")
+    table.add_row("fragmentation", gib_text(report.fragmentation_bytes), "")
+    table.add_row("installed", gib_text(usable + report.context_bytes + report.fragmentation_bytes), "")
+    if report.host_memory_bytes:
+        capacity = report.host_capacity_bytes
+        table.add_section()
+        table.add_row("on the host", gib_text(host), _share(host, capacity))
+        table.add_row(
+            "host, the most", gib_text(report.host_memory_bytes), _share(report.host_memory_bytes, capacity)
+        )
+        table.add_row("host, usable", gib_text(capacity), "")
+    return table
+
+
+def _share(size: int, usable: int) -> str:
+    return percent_text(size / usable) if usable > 0 else "-"
+
+
+def _proof(result: PlanResult) -> Iterator[RenderableType]:
+    """What happened to the layouts, and who did the work."""
+    if result.layouts is not None:
+        yield from _fates(result)
+    work = result.work
+    yield hanging(
+        "solver",
+        f"backend {work.backend}{f' ({work.versions})' if work.versions else ''}: {work.simulations:,} "
+        f"simulations, {work.relaxations:,} relaxations, {work.integer_programs:,} integer programs "
+        f"({work.witnessed:,} witnessed); {seconds_text(result.wall_time_s)}",
+    )
+
+
+def _fates(result: PlanResult) -> Iterator[RenderableType]:
+    """Say what happened to the layouts, and which rules refused most."""
+    layouts = layouts_document(result)
+    fates = (
+        f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "
+        f"relaxations, {layouts.solved:,} solved, {layouts.open:,} open"
+    )
+    yield hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
+    if layouts.pruned_fraction is not None:
+        # Rounded down, so that 100 % means all of them.
+        share = percent_text(math.floor(layouts.pruned_fraction * 1e5) / 1e5, 3)
+        left = layouts.solved + layouts.open
+        yield hanging("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
+    refused = sorted(((count, name) for name, count in layouts.rejected.items() if count), reverse=True)
+    if refused:
+        top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
+        more = f" and {len(refused) - SHOWN_RULES} more rules" if len(refused) > SHOWN_RULES else ""
+        yield hanging("refused", f"by {top}{more}")
+
+
+def hanging(name: str, text: str) -> RenderableType:
+    """A line with its name in front, going on below itself."""
+    grid = Table.grid(padding=0)
+    grid.add_column(width=10)
+    grid.add_column()
+    grid.add_row(Text(name), Text(text))
+    return grid

@@ -1,0 +1,145 @@
+"""One step as a file of the trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+A process for every pipeline rank, a thread for every stream of it, and a counter of its memory; with replicas of
+different make the processes of a replica on the first node type, then those of one on the next. Transfers do not
+wait for each other in the cost model, so some may overlap: those get a second thread, because slices of one thread
+must nest. Times are microseconds, as the format has them; the nanoseconds are whole thousandths.
+
+Source: Google, "Trace Event Format" (complete events "X", counter events "C", metadata events "M").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from milpplan.errors import InvalidInputError
+from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation.pipeline.lanes import LANES, SLICE_KINDS, Lane, RankLanes, StepLanes
+from milpplan.units import NS_PER_S, counted
+from milpplan.version import __version__
+
+MAX_SLICES: Final = 2_000_000
+"""More than viewers open (a file of about 300 MB)."""
+NS_PER_US: Final = 1000
+ROWS: Final = 1000
+"""More than a lane has: threads are shown lane by lane."""
+COLOURS: Final = {
+    "forward": "thread_state_running",
+    "backward": "thread_state_iowait",
+    "weight gradients": "thread_state_runnable",
+    "gather": "rail_load",
+    "reduction": "rail_animation",
+    "activations": "good",
+    "gradients": "bad",
+    "norm": "grey",
+    "optimizer": "rail_response",
+}
+"""Names of colours that the viewers know."""
+
+
+def trace_text(lanes: StepLanes, title: str) -> str:
+    """The whole file, one event a line.
+
+    Raises:
+        InvalidInputError: more slices than a viewer opens.
+    """
+    if lanes.num_slices > MAX_SLICES:
+        raise InvalidInputError(
+            f"The step has {lanes.num_slices:,} slices on {counted(len(lanes.ranks), 'pipeline rank')}.",
+            f"Expected at most {MAX_SLICES:,}, which is what viewers open.",
+            "Trace a plan with fewer micro-batches: the steady part repeats.",
+        )
+    events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(lanes))
+    about = json.dumps({"title": title, "milpplan": __version__, "step_time_ns": lanes.step_time_ns})
+    return f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{events}\n]}}\n'
+
+
+def trace_events(lanes: StepLanes) -> Iterator[dict[str, Any]]:
+    """Every event, process by process."""
+    for rank in lanes.ranks:
+        yield from _names(rank)
+        for lane in rank.lanes:
+            yield from _slices(rank, lane)
+        yield from _memory(rank)
+
+
+def _names(rank: RankLanes) -> Iterator[dict[str, Any]]:
+    count = sum(rank.num_layers)
+    name = f"{rank.name} ({counted(rank.num_gpus, 'GPU')}, {counted(count, 'layer')})"
+    yield _metadata(rank, "process_name", 0, name=name)
+    yield _metadata(rank, "process_sort_index", 0, sort_index=rank.rank)
+    for lane in rank.lanes:
+        rows = rows_of(lane)
+        for row in range(int(rows.max()) + 1):
+            thread = _thread(lane, row)
+            yield _metadata(rank, "thread_name", thread, name=lane.name + (f" ({row + 1})" if row else ""))
+            yield _metadata(rank, "thread_sort_index", thread, sort_index=ROWS * LANES.index(lane.name) + row)
+
+
+def _metadata(rank: RankLanes, what: str, thread: int, **args: object) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": rank.rank, "tid": thread, "args": args}
+
+
+def _thread(lane: Lane, row: int) -> int:
+    return 1 + LANES.index(lane.name) + row * len(LANES)
+
+
+def rows_of(lane: Lane) -> IntArray:
+    """The first row of a lane that is free when each of its slices starts, [n]."""
+    rows = np.zeros(len(lane), dtype=np.int64)
+    if len(lane) < 2 or bool((lane.start_ns[1:] >= lane.end_ns[:-1]).all()):
+        return rows
+    free: list[int] = []
+    for index, (start, end) in enumerate(zip(lane.start_ns.tolist(), lane.end_ns.tolist(), strict=True)):
+        row = next((row for row, until in enumerate(free) if until <= start), len(free))
+        free[row : row + 1] = [end]
+        rows[index] = row
+    return rows
+
+
+def _slices(rank: RankLanes, lane: Lane) -> Iterator[dict[str, Any]]:
+    layers = dict(zip(rank.virtual_stages, rank.num_layers, strict=True))
+    columns = (rows_of(lane), lane.start_ns, lane.end_ns, lane.kind, lane.stage, lane.micro_batch)
+    for row, start, end, kind, stage, micro_batch in zip(*(part.tolist() for part in columns), strict=True):
+        word = SLICE_KINDS[kind]
+        event = {
+            "ph": "X",
+            "name": word if micro_batch < 0 else f"{word} {micro_batch}",
+            "cat": lane.name,
+            "pid": rank.rank,
+            "tid": _thread(lane, row),
+            "ts": start / NS_PER_US,
+            "dur": (end - start) / NS_PER_US,
+            "cname": COLOURS[word],
+        }
+        if stage >= 0:
+            event["args"] = {"virtual_stage": stage, "layers": layers[stage]}
+            if micro_batch >= 0:
+                event["args"]["micro_batch"] = micro_batch
+        yield event
+
+
+def _memory(rank: RankLanes) -> Iterator[dict[str, Any]]:
+    """Bytes by part whenever they change; of changes at one moment the largest sum, so that no peak is lost."""
+    memory = rank.memory
+    total = memory.total_bytes
+    when = np.rint(memory.time_s * NS_PER_S).astype(np.int64)
+    order = np.lexsort((total, when))
+    # Of one moment the last in this order has the most; then what holds from then on.
+    last = np.append(when[order][1:] != when[order][:-1], True)
+    moments = np.unique(np.concatenate([order[last], np.flatnonzero(np.append(when[1:] != when[:-1], True))]))
+    columns = (when[moments], memory.activations_bytes[moments], memory.transient_bytes[moments])
+    for at, activations, transient in zip(*(part.tolist() for part in columns), strict=True):
+        parts = {"states": memory.static_bytes, "activations": activations, "transient": transient}
+        yield {
+            "ph": "C",
+            "name": "memory of a GPU (bytes)",
+            "pid": rank.rank,
+            "tid": 0,
+            "ts": at / NS_PER_US,
+            "args": parts,
+        }

@@ -1,0 +1,151 @@
+"""What measured runs say about a plan: the record for documents, and the words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from milpplan.problem.records import Computed, Record
+from milpplan.units import counted, percent_text, seconds_text
+from milpplan.validation.evidence import Evidence, TermEvidence
+
+LEAST_SHOWN = 0.005
+
+
+class TermDocument(Record):
+    """One term of the plan, and the scored runs that have it (docs/validation.md lists the terms)."""
+
+    term: str
+    num_runs: Computed
+    num_sources: Computed
+    mean_abs_error: float | None
+    """Of the step times of these runs, as a fraction; null without runs."""
+    share: float | None
+    """By how much shorter the step is without the term, as a fraction of it; null where runs have the term."""
+    share_doubled: float | None
+    """By how much longer the step is with the term twice."""
+
+
+class AblationDocument(Record):
+    """All terms that no run has taken ``times`` times, in all plans: the plan beside the fastest other one."""
+
+    times: Computed
+    best_s: float
+    rival_s: float | None
+    still_best: bool
+
+
+class EvidenceDocument(Record):
+    """What scored runs on the hardware's generation say about the terms of the plan."""
+
+    generation: str
+    num_runs: Computed
+    num_memory_runs: Computed
+    """Runs that say whether they fitted in memory."""
+    terms: tuple[TermDocument, ...]
+    unexercised: tuple[str, ...]
+    """Terms of the plan that no run has."""
+    share: float | None
+    """Of the step, in all of these at once: what is shorter without them; null where there are none."""
+    elsewhere: tuple[str, ...]
+    """Terms that no run has and only other plans of the search use."""
+    num_plans: Computed
+    """Other plans of the search that were compared."""
+    ablations: tuple[AblationDocument, ...]
+
+
+def evidence_document(evidence: Evidence | None, step_time_s: float | None) -> EvidenceDocument | None:
+    """The record of what is known about a plan of ``step_time_s`` seconds."""
+    if evidence is None or step_time_s is None:
+        return None
+    missing = tuple(term.name for term in evidence.unexercised)
+    without = next((one.best_s for one in evidence.ablations if one.times == 0), None)
+    return EvidenceDocument(
+        generation=evidence.generation,
+        num_runs=evidence.num_runs,
+        num_memory_runs=evidence.num_memory_runs,
+        terms=tuple(_term(term) for term in evidence.terms),
+        unexercised=missing,
+        share=None if without is None or not missing else 1 - without / step_time_s,
+        elsewhere=evidence.elsewhere,
+        num_plans=evidence.num_plans,
+        ablations=tuple(AblationDocument(**asdict(one), still_best=one.still_best) for one in evidence.ablations),
+    )
+
+
+def _term(term: TermEvidence) -> TermDocument:
+    values = asdict(term)
+    del values["words"]
+    return TermDocument(term=values.pop("name"), **values)
+
+
+def evidence_sentence(evidence: EvidenceDocument) -> str:
+    """What measured runs say about a plan, for somebody who does not know the terms."""
+    if not evidence.num_runs:
+        return f"No measured run on {evidence.generation} is known: nothing of this plan is checked against one."
+    runs = f"{counted(evidence.num_runs, 'measured run')} on {evidence.generation}"
+    if evidence.unexercised:
+        share = f" ({percent_text(evidence.share, 0)} of the step)" if evidence.share else ""
+        return f"The cost model was held to {runs}; none has this plan's {', '.join(evidence.unexercised)}{share}."
+    worst = worst_error(evidence.terms)
+    error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
+    return f"The cost model was held to {runs}, which have every part of this plan{error}."
+
+
+def worst_error(terms: Sequence[TermDocument] | Sequence[TermEvidence]) -> float | None:
+    """Find the largest mean error of the runs of any term, as a fraction; None where no run has an error."""
+    return max((term.mean_abs_error for term in terms if term.mean_abs_error is not None), default=None)
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """What the plan rests on, and whether the choice does."""
+    where = evidence.generation
+    if not evidence.num_runs:
+        return f"no scored run on {where} ships with milpplan: nothing of this plan is checked there"
+    sentences = [_terms_text(evidence)]
+    if evidence.elsewhere:
+        sentences.append(f"only other plans use {', '.join(evidence.elsewhere)}, which none exercises")
+    sentences += _choice_texts(evidence)
+    if not evidence.num_memory_runs:
+        sentences.append(f"no run on {where} says whether it fitted")
+    return "; ".join(sentences)
+
+
+def _terms_text(evidence: Evidence) -> str:
+    missing = sorted(evidence.unexercised, key=lambda term: -(term.share or 0.0))
+    if missing:
+        terms = ", ".join(f"{term.words} ({_share_text(term)})" for term in missing)
+        return f"terms that no scored run on {evidence.generation} exercises: {terms}"
+    text = f"scored runs on {evidence.generation} exercise every term of this plan"
+    if not evidence.terms:
+        return text
+    least = min(evidence.terms, key=lambda term: term.num_runs)
+    runs, sources = counted(least.num_runs, "run"), counted(least.num_sources, "source")
+    text = f"{text}, {least.words} the least ({runs} of {sources})"
+    worst = worst_error(evidence.terms)
+    if worst is None:
+        return text
+    words = next(term.words for term in evidence.terms if term.mean_abs_error == worst)
+    return f"{text}; mean errors of at most {percent_text(worst, 0)} (of the runs that have {words})"
+
+
+def _share_text(term: TermEvidence) -> str:
+    """``7 % of the step``: whole per cents, because the term is unchecked."""
+    share = term.share or 0.0
+    return f"{percent_text(share, 0)} of the step" if share >= LEAST_SHOWN else "below 1 % of the step"
+
+
+def _choice_texts(evidence: Evidence) -> Iterator[str]:
+    """Whether the plan stays ahead of the others without the terms, and with them twice."""
+    kept = "that the search kept"
+    others = f"the {counted(evidence.num_plans, 'other plan')} {kept}"
+    beaten, lost_to = others, f"one of {others}"
+    if evidence.num_plans == 1:
+        beaten = lost_to = f"the other plan {kept}"
+    for one in evidence.ablations:
+        if one.rival_s is None:
+            continue
+        terms = "without these terms" if one.times == 0 else "with these terms doubled"
+        verdict = f"beats {beaten}" if one.still_best else f"loses to {lost_to}"
+        times = f"{seconds_text(one.best_s)} against {seconds_text(one.rival_s)}"
+        yield f"{terms} this plan {verdict} ({times})"

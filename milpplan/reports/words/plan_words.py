@@ -1,0 +1,209 @@
+"""A plan in sentences for somebody who has never seen one, and what the names on its page mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from milpplan.problem.plan import Layout, Plan, Schedule
+from milpplan.problem.problem import Problem
+from milpplan.reports.words.node_types import cluster_text, node_types_text, replicas_text
+from milpplan.simulation.report import StepReport
+from milpplan.units import counted, gib_text, percent_text, rate_text, seconds_text
+
+TIME_PARTS: Final = {
+    "compute": ("compute", "forward and backward work of the layers"),
+    "recompute": ("recompute", "activations that were dropped to save memory, worked out again"),
+    "tp_exposed": ("tensor parallel", "GPUs that share a layer wait for each other's parts"),
+    "cp_exposed": ("context parallel", "GPUs that share a sequence wait for each other's keys and values"),
+    "ep_exposed": ("expert parallel", "tokens travel to the GPUs with their experts, and back"),
+    "zero_exposed": (
+        "sharding",
+        "gradients are reduced in every micro-batch (ZeRO 2, 3), weights gathered layer by layer (ZeRO 3)",
+    ),
+    "offload_exposed": ("host memory", "waits for what is kept in the memory of the host"),
+    "launch": ("kernel launch", "time to start work on the GPU that no work covers"),
+    "param_gather_exposed": ("parameter gather", "the first forward waits for updated parameters"),
+    "grad_reduce_exposed": ("gradient reduction", "gradients still being added up after the last backward"),
+    "bubble": ("bubble", "idle: the pipeline fills and drains, or a stage waits for a slower one"),
+    "grad_norm": ("gradient norm", "all GPUs agree on the size of the gradients"),
+    "step_overhead": ("fixed overhead", "what every step costs beside"),
+    "optimizer": ("optimizer", "the update of the weights"),
+}
+"""Label and meaning of every part of ``StepReport.breakdown_s``."""
+HIDDEN_PARTS: Final = {
+    "tp_hidden": "tensor parallel",
+    "cp_hidden": "context parallel",
+    "ep_hidden": "expert parallel",
+    "zero_hidden": "sharding",
+    "offload_hidden": "host memory",
+    "param_gather_hidden": "parameter gather",
+    "grad_reduce_hidden": "gradient reduction",
+}
+MEMORY_PARTS: Final = {
+    "weights_bytes": ("weights", "the model's numbers on this GPU"),
+    "gradients_bytes": ("gradients", "one sum for every weight"),
+    "optimizer_bytes": ("optimizer", "states of the optimizer, and weights in full precision"),
+    "activations_bytes": ("activations", "kept by forwards for the backwards to come"),
+    "transient_bytes": ("temporary", "workspace of the running backward"),
+    "buffers_bytes": ("buffers", "of communication"),
+}
+"""Label and meaning of every part of ``StageMemory``."""
+SCHEDULES: Final[dict[Schedule, str]] = {
+    "gpipe": "all forwards, then all backwards",
+    "1f1b": "one forward and one backward in turn (1F1B)",
+    "interleaved": "one forward and one backward in turn over all the pieces (interleaved 1F1B)",
+    "zb-h1": "one forward and one backward in turn, weight gradients where a stage would wait (ZB-H1)",
+    "zb-v": "a V: each stage holds a piece from each end of the model (ZB-V)",
+    "dualpipe-v": "a V in which forwards run beside the backwards of other micro-batches (DualPipeV)",
+}
+ZERO: Final = (
+    "each holds all weights, gradients and optimizer states",
+    "each holds only its share of the optimizer states (ZeRO 1)",
+    "each holds only its share of gradients and optimizer states (ZeRO 2)",
+    "each holds only its share of weights, gradients and optimizer states (ZeRO 3)",
+)
+
+
+def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str]:
+    """What is done, from the whole job to the single GPU."""
+    return [
+        _job(problem, plan.layout, report),
+        *_splits(problem, plan),
+        *_nodes(problem, plan, report),
+        *_recompute(problem, plan),
+        *_switches(plan.layout),
+        _memory(report),
+    ]
+
+
+def _job(problem: Problem, layout: Layout, report: StepReport) -> str:
+    job = problem.job
+    what = "reads" if problem.inference else "trains on"
+    return (
+        f"{problem.model.name} on {counted(layout.num_gpus, 'GPU')} "
+        f"({cluster_text(problem, layout.num_gpus)}), in "
+        f"{job.precision}. One step "
+        f"{what} {counted(layout.global_batch_size, 'sequence')} of {counted(job.sequence_length, 'token')} "
+        "and takes "
+        f"{seconds_text(report.step_time_s)}: {rate_text(report.tokens_per_s)} tokens a second, "
+        f"{percent_text(report.mfu)} of the GPUs' peak (MFU)."
+    )
+
+
+def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
+    layout = plan.layout
+    if layout.tp > 1:
+        also = "; what is between the matrices is shared as well (sequence parallel)"
+        yield (
+            f"Every layer is shared by {layout.tp} GPUs, each with 1/{layout.tp} of its matrices (tensor "
+            f"parallel, tp={layout.tp}){also if layout.sequence_parallel else ''}."
+        )
+    if layout.cp > 1:
+        yield f"Every sequence is cut into {layout.cp} pieces, one a GPU (context parallel, cp={layout.cp})."
+    if layout.ep > 1 or layout.etp > 1:
+        cut = f", each cut over {layout.etp} GPUs" if layout.etp > 1 else ""
+        yield f"The experts are spread over {layout.ep} groups{cut} (ep={layout.ep}, etp={layout.etp})."
+    layers = problem.model.num_layers
+    if layout.pp > 1:
+        pieces = f"each in {layout.vpp} pieces spread over the model, " if layout.vpp > 1 else ""
+        yield (
+            f"The {layers} layers are cut into {layout.pp} stages, {pieces}that work one after another on "
+            f"micro-batches (pipeline, pp={layout.pp}" + (f", vpp={layout.vpp}" if layout.vpp > 1 else "") + "). "
+            f"Order of work: {SCHEDULES[layout.schedule]}."
+        )
+    number = " or ".join(f"{each:,}" for each in layout.replica_micro_batches or (layout.num_micro_batches,))
+    share = f"{counted(number, 'micro-batch', 'micro-batches')} of {counted(layout.micro_batch_size, 'sequence')}"
+    if layout.dp > 1:
+        holds = "" if problem.inference else f"; {ZERO[layout.zero_stage]}"
+        yield (
+            f"There are {layout.dp} replicas of all this, each with its own part of the batch: {share} "
+            f"(data parallel, dp={layout.dp}){holds}."
+        )
+    else:
+        yield f"There is one replica; it works on {share} a step."
+
+
+def _nodes(problem: Problem, plan: Plan, report: StepReport) -> Iterator[str]:
+    """Which stages, or which replicas, are on which nodes, in a cluster of several types."""
+    if plan.layout.replica_micro_batches:
+        yield f"The replicas are of different make: {replicas_text(problem, plan, report)}."
+    elif problem.other_hardware:
+        yield f"Every stage is on nodes of one type: {node_types_text(report)}."
+
+
+def _recompute(problem: Problem, plan: Plan) -> Iterator[str]:
+    full = sum(stage.recompute.full for stage in plan.virtual_stages)
+    selective = sum(stage.recompute.selective for stage in plan.virtual_stages)
+    layers = problem.model.num_layers
+    if problem.inference:
+        return
+    if not full and not selective:
+        yield "Nothing is recomputed: all activations are kept until their backward."
+        return
+    parts = []
+    if selective:
+        parts.append(f"{selective} drop what is cheap to work out again (selective)")
+    if full:
+        parts.append(f"{full} keep their input only and run their forward twice (full)")
+    yield f"To save memory, of {layers} layers {' and '.join(parts)}."
+
+
+def _switches(layout: Layout) -> Iterator[str]:
+    covered = []
+    if layout.overlap_grad_reduce:
+        covered.append("gradients are added up")
+    if layout.overlap_param_gather:
+        covered.append("parameters are gathered")
+    if covered:
+        yield f"While layers compute, {' and '.join(covered)} (overlap)."
+    if layout.tp_overlap != "none":
+        yield f"Tensor-parallel messages travel in tiles beside the products ({layout.tp_overlap})."
+    host = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]
+    if host:
+        yield f"In the memory of the host: {', '.join(host)}."
+
+
+def _memory(report: StepReport) -> str:
+    peak, usable = gib_text(report.peak_memory_bytes), gib_text(report.usable_memory_bytes)
+    start = f"The fullest GPU holds {peak} at its peak, of {usable} that can be used: "
+    margin = gib_text(abs(report.memory_margin_bytes))
+    if report.memory_margin_bytes < 0:
+        return f"{start}it does not fit, {margin} are missing."
+    if not report.fits:
+        return f"{start}it fits there, but not in the memory of the host."
+    if report.memory_verdict == "tight":
+        return f"{start}it fits tightly, with {margin} left; try it before you rely on it."
+    return f"{start}it fits safely, with {margin} left."
+
+
+def layout_text(plan: Plan) -> str:
+    """The degrees on one line, those of one left out: ``tp 4, pp 4, vpp 7, dp 4, micro-batch 1, ZeRO 1``."""
+    layout = plan.layout
+    names = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp")
+    degrees = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
+    degrees.append(f"micro-batch {layout.micro_batch_size}")
+    degrees.append(f"ZeRO {layout.zero_stage}")
+    return ", ".join(degrees)
+
+
+DEGREES: Final = (
+    *("num_gpus", "global_batch_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch_size"),
+    *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "offload_weights", "offload_activations"),
+    *("offload_optimizer", "rank_order", "node_order"),
+)
+
+
+def difference_text(plan: Plan, base: Plan) -> str:
+    """What of a plan's layout is not as in another one; its stages where nothing is."""
+    parts = []
+    for name in DEGREES:
+        own, other = getattr(plan.layout, name), getattr(base.layout, name)
+        if own != other:
+            parts.append(f"{name.replace('_', ' ')} {_value(own)} instead of {_value(other)}")
+    return "; ".join(parts) or "the same layout, other stages or recomputation"
+
+
+def _value(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

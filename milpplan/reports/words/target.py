@@ -1,0 +1,76 @@
+"""The launcher that a result is restricted to, and what the restriction costs: as a record and in words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from milpplan.optimize.result import PlanResult, TargetPrice
+from milpplan.problem.problem import Problem, Space
+from milpplan.problem.records import Record
+from milpplan.reports.documents.certificate import digest
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+
+SAME_SHARE = 1e-3
+"""Prices of a restriction that differ less are printed as one, and smaller ones as none."""
+
+
+class TargetPriceDocument(Record):
+    """What the restriction costs: the best of the whole space and its proved bound, in the objective's unit, and
+    the shares that the launcher's best takes more, at least and at most. ``space`` is the whole one, ``plan`` its
+    best, ``problem_sha256`` the digest of the problem with it; a price without these cannot be certified."""
+
+    objective: float
+    objective_bound: float
+    least_fraction: float
+    most_fraction: float
+    status: Literal["optimal", "feasible", "infeasible", "no_solution_found"]
+    wall_time_s: float
+    space: Space | None = None
+    plan: PlanDocument | None = None
+    problem_sha256: str | None = None
+
+
+class TargetDocument(Record):
+    """The launcher that the space is restricted to; ``price`` is null where the whole space was not solved."""
+
+    name: str
+    version: str | None
+    price: TargetPriceDocument | None
+
+
+def target_document(result: PlanResult) -> TargetDocument | None:
+    """The record of the launcher that a result is restricted to; None without one."""
+    space, price = result.problem.space, result.target_price
+    if space.target is None:
+        return None
+    priced = None if price is None else target_price_document(result.problem, price)
+    return TargetDocument(name=space.target, version=space.target_version, price=priced)
+
+
+def target_price_document(problem: Problem, price: TargetPrice) -> TargetPriceDocument:
+    """Make the record of what the restriction of a problem costs."""
+    return TargetPriceDocument(
+        objective=price.objective,
+        objective_bound=price.objective_bound,
+        least_fraction=price.least_fraction,
+        most_fraction=price.most_fraction,
+        status=price.status,
+        wall_time_s=price.wall_time_s,
+        space=price.space,
+        plan=plan_document(price.plan),
+        problem_sha256=digest(problem.model_copy(update={"space": price.space})),
+    )
+
+
+def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument) -> str:
+    """What the restriction to a launcher costs, in words; an interval where the proofs leave one."""
+    least, most = price.least_fraction, price.most_fraction
+    more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
+    best = f"than the best of any launcher (the same space without --target {problem.space.target})"
+    if most <= 0:
+        return f"no plan of any launcher is better (proved; --target {problem.space.target})"
+    if most <= SAME_SHARE:
+        return f"no plan of any launcher is more than {most:.2%} better (proved; --target {problem.space.target})"
+    if most - least <= SAME_SHARE:
+        return f"{(least + most) / 2:.1%} {more} {best}, proved"
+    return f"between {least:.1%} and {most:.1%} {more} {best}: so far is proved"

@@ -1,0 +1,139 @@
+"""The embedding before the first layer and the final norm, LM head and loss after the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layers import kernels
+from milpplan.simulation.layers.launch_overhead import far_s
+from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, Part, Phase, Shard
+from milpplan.simulation.layers.parameters import (
+    final_norm_parameters,
+    head_parameters,
+    padded_vocab_size,
+    position_parameters,
+)
+from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
+from milpplan.simulation.network import collectives, placement
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One end of the model, for one micro-batch: seconds [Part, 2, n], kept and workspace bytes [n];
+    ``weight_s`` [n] of compute for weight gradients that run apart from the backward. The embedding's gradient is
+    in its backward whatever the schedule."""
+
+    model: ModelSpec
+    is_head: bool
+    seconds: FloatArray
+    weight_s: FloatArray
+    kept_bytes: FloatArray
+    workspace_bytes: FloatArray
+
+    @property
+    def phases(self) -> FloatArray:
+        """Seconds by phase with the weight gradients, [Part, 3, n]."""
+        weight = np.zeros_like(self.seconds[:, :1])
+        weight[Part.COMPUTE, 0] = self.weight_s
+        return np.concatenate([self.seconds, weight], axis=1)
+
+    def matrix_parameters(self, tp: IntArray) -> FloatArray:
+        """Parameters of the (padded) vocabulary matrix on one GPU."""
+        rows = padded_vocab_size(self.model.vocab_size, tp) / tp
+        return np.asarray(rows * self.model.hidden_size, dtype=np.float64)
+
+    def parameters(self, tp: IntArray) -> FloatArray:
+        """Parameters of this end on one GPU; a tied head has only its norm of its own."""
+        if not self.is_head:
+            return self.matrix_parameters(tp) + position_parameters(self.model)
+        own = 0.0 if head_parameters(self.model) == 0 else self.matrix_parameters(tp)
+        return own + np.full(len(tp), float(final_norm_parameters(self.model)))
+
+
+def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Look-up (read and write one row a token), reduced over tp ranks because each holds a part of the
+    rows."""
+    shard = Shard.of(problem, columns)
+    message = BF16_BYTES * shard.tokens * shard.hidden
+    seconds = np.zeros((len(Part), 2, len(columns)))
+    lookup = shard.memory_bound(2 * message)
+    seconds[Part.COMPUTE, Phase.FORWARD] = lookup
+    seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * lookup
+    sp, group = columns.sequence_parallel, placement.tensor(columns)
+    scatter = collectives.reduce_scatter_s(problem.hardware, message, *group)
+    gather = collectives.all_gather_s(problem.hardware, message, *group)
+    whole = collectives.all_reduce_s(problem.hardware, message, *group)
+    seconds[Part.TP, Phase.FORWARD] = np.where(sp, scatter, whole)
+    seconds[Part.TP, Phase.BACKWARD] = np.where(sp, gather, 0.0)
+    if problem.inference:
+        seconds[:, Phase.BACKWARD] = 0.0
+        return Endpoint(problem.model, False, seconds, *[np.zeros(len(columns))] * 3)
+    masks = shard.tokens * shard.hidden / shard.sequence_tp if problem.model.drops_embedding else 0.0
+    # Token ids, labels and position ids, eight bytes each.
+    kept = 24 * shard.tokens + masks
+    return Endpoint(problem.model, False, seconds, np.zeros(len(columns)), kept, np.zeros(len(columns)))
+
+
+def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Final norm, logits in bf16, cross-entropy in fp32 over the vocabulary split by tp.
+
+    The fp32 softmax is kept from forward to backward (or what the framework's loss keeps); bf16 logits are
+    temporary (Megatron-LM core/tensor_parallel/cross_entropy.py), and so is a bf16 weight gradient, which stands
+    for the accumulated one even where that is fused (core/tensor_parallel/layers.py).
+    """
+    if problem.inference:
+        return _next_tokens(problem, columns)
+    shard = Shard.of(problem, columns)
+    gpu = problem.hardware.accelerator
+    vocab = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
+    stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
+    seconds = np.zeros((len(Part), 2, len(columns)))
+    norm = shard.memory_bound(2 * stream)
+    loss = shard.memory_bound(16.0 * shard.tokens * vocab)
+    hidden = float(shard.hidden)
+    forward = kernels.gemm_s(gpu, "bf16", shard.tokens, vocab, hidden)
+    weight = kernels.weight_gradient_s(
+        gpu, "bf16", vocab, hidden, shard.tokens, 1.0, shard.grad_bytes, shard.fused_sums
+    )
+    backward = kernels.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + weight
+    seconds[Part.COMPUTE, Phase.FORWARD] = norm + forward + loss
+    seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * norm + backward + 0.5 * loss
+    apart = np.where(columns.split_backward, weight, 0.0)
+    seconds[Part.COMPUTE, Phase.BACKWARD] -= apart
+    message = BF16_BYTES * shard.tokens * shard.hidden
+    sp, group = columns.sequence_parallel, placement.tensor(columns)
+    gather = collectives.all_gather_s(problem.hardware, message, *group)
+    scatter = collectives.reduce_scatter_s(problem.hardware, message, *group)
+    whole = collectives.all_reduce_s(problem.hardware, message, *group)
+    small = collectives.all_reduce_s(problem.hardware, FP32_BYTES * shard.tokens, *group)
+    software = problem.hardware.software
+    far = far_s(problem.hardware, software.far_micro_batch_s, group.size, group.stride)
+    seconds[Part.TP, Phase.FORWARD] = np.where(sp, gather, 0.0) + 3 * small + far
+    seconds[Part.TP, Phase.BACKWARD] = np.where(sp, scatter, whole)
+    logits = shard.tokens * vocab * (columns.tp if software.gathered_logits else 1)
+    kept = 2 * stream + software.logit_kept_bytes * logits
+    workspace = BF16_BYTES * (logits + vocab * hidden)
+    return Endpoint(problem.model, True, seconds, apart, kept, workspace)
+
+
+def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Inference: final norm and logits in bf16 of the last token of every sequence, gathered over tp ranks.
+
+    No loss; nothing is kept, and the logits are the workspace. The context-parallel rank with the last tokens
+    counts. Source: prefill of vLLM (model_executor/layers/logits_processor.py), which prunes the hidden states so.
+    """
+    shard, gpu = Shard.of(problem, columns), problem.hardware.accelerator
+    tokens = columns.micro_batch_size.astype(np.float64)
+    padded = padded_vocab_size(problem.model.vocab_size, columns.tp)
+    seconds = np.zeros((len(Part), 2, len(columns)))
+    product = kernels.gemm_s(gpu, "bf16", tokens, padded / columns.tp, float(shard.hidden))
+    seconds[Part.COMPUTE, Phase.FORWARD] = shard.memory_bound(2 * BF16_BYTES * tokens * shard.hidden) + product
+    logits = BF16_BYTES * tokens * padded
+    gather = collectives.all_gather_s(problem.hardware, logits, *placement.tensor(columns))
+    seconds[Part.TP, Phase.FORWARD] = gather
+    none = np.zeros(len(columns))
+    return Endpoint(problem.model, True, seconds, none, none, logits)

@@ -1,0 +1,198 @@
+"""How many parameters a model has, exactly, split by how tensor and expert parallelism divide them.
+
+All counts are Python integers of parameters (not bytes) and agree to the unit with the classes of Hugging
+Face transformers; multi-token-prediction layers and buffers (rotary tables, DeepSeek-V3's routing bias) are
+not counted. Nothing here divides by a degree: a caller divides ``tensor_parallel`` by tp and ``experts`` by
+ep * etp. Two fine points are the caller's: with tp greater than ``num_key_value_heads`` the key and value
+part is copied instead of divided, and with etp greater than 1 the output bias of a routed expert (gpt-oss)
+is copied within the etp group; both make the plain division a lower bound on what a rank holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milpplan.problem.model import (
+    DenseMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerRun,
+    MixtureOfExperts,
+    ModelSpec,
+)
+
+IntOrArray = int | NDArray[np.integer[Any]]
+
+VOCAB_ROWS_PER_RANK = 128
+"""Megatron's ``--make-vocab-size-divisible-by``: rows of the embedding a tp rank holds are a multiple."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParameters:
+    """Parameters of one decoder layer, or of a part of it, by how they are sharded."""
+
+    tensor_parallel: int = 0
+    """Attention, dense MLP and shared expert: matrices, column biases, sink logits; divided by tp."""
+    replicated: int = 0
+    """Norms, router, row-parallel biases, q/k norms, low-rank down projections; a copy on every tp rank."""
+    experts: int = 0
+    """All routed experts together; divided by ep * etp."""
+
+    @property
+    def total(self) -> int:
+        """Parameters of the layer."""
+        return self.tensor_parallel + self.replicated + self.experts
+
+    def __add__(self, other: LayerParameters) -> LayerParameters:
+        return LayerParameters(
+            self.tensor_parallel + other.tensor_parallel,
+            self.replicated + other.replicated,
+            self.experts + other.experts,
+        )
+
+
+def _norm_parameters(model: ModelSpec) -> int:
+    """One norm of hidden_size: h weights, and h biases when it is a LayerNorm."""
+    return model.hidden_size * (2 if model.norm == "layernorm" else 1)
+
+
+def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> LayerParameters:
+    """Projections q, k, v (column parallel) and o (row parallel), biases, q/k norms and sinks.
+
+    ``h*(a + 2*k)*d + a*d*h``, with a heads, k key-value heads of width d. Source: transformers 5.23.0,
+    ``LlamaAttention``, ``Qwen3Attention``, ``Olmo2Attention``, ``GptOssAttention``.
+    """
+    query = attention.num_attention_heads * attention.head_dim
+    key_value = attention.num_key_value_heads * attention.head_dim
+    matrices = hidden * (query + 2 * key_value) + query * hidden
+    column_bias = query + 2 * key_value if attention.qkv_bias else 0
+    sinks = attention.num_attention_heads if attention.sinks else 0
+    qk_norm = {"none": 0, "per_head": 2 * attention.head_dim, "full_width": query + key_value}
+    return LayerParameters(
+        tensor_parallel=matrices + column_bias + sinks,
+        replicated=qk_norm[attention.qk_norm] + (hidden if attention.output_bias else 0),
+    )
+
+
+def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameters:
+    """DeepSeek's latent attention: low-rank down projections and their norms replicated, the rest divided.
+
+    Replicated ``h*rq + rq + h*(rkv + rope) + rkv``; divided ``rq*a*(nope + rope) + rkv*a*(nope + v) + a*v*h``
+    (without a query rank rq the query is ``h*a*(nope + rope)``, divided). Source: transformers 5.23.0,
+    ``DeepseekV3Attention``; DeepSeek-V2 (arXiv 2405.04434) section 2.1.
+    """
+    heads = attention.num_attention_heads
+    query_width = heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
+    kv_rank = attention.kv_lora_rank
+    divided = kv_rank * heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+    divided += heads * attention.v_head_dim * hidden
+    copied = hidden * (kv_rank + attention.qk_rope_head_dim) + kv_rank
+    if attention.q_lora_rank is None:
+        return LayerParameters(tensor_parallel=divided + hidden * query_width, replicated=copied)
+    return LayerParameters(
+        tensor_parallel=divided + attention.q_lora_rank * query_width,
+        replicated=copied + hidden * attention.q_lora_rank + attention.q_lora_rank,
+    )
+
+
+def _feed_forward(hidden: int, intermediate: int, gated: bool, bias: bool) -> tuple[int, int]:
+    """One feed-forward block: matrices and column biases ``3*h*f + 2*f`` (gated; else ``2*h*f + f``), and the
+    row bias ``h``."""
+    columns = 2 if gated else 1
+    divided = (columns + 1) * hidden * intermediate + (columns * intermediate if bias else 0)
+    return divided, hidden if bias else 0
+
+
+def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> LayerParameters:
+    """Router ``E*h``, E routed experts, the shared expert and its gate.
+
+    Source: transformers 5.23.0, ``MixtralSparseMoeBlock``, ``Qwen2MoeSparseMoeBlock``, ``GptOssMLP``,
+    ``DeepseekV3MoE``.
+    """
+    expert_matrices, expert_bias = _feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias)
+    shared, shared_bias = 0, 0
+    if mlp.shared_intermediate_size:
+        shared, shared_bias = _feed_forward(hidden, mlp.shared_intermediate_size, mlp.gated, mlp.bias)
+    router = mlp.num_experts * (hidden + (1 if mlp.router_bias else 0))
+    return LayerParameters(
+        tensor_parallel=shared,
+        replicated=router + shared_bias + (hidden if mlp.shared_gate else 0),
+        experts=mlp.num_experts * (expert_matrices + expert_bias),
+    )
+
+
+def layer_parameters(model: ModelSpec, kind: LayerRun) -> LayerParameters:
+    """Parameters of **one** layer of ``kind`` (its ``count`` is ignored), by sharding."""
+    hidden = model.hidden_size
+    if isinstance(kind.attention, LatentAttention):
+        attention = _latent_attention(hidden, kind.attention)
+    else:
+        attention = _grouped_query_attention(hidden, kind.attention)
+    if isinstance(kind.mlp, DenseMlp):
+        divided, copied = _feed_forward(hidden, kind.mlp.intermediate_size, kind.mlp.gated, kind.mlp.bias)
+        mlp = LayerParameters(tensor_parallel=divided, replicated=copied)
+    else:
+        mlp = _mixture_of_experts(hidden, kind.mlp)
+    norms = LayerParameters(replicated=kind.num_norms * _norm_parameters(model))
+    return attention + mlp + norms
+
+
+def embedding_parameters(model: ModelSpec) -> int:
+    """Token embedding ``V*h`` without padding; divided by tp (Megatron pads V, see padded_vocab_size)."""
+    return model.vocab_size * model.hidden_size
+
+
+def position_parameters(model: ModelSpec) -> int:
+    """Learned positions ``s_max*h``, 0 with rotary or no positions; a copy on every tp rank."""
+    return model.max_position_embeddings * model.hidden_size if model.learned_positions else 0
+
+
+def head_parameters(model: ModelSpec) -> int:
+    """Output projection: ``V*h``, 0 when tied to the embedding; plus V when it has a bias. Divided by tp."""
+    matrix = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    return matrix + (model.vocab_size if model.lm_head_bias else 0)
+
+
+def final_norm_parameters(model: ModelSpec) -> int:
+    """The norm before the output projection; a copy on every tp rank."""
+    return _norm_parameters(model)
+
+
+def total_parameters(model: ModelSpec) -> int:
+    """All parameters; a tied embedding counts once."""
+    layers = sum(run.count * layer_parameters(model, run).total for run in model.layers)
+    return (
+        embedding_parameters(model)
+        + position_parameters(model)
+        + layers
+        + final_norm_parameters(model)
+        + head_parameters(model)
+    )
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Parameters one token meets: all, less the routed experts that its top-k leaves out.
+
+    The embedding counts once, and so does an untied output projection, as in the published counts of Mixtral
+    (12.9B), DeepSeek-V3 (37B) and Qwen3 (3.3B, 22B); gpt-oss's card leaves the input embedding out.
+    """
+    idle = 0
+    for run in model.layers:
+        if isinstance(run.mlp, MixtureOfExperts):
+            one_expert = layer_parameters(model, run).experts // run.mlp.num_experts
+            idle += run.count * one_expert * (run.mlp.num_experts - run.mlp.num_experts_per_tok)
+    return total_parameters(model) - idle
+
+
+def padded_vocab_size(model_vocab: IntOrArray, tp: IntOrArray) -> IntOrArray:
+    """Rows of the embedding after padding: ``ceil(V / (128*tp)) * 128*tp``; broadcasts over integer arrays.
+
+    Source: Megatron-LM, megatron/training/vocab_utils.py, ``vocab_size_with_padding`` (earlier in
+    megatron/training/tokenizer/tokenizer.py), with its default ``--make-vocab-size-divisible-by 128``.
+    """
+    multiple = VOCAB_ROWS_PER_RANK * tp
+    return -(-model_vocab // multiple) * multiple

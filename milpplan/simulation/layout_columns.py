@@ -1,0 +1,232 @@
+"""Layouts as columns: one NumPy array a field, one row a layout, so that one formula costs all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.problem.plan import (
+    PAIRED_SCHEDULES,
+    RANK_ORDERS,
+    SCHEDULES,
+    SPLIT_SCHEDULES,
+    TP_OVERLAPS,
+    V_SCHEDULES,
+    Layout,
+    expert_replicas,
+    order_code,
+    order_of,
+    shares_code,
+    shares_of,
+)
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+T = TypeVar("T", bound=np.generic)
+
+WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVERLAPS, "rank_order": RANK_ORDERS}
+"""Fields of a layout that are words; a column holds the word's place."""
+DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
+SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
+_SPLITS = np.array([schedule in SPLIT_SCHEDULES for schedule in SCHEDULES])
+_PAIRS = np.array([schedule in PAIRED_SCHEDULES for schedule in SCHEDULES])
+_TURNS = np.array([schedule in V_SCHEDULES for schedule in SCHEDULES])
+
+
+def column_value(field: str, value: Any) -> int:
+    """A field's value as its column holds it."""
+    if field == "node_order":
+        return order_code(value)
+    if field == "replica_micro_batches":
+        return shares_code(value)
+    return WORDS[field].index(str(value)) if field in WORDS else int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutColumns:
+    """Struct of arrays with the fields of ``Layout``; every array has shape [num_layouts].
+
+    ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``, ``rank_order`` into
+    ``RANK_ORDERS``, ``node_order`` and ``replica_micro_batches`` codes (``specs.plan``). A column of one value may
+    be a broadcast number (``constant``), which costs nothing to take from.
+    """
+
+    tp: IntArray
+    cp: IntArray
+    ep: IntArray
+    etp: IntArray
+    pp: IntArray
+    dp: IntArray
+    vpp: IntArray
+    micro_batch_size: IntArray
+    global_batch_size: IntArray
+    sequence_parallel: BoolArray
+    zero_stage: IntArray
+    schedule: IntArray
+    overlap_grad_reduce: BoolArray
+    overlap_param_gather: BoolArray
+    tp_overlap: IntArray
+    pp_scatter_gather: BoolArray
+    gather_again: BoolArray
+    offload_weights: BoolArray
+    offload_activations: BoolArray
+    offload_optimizer: BoolArray
+    rank_order: IntArray
+    node_order: IntArray
+    replica_micro_batches: IntArray
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def num_gpus(self) -> IntArray:
+        """Accelerators of each layout."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def num_micro_batches(self) -> IntArray:
+        """Micro-batches a pipeline runs in a step."""
+        return self.global_batch_size // (self.dp * self.micro_batch_size)
+
+    @property
+    def num_virtual_stages(self) -> IntArray:
+        """Virtual stages of one pipeline."""
+        return self.pp * self.vpp
+
+    @property
+    def split_backward(self) -> BoolArray:
+        """Whether the schedule runs weight gradients apart from input gradients."""
+        return _SPLITS[self.schedule]
+
+    @property
+    def runs_pairs(self) -> BoolArray:
+        """Whether the schedule runs forwards beside whole backwards."""
+        return _PAIRS[self.schedule]
+
+    @property
+    def backward_form(self) -> IntArray:
+        """0 where backwards are whole, 1 where they are split, 2 where some are and others run in pairs."""
+        return np.asarray((_SPLITS.astype(np.int64) + _PAIRS)[self.schedule])
+
+    @property
+    def ends_meet(self) -> BoolArray:
+        """Whether the first and the last virtual stage share a rank of a pipeline."""
+        return _TURNS[self.schedule]
+
+    @property
+    def expert_dp(self) -> IntArray:
+        """Replicas of every expert shard."""
+        return expert_replicas(self.tp, self.cp, self.dp, self.ep, self.etp)
+
+    @property
+    def mapping(self) -> dict[str, npt.NDArray[Any]]:
+        """Field to column."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def take(self, rows: npt.NDArray[np.integer] | BoolArray, but: Collection[str] = ()) -> LayoutColumns:
+        """The chosen rows (indices or mask); ``but`` names fields that mean nothing in them."""
+        length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+        chosen: dict[str, Any] = {
+            field.name: constant(0, length) if field.name in but else taken(getattr(self, field.name), rows)
+            for field in fields(self)
+        }
+        return LayoutColumns(**chosen)
+
+    def any_of(self, *names: str) -> bool:
+        """Whether a switch is on (or a word not the first) in some row: what nobody asks for costs nothing."""
+        return any(bool(values[:1].any() if is_constant(values) else values.any()) for values in self._of(names))
+
+    def _of(self, names: tuple[str, ...]) -> Iterator[npt.NDArray[np.generic]]:
+        return (getattr(self, name) for name in names)
+
+    def at(self, row: int) -> Layout:
+        """One row as a record."""
+        values = {field.name: getattr(self, field.name)[row].item() for field in fields(self)}
+        values["node_order"] = order_of(values["node_order"])
+        values["replica_micro_batches"] = shares_of(values["replica_micro_batches"])
+        return Layout(**values | {name: words[values[name]] for name, words in WORDS.items()})
+
+    @staticmethod
+    def of(layouts: Iterable[Layout]) -> LayoutColumns:
+        """Columns of the given records."""
+        rows = [layout.model_dump() for layout in layouts]
+        return LayoutColumns.from_mapping(
+            {name: np.array([column_value(name, row[name]) for row in rows]) for name in Layout.model_fields}
+        )
+
+    @staticmethod
+    def from_mapping(columns: Mapping[str, npt.NDArray[np.generic]]) -> LayoutColumns:
+        """Columns from a mapping of equal-length arrays, cast to the declared types."""
+        cast: dict[str, Any] = {}
+        for field in fields(LayoutColumns):
+            values, kind = columns[field.name], np.bool_ if field.name in SWITCHES else np.int64
+            if is_constant(values):
+                cast[field.name] = constant(values[0].item(), len(values), kind)
+            else:
+                cast[field.name] = np.ascontiguousarray(values, dtype=kind)
+        return LayoutColumns(**cast)
+
+    @staticmethod
+    def concatenate(parts: list[LayoutColumns]) -> LayoutColumns:
+        """The rows of all parts, in order."""
+        return LayoutColumns(
+            **{
+                field.name: np.concatenate([getattr(part, field.name) for part in parts])
+                for field in fields(LayoutColumns)
+            }
+        )
+
+
+def constant(value: int, length: int, kind: type[np.generic] = np.int64) -> npt.NDArray[np.generic]:
+    """A column that holds one value in every row."""
+    return np.broadcast_to(np.array(value, dtype=kind), length)
+
+
+def is_constant(values: npt.NDArray[np.generic]) -> bool:
+    """Whether a column is ``constant``, with a row at least."""
+    return values.strides == (0,) and len(values) > 0
+
+
+def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.generic]) -> npt.NDArray[Any]:
+    """The chosen rows (indices or mask) of a column, which stays ``constant`` if it is."""
+    if not is_constant(values):
+        return np.asarray(values[rows])
+    length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+    return np.broadcast_to(values[0], length)
+
+
+def ascending(values: npt.NDArray[T]) -> npt.NDArray[T]:
+    """The distinct values of a column, ascending: ``np.unique``, which imports masked arrays to say no more."""
+    ordered = np.sort(values)
+    return np.asarray(ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)]])
+
+
+def unique_rows(*keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray]:
+    """Representatives and inverse of the distinct rows of small integer columns.
+
+    Args:
+        keys: non-negative integer or boolean columns of equal length n.
+
+    Returns:
+        ``(first, inverse)``: row numbers of one representative of each distinct combination, and for each of
+        the n rows the position of its representative.
+    """
+    code = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:
+        if is_constant(key):
+            continue
+        values = np.asarray(key, dtype=np.int64)
+        span = int(values.max(initial=0)) + 1
+        if span == 1:
+            continue
+        if code.size and int(code.max(initial=0)) > (2**62) // span:
+            _, code = np.unique(code, return_inverse=True)
+            code = code.astype(np.int64)
+        code = code * span + values
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first.astype(np.int64), inverse.astype(np.int64)

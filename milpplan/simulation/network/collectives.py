@@ -1,0 +1,393 @@
+"""Time of collectives and transfers for process groups of a given size and rank stride.
+
+Ranks are laid out consecutively: a scale-up domain holds ranks [i * D, (i + 1) * D); a group with stride t
+holds ranks r, r + t, r + 2 t, ... Message sizes follow nccl-tests: all-reduce, all-gather and reduce-scatter
+count the whole (reduced, gathered, to be scattered) buffer, all-to-all what one rank sends in total. Every
+function broadcasts floats and arrays and returns seconds; a group of one rank and an empty message cost 0.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from milpplan.problem.hardware import BusTable, CollectiveVariant, HardwareSpec
+from milpplan.simulation.layers.kernels import FloatArray, Numbers, grid_position, log_of
+from milpplan.simulation.layout_columns import BoolArray, IntArray
+from milpplan.simulation.network import pods
+from milpplan.simulation.network.domains import GroupPlace, group_place, same_rail
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""Passes over the message: bus bandwidth = passes * (n - 1) / n * bytes / time (nccl-tests PERFORMANCE)."""
+
+_PEERS_AT_ONCE = 8
+"""Peers an all-to-all serves at a time: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, NVIDIA/nccl src/include/device.h."""
+
+
+def members_per_domain(
+    hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
+) -> IntArray:
+    """Ranks of one group that share a scale-up domain, for the worst group and its worst domain.
+
+    clip(gcd(size * stride, D) // stride, 1, size) with D ranks a domain. A group occupies a block of size *
+    stride consecutive ranks whose start is a multiple of gcd(size * stride, D) into a domain, so no part is
+    smaller than that gcd; where everything is a power of two this is clip(D // stride, 1, size). Otherwise it
+    rounds down: 6 of 8 GPUs give groups split 2 + 4 and the answer 2, an upper bound of the time.
+    Where the scheduler need not fill domains, D is the segment that suits the group best: racks of 72 serve jobs
+    of powers of two in segments of 64. A job whose groups suit different segments is priced too low.
+    With several ``blocks`` of such ranks, ``block_stride`` apart: all ranks of as many blocks as a domain holds;
+    where it holds no two, those of one block.
+    size, stride, blocks, block_stride: positive integers, any shapes that broadcast.
+    """
+    return group_place(hardware, size, stride, blocks, block_stride).members
+
+
+def wire_factor(operation: Operation, size: IntArray, in_network: bool = False) -> FloatArray:
+    """Bytes that a rank sends for each byte of message: passes * (n - 1) / n; once where switches add up.
+
+    size: ranks, any shape. Rings, trees and hierarchies of both send these on average (Patarasu and Yuan 2009);
+    all-to-all without copies that travel once. Source: nccl-tests PERFORMANCE.md.
+    """
+    if in_network and operation == "all_reduce":
+        return np.where(size > 1, 1.0, 0.0)
+    return PASSES[operation] * (size - 1) / np.maximum(size, 1)
+
+
+@lru_cache(maxsize=64)
+def _bus_arrays(table: BusTable) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Logarithms of GPUs, message bytes and bus bandwidth [GPUs, messages], times made non-decreasing."""
+    counts = np.array(table.num_gpus, dtype=np.float64)
+    sizes = np.array(table.message_bytes, dtype=np.float64)
+    # In a row, time is proportional to bytes / bus bandwidth; the constant of the operation cancels.
+    times = np.maximum.accumulate(sizes / np.array(table.bus_bandwidth_bytes_per_s, dtype=np.float64), axis=1)
+    return np.log(counts), np.log(sizes), np.log(sizes / times)
+
+
+def _bus_table(hardware: HardwareSpec, operation: Operation) -> BusTable:
+    table: BusTable = getattr(hardware.scale_up, operation)
+    return table
+
+
+def bus_bandwidth_bytes_per_s(
+    hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, size: Numbers
+) -> FloatArray:
+    """Bus bandwidth inside a domain: bilinear in logarithms of GPUs, bytes and bandwidth, constant outside.
+
+    num_bytes: message; size: ranks; any shapes that broadcast. Source: the hardware file's measured table.
+    """
+    log_counts, log_sizes, values = _bus_arrays(_bus_table(hardware, operation))
+    row, row_weight = grid_position(log_counts, log_of(size))
+    column, column_weight = grid_position(log_sizes, log_of(num_bytes))
+    row_above = np.minimum(row + 1, len(log_counts) - 1)
+    column_above = np.minimum(column + 1, len(log_sizes) - 1)
+    low = (1 - column_weight) * values[row, column] + column_weight * values[row, column_above]
+    high = (1 - column_weight) * values[row_above, column] + column_weight * values[row_above, column_above]
+    return np.exp((1 - row_weight) * low + row_weight * high)
+
+
+def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, size: IntArray) -> FloatArray:
+    """factor * bytes / bus bandwidth; never below the time of the smallest measured message."""
+    floor = _bus_table(hardware, operation).message_bytes[0]
+    message = np.maximum(num_bytes, floor)
+    rate = bus_bandwidth_bytes_per_s(hardware, operation, message, size)
+    return wire_factor(operation, size, hardware.scale_up.in_network_reduction) * message / rate
+
+
+def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
+    """What the NICs of the members carry out of a domain together, or out of a pod if that is less."""
+    network = group.members * hardware.scale_out.bandwidth_bytes_per_s * hardware.scale_out.efficiency
+    rails = hardware.scale_out.rails
+    if rails is not None:
+        network = network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction)
+    return pods.network_bandwidth(hardware, group, np.asarray(network))
+
+
+def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, group: GroupPlace) -> FloatArray:
+    """Bus bandwidth across domains: the members' NICs, or the links inside a domain if those are slower."""
+    network = _network_bandwidth(hardware, group)
+    largest = _bus_table(hardware, operation).message_bytes[-1]
+    inside = bus_bandwidth_bytes_per_s(hardware, operation, largest, group.members)
+    return np.where(group.members > 1, np.minimum(inside, network), network)
+
+
+def _ring_of(hardware: HardwareSpec) -> CollectiveVariant:
+    """The ring that the fields of ``ScaleUp`` and ``ScaleOut`` describe."""
+    return CollectiveVariant(
+        name="ring",
+        shape="ring",
+        base_latency_s=hardware.scale_out.collective_base_latency_s,
+        scale_up_hop_latency_s=hardware.scale_up.hop_latency_s,
+        scale_out_hop_latency_s=hardware.scale_out.hop_latency_s,
+        bandwidth_fraction=1.0,
+    )
+
+
+def _variant_latency_s(
+    hardware: HardwareSpec, variant: CollectiveVariant, operation: Operation, group: GroupPlace
+) -> FloatArray:
+    """base + passes * (inside hops * up + network hops * out).
+
+    Ring: size - domains inside and domains - 1 network hops; tree: members - 1 and ceil(log2(domains)). A group
+    that changes rails adds their latency to every network hop.
+    Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel).
+    """
+    inside = group.size - group.domains if variant.shape == "ring" else group.members - 1
+    network, between_pods = pods.hops(group, variant.shape)
+    hops = inside * variant.scale_up_hop_latency_s + network * variant.scale_out_hop_latency_s
+    hops = hops + pods.hop_latency_s(hardware, between_pods)
+    if hardware.scale_out.rails is not None:
+        hops = hops + np.where(group.one_rail, 0.0, network * hardware.scale_out.rails.latency_s)
+    return pods.base_latency_s(hardware, group, variant.base_latency_s) + PASSES[operation] * hops
+
+
+def _in_network_s(hardware: HardwareSpec, num_bytes: FloatArray, group: GroupPlace) -> FloatArray:
+    """An all-reduce that the switches between domains add up: every domain sends the message once, its members
+    an equal part each, while the links inside scatter and gather it; the hops are those of a tree.
+
+    max(bytes / members' NICs, factor(members) * bytes / busbw inside) + base + 2 * hops.
+    Source: Graham et al. 2016 (SHARP); NCCL's CollNet algorithms.
+    """
+    largest = hardware.scale_up.all_reduce.message_bytes[-1]
+    inside = bus_bandwidth_bytes_per_s(hardware, "all_reduce", largest, group.members)
+    passes = wire_factor("all_reduce", group.members, hardware.scale_up.in_network_reduction)
+    wire_s = np.maximum(num_bytes / _network_bandwidth(hardware, group), passes * num_bytes / inside)
+    tree = _ring_of(hardware).model_copy(update={"shape": "tree"})
+    return _variant_latency_s(hardware, tree, "all_reduce", group) + wire_s
+
+
+def _across_s(
+    hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, group: GroupPlace
+) -> FloatArray:
+    """Fastest variant: latency + factor * bytes / (fraction * ring bandwidth)."""
+    wire_s = wire_factor(operation, group.size) * num_bytes
+    wire_s = wire_s / _ring_bandwidth(hardware, operation, group)
+    times = [
+        _variant_latency_s(hardware, variant, operation, group) + wire_s / variant.bandwidth_fraction
+        for variant in (_ring_of(hardware), *hardware.scale_out.variants)
+        if variant.shape == "ring" or operation == "all_reduce"
+    ]
+    if operation == "all_reduce" and pods.may_add_up(hardware):
+        adding = pods.adds_up(hardware, group)
+        times.append(np.where(adding, _in_network_s(hardware, num_bytes, group), np.inf))
+    return np.asarray(np.minimum.reduce(times))
+
+
+def _collective_s(hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, *ranks: Numbers) -> FloatArray:
+    """Inside one domain the measured table, else the best variant across domains; ``ranks`` as of
+    ``group_place``."""
+    message = np.asarray(num_bytes, dtype=np.float64)
+    size, _, blocks, _ = ranks
+    nothing = (np.asarray(size) * blocks == 1) | (message == 0)
+    # A single layout, as in a simulation, needs one of the two at most.
+    if nothing.all():
+        return np.zeros(np.shape(nothing))
+    group = group_place(hardware, *ranks)
+    inside = group.members == group.size
+    if inside.all():
+        time = _inside_s(hardware, operation, message, group.size)
+    else:
+        time = _across_s(hardware, operation, message, group)
+        if inside.any():
+            time = np.where(inside, _inside_s(hardware, operation, message, group.size), time)
+    return np.where(nothing, 0.0, time)
+
+
+def all_reduce_s(
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    size: Numbers,
+    stride: Numbers,
+    blocks: Numbers = 1,
+    block_stride: Numbers = 1,
+) -> FloatArray:
+    """Time of an all-reduce of ``num_bytes`` among ``size`` ranks ``stride`` apart, or among ``blocks`` such rows
+    ``block_stride`` apart.
+
+    Inside a domain: 2 (n - 1) / n * bytes / busbw(n, bytes), measured. Across d domains with k members each:
+    min over ring and tree variants of base + 2 * hops * hop latency + 2 (n - 1) / n * bytes / (fraction *
+    min(busbw inside, k * NIC rate * efficiency)), and what switches that add up take, where they do.
+    Source: nccl-tests PERFORMANCE.md; NVIDIA/nccl src/graph/tuning.cc.
+    """
+    return _collective_s(hardware, "all_reduce", num_bytes, size, stride, blocks, block_stride)
+
+
+def all_gather_s(
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    size: Numbers,
+    stride: Numbers,
+    blocks: Numbers = 1,
+    block_stride: Numbers = 1,
+) -> FloatArray:
+    """Time of an all-gather whose gathered result has ``num_bytes``.
+
+    As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
+    """
+    return _collective_s(hardware, "all_gather", num_bytes, size, stride, blocks, block_stride)
+
+
+def reduce_scatter_s(
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    size: Numbers,
+    stride: Numbers,
+    blocks: Numbers = 1,
+    block_stride: Numbers = 1,
+) -> FloatArray:
+    """Time of a reduce-scatter whose input on each rank has ``num_bytes``.
+
+    As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
+    """
+    return _collective_s(hardware, "reduce_scatter", num_bytes, size, stride, blocks, block_stride)
+
+
+def copies_sent(domains: IntArray, copies: float) -> FloatArray:
+    """Share of the copies that leave once for each domain instead of for each choice among its ranks.
+
+    Of ``copies`` choices, balanced and independent, the expected number of distinct domains is d (1 - (1 -
+    1/d)^copies); each is 1/d of what all choices send to all domains.
+    """
+    spread = np.maximum(domains, 1).astype(np.float64)
+    return np.asarray(spread * (1 - (1 - 1 / spread) ** copies) / copies)
+
+
+def all_to_all_s(
+    hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers, copies: float | None = None
+) -> FloatArray:
+    """Time of an all-to-all in which each rank sends ``num_bytes`` in total, its own part included.
+
+    Inside a domain: (n - 1) / n * bytes / busbw(n, bytes), measured. Across domains with k members each:
+    max(bytes * (n - k) / n / (NIC rate * efficiency), bytes * (k - 1) / n / busbw inside) + base + transfer
+    latency + (n - k) / 8 * hop latency. Balanced traffic is assumed: a lower bound for skewed routing.
+    With ``copies`` (the experts of a token) what crosses the network is sent once for each domain that holds one,
+    and the links of that domain spread it: DeepSeek-V3 (2024), section 3.2.2; DeepEP.
+    Source: nccl-tests PERFORMANCE.md; NCCL serves peers in batches of 8 (src/include/device.h).
+    """
+    message = np.asarray(num_bytes, dtype=np.float64)
+    nothing = (np.asarray(size) == 1) | (message == 0)
+    if nothing.all():
+        return np.zeros(np.shape(nothing))
+    group = group_place(hardware, size, stride)
+    out = hardware.scale_out
+    network, passed = all_to_all_bytes(message, group.size, group.members, group.domains, copies)
+    network_s = network / out.rate_bytes_per_s
+    largest = hardware.scale_up.all_to_all.message_bytes[-1]
+    links_s = passed / bus_bandwidth_bytes_per_s(hardware, "all_to_all", largest, group.members)
+    outside = group.size - group.members
+    batches = outside / _PEERS_AT_ONCE
+    latency_s = out.collective_base_latency_s + out.p2p_latency_s + batches * out.hop_latency_s
+    if out.rails is not None:
+        changes = np.where(group.one_rail, 0.0 if copies is not None else 1 - 1 / group.members, 1.0)
+        network_s = network_s * (1 - changes + changes / out.rails.bandwidth_fraction)
+        latency_s = latency_s + np.where(changes > 0, out.rails.latency_s, 0.0)
+    network_s, far_s = pods.all_to_all_s(hardware, group, network, network_s, _PEERS_AT_ONCE)
+    latency_s = latency_s + far_s
+    inside = _inside_s(hardware, "all_to_all", message, group.size)
+    time = np.where(outside == 0, inside, np.maximum(network_s, links_s) + latency_s)
+    return np.where(nothing, 0.0, time)
+
+
+def all_to_all_bytes(
+    num_bytes: FloatArray, size: IntArray, members: IntArray, domains: IntArray, copies: float | None
+) -> tuple[FloatArray, FloatArray]:
+    """(bytes between domains, bytes inside) that a rank of an all-to-all across domains sends.
+
+    Each of n ranks sends a share bytes / n to every rank: (n - k) shares leave the domain, k - 1 stay inside.
+    With ``copies`` what leaves is sent once for each domain, to the rank with the sender's place there, which
+    passes all copies on: n - d shares inside over d domains.
+    """
+    share = num_bytes / np.maximum(size, 1)
+    network = share * (size - members)
+    # Deduplicated copies arrive at one rank and pass on over the links; without, they come as they are.
+    if copies is None:
+        return network, share * (members - 1)
+    return network * copies_sent(domains, copies), share * (size - domains)
+
+
+def p2p_s(
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    stride: Numbers,
+    inside: BoolArray | None = None,
+    same_pod: BoolArray | None = None,
+) -> FloatArray:
+    """Time to send ``num_bytes`` from rank r to rank r + stride.
+
+    bytes / (rate * efficiency) + latency with the links of the domain where 2 * stride <= D, so that a domain
+    holds both, else one accelerator's NIC share, less between rails; 0 where bytes = 0. Ranks at the edge leave
+    the domain although they count as inside: a lower bound for those. ``inside`` says otherwise which stay, and
+    ``same_pod``, alike, which stay in a pod, where there are some.
+    num_bytes, stride: any shapes that broadcast; returns seconds. Source: latency-bandwidth (Hockney) model.
+    """
+    up, out = hardware.scale_up, hardware.scale_out
+    message = np.asarray(num_bytes, dtype=np.float64)
+    stays = 2 * np.asarray(stride) <= up.num_gpus if inside is None else inside
+    links_s = message / (up.bandwidth_bytes_per_s * up.p2p_efficiency) + up.p2p_latency_s
+    network_s = message / out.rate_bytes_per_s + out.p2p_latency_s
+    if out.rails is not None:
+        crossing = message / (out.rate_bytes_per_s * out.rails.bandwidth_fraction)
+        crossing = crossing + out.p2p_latency_s + out.rails.latency_s
+        network_s = np.where(same_rail(hardware, stride), network_s, crossing)
+    if hardware.pods is not None:
+        near = 2 * np.asarray(stride) <= hardware.pods.num_gpus if same_pod is None else same_pod
+        network_s = pods.message_s(hardware, message, network_s, near)
+    time = np.where(stays, links_s, network_s)
+    return np.where(message == 0, 0.0, time)
+
+
+def processor_fraction(
+    hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
+) -> FloatArray:
+    """Share of the accelerator's compute that a collective of the group takes while it runs beside kernels.
+
+    The largest of the tiers that it uses: a ring across domains with several members in each passes their links.
+    Source: Isaev et al. 2023 (Calculon), processor usage of a network.
+    """
+    up, out = hardware.scale_up.processor_fraction, hardware.scale_out.processor_fraction
+    if up == out and hardware.pods is None:
+        return np.full(np.shape(np.asarray(size) * blocks), up)
+    group = group_place(hardware, size, stride, blocks, block_stride)
+    inside = group.members == group.size
+    across = np.where(group.members > 1, max(up, out), out)
+    return np.where(inside, up, pods.processor_fraction(hardware, group, across))
+
+
+def overlap_s(
+    seconds: FloatArray, cover: FloatArray, processor_fraction: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """(exposed, hidden) seconds of communication beside ``cover`` seconds of compute.
+
+    hidden = min(seconds, cover); exposed = seconds - hidden + processor_fraction * hidden, because compute
+    slows down while a share of the processor drives the network.
+    """
+    hidden = np.minimum(seconds, cover)
+    return seconds - hidden + processor_fraction * hidden, hidden
+
+
+def tiled_overlap_s(
+    seconds: FloatArray,
+    product_s: FloatArray,
+    tiles: FloatArray,
+    processor_fraction: FloatArray,
+    pipelined: BoolArray,
+) -> tuple[FloatArray, FloatArray]:
+    """(exposed, hidden) seconds of a collective in T ``tiles`` beside the tiles of its own product.
+
+    One tile of the product has nothing beside it: an all-gather starts with the tile that the rank has, a
+    reduction ends with the one that it keeps. From neighbour to neighbour (a ring) all T - 1 steps of the
+    collective are beside the other T - 1 tiles: ``overlap_s(seconds, (T - 1) / T product_s)``. ``pipelined``
+    collectives move a T-th in each of T steps, one of them beside nothing: ``overlap_s((T - 1) / T seconds,
+    (T - 1) / T product_s)`` and seconds / T. All of it is exposed where T = 1.
+
+    So exposed(ring) <= exposed(pipelined) <= seconds: tiles never lose on the collective, only on the product,
+    which ``product_s`` has in tiles. Arrays [n] that broadcast. Source: Wang et al. 2023 (ASPLOS), section 4;
+    Isaev et al. 2023 (Calculon) for ring and pipelined tiles.
+    """
+    beside = (tiles - 1.0) / tiles
+    moved = np.where(pipelined, beside, np.where(tiles > 1, 1.0, 0.0)) * seconds
+    exposed, hidden = overlap_s(moved, beside * product_s, processor_fraction)
+    return seconds - moved + exposed, hidden

@@ -1,0 +1,122 @@
+"""What a third tier does to collectives and messages: pods of domains, joined by a network of their own.
+
+A ring across pods passes the links of a domain, the network between the domains of a pod, and the network between
+pods, each only where the group has neighbours there; the slowest of them sets its rate. A group with one domain in
+each pod does not use the network inside pods. Functions broadcast; ``PodPlace`` says where a group lies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation.network.domains import GroupPlace
+
+
+def leaves_pod(group: GroupPlace) -> BoolArray:
+    """Whether groups have ranks in several pods."""
+    return np.zeros(np.shape(group.size), dtype=np.bool_) if group.beyond is None else group.beyond.pods > 1
+
+
+def passes_network(group: GroupPlace) -> BoolArray:
+    """Whether groups have ranks in several domains of one pod."""
+    return np.asarray(group.members < (group.size if group.beyond is None else group.beyond.members))
+
+
+def network_bandwidth(hardware: HardwareSpec, group: GroupPlace, network: FloatArray) -> FloatArray:
+    """What leaves a domain, bytes/s, of groups whose members' NICs carry ``network`` out of it.
+
+    Across pods min(network, members of a pod * rate), without ``network`` where it is not passed: every
+    accelerator has an equal share of what leaves its pod, and a group has the shares of its members.
+    """
+    if hardware.pods is None or group.beyond is None:
+        return network
+    shares = group.beyond.members * hardware.pods.rate_bytes_per_s
+    limited = np.where(passes_network(group), np.minimum(network, shares), shares)
+    return np.where(leaves_pod(group), limited, network)
+
+
+def hops(group: GroupPlace, shape: str) -> tuple[IntArray, IntArray]:
+    """(hops between the domains of a pod, hops between pods) that a message passes one after another.
+
+    Ring over d domains in o pods: d - o and o - 1; tree: ceil(log2) of the domains of a pod and of the pods.
+    """
+    if group.beyond is None:
+        network = group.domains - 1 if shape == "ring" else np.ceil(np.log2(group.domains)).astype(np.int64)
+        return network, np.zeros((), dtype=np.int64)
+    pods = group.beyond.pods
+    if shape == "ring":
+        return group.domains - pods, pods - 1
+    each = -(-group.domains // pods)
+    return np.ceil(np.log2(each)).astype(np.int64), np.ceil(np.log2(pods)).astype(np.int64)
+
+
+def base_latency_s(hardware: HardwareSpec, group: GroupPlace, network: float) -> FloatArray:
+    """Fixed latency of a collective: ``network`` of that between domains, or that of the pods across them."""
+    if hardware.pods is None:
+        return np.asarray(network)
+    return np.where(leaves_pod(group), hardware.pods.collective_base_latency_s, network)
+
+
+def hop_latency_s(hardware: HardwareSpec, between_pods: IntArray) -> FloatArray:
+    """Latency of so many hops between pods."""
+    return np.asarray(0.0 if hardware.pods is None else between_pods * hardware.pods.hop_latency_s)
+
+
+def may_add_up(hardware: HardwareSpec) -> bool:
+    """Whether some network adds up an all-reduce."""
+    beyond = hardware.pods is not None and hardware.pods.in_network_reduction
+    return hardware.scale_out.in_network_reduction or beyond
+
+
+def adds_up(hardware: HardwareSpec, group: GroupPlace) -> BoolArray:
+    """Whether the switches of every network that groups pass add up an all-reduce."""
+    inside = hardware.scale_out.in_network_reduction
+    if hardware.pods is None:
+        return np.full(np.shape(group.size), inside)
+    across = hardware.pods.in_network_reduction & (inside | ~passes_network(group))
+    return np.where(leaves_pod(group), across, inside)
+
+
+def all_to_all_s(
+    hardware: HardwareSpec, group: GroupPlace, leaving: FloatArray, network_s: FloatArray, batch: int
+) -> tuple[FloatArray, FloatArray]:
+    """(seconds on the slower network, added latency) of an all-to-all whose ranks send ``leaving`` bytes each out
+    of their domain, in ``network_s`` on the NICs.
+
+    Of what leaves the domain (n - m) / (n - k) leaves the pod, with m and k ranks of the group there; peers are
+    served ``batch`` at a time. Where no domain of the same pod is in the group the NICs' network is not used.
+    """
+    if hardware.pods is None or group.beyond is None:
+        return network_s, np.zeros(np.shape(network_s))
+    pods, out = hardware.pods, hardware.scale_out
+    outside = group.size - group.beyond.members
+    share = outside / np.maximum(group.size - group.members, 1)
+    pods_s = leaving * share / pods.rate_bytes_per_s
+    both_s = np.maximum(pods_s, np.where(passes_network(group), network_s, 0.0))
+    base = pods.collective_base_latency_s + pods.p2p_latency_s
+    base = base - out.collective_base_latency_s - out.p2p_latency_s
+    added = base + outside / batch * (pods.hop_latency_s - out.hop_latency_s)
+    far = leaves_pod(group)
+    return np.where(far, both_s, network_s), np.where(far, added, 0.0)
+
+
+def message_s(
+    hardware: HardwareSpec, num_bytes: FloatArray, network_s: FloatArray, same_pod: BoolArray
+) -> FloatArray:
+    """Seconds of a message between domains: ``network_s`` inside a pod, bytes / rate + latency between pods."""
+    if hardware.pods is None:
+        return network_s
+    far_s = num_bytes / hardware.pods.rate_bytes_per_s + hardware.pods.p2p_latency_s
+    return np.where(same_pod, network_s, far_s)
+
+
+def processor_fraction(hardware: HardwareSpec, group: GroupPlace, network: FloatArray) -> FloatArray:
+    """Share of the compute that a collective across domains takes: the largest of the tiers that it passes;
+    ``network`` is the share without pods."""
+    if hardware.pods is None:
+        return network
+    inside = np.where(group.members > 1, hardware.scale_up.processor_fraction, 0.0)
+    passed = np.where(passes_network(group), network, inside)
+    return np.where(leaves_pod(group), np.maximum(passed, hardware.pods.processor_fraction), network)

@@ -1,0 +1,295 @@
+"""The time of one training step: a longest path through a fixed graph, in whole nanoseconds.
+
+A step gathers parameters, runs the forwards and backwards of a schedule (see ``schedule.py``), reduces
+gradients, meets at a barrier (the global gradient norm) and updates the optimizer. The graph is fixed by the
+schedule; only durations vary. So the step time is a maximum of path sums, and each path sum
+
+    sum over (term, j) of counts[term, j] * durations[term, j] + num_transfers * transfer_ns + barrier_ns
+
+is a lower bound of the step time for ALL durations of the same structure and overlap switches, and equal to
+it for the durations the path was found with (``critical_path``).
+
+Durations are non-negative integers, ``durations`` [..., Term, J] with rows named by ``Term``; leading
+dimensions are a batch of plans that one sweep over the levels of the graph evaluates together.
+
+ - Gather: chunk 0, 1, ... of a rank one after another from time 0. Without overlap the rank waits for all of
+   them. With ``overlap_param_gather`` buckets arrive while layers run: the first forward on j starts no sooner
+   than FIRST_j after the gather of the chunk before, and ends no sooner than LAST_j after its own gather.
+ - Reduce: without overlap all of a rank's reductions after its last work item. With ``overlap_grad_reduce``
+   on a stream of the rank, chunk v - 1 first; that of j starts no sooner than LEAD_j after the START of the
+   last item on j that adds to its gradients (a backward, or a weight gradient where the backward is split), and
+   the rank is not done before the END of that item + TRAIL_j.
+ - Barrier of all ranks, ``barrier_ns``, then each rank runs OPTIMIZER for its chunks.
+
+Source: the order of work is that of ``schedule.py``; overlap is Megatron-LM's ``overlap_grad_reduce`` and
+``overlap_param_gather`` (core/distributed) with one communication stream per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import SupportsInt
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.problem.plan import Layout
+from milpplan.simulation.layers.terms import Term
+from milpplan.simulation.pipeline.schedule import Int64Array, Structure, structure
+
+__all__ = [
+    "StepGraph",
+    "Structure",
+    "Sweep",
+    "Term",
+    "Timeline",
+    "first_starts",
+    "simulate_times",
+    "step_time_ns",
+    "structure",
+    "sweeps",
+]
+
+IntegerArray = npt.NDArray[np.integer]
+
+# Work items times plans simulated together: two int64 arrays of 32 MiB.
+_MAX_BATCH_NODES = 2**22
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepGraph:
+    """The graph of one layout's step: all that its plans share. Only their durations differ.
+
+    ``transfer_ns``: activations or their gradients from a stage to the next; ``barrier_ns``: the norm of the
+    gradients over all ranks.
+    """
+
+    structure: Structure
+    transfer_ns: int = 0
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    barrier_ns: int = 0
+
+    @staticmethod
+    def of(layout: Layout, transfer_ns: SupportsInt, barrier_ns: SupportsInt) -> StepGraph:
+        """The graph of a layout; raises ``ValueError`` where its schedule does not exist for its degrees."""
+        return StepGraph(
+            structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp),
+            int(transfer_ns),
+            layout.overlap_grad_reduce,
+            layout.overlap_param_gather,
+            int(barrier_ns),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """When everything of one step happens, in nanoseconds from its start.
+
+    Work items [J, m], weight gradients [J, 0] where the backwards hold them; gathers and reductions [J];
+    ``gradients_ready_ns`` (before the barrier), ``busy_ns`` (all work items), ``finish_ns`` (after the optimizer)
+    [P]; a gather or reduction starts at its end minus its duration, optimizers start at ``optimizer_start_ns``.
+    """
+
+    forward_start_ns: Int64Array
+    forward_end_ns: Int64Array
+    backward_start_ns: Int64Array
+    backward_end_ns: Int64Array
+    weight_start_ns: Int64Array
+    weight_end_ns: Int64Array
+    gather_end_ns: Int64Array
+    reduce_end_ns: Int64Array
+    gradients_ready_ns: Int64Array
+    optimizer_start_ns: int
+    busy_ns: Int64Array
+    finish_ns: Int64Array
+    step_time_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """Ends of all nodes [N + P + 1, B], and the tail of the step; a batch of B plans in the last axis.
+
+    Durations are [Term, v, P, B], so a chunk of all ranks is one slice.
+    """
+
+    durations: Int64Array
+    node_durations: Int64Array
+    end: Int64Array
+    gather_end: Int64Array
+    reduce_end: Int64Array
+    ready: Int64Array
+    optimizer: Int64Array
+    crossing: Int64Array | None = None
+    """What the transfer that each node waits for takes beyond the graph's, [N, B]; None where all are alike."""
+
+    def step_time(self, barrier_ns: int) -> Int64Array:
+        """Slowest rank's gradients, the barrier, the slowest optimizer; shape [B]."""
+        return np.asarray(self.ready.max(axis=0) + barrier_ns + self.optimizer.max(axis=0))
+
+
+def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
+    """Longest path to the end of every node for ``durations`` [B, Term, J], level by level."""
+    structure = graph.structure
+    num_nodes, num_stages, vpp = structure.num_nodes, structure.num_stages, structure.vpp
+    # One plan alone drops the batch axis inside the loop: one-dimensional takes are faster.
+    batch = (len(durations),) if len(durations) != 1 else ()
+    by_term = np.ascontiguousarray(durations.reshape(len(durations), -1).T)
+    node_durations = by_term.reshape(-1, *batch).take(structure.duration_index, axis=0)
+    by_stage = by_term.reshape(len(Term), structure.num_virtual_stages, -1)
+    if not structure.in_order:
+        by_stage = by_stage[:, structure.placement.reshape(-1)]
+    matrix = by_stage.reshape(len(Term), vpp, num_stages, -1)
+    gather_end = np.cumsum(matrix[Term.GATHER], axis=0)
+
+    # A node holds its earliest start until its level turns it into its end.
+    end = np.zeros((num_nodes + num_stages + 1, *batch), dtype=np.int64)
+    if graph.overlap_param_gather:
+        first = structure.forward_node[structure.placement.reshape(-1), 0]
+        end[first] = np.maximum(*first_starts(matrix)).reshape(-1, *batch)
+    else:
+        end[num_nodes:-1] = gather_end[-1].reshape(-1, *batch)
+    # "No predecessor" ends one transfer before time 0, so that arriving from it delays nothing.
+    end[-1] = -graph.transfer_ns
+
+    crossing = _crossing(structure, by_term.reshape(len(Term), -1, *batch)[Term.CROSSING])
+    by_rank = structure.rank_predecessor.astype(np.intp)
+    by_transfer = structure.transfer_predecessor.astype(np.intp)
+    offsets = structure.level_offsets
+    for low, high in pairwise(offsets):
+        arrival = end.take(by_transfer[low:high], axis=0)
+        arrival += graph.transfer_ns
+        if crossing is not None:
+            arrival += crossing[low:high]
+        level = end[low:high]
+        np.maximum(level, arrival, out=level)
+        np.maximum(level, end.take(by_rank[low:high], axis=0), out=level)
+        level += node_durations[low:high]
+
+    end = end.reshape(len(end), -1)
+    node_durations = node_durations.reshape(num_nodes, -1)
+    reduce_end, ready = _reduce(graph, matrix, node_durations, end)
+    optimizer = matrix[Term.OPTIMIZER].sum(axis=0)
+    if crossing is not None:
+        crossing = crossing.reshape(num_nodes, -1)
+    return Sweep(matrix, node_durations, end, gather_end, reduce_end, ready, optimizer, crossing)
+
+
+def borders(structure: Structure) -> Int64Array:
+    """The virtual stage j before the border j, j + 1 that each node's transfer passes, [N]; -1 where a node waits
+    for none."""
+    kind, stage = np.divmod(structure.duration_index.astype(np.int64), structure.num_virtual_stages)
+    waits = structure.transfer_predecessor < structure.num_nodes
+    # A pair's backward waits for a transfer between the same two ranks.
+    forward = (kind == Term.FORWARD) | (kind == Term.PAIRED_FORWARD)
+    return np.where(waits, np.where(forward, stage - 1, stage), -1)
+
+
+def _crossing(structure: Structure, by_stage: Int64Array) -> Int64Array | None:
+    """``Sweep.crossing`` from the row CROSSING, [J, ...]."""
+    if not by_stage.any():
+        return None
+    border = borders(structure)
+    crossing = by_stage.take(border, axis=0)
+    crossing[border < 0] = 0
+    return crossing
+
+
+def first_starts(matrix: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Earliest starts of the first forwards [v, P, B] when gathers overlap: for the first bucket to be there,
+    and for the forward to end LAST after the last one (a forward that stalls inside counts as a later start)."""
+    gather_end = np.cumsum(matrix[Term.GATHER], axis=0)
+    first = gather_end - matrix[Term.GATHER] + matrix[Term.FIRST]
+    return first, gather_end + matrix[Term.LAST] - matrix[Term.FORWARD]
+
+
+def _reduce(
+    graph: StepGraph, matrix: Int64Array, node_durations: Int64Array, end: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Ends of the gradient reductions [v, P, B] and when each rank's gradients are ready [P, B]."""
+    structure = graph.structure
+    reduce_ns = matrix[Term.REDUCE]
+    if not graph.overlap_grad_reduce:
+        after_work = np.cumsum(reduce_ns[::-1], axis=0)[::-1]
+        reduce_end = end[structure.last_node] + after_work
+        return reduce_end, reduce_end[0]
+    last = structure.release_node
+    last_end = end[last]
+    return overlapped_reductions(matrix, last_end - node_durations[last], last_end)
+
+
+def overlapped_reductions(
+    matrix: Int64Array, last_start: Int64Array, last_end: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Ends of gradient reductions that overlap [v, P, B] and when each rank's gradients are ready [P, B], from
+    the start and end [v, P, B] of the last item of every virtual stage that adds to its gradients."""
+    reduce_ns = matrix[Term.REDUCE]
+    reduce_end = last_start + matrix[Term.LEAD] + reduce_ns
+    for chunk in range(len(reduce_end) - 2, -1, -1):
+        np.maximum(reduce_end[chunk], reduce_end[chunk + 1] + reduce_ns[chunk], out=reduce_end[chunk])
+    ready = np.maximum(reduce_end, last_end + matrix[Term.TRAIL]).max(axis=0)
+    return reduce_end, ready
+
+
+def checked(graph: StepGraph, durations: IntegerArray) -> Int64Array:
+    """``durations`` [..., Term, J] as int64 [B, Term, J]; raises ``ValueError`` where they make no sense."""
+    shape = (len(Term), graph.structure.num_virtual_stages)
+    if durations.shape[-2:] != shape or not np.issubdtype(durations.dtype, np.integer):
+        raise ValueError(
+            f"durations must be integers of shape [..., {shape[0]}, {shape[1]}], "
+            f"got {durations.dtype} {list(durations.shape)}"
+        )
+    shortest_ns = min(graph.transfer_ns, durations.min(initial=0))
+    if shortest_ns < 0:
+        raise ValueError(f"durations and transfers must not be negative, got {shortest_ns} ns")
+    return durations.astype(np.int64, copy=False).reshape(-1, *shape)
+
+
+def sweeps(graph: StepGraph, durations: IntegerArray) -> Iterator[Sweep]:
+    """The batch in parts of bounded memory, in order."""
+    plans = checked(graph, durations)
+    part = max(1, _MAX_BATCH_NODES // graph.structure.num_nodes)
+    for first in range(0, len(plans), part):
+        yield _sweep(graph, plans[first : first + part])
+
+
+def step_time_ns(graph: StepGraph, durations: IntegerArray) -> Int64Array:
+    """Exact step times of a batch of plans: ``durations`` [..., Term, J] gives shape [...]."""
+    times = [sweep.step_time(graph.barrier_ns) for sweep in sweeps(graph, durations)]
+    flat = np.concatenate(times) if times else np.empty(0, dtype=np.int64)
+    return flat.reshape(durations.shape[:-2])
+
+
+def simulate_times(graph: StepGraph, durations: IntegerArray) -> Timeline:
+    """The whole step of one plan, ``durations`` [Term, J]."""
+    structure = graph.structure
+    plan = checked(graph, durations)
+    if len(plan) != 1:
+        raise ValueError(f"a timeline is of one plan, got {len(plan)}")
+    sweep = _sweep(graph, plan)
+    forward_end = sweep.end[structure.forward_node, 0]
+    backward_end = sweep.end[structure.backward_node, 0]
+    weight_end = sweep.end[structure.weight_node, 0]
+    took = sweep.node_durations[:, 0]
+    forward, backward, weight = (
+        took[nodes] for nodes in (structure.forward_node, structure.backward_node, structure.weight_node)
+    )
+    by_stage = sum(part.sum(axis=1) for part in (forward, backward, weight))
+    optimizer_start = int(sweep.ready.max()) + graph.barrier_ns
+    return Timeline(
+        forward_start_ns=forward_end - forward,
+        forward_end_ns=forward_end,
+        backward_start_ns=backward_end - backward,
+        backward_end_ns=backward_end,
+        weight_start_ns=weight_end - weight,
+        weight_end_ns=weight_end,
+        gather_end_ns=structure.swapped(sweep.gather_end.reshape(-1)),
+        reduce_end_ns=structure.swapped(sweep.reduce_end.reshape(-1)),
+        gradients_ready_ns=sweep.ready[:, 0],
+        optimizer_start_ns=optimizer_start,
+        busy_ns=np.asarray(by_stage)[structure.placement].sum(axis=0),
+        finish_ns=optimizer_start + sweep.optimizer[:, 0],
+        step_time_ns=int(sweep.step_time(graph.barrier_ns)[0]),
+    )

@@ -1,0 +1,150 @@
+"""Which hardware description stands for the cluster of a run."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from milpplan.problem.catalog import load_hardware
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.units import GIB, GIGA, TERA
+from milpplan.validation.runs.records import Cluster
+from milpplan.validation.runs.unstated import UnstatedError
+from milpplan.validation.runs.variants import VARIANTS, described, varied
+
+GENERATIONS: Final = {
+    "dgx-a100-40": "Ampere",
+    "dgx-a100-80": "Ampere",
+    "rtx4090": "Ada",
+    "l40s": "Ada",
+    "dgx-h100": "Hopper",
+    "dgx-h200": "Hopper",
+    "dgx-b200": "Blackwell",
+    "gb200-nvl72": "Blackwell",
+    "mi300x": "CDNA 3",
+}
+OMNI_PATH: Final = ("4x omni-path per node", 4, 100)
+"""Words of the source's interconnect, links a node, and Gb/s of each."""
+_GBITS: Final = r"(\d+)\s*(?:Gb/s|Gbps|Gbit/s)"
+_LINKS: Final = re.compile(rf"(\d+)\s*x\s[^;,]*?{_GBITS}")
+_WHOLE: Final = re.compile(rf"{_GBITS}\s*(?:node-node|(?:per|a) node)")
+_OTHER_LINKS: Final = re.compile(r"storage|management|nvlink|xgmi", re.IGNORECASE)
+MEMORIES: Final = (("dgx-h100", "96gb hbm2e", 2.4e12),)
+"""Description, words of the source, and bytes/s of the memory that they mean (pytorch/torchtitan@31a17bfd
+benchmarks/llama3_h100_202412_torchtitan.md)."""
+EXACT: Final = frozenset({"a100", "a100-sxm4", "h100", "h100-sxm", "h200", "b200", "gb200", "mi300x", "l40s"}) | {
+    "rtx4090",
+    "rtx 4090",
+}
+"""Words for an accelerator that mean a shipped description and nothing else."""
+MOST_TIMES_MEMORY: Final = 2.5
+"""No product of one name has so much more memory than another: what is printed is a node's."""
+_SAME_RATE: Final = 0.02
+_MEMORY_TOLERANCE: Final = 0.08
+"""GB or GiB, and what the driver keeps: differences below this are not another product."""
+
+
+def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
+    """The description, and what was assumed to choose it.
+
+    Raises:
+        UnstatedError: no description of this accelerator ships with milpplan.
+    """
+    name = described(cluster.gpu)
+    if name is None:
+        raise UnstatedError(f"no hardware description for {cluster.gpu}")
+    memory = cluster.gpu_mem_GB
+    if name == "dgx-a100-80" and memory is not None and memory <= 40:
+        name = "dgx-a100-40"
+    told: list[str] = []
+    words = cluster.gpu.strip().lower()
+    if words not in EXACT:
+        told.append(f"{cluster.gpu.strip()} read as {name}")
+    variant = VARIANTS.get(name)
+    if variant is not None:
+        told.append(variant.told(name))
+    spec = _with_capacity(_preset(name), memory, told)
+    spec = _with_memory(spec, cluster.interconnect, told)
+    spec, network = _with_network(spec, cluster.interconnect, cluster.gpus_per_node)
+    return _with_nodes(spec, cluster.gpus_per_node, told), told + network
+
+
+def _with_capacity(spec: HardwareSpec, memory: float | None, told: list[str]) -> HardwareSpec:
+    """The description with the memory that the source prints, where that is another product's."""
+    if memory is None or abs(memory * 1e9 / spec.accelerator.memory_bytes - 1) <= 2 * _MEMORY_TOLERANCE:
+        return spec
+    if memory * 1e9 > MOST_TIMES_MEMORY * spec.accelerator.memory_bytes:
+        told.append(f"{memory:g} GB taken as the memory of a node, as much a GPU as {spec.name} has")
+        return spec
+    told.append(f"{spec.name} with {memory:g} GB of memory; speed as in the description")
+    usable = int(memory * GIB * (1 - _MEMORY_TOLERANCE / 4))
+    return spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"memory_bytes": usable})})
+
+
+def _with_nodes(spec: HardwareSpec, gpus: int | None, told: list[str]) -> HardwareSpec:
+    """The description with smaller nodes, where the source has such and the fast domain is the node."""
+    if gpus is None or gpus == spec.gpus_per_node:
+        return spec
+    if gpus > spec.gpus_per_node or spec.scale_up.num_gpus != spec.gpus_per_node:
+        told.append(f"{gpus} GPUs a node in the source, {spec.gpus_per_node} in {spec.name}")
+        return spec
+    told.append(f"{spec.name} with {gpus} GPUs a node")
+    inside = spec.scale_up.model_copy(update={"num_gpus": gpus})
+    return spec.model_copy(update={"gpus_per_node": gpus, "scale_up": inside})
+
+
+def _with_memory(spec: HardwareSpec, words: str | None, told: list[str]) -> HardwareSpec:
+    """The description with another product's memory bandwidth, where the source names it."""
+    for name, known, bytes_per_s in MEMORIES:
+        if spec.name == name and known in (words or "").lower():
+            told.append(f"memory bandwidth of {known}, {bytes_per_s / TERA:g} TB/s")
+            changed = {"memory_bandwidth_bytes_per_s": bytes_per_s}
+            return spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update=changed)})
+    return spec
+
+
+def _with_network(
+    spec: HardwareSpec, interconnect: str | None, gpus_per_node: int | None
+) -> tuple[HardwareSpec, list[str]]:
+    """The description with the network between nodes that the source prints, where that has another rate."""
+    ours = f"as {spec.name} ({spec.scale_out.name})"
+    if interconnect is None:
+        return spec, [f"network between nodes {ours}"]
+    found = _links(interconnect)
+    if found is None:
+        return spec, [f"interconnect {interconnect[:60]!r}: network between nodes {ours}"]
+    links, gbits_per_s = found
+    bytes_per_s = links * gbits_per_s * GIGA / 8 / (gpus_per_node or spec.gpus_per_node)
+    if bytes_per_s <= 0 or abs(bytes_per_s / spec.scale_out.bandwidth_bytes_per_s - 1) < _SAME_RATE:
+        return spec, []
+    out = spec.scale_out.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
+    text = f"network of {links} x {gbits_per_s} Gb/s a node, latencies of {spec.name}"
+    return spec.model_copy(update={"scale_out": out}), [text]
+
+
+def _links(interconnect: str) -> tuple[int, int] | None:
+    """Links of a node to others, and Gb/s of each; None where the words do not say."""
+    words, links, gbits_per_s = OMNI_PATH
+    if words in interconnect.lower():
+        return links, gbits_per_s
+    for part in re.split(r"[;,]", interconnect):
+        if _OTHER_LINKS.search(part):
+            continue
+        if (found := _LINKS.search(part)) is not None:
+            return int(found[1]), int(found[2])
+        if (found := _WHOLE.search(part)) is not None:
+            return 1, int(found[1])
+    return None
+
+
+def generation_of(spec: HardwareSpec) -> str:
+    """The architecture's name, for summaries."""
+    variant = VARIANTS.get(spec.name)
+    return GENERATIONS.get(spec.name, spec.name) if variant is None else variant.generation
+
+
+@lru_cache(maxsize=32)
+def _preset(name: str) -> HardwareSpec:
+    variant = VARIANTS.get(name)
+    return load_hardware(name) if variant is None else varied(load_hardware(variant.base), name, variant)

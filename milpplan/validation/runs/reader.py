@@ -1,0 +1,203 @@
+"""From a file of measured runs to records; a wrong record is told and left out, the others stay."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from milpplan.errors import InvalidInputError
+from milpplan.problem.reading import read_bytes, shown, validated, whole_or_float
+from milpplan.units import MIB
+from milpplan.validation.runs.records import Cluster, Measured, ModelDims, Parallel, Run
+from milpplan.validation.runs.spelling import respelled
+
+MAX_FILE_BYTES: Final = 64 * MIB
+MAX_TEXT_BYTES: Final = 256 * MIB
+"""Most bytes of a file, and of what a compressed one unpacks to."""
+MAX_RUNS: Final = 200_000
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_MOST_DIGITS: Final = 300
+"""Whole numbers of more are read as infinity, for their record alone to be refused."""
+_DECODER: Final = json.JSONDecoder(
+    parse_float=whole_or_float, parse_int=lambda text: (int if len(text) <= _MOST_DIGITS else float)(text)
+)
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
+_START: Final = re.compile(r'\s*(?:\{\s*"runs"\s*:\s*)?\[')
+_EXPECTED = "Expected runs as JSON."
+_DO = "Give a JSON file of runs, or one record a line, plain or gzipped, as described in docs/validation.md."
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "": Run,
+    "model": ModelDims,
+    "hardware": Cluster,
+    "parallel": Parallel,
+    "measured": Measured,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """Records of one or more files.
+
+    ``told`` maps the id of a run to what was ignored in its record, or read as something else; ``rejected`` are
+    the records that could not be read, each with its reason.
+    """
+
+    runs: tuple[Run, ...]
+    told: dict[str, tuple[str, ...]]
+    rejected: tuple[InvalidInputError, ...]
+
+
+def read_runs(path: Path | None) -> RunFile:
+    """The runs of a file, or without one the published runs that ship with milpplan.
+
+    Raises:
+        InvalidInputError: the file cannot be read, is no JSON, or is no list of one record or more.
+    """
+    files = [(path, str(path))] if path is not None else [(entry, entry.name) for entry in shipped_files()]
+    runs: dict[str, Run] = {}
+    told: dict[str, tuple[str, ...]] = {}
+    rejected: list[InvalidInputError] = []
+    for file, name in files:
+        for source, given in _records(_text(file, name), name):
+            try:
+                if isinstance(given, InvalidInputError):
+                    raise given
+                data, read_as = respelled(given)
+                _refuse_halves(data, source)
+                run = validated(Run, data, source)
+                _refuse_second(run, runs, source)
+            except InvalidInputError as error:
+                rejected.append(InvalidInputError(error.seen, error.expected, "Correct or remove the record."))
+                continue
+            runs[run.id] = run
+            ignored = [f"field {field} of the record is not known and was ignored" for field in _unknown(data)]
+            if read_as or ignored:
+                told[run.id] = (*read_as, *ignored)
+    if not runs and not rejected:
+        raise InvalidInputError(f"{files[0][1]} holds no record.", "Expected one at least.", _DO)
+    return RunFile(tuple(runs.values()), told, tuple(rejected))
+
+
+def shipped_files() -> tuple[Traversable, ...]:
+    """The published runs: inside the installed package, else at the root of the source checkout."""
+    packaged: Traversable = resources.files("milpplan") / "presets" / "runs"
+    directory = packaged if packaged.is_dir() else _CHECKOUT / "runs"
+    found = [entry for entry in directory.iterdir() if entry.name.endswith((".json", ".json.gz"))]
+    return tuple(sorted(found, key=lambda entry: entry.name))
+
+
+def _refuse_second(run: Run, runs: dict[str, Run], source: str) -> None:
+    if run.id in runs:
+        raise InvalidInputError(
+            f"{source}: id {shown(run.id)} appears a second time.", "Expected ids to be unique."
+        )
+
+
+def _refuse_halves(data: object, source: str, field: str = "") -> None:
+    """Halves of a character (UTF-16 surrogates) are no text; the field is named."""
+    if isinstance(data, str) and _HALF.search(data):
+        raise InvalidInputError(f"{source}: {field}: half a character (got {shown(data)}).", "Expected text.")
+    if isinstance(data, dict):
+        for key, value in data.items():
+            _refuse_halves(key, source, f"a name in {field}" if field else "a name")
+            _refuse_halves(value, source, f"{field}.{key}".lstrip("."))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            _refuse_halves(value, source, f"{field}[{index}]")
+
+
+def is_packed(data: bytes) -> bool:
+    """Say whether these are the bytes of a gzipped file."""
+    return data.startswith(_GZIP_MAGIC)
+
+
+def _text(file: Path | Traversable, name: str) -> str:
+    """The text of a plain or gzipped file, its size checked before and while it unpacks."""
+    data = read_bytes(file, _EXPECTED, _DO, MAX_FILE_BYTES) if isinstance(file, Path) else file.read_bytes()
+    try:
+        if is_packed(data):
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
+                data = unpacked.read(MAX_TEXT_BYTES + 1)
+            if len(data) > MAX_TEXT_BYTES:
+                raise InvalidInputError(
+                    f"{name} unpacks to more than {MAX_TEXT_BYTES:,} bytes.", _EXPECTED, "Split the file."
+                )
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise InvalidInputError(f"{name} cannot be read: {reason}.", _EXPECTED, _DO) from error
+
+
+def _records(text: str, name: str) -> Iterator[tuple[str, object]]:
+    """Every record of a text with the words that name it in messages; an error in place of a line that is none."""
+    data = _parsed(text, name)
+    if len(data) > MAX_RUNS:
+        raise InvalidInputError(f"{name} holds {len(data):,} records.", f"Expected at most {MAX_RUNS:,}.", _DO)
+    for index, record in enumerate(data):
+        label = record.get("id") if isinstance(record, dict) else None
+        yield f"{name}, record {index} ({shown(label) if label is not None else 'no id'})", record
+
+
+def _parsed(text: str, name: str) -> list[Any]:
+    """The records of a list, of a list under ``runs``, of a single record, or of one record a line."""
+    try:
+        data = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        whole = _before_the_fault(text)
+        if whole:
+            return [*whole, _no_json(f"{name} after record {len(whole) - 1}, where reading stopped,", error)]
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+        if len(lines) > 1 and all(line.lstrip().startswith("{") for _, line in lines[:2]):
+            return [_line(line, f"{name}, line {number}") for number, line in lines]
+        raise _no_json(name, error) from error
+    if isinstance(data, dict):
+        data = data["runs"] if isinstance(data.get("runs"), list) else [data] if "measured" in data else data
+    if not isinstance(data, list):
+        raise InvalidInputError(f"{name} holds {shown(data)}.", "Expected a list of records at its top.", _DO)
+    return data
+
+
+def _line(text: str, source: str) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        return _no_json(source, error)
+
+
+def _before_the_fault(text: str) -> list[Any]:
+    """The whole records of a list that breaks off or has a fault further on; none where it holds no record."""
+    start = _START.match(text)
+    found: list[Any] = []
+    try:
+        at = start.end() if start else len(text)
+        while True:
+            between = _BETWEEN.match(text, at)
+            record, at = _DECODER.raw_decode(text, between.end() if between else at)
+            found.append(record)
+    except (ValueError, RecursionError):
+        return found if any(isinstance(record, dict) for record in found) else []
+
+
+def _no_json(source: str, error: Exception) -> InvalidInputError:
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return InvalidInputError(f"{source} is not valid JSON: {reason}.", "Expected JSON.", _DO)
+
+
+def _unknown(data: Any) -> Iterator[str]:
+    for section, record in _SECTIONS.items():
+        part = data[section] if section else data
+        yield from (f"{section}.{name}".lstrip(".") for name in part if name not in record.model_fields)

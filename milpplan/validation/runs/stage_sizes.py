@@ -1,0 +1,86 @@
+"""How frameworks deal the layers of a model to virtual stages: numbers of layers, in model order."""
+
+from __future__ import annotations
+
+from milpplan.problem.model import DenseMlp, ModelSpec
+
+
+def even_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Equal virtual stages; else embedding and loss count as a layer each; else ceil, the last what is left.
+
+    Source: Megatron-LM ``--account-for-embedding-in-pipeline-split`` and ``--account-for-loss-...``.
+    """
+    layers = model.num_layers
+    if layers % stages and stages > 1 and (layers + 2) % stages == 0:
+        return _shorter_ends((layers + 2) // stages, stages)
+    return ceil_split(model, stages)
+
+
+def ceil_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """ceil(layers / stages) a virtual stage from the first on, the last ones what is left.
+
+    Source: DeepSpeed ``partition_balanced`` with equal weights (runtime/utils.py).
+    """
+    left, counts = model.num_layers, []
+    most = -(-model.num_layers // stages)
+    for _ in range(stages):
+        counts.append(min(most, left))
+        left -= counts[-1]
+    return tuple(counts)
+
+
+def split_with_embeddings(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """The embedding and the (tied) head are dealt like layers: DeepSpeed ``type:transformer|embedding``."""
+    left, counts = model.num_layers + 2, []
+    most = -(-left // stages)
+    for _ in range(stages):
+        counts.append(min(most, left))
+        left -= counts[-1]
+    counts[0] -= 1
+    last = max(index for index, count in enumerate(counts) if count)
+    counts[last] -= 1
+    return tuple(max(count, 0) for count in counts)
+
+
+def split_by_cost(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """A stage is full once its layers, and all before, cost more than its share of layers and head.
+
+    A layer costs 4 h^2 + 3 h f and the head vocab * h; what a full stage leaves over moves on.
+    Source: huggingface/nanotron src/nanotron/models/base.py (build_model) and models/llama.py
+    (get_block_compute_costs), as printed in the Ultra-Scale Playbook.
+    """
+    return _by_cost(model, stages, 1)
+
+
+def split_by_cost_with_ties(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """The same, but a stage is full as soon as it costs exactly its share.
+
+    Source: bytes that nanotron's runs with the mended pipeline engine have allocated on their first stage where
+    costs and shares tie (10 of 16 layers of the 1.34 B model with pp=2, 5 with pp=4; docs/accuracy.md).
+    """
+    return _by_cost(model, stages, 0)
+
+
+def _by_cost(model: ModelSpec, stages: int, above: int) -> tuple[int, ...]:
+    """Layers of stages that are full once they cost at least ``above`` more than their share."""
+    hidden = model.hidden_size
+    costs = []
+    for run in model.layers:
+        mlp = run.mlp
+        width = mlp.intermediate_size if isinstance(mlp, DenseMlp) else mlp.intermediate_size * mlp.num_experts
+        costs += [4 * hidden * hidden + 3 * hidden * width] * run.count
+    total = sum(costs) + model.vocab_size * hidden
+    counts, stage, spent = [0] * stages, 0, 0
+    for cost in costs:
+        counts[stage] += 1
+        spent += cost
+        if spent * stages >= total * (stage + 1) + above and stage + 1 < stages:
+            stage += 1
+    return tuple(counts)
+
+
+def _shorter_ends(most: int, stages: int) -> tuple[int, ...]:
+    counts = [most] * stages
+    counts[0] -= 1
+    counts[-1] -= 1
+    return tuple(counts)

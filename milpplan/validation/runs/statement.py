@@ -1,0 +1,382 @@
+"""From a measured run to a problem and a plan, with every assumption told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Final, Literal
+
+from pydantic import ValidationError
+
+from milpplan.errors import IllegalPlanError
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
+from milpplan.problem.problem import Job, Problem
+from milpplan.problem.reading import plain_reason
+from milpplan.simulation.simulator import check_plan
+from milpplan.validation.runs.clusters import hardware_of
+from milpplan.validation.runs.frameworks import UNKNOWN, UNKNOWN_SHARDED, Framework
+from milpplan.validation.runs.models import model_of
+from milpplan.validation.runs.recognition import framework_of
+from milpplan.validation.runs.records import Run
+from milpplan.validation.runs.software import with_software
+from milpplan.validation.runs.stage_sizes import split_with_embeddings
+from milpplan.validation.runs.unstated import UnstatedError
+
+DEFAULT_SEQUENCE: Final = 8192
+MAX_WORK_ITEMS: Final = 4_194_304
+"""Most virtual stages x micro-batches of a run that is simulated."""
+MAX_DEGREE: Final = 1_048_576
+_NO_SCHEDULE: Final = ("zb", "zero bubble", "zero-bubble", "v-half", "v-min", "dualpipe")
+_SPLIT: Final[dict[str, Schedule]] = {
+    "zb-h1": "zb-h1",
+    "zb-1p": "zb-h1",
+    "zbh1": "zb-h1",
+    "zb1p": "zb-h1",
+    "zb-v": "zb-v",
+    "zbv": "zb-v",
+    "dualpipe-v": "dualpipe-v",
+    "dualpipev": "dualpipe-v",
+}
+"""Names of schedules with weight gradients apart, and ours. ZB-1p is searched for within the memory of 1F1B, for
+which ZB-H1 is the schedule by hand (Qi et al. 2024, arXiv:2401.10241, sections 2.1 and 3)."""
+_FEATURES: Final = (
+    ("act_cpu_offload", ("True", True), "activations offloaded to the CPU are not modelled"),
+    ("cp_comm_type", ("a2a", "a2a+p2p"), "context parallelism by all-to-all (Ulysses) is not modelled"),
+)
+_KERNELS: Final[tuple[tuple[str, Literal["flash", "unfused"]], ...]] = (
+    ("flash", "flash"),
+    ("torch", "unfused"),
+    ("fused", "unfused"),
+)
+_16_BIT: Final = ("bf16", "amp_bf16", "fp16", "fp16 o2", "mixed 16-bit", "fp16/bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A run in milpplan's words, and what had to be assumed to say it."""
+
+    problem: Problem
+    plan: Plan
+    assumptions: tuple[str, ...]
+
+
+def state(
+    run: Run, read_as: tuple[str, ...] = (), hardware: HardwareSpec | None = None, stacks: bool = True
+) -> Statement:
+    """The problem and the plan of a run.
+
+    ``read_as``: what was ignored in the record, or read as something else, in words. ``hardware`` replaces the
+    description that the record's words would choose. ``stacks``: with the constants fitted to its framework, where
+    there are some.
+
+    Raises:
+        UnstatedError: something the run uses cannot be said, or too little of it is known.
+    """
+    told = list(read_as)
+    _refuse_features(run)
+    framework = framework_of(run)
+    told += framework.notes
+    if framework in (UNKNOWN, UNKNOWN_SHARDED):
+        told.append(f"source {run.group!r} belongs to {framework.name}")
+    told_hardware: list[str] = []
+    if hardware is None:
+        hardware, told_hardware = hardware_of(run.hardware)
+    hardware = with_software(run, framework, hardware, stacks, told)
+    degrees = _degrees(run, told)
+    model, told_model = model_of(run, framework, degrees["tp"])
+    try:
+        job = _job(run, framework, degrees, told)
+        layout = _layout(run, framework, model, degrees, told)
+        plan = Plan(layout=layout, virtual_stages=_stages(run, framework, model, layout, told))
+        problem = _problem(model, hardware, job)
+        check_plan(problem, plan)
+    except ValidationError as error:
+        raise UnstatedError(plain_reason(error.errors(include_url=False)[0])) from error
+    except IllegalPlanError as error:
+        raise UnstatedError(f"{error.seen} {error.expected}".strip()) from error
+    return Statement(problem, plan, tuple(dict.fromkeys(told_model + told_hardware + told)))
+
+
+def _problem(model: ModelSpec, hardware: HardwareSpec, job: Job) -> Problem:
+    if job.precision == "fp8" and hardware.accelerator.fp8 is None:
+        raise UnstatedError(f"{hardware.accelerator.name} has no 8-bit matrix engine in its description")
+    if model.learned_positions and job.sequence_length > model.max_position_embeddings:
+        model = model.model_copy(update={"max_position_embeddings": job.sequence_length})
+    return Problem(model=model, hardware=hardware, job=job)
+
+
+def _refuse_features(run: Run) -> None:
+    if run.measured.status in ("error", "unsupported"):
+        raise UnstatedError(f"the run has status {run.measured.status}, not a measurement")
+    if run.kind != "pretrain":
+        raise UnstatedError(f"a run of kind {run.kind} (packed or partly frozen) is not modelled")
+    schedule = (run.parallel.schedule or "").lower()
+    if schedule not in _SPLIT and any(word in schedule for word in _NO_SCHEDULE):
+        raise UnstatedError(f"schedule {run.parallel.schedule} is not modelled")
+    if "heterogeneous_stages" in run.flags or run.parallel.noted("uniform") is False:
+        raise UnstatedError("stages differ in degrees or recompute single operators")
+    if run.parallel.recompute is None and (run.parallel.recompute_detail or "").startswith("per-op"):
+        raise UnstatedError("stages recompute single operators")
+    if "layout_unknown" in run.flags:
+        raise UnstatedError("the layout is not known")
+    for key, values, reason in _FEATURES:
+        if run.parallel.noted(key) in values:
+            raise UnstatedError(reason)
+
+
+def _degrees(run: Run, told: list[str]) -> dict[str, int]:
+    """tp, pp, cp, dp with the number of GPUs as their product."""
+    parallel, gpus = run.parallel, run.hardware.gpus_total
+    known = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp}
+    if parallel.fsdp and parallel.tp is None and parallel.pp is None:
+        told.append("tp=1, pp=1, cp=1: plain FSDP")
+        known = {name: value or 1 for name, value in known.items()}
+    if known["cp"] is None:
+        told.append("cp=1")
+    gpus = _completed(known, gpus, parallel.dp, told)
+    missing = [name for name in ("tp", "pp") if known[name] is None]
+    if missing or gpus is None:
+        missing += ["the number of GPUs"] if gpus is None else []
+        raise UnstatedError(f"the source does not say {', '.join(missing)}")
+    degrees = {name: value or 1 for name, value in known.items()}
+    model_parallel = prod(degrees.values())
+    if gpus % model_parallel or gpus > MAX_DEGREE:
+        raise UnstatedError(f"{gpus:,} GPUs do not divide into tp x pp x cp = {model_parallel:,}")
+    if parallel.dp is not None and parallel.dp * model_parallel != gpus:
+        told.append(f"dp={gpus // model_parallel} from the number of GPUs, not dp={parallel.dp} as printed")
+    return degrees | {"dp": gpus // model_parallel}
+
+
+def _completed(known: dict[str, int | None], gpus: int | None, dp: int | None, told: list[str]) -> int | None:
+    """The number of GPUs; what the product of the degrees leaves for the one that is not printed is put into
+    ``known``."""
+    missing = [name for name, value in known.items() if value is None and name != "cp"]
+    given = prod(value or 1 for value in known.values())
+    if gpus is None and not missing and dp is not None:
+        told.append(f"{given * dp:,} GPUs = dp x tp x pp x cp (not printed)")
+        return given * dp
+    if gpus is not None and dp is not None and missing and gpus % (given * dp) == 0:
+        left = gpus // (given * dp)
+        if left == 1 or len(missing) == 1:
+            known |= dict.fromkeys(missing, 1) | {missing[0]: left}
+            told.append(f"{', '.join(f'{name}={known[name]}' for name in missing)} from the number of GPUs and dp")
+    return gpus
+
+
+def _job(run: Run, framework: Framework, degrees: dict[str, int], told: list[str]) -> Job:
+    parallel = run.parallel
+    length = run.model.seq_len
+    if length is None:
+        length = DEFAULT_SEQUENCE
+        told.append(f"sequences of {length:,} tokens (not printed)")
+    attention = framework.attention
+    kernel = parallel.noted("attention_kernel")
+    if isinstance(kernel, str):
+        attention = next((ours for word, ours in _KERNELS if word in kernel), framework.attention)
+        told.append(f"attention kernel {kernel!r} priced as {attention}")
+    elif parallel.noted("flash_attention") is True:
+        attention = "flash"
+    else:
+        told.append(f"attention kernel {attention}")
+    grad: Literal["fp32", "bf16"] = framework.grad_dtype
+    if framework.bf16_grad_dtype is not None and "bf16" in (parallel.precision or ""):
+        grad = framework.bf16_grad_dtype
+    if parallel.noted("mp_mode") == "PURE":
+        grad = "bf16"
+    return Job(
+        num_gpus=prod(degrees.values()),
+        global_batch_size=_global_batch(run, degrees["dp"], told),
+        sequence_length=length,
+        precision=_precision(parallel.precision, told),
+        attention_kernel=attention,
+        grad_dtype=grad,
+    )
+
+
+def _global_batch(run: Run, dp: int, told: list[str]) -> int:
+    parallel = run.parallel
+    if parallel.global_batch is not None:
+        return parallel.global_batch
+    if parallel.grad_accum is None:
+        raise UnstatedError("the source does not say the global batch")
+    told.append("global batch = dp x micro-batch x accumulation")
+    return dp * (parallel.micro_batch or 1) * parallel.grad_accum
+
+
+def _precision(text: str | None, told: list[str]) -> Literal["bf16", "fp8"]:
+    word = (text or "").strip().lower()
+    if not word:
+        told.append("precision bf16 (not printed)")
+        return "bf16"
+    if word in _16_BIT:
+        if word not in ("bf16", "amp_bf16"):
+            told.append(f"{text} priced as bf16")
+        return "bf16"
+    if "fp4" in word:
+        raise UnstatedError(f"precision {text} is not modelled")
+    if "fp8" in word or "float8" in word:
+        if word != "fp8":
+            told.append(f"{text} priced as fp8")
+        return "fp8"
+    if any(part in word for part in ("bf16", "bfloat16", "fp16", "float16", "mixed")):
+        told.append(f"{text} priced as bf16")
+        return "bf16"
+    raise UnstatedError(f"precision {text} is not modelled")
+
+
+def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str, int], told: list[str]) -> Layout:
+    parallel = run.parallel
+    dp, tp = degrees["dp"], degrees["tp"]
+    batch = _global_batch(run, dp, [])
+    micro = _micro_batch(run, framework, degrees, batch, told)
+    vpp = parallel.vpp or _interleaving(run, framework, model, degrees["pp"], told)
+    if degrees["pp"] == 1 and vpp > 1:
+        told.append(f"vpp={vpp} without a pipeline counts as 1")
+        vpp = 1
+    if batch % (dp * micro):
+        raise UnstatedError(f"a batch of {batch} does not divide into dp={dp} x micro-batch {micro}")
+    if degrees["pp"] * vpp * (batch // (dp * micro)) > MAX_WORK_ITEMS:
+        raise UnstatedError(f"more than {MAX_WORK_ITEMS:,} work items a pipeline are too many to simulate")
+    moe = model.has_experts
+    ep, etp = _expert_degrees(run, framework, degrees, told) if moe else (1, 1)
+    sequence_parallel = _sequence_parallel(run, framework, tp, moe, told)
+    zero = parallel.zero
+    if parallel.fsdp and zero is None:
+        zero = 3
+    if zero is None:
+        zero = framework.zero
+        told.append(f"ZeRO {zero} (not printed)")
+    if zero == 3 and degrees["pp"] > 1 and framework.pipelined_zero is not None:
+        zero = framework.pipelined_zero
+        told.append(f"sharding in a pipeline priced as ZeRO {zero}: gathered and reduced once a step")
+    replicated = dp * degrees["cp"] > 1
+    zero = zero if replicated else 0
+    reduce = replicated and (framework.overlap_grad_reduce or zero >= 2)
+    gather = reduce and zero >= 1 and (framework.overlap_param_gather or zero == 3)
+    if replicated:
+        told.append(
+            f"gradient reduction {'' if reduce else 'not '}overlapped, parameter gather {'' if gather else 'not '}"
+        )
+    return Layout(
+        **degrees,
+        ep=ep,
+        etp=etp,
+        vpp=vpp,
+        micro_batch_size=micro,
+        global_batch_size=batch,
+        sequence_parallel=sequence_parallel,
+        zero_stage=zero,
+        schedule=_schedule(run, degrees["pp"], vpp, told),
+        overlap_grad_reduce=reduce,
+        overlap_param_gather=gather,
+    )
+
+
+def _schedule(run: Run, pp: int, vpp: int, told: list[str]) -> Schedule:
+    named = _SPLIT.get((run.parallel.schedule or "").lower())
+    if named is not None and pp > 1:
+        told.append(f"schedule {run.parallel.schedule} priced as {named}")
+        return named
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
+def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, told: list[str]) -> int:
+    """Virtual stages a rank where they are not printed: one, or of a schedule that is named interleaved the fewest
+    that all have as many layers, but for the first and the last."""
+    if pp == 1:
+        return 1
+    if _SPLIT.get((run.parallel.schedule or "").lower()) in V_SCHEDULES:
+        return 2
+    if "interleaved" in (run.parallel.schedule or "").lower():
+        for vpp in range(2, model.num_layers // pp + 1):
+            if len(set(framework.split(model, pp * vpp)[1:-1])) == 1:
+                told.append(f"vpp={vpp} (not printed, interleaved)")
+                return vpp
+    told.append("no interleaving (vpp not printed)")
+    return 1
+
+
+def _micro_batch(run: Run, framework: Framework, degrees: dict[str, int], batch: int, told: list[str]) -> int:
+    parallel, dp, pp = run.parallel, degrees["dp"], degrees["pp"]
+    if parallel.micro_batch is not None:
+        return parallel.micro_batch
+    if parallel.grad_accum is not None and batch % (dp * parallel.grad_accum) == 0:
+        told.append("micro-batch from the global batch and the accumulation")
+        return batch // (dp * parallel.grad_accum)
+    if framework.micro_batch_a_stage and pp > 1 and batch % (dp * pp) == 0:
+        told.append(f"{pp} micro-batches, one a pipeline rank (not printed, {framework.name}'s default)")
+        return batch // (dp * pp)
+    told.append("micro-batch 1 (not printed)")
+    return 1
+
+
+def _sequence_parallel(run: Run, framework: Framework, tp: int, moe: bool, told: list[str]) -> bool:
+    given = run.parallel.sp
+    if tp == 1:
+        return False
+    if given is None:
+        given = framework.sequence_parallel or moe
+        told.append(f"{'with' if given else 'without'} sequence parallelism (not printed)")
+    return given
+
+
+def _expert_degrees(run: Run, framework: Framework, degrees: dict[str, int], told: list[str]) -> tuple[int, int]:
+    ep, etp = run.parallel.ep, run.parallel.etp
+    if ep is None and run.parallel.fsdp:
+        raise UnstatedError("the source does not say how the experts are spread")
+    if ep is None:
+        ep = 1
+        told.append("ep=1 (not printed)")
+    if etp is None:
+        etp = degrees["tp"] if framework.experts_share_tp else 1
+        told.append(f"etp={etp} (not printed)")
+    return ep, etp
+
+
+def _stages(
+    run: Run, framework: Framework, model: ModelSpec, layout: Layout, told: list[str]
+) -> tuple[VirtualStage, ...]:
+    stages = layout.num_virtual_stages
+    partition = run.parallel.noted("pp_partition")
+    balanced = (run.parallel.extra or {}).get("asymmetric_pp")
+    if isinstance(partition, str) and "embedding" in partition:
+        counts = split_with_embeddings(model, stages)
+    else:
+        split = next((how for flag, how in framework.flagged_splits if flag in run.flags), framework.split)
+        counts = split(model, stages)
+    if balanced:
+        told.append(f"stages: {balanced}")
+    if len(set(counts)) > 1:
+        told.append(f"layers a virtual stage: {_counts_text(counts)}")
+    mode = run.parallel.recompute
+    if mode is None and "remat" in (run.parallel.recompute_detail or ""):
+        # NVIDIA/dgxc-benchmarking@v24.11.1 maxtext/configure.sh saves projections, not the inside of the MLP.
+        mode = "full"
+        told.append(f"recomputation {run.parallel.recompute_detail!r} priced as full")
+    if mode is None and run.model.name in framework.selective_models:
+        mode = "selective"
+        told.append(f"recomputation selective, as in the recipe of {run.model.name} (not printed)")
+    if mode is None:
+        mode = framework.recompute
+        told.append(f"recomputation {mode} (not printed)")
+    elif run.parallel.recompute_detail and mode == "selective":
+        told.append(f"recomputation {run.parallel.recompute_detail[:80]!r} priced as selective")
+    plan, first = [], 0
+    for count in counts:
+        recompute = Recompute(full=count if mode == "full" else 0, selective=count if mode == "selective" else 0)
+        plan.append(VirtualStage(layers=(first, first + count), recompute=recompute))
+        first += count
+    return tuple(plan)
+
+
+def _counts_text(counts: tuple[int, ...]) -> str:
+    """Runs of equal counts, as ``3, 4 x 30, 3``."""
+    parts: list[tuple[int, int]] = []
+    for count in counts:
+        if parts and parts[-1][0] == count:
+            parts[-1] = (count, parts[-1][1] + 1)
+        else:
+            parts.append((count, 1))
+    return ", ".join(f"{count} x {times}" if times > 1 else f"{count}" for count, times in parts)

@@ -1,0 +1,189 @@
+"""Accelerators without a description of their own: a shipped one with what their data sheets say differs.
+
+Efficiencies, latencies and the network between nodes stay those of the description that it is made from; bus
+bandwidths inside a node are scaled with the link. Rates are dense, one direction, per accelerator.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from milpplan.problem.apply_overlay import COLLECTIVES, with_constants
+from milpplan.problem.hardware import Accelerator, BusTable, HardwareSpec, Precision
+from milpplan.units import GIGA, TERA
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What differs from ``base``; None: as there.
+
+    ``same_kernels``: constants of software stacks on the base serve, because it is the same architecture.
+    ``fp8_flops_per_s`` 0: no such engine. ``power``: the power limit over the base's, which rates of
+    products follow where power is what limits them: in 8 bits, and in 16 where the sustained rate is below 1.
+    """
+
+    base: str
+    generation: str
+    memory_bytes: float
+    memory_bytes_per_s: float
+    source: str
+    bf16_flops_per_s: float | None = None
+    fp8_flops_per_s: float | None = None
+    link_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
+    same_kernels: bool = True
+    power: float = 1.0
+
+    def told(self, name: str) -> str:
+        """What is assumed, in words."""
+        parts = [f"{self.memory_bytes / GIGA:.0f} GB at {self.memory_bytes_per_s / TERA:g} TB/s"]
+        if self.bf16_flops_per_s is not None:
+            parts.append(f"{self.bf16_flops_per_s / TERA:g} TFLOP/s in 16 bits")
+        if self.link_bytes_per_s is not None:
+            parts.append(f"{self.link_bytes_per_s / GIGA:g} GB/s inside a node")
+        if self.network_bytes_per_s is not None:
+            parts.append(f"{self.network_bytes_per_s / GIGA:g} GB/s between nodes")
+        return f"{name} as {self.base} with {', '.join(parts)} ({self.source})"
+
+
+VARIANTS: Final = {
+    "h800": Variant("dgx-h100", "Hopper", 80 * 2**30, 3.35e12, "DeepSeek-V3 report, 3.1", link_bytes_per_s=200e9),
+    "h20": Variant("dgx-h100", "Hopper", 96e9, 4.0e12, "H20 data sheet", 148e12, 296e12),
+    "h100-pcie": Variant("dgx-h100", "Hopper", 80 * 2**30, 2.0e12, "H100 data sheet", 756.5e12, 1513e12, 63e9),
+    "h100-nvl": Variant("dgx-h100", "Hopper", 94e9, 3.9e12, "H100 NVL data sheet", 835.5e12, 1670.5e12, 63e9),
+    "gh200": Variant("dgx-h100", "Hopper", 96e9, 4.0e12, "GH200 data sheet"),
+    "a800": Variant("dgx-a100-80", "Ampere", 80 * 2**30, 2.039e12, "A800 data sheet", link_bytes_per_s=200e9),
+    "a100-pcie": Variant("dgx-a100-80", "Ampere", 80 * 2**30, 1.935e12, "A100 data sheet", link_bytes_per_s=31e9),
+    "v100": Variant(
+        "dgx-a100-40",
+        "Volta",
+        32 * 2**30,
+        0.9e12,
+        "V100 data sheet",
+        125e12,
+        link_bytes_per_s=150e9,
+        network_bytes_per_s=12.5e9,
+        same_kernels=False,
+    ),
+    "b300": Variant(
+        "dgx-b200",
+        "Blackwell Ultra",
+        288e9,
+        8.0e12,
+        "DGX B300 data sheet; 1.1 of B200's power",
+        network_bytes_per_s=100e9,
+        power=1.1,
+    ),
+    "gb300": Variant(
+        "gb200-nvl72",
+        "Blackwell Ultra",
+        288e9,
+        8.0e12,
+        "GB300 NVL72 data sheet; 1.4 kW in place of 1.2",
+        network_bytes_per_s=100e9,
+        power=1.4 / 1.2,
+    ),
+    "l4": Variant("l40s", "Ada", 24e9, 0.3e12, "L4 data sheet", 121e12, 242.5e12),
+    "l40": Variant("l40s", "Ada", 48e9, 0.864e12, "L40 data sheet", 181e12, 362e12),
+    "a10g": Variant(
+        "l40s", "Ampere", 24e9, 0.6e12, "A10 data sheet, the same chip", 125e12, 0.0, same_kernels=False
+    ),
+    "a10": Variant("l40s", "Ampere", 24e9, 0.6e12, "A10 data sheet", 125e12, 0.0, same_kernels=False),
+    "mi325x": Variant("mi300x", "CDNA 3", 256e9, 6.0e12, "MI325X data sheet"),
+    "mi355x": Variant(
+        "mi300x", "CDNA 4", 288e9, 8.0e12, "MI355X data sheet", 2516e12, 5033e12, 537e9, same_kernels=False
+    ),
+    "mi250x": Variant(
+        "mi300x", "CDNA 2", 64e9, 1.6e12, "MI250X data sheet, one GCD", 191.5e12, 0.0, 175e9, 12.5e9, False
+    ),
+    "ampere": Variant("dgx-a100-80", "Ampere", 85899345920, 2.039e12, "the model is not stated"),
+    "hopper": Variant("dgx-h100", "Hopper", 85520809984, 3.35e12, "the model is not stated"),
+    "blackwell": Variant("dgx-b200", "Blackwell", 192265846784, 7.7e12, "the model is not stated"),
+}
+"""Accelerators by name; for the sources, see ``source``."""
+_WORDS: Final = (
+    ("gb300", "gb300"),
+    ("gb200", "gb200-nvl72"),
+    ("b300", "b300"),
+    ("b200", "dgx-b200"),
+    ("gh200", "gh200"),
+    ("h800", "h800"),
+    ("h200", "dgx-h200"),
+    ("h100.*pcie|pcie.*h100", "h100-pcie"),
+    ("h100.*nvl(?!ink)", "h100-nvl"),
+    ("h100", "dgx-h100"),
+    ("h20", "h20"),
+    ("a800", "a800"),
+    ("a100.*pcie|pcie.*a100", "a100-pcie"),
+    ("a100", "dgx-a100-80"),
+    ("v100", "v100"),
+    ("a10g", "a10g"),
+    ("a10", "a10"),
+    ("l40s", "l40s"),
+    ("l40", "l40"),
+    ("l4", "l4"),
+    ("(?:rtx|geforce)? *4090", "rtx4090"),
+    ("mi300x?", "mi300x"),
+    ("mi325x?", "mi325x"),
+    ("mi35[05]x?", "mi355x"),
+    ("mi250x?", "mi250x"),
+    ("blackwell", "blackwell"),
+    ("hopper", "hopper"),
+    ("ampere", "ampere"),
+)
+_PATTERNS: Final = tuple((re.compile(rf"(?<![a-z0-9])(?:{words})(?![a-z0-9])"), name) for words, name in _WORDS)
+
+
+def described(words: str) -> str | None:
+    """Name of the shipped description or of the variant that a source's words for its accelerator mean."""
+    text = words.lower().replace("_", " ").replace("-", " ").replace("rtx4090", "rtx 4090")
+    return next((name for pattern, name in _PATTERNS if pattern.search(text)), None)
+
+
+def stack_hardware(name: str) -> str:
+    """Name of the description whose software stacks serve for a description or variant."""
+    variant = VARIANTS.get(name)
+    return name if variant is None or not variant.same_kernels else variant.base
+
+
+def varied(base: HardwareSpec, name: str, variant: Variant) -> HardwareSpec:
+    """The base's description with the variant's rates, memory and name."""
+    up, out = base.scale_up, base.scale_out
+    if variant.link_bytes_per_s is not None:
+        factor = variant.link_bytes_per_s / up.bandwidth_bytes_per_s
+        tables = {kind: _scaled(getattr(up, kind), factor) for kind in COLLECTIVES}
+        up = up.model_copy(update={**tables, "bandwidth_bytes_per_s": variant.link_bytes_per_s})
+    if variant.network_bytes_per_s is not None:
+        out = out.model_copy(update={"bandwidth_bytes_per_s": variant.network_bytes_per_s})
+    accelerator = _accelerator(base.accelerator, name, variant)
+    changed = base.model_copy(update={"name": name, "accelerator": accelerator, "scale_up": up, "scale_out": out})
+    return with_constants(changed, {"gemm_fp8_efficiency": variant.power}, {})
+
+
+def _accelerator(accelerator: Accelerator, name: str, variant: Variant) -> Accelerator:
+    update: dict[str, object] = {
+        "name": name.upper(),
+        "memory_bytes": int(variant.memory_bytes),
+        "memory_bandwidth_bytes_per_s": variant.memory_bytes_per_s,
+    }
+    update["bf16"] = _engine(accelerator.bf16, variant.bf16_flops_per_s, variant.power)
+    if accelerator.fp8 is not None:
+        without = variant.fp8_flops_per_s == 0.0
+        update["fp8"] = None if without else _engine(accelerator.fp8, variant.fp8_flops_per_s, variant.power)
+    return accelerator.model_copy(update=update)
+
+
+def _engine(engine: Precision, peak_flops_per_s: float | None, power: float) -> Precision:
+    return engine.model_copy(
+        update={
+            "peak_flops_per_s": engine.peak_flops_per_s if peak_flops_per_s is None else peak_flops_per_s,
+            "sustained": min(engine.sustained * power, 1.0) if engine.sustained < 1.0 else 1.0,
+        }
+    )
+
+
+def _scaled(table: BusTable, factor: float) -> BusTable:
+    rows = tuple(tuple(value * factor for value in row) for row in table.bus_bandwidth_bytes_per_s)
+    return table.model_copy(update={"bus_bandwidth_bytes_per_s": rows})

@@ -1,0 +1,467 @@
+"""Hugging Face configs become models whose counts are those of the classes, and nonsense is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from milpplan.errors import InvalidInputError, MilpplanError
+from milpplan.problem.catalog import load_hardware
+from milpplan.problem.huggingface.config import ALIASES, model_from_config
+from milpplan.problem.huggingface.defaults import CLASS_DEFAULTS, CLASS_SIZES
+from milpplan.problem.huggingface.families import BUILDERS
+from milpplan.problem.huggingface.known_keys import without_effect
+from milpplan.problem.model import GroupedQueryAttention, LatentAttention, MixtureOfExperts, ModelSpec
+from milpplan.problem.plan import Layout, Plan, VirtualStage
+from milpplan.problem.problem import Job, Problem
+from milpplan.simulation.layers.parameters import total_parameters
+from milpplan.simulation.simulator import simulate
+from tests.amounts import few_or_many
+
+DATA = Path(__file__).parents[1] / "data"
+COUNTS: dict[str, int] = json.loads((DATA / "hf_param_counts.json").read_text())["counts"]
+FAMILY_CASES: list[dict[str, Any]] = json.loads((DATA / "hf_family_counts.json").read_text())["cases"]
+
+
+def config_of(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((DATA / "hf_configs" / f"{name}.json").read_text())
+    return config
+
+
+def windows(model: ModelSpec) -> list[int | None]:
+    """The attention window of every layer."""
+    result: list[int | None] = []
+    for run in model.layers:
+        assert isinstance(run.attention, GroupedQueryAttention)
+        result += [run.attention.sliding_window] * run.count
+    return result
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_hub_config_counts_as_its_class(name: str) -> None:
+    """A config as on the Hub has, to the unit, the parameters of the transformers class, which has no layers that
+    predict further tokens."""
+    ignored = [key for key in ("num_nextn_predict_layers",) if key in config_of(name)]
+    model = model_from_config(config_of(name), name, ignored)
+    assert total_parameters(model) == COUNTS[name]
+    assert list(model.ignored_keys) == ignored
+
+
+@pytest.mark.parametrize("index", range(len(FAMILY_CASES)))
+def test_every_switch_of_every_family_counts_as_its_class(index: int) -> None:
+    """Small configs with every switch of a family have the parameters of the transformers class."""
+    case = FAMILY_CASES[index]
+    assert total_parameters(model_from_config(case["config"], "small")) == case["parameters"]
+
+
+def test_every_family_has_a_checked_case() -> None:
+    """No family is supported without a count that transformers confirms, nor without its defaults."""
+    assert {case["config"]["model_type"] for case in FAMILY_CASES} == set(BUILDERS) == set(CLASS_DEFAULTS)
+
+
+def test_missing_tie_word_embeddings_takes_the_class_default() -> None:
+    """The key is often absent: Gemma is then tied, Llama is not."""
+    gemma, llama = config_of("gemma-7b"), config_of("llama3-8b")
+    del llama["tie_word_embeddings"]
+    assert "tie_word_embeddings" not in gemma
+    assert model_from_config(gemma, "gemma").tie_word_embeddings
+    assert not model_from_config(llama, "llama").tie_word_embeddings
+
+
+def test_transformers_5_spelling_of_experts_is_understood() -> None:
+    """Version 5 saves num_local_experts where the Hub's Qwen3-MoE has num_experts."""
+    config = config_of("qwen3-30b-a3b")
+    config["num_local_experts"] = config.pop("num_experts")
+    config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"}
+    assert total_parameters(model_from_config(config, "qwen")) == COUNTS["qwen3-30b-a3b"]
+
+
+def test_text_part_of_a_multimodal_config_is_the_model() -> None:
+    """Gemma 3 4B on the Hub leaves family and tying to the outer config, and sizes to the class: they are refused
+    until they are written down, and so is the tower of images until it is ignored."""
+    text: dict[str, Any] = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "image_token_index": 262144,
+        "mm_tokens_per_image": 256,
+        "text_config": text,
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+    }
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+    for key, value in sizes.items():
+        given = {name: size for name, size in sizes.items() if name != key}
+        with pytest.raises(InvalidInputError, match=f"{key} is missing.*assumes {value}"):
+            model_from_config({**config, "text_config": {**given, **text}}, "g", ["vision_config"])
+    text |= sizes
+    with pytest.raises(InvalidInputError, match="Gemma3ForConditionalGeneration"):
+        model_from_config(config, "gemma-3-4b")
+    with pytest.raises(InvalidInputError, match=r"vision_config \(the image tower"):
+        model_from_config({**config, "architectures": None}, "gemma-3-4b")
+    model = model_from_config(config, "gemma-3-4b", ["vision_config"])
+    assert model.ignored_keys == ("vision_config",)
+    # 262,208 * 2560, and a layer 2560*(8 + 2*4)*256 + 8*256*2560 + 2*256 + 3*2560*10240 + 4*2560, and a norm.
+    layer = 10_485_760 + 5_242_880 + 512 + 78_643_200 + 10_240
+    assert total_parameters(model) == 671_252_480 + 34 * layer + 2_560
+    del text["model_type"]
+    assert model_from_config(config, "gemma-3-4b", ["vision_config"]) == model
+
+
+def test_outer_tying_holds_for_the_text_part() -> None:
+    """tie_word_embeddings outside text_config holds unless the inside says otherwise."""
+    text = config_of("mistral-7b")
+    del text["tie_word_embeddings"]
+    outer = {"model_type": "mistral3", "text_config": text, "tie_word_embeddings": True}
+    assert model_from_config(outer, "m").tie_word_embeddings
+
+
+def test_family_follows_from_the_class_name() -> None:
+    """A config without model_type is recognised by its architectures."""
+    config = config_of("qwen3-30b-a3b")
+    del config["model_type"]
+    assert total_parameters(model_from_config(config, "qwen")) == COUNTS["qwen3-30b-a3b"]
+
+
+def test_null_means_absent() -> None:
+    """A null n_inner is 4 * n_embd; a null num_key_value_heads is as many as heads."""
+    config = config_of("gpt2") | {"n_inner": None}
+    assert total_parameters(model_from_config(config, "gpt2")) == COUNTS["gpt2"]
+    llama = model_from_config(config_of("llama3-8b") | {"num_key_value_heads": None}, "llama")
+    attention = llama.layers[0].attention
+    assert isinstance(attention, GroupedQueryAttention)
+    assert attention.num_key_value_heads == 32
+
+
+def test_dense_layers_before_the_experts() -> None:
+    """DeepSeek-V3 has first_k_dense_replace = 3 dense layers and then 58 with experts, all with MLA."""
+    config = config_of("deepseek-v3") | {"num_nextn_predict_layers": 0}
+    model = model_from_config(config, "deepseek-v3")
+    assert [(run.count, run.mlp.type) for run in model.layers] == [(3, "dense"), (58, "moe")]
+    assert all(isinstance(run.attention, LatentAttention) for run in model.layers)
+
+
+def test_sparse_step_and_dense_list() -> None:
+    """With decoder_sparse_step 2 every second layer has experts, unless mlp_only_layers names it."""
+    config = config_of("qwen1.5-moe") | {
+        "num_hidden_layers": 6,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+    }
+    model = model_from_config(config, "qwen")
+    kinds = [isinstance(run.mlp, MixtureOfExperts) for run in model.layers for _ in range(run.count)]
+    assert kinds == [False, True, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("gpt-oss-120b", {}, [128, None] * 18),
+        ("gpt-oss-120b", {"layer_types": None}, [128, None] * 18),
+        ("gemma2-2b", {}, [4096, None] * 13),
+        ("mistral-7b", {}, [4096] * 32),
+        ("mistral-7b", {"sliding_window": None}, [None] * 32),
+        ("qwen2-7b", {}, [None] * 28),
+        ("qwen2-7b", {"use_sliding_window": True, "max_window_layers": 20}, [None] * 20 + [131072] * 8),
+        (
+            "gemma2-2b",
+            {"model_type": "gemma3_text", "architectures": None, "sliding_window_pattern": 13},
+            [*[4096] * 12, None] * 2,
+        ),
+        ("gemma2-2b", {"layer_types": ["full_attention"] * 26}, [None] * 26),
+    ],
+)
+def test_windows_by_layer(name: str, changes: dict[str, Any], expected: list[int | None]) -> None:
+    """layer_types, patterns and switches say which layers slide, as in the transformers class."""
+    assert windows(model_from_config(config_of(name) | changes, name)) == expected
+
+
+def test_default_sequence_length_fits_the_context() -> None:
+    """A sequence is 4096 tokens unless the model's context is shorter."""
+    assert model_from_config(config_of("llama3-8b"), "l").default_sequence_length == 4096
+    assert model_from_config(config_of("gpt2"), "g").default_sequence_length == 1024
+
+
+def test_unknown_family_says_what_it_found_and_what_is_missing() -> None:
+    """An unknown model_type is refused with the dimensions found, those missing, the families, a way out."""
+    with pytest.raises(InvalidInputError) as caught:
+        model_from_config({"model_type": "mamba", "hidden_size": 768, "n_layer": 24}, "my-mamba")
+    error = caught.value
+    assert "'mamba'" in error.seen
+    assert "n_layer=24" in error.seen
+    assert "hidden_size=768" in error.seen
+    assert "missing heads" in error.seen
+    assert "deepseek_v3" in error.expected
+    assert "TOML" in error.do
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100000000"),
+        ({"vocab_size": "128256"}, "vocab_size is '128256'"),
+        ({"vocab_size": 10**5000}, "vocab_size is a value too large"),
+        ({"intermediate_size": 10**12}, "intermediate_size"),
+        ({"intermediate_size": 2.5}, "intermediate_size is 2.5"),
+        ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"num_attention_heads": [32]}, "num_attention_heads"),
+        ({"num_attention_heads": 33}, "not a multiple"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads=5"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": "bloom"}, "model_type 'bloom'"),
+    ],
+)
+def test_impossible_values_are_named(changes: dict[str, Any], word: str) -> None:
+    """Zero, negative, absurd and mistyped values are refused by name and value."""
+    with pytest.raises(InvalidInputError) as caught:
+        model_from_config(config_of("llama3-8b") | changes, "broken")
+    assert word in caught.value.seen
+    assert caught.value.expected
+    assert caught.value.do
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt-oss-120b", {"layer_types": ["sliding_attention"]}),
+        ("gpt-oss-120b", {"layer_types": ["linear_attention"] * 36}),
+        ("gpt-oss-120b", {"layer_types": "full_attention"}),
+        ("gpt-oss-120b", {"num_experts_per_tok": 200}),
+        ("qwen3-30b-a3b", {"mlp_only_layers": ["first"]}),
+        ("deepseek-v3", {"attention_bias": True}),
+        ("deepseek-v3", {"moe_layer_freq": 2}),
+        ("deepseek-v3", {"moe_layer_freq": True}),
+    ],
+)
+def test_settings_without_a_field_are_refused(name: str, changes: dict[str, Any]) -> None:
+    """What the description cannot express is refused instead of being dropped."""
+    with pytest.raises(InvalidInputError):
+        model_from_config(config_of(name) | changes, name)
+
+
+@pytest.mark.parametrize("config", [None, [], "llama", 3, {}, {"architectures": []}, {"text_config": 1}])
+def test_no_config_at_all(config: object) -> None:
+    """Whatever is not a config is refused with the same kind of error."""
+    with pytest.raises(InvalidInputError):
+        model_from_config(config, "nothing")
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-2, 40), st.floats(), st.text(max_size=12)
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+)
+KEYS = sorted({key for case in FAMILY_CASES for key in case["config"]} | {"layer_types", "text_config"})
+
+
+@few_or_many(40, 400, st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), JSON, max_size=12))
+def test_arbitrary_objects_never_crash(config: dict[str, Any]) -> None:
+    """Any JSON object becomes a model or a MilpplanError, never another exception."""
+    with contextlib.suppress(MilpplanError):
+        model_from_config(config, "fuzz")
+
+
+@few_or_many(
+    100,
+    1000,
+    st.sampled_from(FAMILY_CASES).map(lambda case: case["config"]),
+    st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
+    st.sets(st.sampled_from(KEYS), max_size=3),
+)
+def test_mutated_configs_never_crash(config: dict[str, Any], changes: dict[str, Any], removed: set[str]) -> None:
+    """A real config with keys changed and removed becomes a countable model or a MilpplanError."""
+    mutated = {key: value for key, value in {**config, **changes}.items() if key not in removed}
+    try:
+        model = model_from_config(mutated, "fuzz")
+    except MilpplanError:
+        return
+    assert total_parameters(model) > 0
+
+
+CLASS_KEYS: dict[str, Any] = json.loads((DATA / "hf_class_keys.json").read_text())
+"""Every key of every family's class, with its default (the file names its source)."""
+NOT_SIZES = {"model_type", "architectures", "tie_word_embeddings", "max_position_embeddings"}
+
+
+def small(family: str, index: int = 0) -> dict[str, Any]:
+    """A small config of a family with all its sizes."""
+    cases = [case["config"] for case in FAMILY_CASES if case["config"]["model_type"] == family]
+    return dict(cases[index])
+
+
+def other_values(value: object) -> list[object]:
+    """Values of the same type that are not the default."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [2 * value, value + 1, 0]
+    if isinstance(value, float):
+        return [0.5, 0.0]
+    return ["odd", True, False, 3, 0.5, ["sliding_attention", "full_attention"]]
+
+
+def fate(config: dict[str, Any], key: str, value: object) -> str:
+    """What becomes of a key: ``priced`` where the model is another one, ``equal`` where it is not, ``refused``."""
+    before = model_from_config(config, "small")
+    try:
+        after = model_from_config(config | {key: value}, "small")
+    except InvalidInputError as error:
+        named = [name for name in (key, *(CLASS_KEYS["families"][config["model_type"]])) if name in error.seen]
+        return "refused" if named else f"refused for another reason: {error.seen}"
+    return "equal" if after == before else "priced"
+
+
+@pytest.mark.parametrize("family", sorted(BUILDERS))
+def test_every_key_of_a_class_is_priced_listed_or_refused(family: str) -> None:
+    """A key that is neither listed as without effect nor fixed changes the model or is refused; a listed one
+    never changes it."""
+    listed = without_effect(family)
+    keys = CLASS_KEYS["base"] | CLASS_KEYS["families"][family]
+    configs = [small(family, index) for index in (0, 1, -1)]
+    if "use_sliding_window" in keys:
+        slides = {"use_sliding_window": True, "sliding_window": 64}
+        slides |= {"max_window_layers": 1} if "max_window_layers" in keys else {}
+        configs += [config | slides for config in configs]
+    for key in sorted(set(keys) - NOT_SIZES):
+        fates = {
+            fate(config, key, value)
+            for config in configs
+            for value in other_values(config.get(key, keys[key]))
+            if config.get(key) != value
+        }
+        if key in listed:
+            assert fates == {"equal"}, (key, fates)
+        else:
+            assert fates & {"priced", "refused"}, (key, fates)
+            assert fates <= {"priced", "refused", "equal"}, (key, fates)
+
+
+@pytest.mark.parametrize("family", sorted(BUILDERS))
+def test_no_size_has_a_default(family: str) -> None:
+    """A config without one of its sizes is refused, and the message names the key and what the class assumes."""
+    config = small(family)
+    for key, assumed in CLASS_SIZES[family].items():
+        spelled = [name for name in (key, *ALIASES.get(family, {}).get(key, ())) if name in config]
+        if not spelled:
+            continue
+        with pytest.raises(InvalidInputError) as caught:
+            model_from_config({name: value for name, value in config.items() if name not in spelled}, "small")
+        if caught.value.seen.endswith(f"{key} is missing."):
+            assert str(assumed) in caught.value.expected
+        else:
+            assert "multiple" in caught.value.seen or "exceeds" in caught.value.seen, (key, caught.value.seen)
+
+
+@few_or_many(
+    60, 600, st.sampled_from(sorted(BUILDERS)), st.text(min_size=1, max_size=20), st.booleans() | st.integers()
+)
+def test_an_invented_key_is_refused_by_name(family: str, key: str, value: object) -> None:
+    """No family swallows a key that it does not know; with ignore the model is the same and names the key."""
+    config, known = small(family), CLASS_KEYS["base"] | CLASS_KEYS["families"][family] | without_effect(family)
+    key = f"x_{key}"
+    assert key not in known
+    with pytest.raises(InvalidInputError) as caught:
+        model_from_config(config | {key: value}, "small")
+    assert "x_" in caught.value.seen
+    model = model_from_config(config | {key: value}, "small", [key])
+    assert model.ignored_keys == (key,)
+    assert model.model_copy(update={"ignored_keys": ()}) == model_from_config(config, "small")
+
+
+@pytest.mark.parametrize(
+    "head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model", "RewardModel"]
+)
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "qwen3-32b", "gemma-7b", "deepseek-v3"])
+def test_other_heads_than_the_vocabulary_are_refused(name: str, head: str) -> None:
+    """A score of classes, spans or nothing is not the vocabulary: refused or ignored by name."""
+    config = config_of(name) | {"num_labels": 1, "num_nextn_predict_layers": None}
+    stem = config["architectures"][0].replace("ForCausalLM", "").replace("LMHeadModel", "")
+    other = config | {"architectures": [stem + head]}
+    with pytest.raises(InvalidInputError, match=stem + head):
+        model_from_config(other, name)
+    assert model_from_config(other, name, ["architectures"]).ignored_keys == ("architectures",)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "masks"),
+    [
+        # residual stream, embedding, scores
+        ("gpt2", {}, (True, True, True)),
+        ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, (False, False, False)),
+        ("gpt2", {"resid_pdrop": 0.0}, (False, True, True)),
+        ("starcoder2", {}, (True, True, True)),
+        ("starcoder2", {"residual_dropout": 0.0, "embedding_dropout": 0.0}, (False, False, True)),
+        ("llama3-8b", {}, (False, False, False)),
+        ("llama3-8b", {"attention_dropout": 0.1}, (False, False, True)),
+        ("phi3", {"resid_pdrop": 0.1, "embd_pdrop": 0.1}, (True, False, False)),
+        ("gpt-neox-20b", {"hidden_dropout": 0.1}, (True, True, False)),
+    ],
+)
+def test_dropout_is_what_the_file_says(name: str, changes: dict[str, Any], masks: tuple[bool, ...]) -> None:
+    """The three probabilities decide the masks; StarCoder2's file has 0.1, GPT-2's class where it is absent."""
+    model = model_from_config(config_of(name) | changes, name)
+    assert (model.dropout, model.drops_embedding, model.drops_scores) == masks
+
+
+def test_opt_drops_residuals_and_neither_embedding_nor_scores() -> None:
+    """OPT's class has a dropout of 0.1 after attention and feed-forward block; with 0.0 it has none."""
+    model = model_from_config(small("opt"), "opt")
+    assert (model.dropout, model.drops_embedding, model.drops_scores) == (True, False, False)
+    assert not model_from_config(small("opt") | {"dropout": 0.0}, "opt").dropout
+
+
+def test_masks_are_priced() -> None:
+    """Masks of the residual stream take memory in every layer, and a mask of the embedding in the first stage."""
+    peaks = []
+    for masks in ({}, {"embedding_dropout": 0.1}, {"residual_dropout": 0.1}):
+        quiet = {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
+        model = model_from_config(config_of("starcoder2") | quiet | masks, "starcoder2")
+        job = Job(num_gpus=8, global_batch_size=64, sequence_length=4096)
+        problem = Problem(model=model, hardware=load_hardware("dgx-h100"), job=job)
+        layout = Layout(tp=1, pp=2, dp=4, micro_batch_size=1, global_batch_size=64)
+        half = model.num_layers // 2
+        stages = (VirtualStage(layers=(0, half)), VirtualStage(layers=(half, model.num_layers)))
+        report = simulate(problem, Plan(layout=layout, virtual_stages=stages))
+        peaks.append([stage.memory.peak_bytes for stage in report.stages])
+    tokens, hidden, layers = (
+        4096,
+        config_of("starcoder2")["hidden_size"],
+        config_of("starcoder2")["num_hidden_layers"],
+    )
+    assert peaks[1][0] - peaks[0][0] == pytest.approx(2 * tokens * hidden, abs=4)
+    assert peaks[1][1] == peaks[0][1]
+    # Two micro-batches wait in the first stage, one in the second; two masks of a byte a layer.
+    assert peaks[2][1] - peaks[0][1] == pytest.approx(2 * tokens * hidden * (layers - layers // 2), rel=0.05)
+
+
+def test_two_spellings_of_a_size_must_agree() -> None:
+    """GPT-2's class takes n_layer and num_hidden_layers; a file that contradicts itself is refused."""
+    config = config_of("gpt2")
+    assert model_from_config(config | {"num_hidden_layers": 12}, "gpt2") == model_from_config(config, "gpt2")
+    with pytest.raises(InvalidInputError, match="num_hidden_layers is 24 and n_layer is 12"):
+        model_from_config(config | {"num_hidden_layers": 24}, "gpt2")
+
+
+def test_a_key_of_another_family_is_no_size() -> None:
+    """Llama's class does not read n_layer: transformers would build 32 layers, so the file is refused."""
+    config = config_of("llama3-8b")
+    config["n_layer"] = config.pop("num_hidden_layers")
+    with pytest.raises(InvalidInputError, match="num_hidden_layers is missing"):
+        model_from_config(config, "llama")

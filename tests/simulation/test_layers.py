@@ -1,0 +1,327 @@
+"""Layer times: operation counts on an ideal accelerator, communication by hand, and invariants."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from milpplan.problem.catalog import load_hardware
+from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts, ModelSpec
+from milpplan.problem.problem import Problem
+from milpplan.simulation.layers.kernels import batched_gemm_s, memory_bound_s
+from milpplan.simulation.layers.layer_time import (
+    EXPOSED,
+    Part,
+    Phase,
+    Shard,
+    average_keys,
+    kv_heads_per_rank,
+    layer_seconds,
+)
+from milpplan.simulation.layers.parameters import layer_parameters
+from milpplan.simulation.network import collectives
+from milpplan.simulation.network.collectives import overlap_s
+from tests.simulation.cases import MODEL_HARDWARE, columns_of, ideal_hardware, problem_of
+
+FloatArray = npt.NDArray[np.float64]
+PEAK_FLOPS_PER_S = 312e12
+"""Of the ideal accelerator (an A100)."""
+
+
+def seconds(problem: Problem, kind: int = 0, **fields: object) -> FloatArray:
+    """[Part, Phase] of one layer under one layout."""
+    return layer_seconds(problem, problem.model.kinds[kind], columns_of(**fields))[..., 0]
+
+
+def cases() -> list[tuple[Problem, int]]:
+    """Every kind of layer of a varied set of models."""
+    problems = [
+        problem_of(model, hardware, attention_kernel=kernel, precision=precision)
+        for model, hardware, kernel, precision in MODEL_HARDWARE
+    ]
+    return [(problem, kind) for problem in problems for kind in range(len(problem.model.kinds))]
+
+
+def matrix_parameters(model: ModelSpec, kind: LayerRun) -> float:
+    """Weights that multiply one token in one layer: all but norms and biases, top-k of the experts."""
+    bare = kind.model_copy(update={"num_norms": 0})
+    counts = layer_parameters(model, bare)
+    total = float(counts.tensor_parallel + counts.replicated)
+    attention = kind.attention
+    if isinstance(attention, LatentAttention):
+        total -= (attention.q_lora_rank or 0) + attention.kv_lora_rank
+    elif attention.qk_norm == "per_head":
+        total -= 2 * attention.head_dim
+    if isinstance(kind.mlp, MixtureOfExperts):
+        total += counts.experts * kind.mlp.num_experts_per_tok / kind.mlp.num_experts
+    return total
+
+
+def score_width(kind: LayerRun) -> int:
+    """Width of queries plus width of values, over all heads."""
+    attention = kind.attention
+    if isinstance(attention, LatentAttention):
+        width = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
+        return attention.num_attention_heads * width
+    return 2 * attention.num_attention_heads * attention.head_dim
+
+
+def overlapped_sum(problem: Problem, found: FloatArray, part: Part, phase: Phase) -> float:
+    """Seconds of communication inside one domain, hidden or not: exposed - (what it takes from compute) +
+    hidden."""
+    hidden = {Part.TP: Part.TP_HIDDEN, Part.CP: Part.CP_HIDDEN}[part]
+    share = problem.hardware.scale_up.processor_fraction
+    return float(found[part, phase] + (1 - share) * found[hidden, phase])
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_published_flops_of_a_gpt_layer(tp: int) -> None:
+    """Unfused attention: 24 b s h^2 + 4 b s^2 h FLOPs forward and twice that backward, divided by t
+    (Narayanan et al. 2021, appendix; Korthikanti et al. 2022, appendix A)."""
+    problem = problem_of("gpt3-175b", ideal_hardware(), attention_kernel="unfused")
+    b, s, h = 4, 2048, 12288
+    forward = 24 * b * s * h**2 + 4 * b * s**2 * h
+    found = seconds(problem, tp=tp, micro_batch_size=b)[Part.COMPUTE] * PEAK_FLOPS_PER_S * tp
+    assert found[Phase.FORWARD] == pytest.approx(forward)
+    assert found[Phase.BACKWARD] == pytest.approx(2 * forward)
+    assert found[Phase.SELECTIVE] == pytest.approx(4 * b * s**2 * h)
+
+
+def test_operator_checkpoints_replay_every_second_product() -> None:
+    """Of a layer of Llama 3 8B keys, output and up: 2 FLOPs a weight and token; attention is not replayed."""
+    plain = ideal_hardware()
+    software = plain.software.model_copy(update={"operator_checkpoints": True})
+    problem = problem_of("llama3-8b", plain.model_copy(update={"software": software}))
+    found = seconds(problem)[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S
+    assert found == pytest.approx(2 * 8192 * 4096 * (1024 + 4096 + 14336))
+    assert seconds(problem_of("llama3-8b", plain))[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S < 1
+
+
+def test_flash_attention_counts_the_causal_half() -> None:
+    """Flash attention computes half of the square forward and 2.5 times that backward (Dao 2023, section
+    4.1)."""
+    problem = problem_of("gpt3-175b", ideal_hardware())
+    b, s, h = 1, 2048, 12288
+    found = seconds(problem)[Part.COMPUTE] * PEAK_FLOPS_PER_S
+    assert found[Phase.FORWARD] == pytest.approx(24 * b * s * h**2 + 2 * b * s**2 * h)
+    assert found[Phase.BACKWARD] == pytest.approx(48 * b * s * h**2 + 5 * b * s**2 * h)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "gemma-7b"])
+def test_forward_is_two_flops_a_parameter(model: str) -> None:
+    """On an ideal accelerator a forward costs 2 FLOPs for every weight a token meets, and its attention."""
+    problem = problem_of(model, ideal_hardware())
+    s = problem.job.sequence_length
+    for number, kind in enumerate(problem.model.kinds):
+        flops = 2 * s * (matrix_parameters(problem.model, kind) + s / 2 * score_width(kind))
+        found = seconds(problem, number)[Part.COMPUTE, Phase.FORWARD] * PEAK_FLOPS_PER_S
+        assert found == pytest.approx(flops, rel=1e-9)
+
+
+@pytest.mark.parametrize("ep", [1, 2, 8])
+def test_routed_work_does_not_depend_on_ep(ep: int) -> None:
+    """Balanced experts: each rank does the work of its own tokens, wherever the experts live."""
+    problem = problem_of("mixtral-8x7b", ideal_hardware())
+    assert seconds(problem, dp=8, ep=ep)[Part.COMPUTE] == pytest.approx(seconds(problem, dp=8)[Part.COMPUTE])
+
+
+def test_average_keys() -> None:
+    """Over s queries the mean of min(position, window), as an integral."""
+    assert average_keys(4096, None) == 2048
+    assert average_keys(4096, 8192) == 2048
+    s, w = 100_000, 1_000
+    assert average_keys(s, w) == pytest.approx(np.minimum(np.arange(s) + 0.5, w).mean(), rel=1e-9)
+
+
+def test_key_value_heads_are_never_split() -> None:
+    """A rank holds kv / tp heads, at least one."""
+    attention = GroupedQueryAttention(num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    found = kv_heads_per_rank(attention, np.array([1.0, 4.0, 8.0, 16.0]))
+    assert found.tolist() == [8, 2, 1, 1]
+
+
+def test_overlap_by_hand() -> None:
+    """Of 5 s beside 3 s of compute 3 are hidden; the exposed 2 grow by the fifth of 3 s that compute
+    loses."""
+    exposed, hidden = overlap_s(np.array([5.0, 2.0]), np.array([3.0, 3.0]), np.array([0.2, 0.2]))
+    assert hidden.tolist() == [3, 2]
+    assert exposed == pytest.approx([2.6, 0.4])
+
+
+def test_overlap_never_costs_more_than_none() -> None:
+    """Communication beside compute is exposed for no longer than it lasts."""
+    random = np.random.default_rng(3)
+    seconds, cover, share = random.random((3, 1000))
+    exposed, hidden = overlap_s(seconds, cover, share)
+    assert np.all(exposed <= seconds * (1 + 1e-12))
+    assert np.all((hidden <= cover) & (hidden <= seconds))
+
+
+@pytest.mark.parametrize(("problem", "kind"), cases())
+def test_no_degree_no_communication(problem: Problem, kind: int) -> None:
+    """tp = 1 sends nothing among tensor ranks, cp = 1 turns no ring, ep = etp = 1 has no all-to-all."""
+    found = seconds(problem, kind, dp=8)
+    for part in (Part.TP, Part.TP_HIDDEN, Part.CP, Part.CP_HIDDEN, Part.EP, Part.ZERO, Part.ZERO_HIDDEN):
+        assert np.all(found[part] == 0), part.name
+
+
+@pytest.mark.parametrize(("problem", "kind"), cases())
+def test_recompute_phases(problem: Problem, kind: int) -> None:
+    """A full replay is the forward, part by part; a selective one is something, and less."""
+    found = seconds(problem, kind, tp=4, cp=2, dp=2, sequence_parallel=True)
+    assert found[:, Phase.FULL] == pytest.approx(found[:, Phase.FORWARD])
+    assert 0 < found[EXPOSED, Phase.SELECTIVE].sum() < found[EXPOSED, Phase.FULL].sum()
+    assert np.all(found >= 0)
+
+
+@pytest.mark.parametrize(("problem", "kind"), cases())
+def test_more_tokens_never_cheaper(problem: Problem, kind: int) -> None:
+    """Forward and backward of a longer micro-batch never take less time."""
+    times = [
+        seconds(problem, kind, tp=2, sequence_parallel=True, micro_batch_size=b)[EXPOSED].sum(axis=0)
+        for b in (1, 2, 3, 4, 6, 8, 16)
+    ]
+    assert np.all(np.diff(np.array(times), axis=0) >= 0)
+
+
+@pytest.mark.parametrize(("problem", "kind"), cases())
+def test_columns_cost_as_one_by_one(problem: Problem, kind: int) -> None:
+    """Evaluating many layouts at once gives each what it gets alone."""
+    fields = [
+        {"tp": tp, "cp": cp, "dp": 4, "micro_batch_size": b, "sequence_parallel": tp > 1}
+        for tp in (1, 2, 8)
+        for cp in (1, 4)
+        for b in (1, 3)
+    ]
+    layer = problem.model.kinds[kind]
+    together = layer_seconds(problem, layer, type(columns_of()).concatenate([columns_of(**f) for f in fields]))
+    for row, one in enumerate(fields):
+        assert np.array_equal(together[..., row], seconds(problem, kind, **one))
+
+
+def test_sequence_parallel_communication() -> None:
+    """Attention and MLP each gather and scatter once forward; backward they gather the output gradient and
+    the input and scatter the input gradient, of which the first is exposed (Korthikanti et al. 2022, figure
+    5)."""
+    problem = problem_of("llama3-8b", "dgx-h100")
+    message = 2 * 8192 * 4096
+    gather = collectives.all_gather_s(problem.hardware, message, 8, 1)
+    scatter = collectives.reduce_scatter_s(problem.hardware, message, 8, 1)
+    found = seconds(problem, tp=8, sequence_parallel=True)
+    assert found[Part.TP, Phase.FORWARD] == pytest.approx(2 * (gather + scatter))
+    assert found[Part.TP_HIDDEN, Phase.FORWARD] == 0
+    assert overlapped_sum(problem, found, Part.TP, Phase.BACKWARD) == pytest.approx(2 * (2 * gather + scatter))
+    assert found[Part.TP, Phase.BACKWARD] >= 2 * gather * (1 - 1e-12)
+
+
+def test_what_8_bit_products_read_is_gathered_in_8_bits() -> None:
+    """In fp8 an input is cast before it is gathered: half of the bytes; what is scattered stays in bf16."""
+    problem = problem_of("llama3-8b", "dgx-h100", precision="fp8")
+    message = 8192 * 4096
+    gather = collectives.all_gather_s(problem.hardware, message, 8, 1)
+    scatter = collectives.reduce_scatter_s(problem.hardware, 2 * message, 8, 1)
+    found = seconds(problem, tp=8, sequence_parallel=True)
+    assert found[Part.TP, Phase.FORWARD] == pytest.approx(2 * (gather + scatter))
+    assert overlapped_sum(problem, found, Part.TP, Phase.BACKWARD) == pytest.approx(2 * (2 * gather + scatter))
+
+
+def test_tensor_parallel_communication() -> None:
+    """Without sequence parallelism: two all-reduces forward, two beside the weight gradients backward
+    (Shoeybi et al. 2019, section 3)."""
+    problem = problem_of("llama3-8b", "dgx-h100")
+    reduce = collectives.all_reduce_s(problem.hardware, 2 * 8192 * 4096, 8, 1)
+    found = seconds(problem, tp=8)
+    assert found[Part.TP, Phase.FORWARD] == pytest.approx(2 * reduce)
+    assert overlapped_sum(problem, found, Part.TP, Phase.BACKWARD) == pytest.approx(2 * reduce)
+
+
+@pytest.mark.parametrize("cp", [2, 8])
+def test_ring_communication(cp: int) -> None:
+    """cp - 1 sends of the local keys and values forward, of keys, values and their gradients backward."""
+    problem = problem_of("llama3-8b", "dgx-h100")
+    block = 2 * (8192 / cp) * 2 * 8 * 128
+    found = seconds(problem, cp=cp)
+    forward = (cp - 1) * collectives.p2p_s(problem.hardware, block, 1)
+    backward = (cp - 1) * collectives.p2p_s(problem.hardware, 2 * block, 1)
+    assert overlapped_sum(problem, found, Part.CP, Phase.FORWARD) == pytest.approx(forward)
+    assert overlapped_sum(problem, found, Part.CP, Phase.BACKWARD) == pytest.approx(backward)
+
+
+def test_expert_communication() -> None:
+    """Dispatch and combine, each of top-k copies of the rank's tokens, forward and again backward."""
+    problem = problem_of("mixtral-8x7b", "dgx-h100")
+    sent = 2 * (4096 / 2) * 2 * 4096
+    one = collectives.all_to_all_s(problem.hardware, sent, 4, 1)
+    found = seconds(problem, tp=2, dp=4, ep=4, sequence_parallel=True)
+    assert found[Part.EP, Phase.FORWARD] == pytest.approx(2 * one)
+    assert found[Part.EP, Phase.BACKWARD] == pytest.approx(2 * one)
+
+
+def test_a_token_is_sent_once_to_each_node() -> None:
+    """Across nodes the default dispatcher sends fewer copies than an all-to-all of all; inside one, as many."""
+    once = problem_of("qwen3-30b-a3b", "dgx-h100")
+    software = once.hardware.software.model_copy(update={"deduplicated_dispatch": False})
+    hardware = once.hardware.model_copy(update={"software": software})
+    every = once.model_copy(update={"hardware": hardware})
+    across, inside = {"dp": 16, "ep": 16}, {"dp": 16, "ep": 8}
+    part = (Part.EP, Phase.FORWARD)
+    assert seconds(once, **across)[part] < 0.5 * seconds(every, **across)[part]
+    assert seconds(once, **inside)[part] == seconds(every, **inside)[part]
+
+
+def test_several_experts_of_a_rank_sort_their_rows_again() -> None:
+    """With expert parallelism and two experts a rank, 8 bytes a row and hidden element forward; with one, none."""
+    problem = problem_of("mixtral-8x7b", "dgx-h100")
+    rows, hidden = 4096 * 2, 4096
+    two, one = (seconds(problem, dp=8, ep=ep)[Part.COMPUTE, Phase.FORWARD] for ep in (4, 8))
+    gpu = problem.hardware.accelerator
+    products = [float(_expert_products(problem, rows, ep)) for ep in (4, 8)]
+    sort = float(memory_bound_s(gpu, 8 * rows * hidden))
+    assert two - one == pytest.approx(sort + products[0] - products[1])
+
+
+def _expert_products(problem: Problem, rows: int, ep: int) -> float:
+    """Seconds of the forward products of the experts of one rank of Mixtral 8x7B."""
+    gpu, experts = problem.hardware.accelerator, 8 // ep
+    up = batched_gemm_s(gpu, "bf16", rows / experts, 2 * 14336, 4096, experts)
+    return float(up + batched_gemm_s(gpu, "bf16", rows / experts, 4096, 14336, experts))
+
+
+def test_expert_tensor_communication() -> None:
+    """etp ranks gather the dispatched copies of all of them, and scatter the sums."""
+    problem = problem_of("mixtral-8x7b", "dgx-h100")
+    whole = 2 * (2 * (4096 / 2) * 2 * 4096)
+    gather = collectives.all_gather_s(problem.hardware, whole, 2, 1)
+    scatter = collectives.reduce_scatter_s(problem.hardware, whole, 2, 1)
+    found = seconds(problem, tp=2, dp=4, etp=2, sequence_parallel=True)
+    assert found[Part.EP, Phase.FORWARD] == pytest.approx(gather + scatter)
+
+
+def test_fp8_pays_off_on_wide_layers() -> None:
+    """fp8 makes the wide products of Llama-3 405B faster, and no message larger."""
+    bf16 = seconds(problem_of("llama3-405b", "dgx-h100"), tp=8, sequence_parallel=True)
+    fp8 = seconds(problem_of("llama3-405b", "dgx-h100", precision="fp8"), tp=8, sequence_parallel=True)
+    assert fp8[Part.COMPUTE, Phase.FORWARD] < 0.8 * bf16[Part.COMPUTE, Phase.FORWARD]
+    assert fp8[Part.TP, Phase.FORWARD] < bf16[Part.TP, Phase.FORWARD]
+
+
+def test_unfused_attention_uses_the_heads_of_its_own_layer() -> None:
+    """In a model whose layers have different numbers of heads, each layer pays for its own."""
+    base = problem_of("llama3-8b", ideal_hardware(), attention_kernel="unfused", sequence_length=1024)
+    kind = base.model.kinds[0]
+    attention = kind.attention.model_copy(update={"num_attention_heads": 8, "head_dim": 512})
+    few = kind.model_copy(update={"attention": attention})
+    mixed = base.model.model_copy(update={"layers": (few, kind)})
+    problem = base.model_copy(update={"model": mixed, "hardware": load_hardware("dgx-h100")})
+    alone = problem.model_copy(update={"model": base.model})
+    assert np.array_equal(seconds(problem, 1), seconds(alone, 0))
+
+
+def test_shard_of_a_layout() -> None:
+    """Tokens of a rank are b s / cp; outside the tensor-parallel region sequence parallelism divides by
+    tp."""
+    problem = problem_of("llama3-8b", "dgx-h100")
+    shard = Shard.of(problem, columns_of(tp=4, cp=2, micro_batch_size=3, sequence_parallel=True))
+    assert (shard.tokens.item(), shard.sequence_tp.item()) == (3 * 8192 / 2, 4)
+    assert Shard.of(problem, columns_of(tp=4)).sequence_tp.item() == 1
